@@ -20,7 +20,10 @@ def run(words: list[str]) -> int:
     """
     suites = sorted(path.stem for path in (_CONF / "suite").glob("*.yaml"))
     if not words or words[0] not in suites:
-        print(f"usage: python -m benchmarks SUITE [overrides]; suites: {', '.join(suites)}", file=sys.stderr)
+        print(
+            f"usage: python -m benchmarks SUITE [overrides]; suites: {', '.join(suites)}",
+            file=sys.stderr,
+        )
         return ConfigError.exit_code
     package = ["--config-dir", str(_CONF), "--package", __package__ or "benchmarks"]
     return main(["benchmark", *package, f"+suite={words[0]}", *words[1:]])

@@ -76,7 +76,9 @@ def measure_sample(datamodule: StripeDataModule) -> Pair:
     baselines = datamodule.baseline_datasets("train")
     improved = cast(ImprovedStripes, baselines["improved"])
     improved[0]
-    usual, ours = (trace_bytes(partial(getitem, data, 0))[1] for data in (baselines["original"], improved))
+    usual, ours = (
+        trace_bytes(partial(getitem, data, 0))[1] for data in (baselines["original"], improved)
+    )
     return Pair("bytes", usual, ours)
 
 
@@ -133,8 +135,11 @@ _MOST_PATCHES: Final = 2000
 _SHARE: Final = 0.25
 
 
-def measure_reading(datamodule: StripeDataModule, repeats: int, *, shuffled: bool) -> dict[str, Pair]:
-    """Images decoded and time for the first patches of an epoch, without a cache and with one of a quarter of all.
+def measure_reading(
+    datamodule: StripeDataModule, repeats: int, *, shuffled: bool
+) -> dict[str, Pair]:
+    """Images decoded and time for the first patches of an epoch, without a cache and with one of a
+    quarter of all.
 
     Args:
         datamodule: An opened set.
@@ -158,14 +163,21 @@ def measure_reading(datamodule: StripeDataModule, repeats: int, *, shuffled: boo
             times_s[number].append(time.perf_counter() - began_s)
             reads.append(bank.cache.misses)
     usual, ours = (1e6 * median(times) / len(images) for times in times_s)
-    return {"cache_reads": Pair("images decoded", *reads), "cache_time": Pair("us a patch", usual, ours)}
+    return {
+        "cache_reads": Pair("images decoded", *reads),
+        "cache_time": Pair("us a patch", usual, ours),
+    }
 
 
-def _list_images(datamodule: StripeDataModule, dataset: StripeDataset, *, shuffled: bool) -> Sequence[int]:
+def _list_images(
+    datamodule: StripeDataModule, dataset: StripeDataset, *, shuffled: bool
+) -> Sequence[int]:
     """The image of each patch, in the order that they are read in."""
     positions = np.arange(min(len(dataset), _MOST_PATCHES))
     numbers = datamodule.make_loader("train").order.at(positions, 0) if shuffled else positions
-    images: list[int] = [int(sample["image_index"]) for sample in dataset.__getitems__(numbers.tolist())]
+    images: list[int] = [
+        int(sample["image_index"]) for sample in dataset.__getitems__(numbers.tolist())
+    ]
     return images
 
 
@@ -181,11 +193,13 @@ class _TreeMemory(L.Callback):
         self.tree_bytes = memory.pss_bytes if memory else 0
 
 
-def measure_training(cfg: DictConfig, options: "ClaimsSuite", datamodule: StripeDataModule) -> dict[str, Pair]:
+def measure_training(
+    cfg: DictConfig, options: "ClaimsSuite", datamodule: StripeDataModule
+) -> dict[str, Pair]:
     """Time of a sample, and memory at the end, in turn.
 
-    The usual way decodes whole images in the workers of torch's DataLoader, as many as there are cores, and leaves
-    augmentation out, which gives it an advantage.
+    The usual way decodes whole images in the workers of torch's DataLoader, as many as there are
+    cores, and leaves augmentation out, which gives it an advantage.
     """
     sources: list[dict[str, Any]] = [
         {"train_dataloaders": _open_usual(datamodule), "val_dataloaders": []},
@@ -197,7 +211,10 @@ def measure_training(cfg: DictConfig, options: "ClaimsSuite", datamodule: Stripe
         for number, source in enumerate(sources):
             memory = _TreeMemory()
             times_us[number].append(
-                1e6 / time_training(cfg, memory, steps=options.steps, warmup_steps=options.warmup_batches, **source)
+                1e6
+                / time_training(
+                    cfg, memory, steps=options.steps, warmup_steps=options.warmup_batches, **source
+                )
             )
             tree_bytes[number].append(memory.tree_bytes)
     return {
@@ -238,10 +255,11 @@ CIRCULATES: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimsSuite(Suite):
-    """Figures that circulate for this kind of tuning, measured on an experiment's stripes; less is better in all.
+    """Figures that circulate for this kind of tuning, measured on an experiment's stripes; less is
+    better in all.
 
-    A row for each: ``circulates``, as people tell it; ``usual``, ``ours``, ``unit``, what came out here;
-    ``saved_fraction`` and ``ratio``: 1 - ours / usual, and usual / ours.
+    A row for each: ``circulates``, as people tell it; ``usual``, ``ours``, ``unit``, what came out
+    here; ``saved_fraction`` and ``ratio``: 1 - ours / usual, and usual / ours.
 
     Args:
         steps: Of each training.
@@ -255,7 +273,9 @@ class ClaimsSuite(Suite):
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         datamodule = build_datamodule(cfg)
         datamodule.setup("fit")
-        if not isinstance(datamodule, StripeDataModule) or not datamodule.baseline_datasets("train"):
+        if not isinstance(datamodule, StripeDataModule) or not datamodule.baseline_datasets(
+            "train"
+        ):
             raise ConfigError("suite=claims needs stripes with plain spots: +experiment=stripe")
         found: dict[str, Pair] = {}
         found |= {"index": measure_index(datamodule), "sample": measure_sample(datamodule)}
@@ -265,7 +285,13 @@ class ClaimsSuite(Suite):
             found |= {f"{name}{suffix}": pair for name, pair in pairs.items()}
         found |= measure_training(cfg, self, datamodule)
         lines = [_make_line(name, found[name]) for name in CIRCULATES]
-        report_lines(lines, COLUMNS, Path(cfg.paths.run), "what circulates, and what came out here", headings=_HEADINGS)
+        report_lines(
+            lines,
+            COLUMNS,
+            Path(cfg.paths.run),
+            "what circulates, and what came out here",
+            headings=_HEADINGS,
+        )
         return collect(lines, ("claim", "usual", "ours", "saved_fraction", "ratio"))
 
 

@@ -69,9 +69,19 @@ class Ways:
     """
 
     def __init__(
-        self, sources: Sequence[VolumeSource], options: IndexOptions, folder: Path, *, subset_points: int
+        self,
+        sources: Sequence[VolumeSource],
+        options: IndexOptions,
+        folder: Path,
+        *,
+        subset_points: int,
     ) -> None:
-        self.sources, self.options, self.folder, self.subset_points = sources, options, folder, subset_points
+        self.sources, self.options, self.folder, self.subset_points = (
+            sources,
+            options,
+            folder,
+            subset_points,
+        )
         self.store: SparseStore
         self._kept: dict[int, SparseVolume] = {}
         self._rows: dict[int, Cloud] = {}
@@ -82,7 +92,10 @@ class Ways:
             "argwhere": (None, lambda number, _: self.search_dense(number, _find_argwhere)),
             "nonzero": (None, lambda number, _: self.search_dense(number, _find_nonzero)),
             "memory_map": (None, lambda number, _: self.write(number, self.index(number))),
-            "sparse_file": (self.write_files, lambda number, _: self.write(number, read_sparse_npz(self.file(number)))),
+            "sparse_file": (
+                self.write_files,
+                lambda number, _: self.write(number, read_sparse_npz(self.file(number))),
+            ),
             "store": (self.build, lambda number, _: self.write(number, self.store[number])),
             "subset": (None, self.draw_subset),
             "cached": (None, lambda number, _: self.write(number, self.keep(number))),
@@ -92,19 +105,28 @@ class Ways:
         """Let the next sample need rows of its own."""
         self._rows.clear()
 
-    def write(self, number: int, volume: SparseVolume, chosen: NDArray[np.int64] | None = None) -> Cloud:
+    def write(
+        self, number: int, volume: SparseVolume, chosen: NDArray[np.int64] | None = None
+    ) -> Cloud:
         """Write a sample of all occupied voxels, or of some, into rows that are used again, as a loader's are."""
         positions = volume.positions if chosen is None else volume.positions[chosen]
         if number not in self._rows or len(self._rows[number].coords) < len(positions):
-            coords, feats = np.zeros((len(positions), 4), np.int32), np.zeros((len(positions), 1), np.float32)
+            coords, feats = (
+                np.zeros((len(positions), 4), np.int32),
+                np.zeros((len(positions), 1), np.float32),
+            )
             self._rows[number] = Cloud(coords, feats)
         rows = self._rows[number]
         cloud = Cloud(rows.coords[: len(positions)], rows.feats[: len(positions)])
         write_coordinates(positions, volume.shape, cloud.coords)
-        write_values(volume.values if chosen is None else volume.values[chosen], _WINDOW, cloud.feats[:, 0])
+        write_values(
+            volume.values if chosen is None else volume.values[chosen], _WINDOW, cloud.feats[:, 0]
+        )
         return cloud
 
-    def search_dense(self, number: int, find: Callable[[NDArray[np.bool_]], NDArray[np.int64]]) -> Cloud:
+    def search_dense(
+        self, number: int, find: Callable[[NDArray[np.bool_]], NDArray[np.int64]]
+    ) -> Cloud:
         """Read a whole volume and search it."""
         volume, high_hu = self._read(number), self.options.high_hu
         mask = volume > self.options.low_hu
@@ -129,7 +151,9 @@ class Ways:
 
     def build(self) -> None:
         """Index all volumes into the store."""
-        self.store = SparseStore.build(self.sources, self.folder / "store", options=self.options, progress=False)
+        self.store = SparseStore.build(
+            self.sources, self.folder / "store", options=self.options, progress=False
+        )
 
     def draw_subset(self, number: int, epoch: int) -> Cloud:
         """Some of a volume's occupied voxels from the store, others in each epoch."""
@@ -182,13 +206,14 @@ class Times:
 class CTSuite(Suite):
     """How fast the occupied voxels of a volume are there, beside the ways in which people get them.
 
-    A row for each way, in turn, as points and values: ``argwhere`` and ``nonzero`` read the dense file and search it,
-    ``memory_map`` searches it slab by slab as lit_data does, ``sparse_file`` reads compressed archives, ``store`` maps
-    the index, ``subset`` draws some points of it, ``cached`` takes it from memory. All but ``subset`` give equal
-    samples, which is checked. Columns: ``prepare_ms``, making of files or store, for a volume; ``first_epoch_ms``,
-    ``load_ms_mean``, ``load_ms_std`` of a sample in the first and in all later epochs; ``ratio_to_argwhere``;
-    ``memory_mib``, most memory that a sample allocates (pages of memory maps belong to the page cache); ``points``
-    found in an epoch; ``samples`` in later epochs.
+    A row for each way, in turn, as points and values: ``argwhere`` and ``nonzero`` read the dense
+    file and search it, ``memory_map`` searches it slab by slab as lit_data does, ``sparse_file``
+    reads compressed archives, ``store`` maps the index, ``subset`` draws some points of it,
+    ``cached`` takes it from memory. All but ``subset`` give equal samples, which is checked.
+    Columns: ``prepare_ms``, making of files or store, for a volume; ``first_epoch_ms``,
+    ``load_ms_mean``, ``load_ms_std`` of a sample in the first and in all later epochs;
+    ``ratio_to_argwhere``; ``memory_mib``, most memory that a sample allocates (pages of memory maps
+    belong to the page cache); ``points`` found in an epoch; ``samples`` in later epochs.
 
     Args:
         volumes: How many volumes are made; None measures the experiment's.
@@ -222,15 +247,22 @@ class CTSuite(Suite):
                 sources, index = _make_set(Path(temp), self), IndexOptions(low_hu=_LOW_HU)
             times = _measure(sources, index, Path(temp), self)
         lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
-        title = f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
+        title = (
+            f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
+        )
         report_lines(lines, COLUMNS, folder, title)
-        return collect(lines, COLUMNS) | {"benchmark/volumes": len(sources), "benchmark/points": lines[0]["points"]}
+        return collect(lines, COLUMNS) | {
+            "benchmark/volumes": len(sources),
+            "benchmark/points": lines[0]["points"],
+        }
 
 
 def _read_set(cfg: DictConfig) -> tuple[Sequence[VolumeSource], IndexOptions]:
     datamodule = instantiate(cfg.data)
     if not isinstance(datamodule, CTDataModule):
-        raise ConfigError("suite.volumes=null measures the experiment's volumes: add +experiment=ct")
+        raise ConfigError(
+            "suite.volumes=null measures the experiment's volumes: add +experiment=ct"
+        )
     return find_volumes(datamodule.source.folder), datamodule.source.index_options
 
 
@@ -250,7 +282,9 @@ def _make_set(folder: Path, options: CTSuite) -> list[VolumeSource]:
     return find_volumes(folder)
 
 
-def _measure(sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: CTSuite) -> dict[str, Times]:
+def _measure(
+    sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: CTSuite
+) -> dict[str, Times]:
     """Every way in turn, epoch by epoch."""
     all_ways = Ways(sources, index, folder, subset_points=options.subset_points)
     ways = all_ways.by_name()
@@ -287,7 +321,9 @@ def check_equal(method: str, clouds: Sequence[Cloud], expected: list[Cloud]) -> 
     if not expected:
         expected.extend(clouds)
     for one, other in zip(clouds, expected, strict=True):
-        if not (np.array_equal(one.coords, other.coords) and np.array_equal(one.feats, other.feats)):
+        if not (
+            np.array_equal(one.coords, other.coords) and np.array_equal(one.feats, other.feats)
+        ):
             raise DataError(
                 f"{method} finds {len(one.coords)} other voxels than argwhere, which finds {len(other.coords)}"
             )
@@ -305,7 +341,8 @@ def _measure_memory(work: Callable[[], object]) -> int:
 
 def _make_line(method: str, found: Times, reference: Times) -> dict[str, Any]:
     later, usual = (
-        [1e3 * seconds for epoch in times.epochs_s[1:] for seconds in epoch] for times in (found, reference)
+        [1e3 * seconds for epoch in times.epochs_s[1:] for seconds in epoch]
+        for times in (found, reference)
     )
     return {
         "method": method,

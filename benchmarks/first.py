@@ -51,11 +51,12 @@ class FreshSamples(Dataset[Tensor]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSuite(Suite):
-    """The first batches of a dataset that makes its samples, from the making of the loader to the last of them.
+    """The first batches of a dataset that makes its samples, from the making of the loader to the
+    last of them.
 
-    A row for torch's DataLoader and for each kind of worker of `MicroBatchLoader`, for each number of batches:
-    ``samples_per_s`` with the start of the workers and the first touch of all memory, ``ratio`` to the DataLoader,
-    ``first_ms`` to the first batch, ``first_ratio``.
+    A row for torch's DataLoader and for each kind of worker of `MicroBatchLoader`, for each number
+    of batches: ``samples_per_s`` with the start of the workers and the first touch of all memory,
+    ``ratio`` to the DataLoader, ``first_ms`` to the first batch, ``first_ratio``.
 
     Args:
         batches: How many are taken, in turn.
@@ -95,7 +96,9 @@ class FirstSuite(Suite):
         with closing(MicroBatchLoader(dataset, options, shuffle=True)) as loader:
             yield from loader
 
-    def _make_line(self, way: str, count: int, laps: dict[str, list[tuple[float, float]]]) -> dict[str, Any]:
+    def _make_line(
+        self, way: str, count: int, laps: dict[str, list[tuple[float, float]]]
+    ) -> dict[str, Any]:
         whole, first = (median(times) for times in zip(*laps[way], strict=True))
         theirs, their_first = (median(times) for times in zip(*laps["dataloader"], strict=True))
         return {

@@ -80,7 +80,9 @@ class Bench:
         module = copy.deepcopy(self.module)
         module.micro_batch_size = module.r1_micro_batch_size = way.part
         module.r1_every = r1_every or module.r1_every
-        if descent:  # Adam's first step is as large for gradients that are rounding errors as for any other
+        if (
+            descent
+        ):  # Adam's first step is as large for gradients that are rounding errors as for any other
             module.optimizer_factories = (partial(torch.optim.SGD, lr=1e-3),) * 2
         if way.step is not None:
             replaced = way.step
@@ -106,12 +108,16 @@ class Bench:
             callbacks=callbacks,
         )
 
-    def _time(self, module: GANModule, call: Callable[..., Any], batch: Batch, batch_idx: int) -> None:
+    def _time(
+        self, module: GANModule, call: Callable[..., Any], batch: Batch, batch_idx: int
+    ) -> None:
         began_s = read_clock(self.device)
         call(batch, batch_idx)
         self._seconds.append(read_clock(self.device) - began_s)
 
-    def _measure(self, module: GANModule, call: Callable[..., Any], batch: Batch, batch_idx: int) -> None:
+    def _measure(
+        self, module: GANModule, call: Callable[..., Any], batch: Batch, batch_idx: int
+    ) -> None:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
             call(batch, batch_idx)
@@ -126,9 +132,13 @@ class _KeepGradients(L.Callback):
         self.gradients: list[Tensor] = []
 
     @override
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
+    ) -> None:
         weights = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        self.gradients += [weight.grad.flatten().clone() for weight in weights if weight.grad is not None]
+        self.gradients += [
+            weight.grad.flatten().clone() for weight in weights if weight.grad is not None
+        ]
 
 
 def _count_held_bytes(module: GANModule, batch: Batch) -> int:
@@ -156,7 +166,8 @@ class Measured:
         step_s: Of a step.
         peak_bytes: Of a step with a penalty.
         largest: Samples of the largest batch within the original way's peak.
-        difference: Norm of the difference of its gradients to those of the original way, by the norm of those.
+        difference: Norm of the difference of its gradients to those of the original way, by the
+            norm of those.
     """
 
     step_s: float
@@ -169,14 +180,16 @@ class Measured:
 class GANSuite(Suite):
     """Time and memory of a step of a GAN as it is often written, and as `GANModule` makes it.
 
-    A row for each way: ``original`` with fakes made twice, their graph kept, all losses in one backward; ``careful``
-    with fakes without a graph; ``whole`` as `GANModule` makes it, ``checkpointed`` with activations of blocks computed
-    twice, ``parts`` in parts. All steps have the same draws. Columns: ``peak_mib``, most memory of tensors in a step
-    with a penalty, weights, optimizers and batch among them: of tensors that operations return on a CPU,
-    ``max_memory_allocated`` on a GPU; ``largest_batch`` whose peak is not above that of ``original`` at its batch, 8
-    times that at most; ``step_ms``, mean over `steps` with the penalties among them, median of `repeats`;
-    ``gradient_difference``, norm of the difference of both nets' gradients to those of ``original``, by their norm;
-    ``peak_to_original``, ``largest_to_original``, ``time_to_original``.
+    A row for each way: ``original`` with fakes made twice, their graph kept, all losses in one
+    backward; ``careful`` with fakes without a graph; ``whole`` as `GANModule` makes it,
+    ``checkpointed`` with activations of blocks computed twice, ``parts`` in parts. All steps have
+    the same draws. Columns: ``peak_mib``, most memory of tensors in a step with a penalty, weights,
+    optimizers and batch among them: of tensors that operations return on a CPU,
+    ``max_memory_allocated`` on a GPU; ``largest_batch`` whose peak is not above that of
+    ``original`` at its batch, 8 times that at most; ``step_ms``, mean over `steps` with the
+    penalties among them, median of `repeats`; ``gradient_difference``, norm of the difference of
+    both nets' gradients to those of ``original``, by their norm; ``peak_to_original``,
+    ``largest_to_original``, ``time_to_original``.
 
     Args:
         batch_size: Samples of a step.
@@ -193,20 +206,26 @@ class GANSuite(Suite):
         device = choose_device(self.device)
         model, size, folder = build_model(cfg), self.batch_size, Path(cfg.paths.run)
         if not isinstance(model, GANModule):
-            raise ConfigError(f"suite=gan measures a GANModule, not a {type(model).__name__}: choose model=gan")
+            raise ConfigError(
+                f"suite=gan measures a GANModule, not a {type(model).__name__}: choose model=gan"
+            )
         whole = _read_samples(build_datamodule(cfg), _MOST * size, device)
         measured = _measure(Bench(model, device), self, whole)
         lines = [make_line(name, found, measured["original"]) for name, found in measured.items()]
         title = f"{cfg.name}: steps of {size} images, {torch.get_num_threads()} threads, {device}"
         report_lines(lines, COLUMNS, folder, title, labels=NAMES)
-        return collect(lines, COLUMNS) | {"benchmark/batch_size": size, "benchmark/part_size": self.part_size}
+        return collect(lines, COLUMNS) | {
+            "benchmark/batch_size": size,
+            "benchmark/part_size": self.part_size,
+        }
 
 
 def find_largest(fits: Callable[[int], bool], size: int, most: int) -> int:
     """The largest batch that fits, to an eighth of `size`.
 
     Args:
-        fits: Whether a batch of so many samples does; larger ones than one that does not, do not either.
+        fits: Whether a batch of so many samples does; larger ones than one that does not, do not
+            either.
         size: Where to begin; doubled as long as it fits.
         most: Batches of more than this many times `size` are not tried.
 
@@ -251,7 +270,9 @@ def _measure(bench: Bench, options: GANSuite, whole: Batch) -> dict[str, Measure
             step_s=median(steps_s[way.name]),
             peak_bytes=bench.measure_peak(way, batch),
             largest=find_largest(partial(_fits, bench, way, whole, limit), size, _MOST),
-            difference=float((bench.find_gradients(way, batch) - gradients).norm() / gradients.norm()),
+            difference=float(
+                (bench.find_gradients(way, batch) - gradients).norm() / gradients.norm()
+            ),
         )
     return measured
 

@@ -48,7 +48,11 @@ class GANVariant:
         if not self.checkpointed:
             return []
         names = [name for name, _ in module.named_modules()]
-        return [GradientCheckpointing([block for block in BLOCKS if any(_lies_in(name, block) for name in names)])]
+        return [
+            GradientCheckpointing(
+                [block for block in BLOCKS if any(_lies_in(name, block) for name in names)]
+            )
+        ]
 
 
 def list_ways(part: int) -> list[GANVariant]:
@@ -72,12 +76,16 @@ def step_originally(module: GANModule, batch: Batch) -> None:
     generator_optimizer, discriminator_optimizer = optimizers
     discriminator_optimizer.zero_grad(set_to_none=False)
     (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
-    fakes = module.generator(part.latents, part.conditions)  # with its graph, through which backward goes in vain
+    fakes = module.generator(
+        part.latents, part.conditions
+    )  # with its graph, through which backward goes in vain
     fake_scores = module.discriminator(fakes, part.conditions)
     real = part.read_real().requires_grad_()
     real_scores = module.discriminator(real, part.conditions)
     real_loss, fake_loss = _MeanLoss(module.losses.real), _MeanLoss(module.losses.fake)
-    loss = real_loss(real_scores) + fake_loss(fake_scores) + _find_penalty(module, real, real_scores)
+    loss = (
+        real_loss(real_scores) + fake_loss(fake_scores) + _find_penalty(module, real, real_scores)
+    )
     module.manual_backward(loss)
     discriminator_optimizer.step()
     generator_optimizer.zero_grad(set_to_none=False)

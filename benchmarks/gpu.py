@@ -82,12 +82,13 @@ class DeviceScene:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUSuite(Suite):
-    """What a first GPU is asked, in the order in which faults would show; each answer is a row of a table.
+    """What a first GPU is asked, in the order in which faults would show; each answer is a row of a
+    table.
 
-    Copies to it, drawing and augmenting with pixels of the batch and of the device, training with its share of waiting
-    in three precisions, a batch that does not fit, peaks of a GAN's step, prediction beside the host's. What fails is a
-    row too, and the rest is asked all the same. summary.json holds ``PART_WHAT`` for each row with a number, and
-    ``failed``, how many parts did.
+    Copies to it, drawing and augmenting with pixels of the batch and of the device, training with
+    its share of waiting in three precisions, a batch that does not fit, peaks of a GAN's step,
+    prediction beside the host's. What fails is a row too, and the rest is asked all the same.
+    summary.json holds ``PART_WHAT`` for each row with a number, and ``failed``, how many parts did.
 
     Args:
         batch_size: Samples of a batch.
@@ -135,14 +136,20 @@ def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str
     return "\n".join([*head, *rows, ""])
 
 
-def answer_part(ask: Callable[[DeviceScene], Found], scene: DeviceScene) -> Iterator[dict[str, Any]]:
+def answer_part(
+    ask: Callable[[DeviceScene], Found], scene: DeviceScene
+) -> Iterator[dict[str, Any]]:
     """The answers of one part; a fault is one too, and the next part is asked all the same."""
     try:
         for what, value, unit in ask(scene):
             yield {"what": what, "value": value, "unit": unit}
     except Exception as error:
         log.debug("the error", exc_info=error)
-        yield {"what": "failed", "value": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}", "unit": ""}
+        yield {
+            "what": "failed",
+            "value": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
+            "unit": "",
+        }
     finally:
         torch.cuda.empty_cache()
 
@@ -154,7 +161,8 @@ def _ask_transfer(scene: DeviceScene) -> Found:
     locked: Tensor = next(iter(loader))["image"]
     plain = torch.empty_like(locked).copy_(locked)
     times_s = scene.time(
-        locked=lambda: locked.to(scene.device, non_blocking=True), plain=lambda: plain.to(scene.device)
+        locked=lambda: locked.to(scene.device, non_blocking=True),
+        plain=lambda: plain.to(scene.device),
     )
     there = locked.to(scene.device, non_blocking=True)
     torch.cuda.synchronize(scene.device)
@@ -169,7 +177,9 @@ def _ask_finish(scene: DeviceScene) -> Found:
     for where in ("store", "device"):
         datamodule = scene.open_data(cache=where)
         batch = _plan(datamodule, scene)
-        (seconds,) = scene.time(finish=lambda d=datamodule, b=batch: d.finish_batch(b, "train")).values()  # type: ignore[misc]
+        (seconds,) = scene.time(
+            finish=lambda d=datamodule, b=batch: d.finish_batch(b, "train")
+        ).values()  # type: ignore[misc]
         yield f"pixels of the {'batch' if where == 'store' else 'device'}", 1e3 * seconds, "ms"
 
 
@@ -181,7 +191,11 @@ def _ask_training(scene: DeviceScene) -> Found:
         cfg = scene.change(trainer=_on_device(scene) | {"precision": precision})
         speeds[precision] = scene.train(cfg, watch, AdaptiveBatchSize())
         yield f"{precision}, samples a second", speeds[precision], ""
-        yield f"{precision}, waiting for data", 100 * float(watch.summary()["data_wait_fraction"]), "%"
+        yield (
+            f"{precision}, waiting for data",
+            100 * float(watch.summary()["data_wait_fraction"]),
+            "%",
+        )
     yield "bf16 by float32", speeds["bf16-mixed"] / speeds["32-true"], "x"
 
 
@@ -219,17 +233,27 @@ def _ask_prediction(scene: DeviceScene) -> Found:
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
     drawn, tile_px = np.random.default_rng(0), scene.options.tile_px
-    images = [drawn.integers(0, 256, (3, 2 * tile_px, 3 * tile_px)).astype(np.uint8) for _ in range(3)]
+    images = [
+        drawn.integers(0, 256, (3, 2 * tile_px, 3 * tile_px)).astype(np.uint8) for _ in range(3)
+    ]
 
     def predict(device: torch.device) -> list[Tensor]:
-        predictor = TiledPredictor(net, tile_px=tile_px, overlap_px=tile_px // 8, batch_size=4, device=device)
+        predictor = TiledPredictor(
+            net, tile_px=tile_px, overlap_px=tile_px // 8, batch_size=4, device=device
+        )
         return [values for _, values in predictor.predict(images)]
 
     expected, found = predict(torch.device("cpu")), predict(scene.device)
     (seconds,) = scene.time(predict=lambda: predict(scene.device)).values()
     net.cpu()
-    difference = max(float((one - two).abs().max()) for one, two in zip(expected, found, strict=True))
-    yield "largest difference to the host", difference, "" if difference < _TOLERANCE else "(too much)"
+    difference = max(
+        float((one - two).abs().max()) for one, two in zip(expected, found, strict=True)
+    )
+    yield (
+        "largest difference to the host",
+        difference,
+        "" if difference < _TOLERANCE else "(too much)",
+    )
     yield "megapixels a second", sum(image[0].size for image in images) / seconds / 1e6, ""
 
 

@@ -34,8 +34,8 @@ _TOP_PX: Final = 50
 class LearningSuite(Suite):
     """Scores of the test images after equal time of training, of an experiment and of scripts.
 
-    All train for the same time (that of validation counts, that of starting does not) on the same split, and one scorer
-    reads what they write. Mean and standard deviation over the seeds.
+    All train for the same time (that of validation counts, that of starting does not) on the same
+    split, and one scorer reads what they write. Mean and standard deviation over the seeds.
 
     Args:
         root: A folder made by ``python -m benchmarks.learning_sets``.
@@ -43,7 +43,8 @@ class LearningSuite(Suite):
         seeds: One run of each way for each of them.
         overrides: Further words for ``fit``.
         ways: `ours`, and those of the suite.
-        python: The interpreter of the scripts, such as one that has torchvision; that of this process by default.
+        python: The interpreter of the scripts, such as one that has torchvision; that of this
+            process by default.
 
     Raises:
         ConfigError: The folder holds no fixed split, or the suite has no such way.
@@ -70,8 +71,15 @@ class LearningSuite(Suite):
                 f"suite.root={self.root} has no {self.split_file}: make it by python -m benchmarks.learning_sets"
             )
         copy_test_images(self.list_test_images(root), folder / "test")
-        columns = ("way", "seconds", "runs", *(f"{name}{end}" for name in self.scores for end in ("", "_spread")))
-        runs: dict[tuple[int, str], list[dict[str, float]]] = {key: [] for key in product(self.seconds, self.ways)}
+        columns = (
+            "way",
+            "seconds",
+            "runs",
+            *(f"{name}{end}" for name in self.scores for end in ("", "_spread")),
+        )
+        runs: dict[tuple[int, str], list[dict[str, float]]] = {
+            key: [] for key in product(self.seconds, self.ways)
+        }
         lines: list[dict[str, Any]] = []
         for seed, way in product(self.seeds, self.ways):
             out = folder / f"{way}_{seed}"
@@ -87,7 +95,9 @@ class LearningSuite(Suite):
                 if values
             ]
             report_lines(lines, columns, folder, f"{root.name}: after equal time of training")
-        return collect([line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], columns)
+        return collect(
+            [line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], columns
+        )
 
     @abstractmethod
     def list_test_images(self, root: Path) -> list[Path]:
@@ -112,11 +122,24 @@ class LearningSuite(Suite):
     def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
         experiment, *data = self.list_words(root)
         for seconds in self.seconds:
-            run, length = out / f"{seconds}/fit", [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
+            run, length = (
+                out / f"{seconds}/fit",
+                [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"],
+            )
             words = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
             _call(sys.executable, "lit_data", "fit", *words, f"hydra.run.dir={run}")
-            predict = [experiment, f"data.root={test_folder}", f"ckpt={run / 'checkpoints/best.ckpt'}"]
-            _call(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={out / str(seconds)}")
+            predict = [
+                experiment,
+                f"data.root={test_folder}",
+                f"ckpt={run / 'checkpoints/best.ckpt'}",
+            ]
+            _call(
+                sys.executable,
+                "lit_data",
+                "predict",
+                *predict,
+                f"hydra.run.dir={out / str(seconds)}",
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,7 +195,11 @@ class BoxLearningSuite(LearningSuite):
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
-        return {"map50": score_boxes(read_detections(folder / "detections.json"), read_truth(root, "test"))}
+        return {
+            "map50": score_boxes(
+                read_detections(folder / "detections.json"), read_truth(root, "test")
+            )
+        }
 
 
 def _call(python: str, module: str, *words: str) -> None:
@@ -181,9 +208,13 @@ def _call(python: str, module: str, *words: str) -> None:
     Raises:
         LitDataError: It ends with an error; its last lines are quoted.
     """
-    done = subprocess.run([python, "-m", module, *words], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [python, "-m", module, *words], capture_output=True, text=True, check=False
+    )
     if done.returncode:
-        raise LitDataError(f"{module} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        raise LitDataError(
+            f"{module} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
+        )
 
 
 def _read_split(root: Path, split: str) -> list[str]:
@@ -211,9 +242,14 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
     scores, truths, image_scores, is_defective = [], [], [], []
     for name in _read_split(root, "test"):
         path = Path(name)
-        map_path = next(p for p in (maps / f"{path.name}.png", maps / f"{path.stem}.png") if p.is_file())
+        map_path = next(
+            p for p in (maps / f"{path.name}.png", maps / f"{path.stem}.png") if p.is_file()
+        )
         probability = np.asarray(cv2.imread(str(map_path), cv2.IMREAD_UNCHANGED), np.float64)
-        truth = np.asarray(cv2.imread(str((root / path).with_suffix(".png")), cv2.IMREAD_GRAYSCALE)) >= 128
+        truth = (
+            np.asarray(cv2.imread(str((root / path).with_suffix(".png")), cv2.IMREAD_GRAYSCALE))
+            >= 128
+        )
         scores.append(probability.ravel())
         truths.append(truth.ravel())
         image_scores.append(float(np.sort(probability, axis=None)[-_TOP_PX:].mean()))
@@ -238,7 +274,9 @@ def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> 
     hits = np.cumsum(truth[order])[is_last_of_equal]
     counts = np.flatnonzero(is_last_of_equal) + 1
     recall_steps = np.diff(hits, prepend=0) / max(1, hits[-1])
-    return float((recall_steps * hits / counts).sum()), float((2 * hits / (counts + hits[-1])).max())
+    return float((recall_steps * hits / counts).sum()), float(
+        (2 * hits / (counts + hits[-1])).max()
+    )
 
 
 def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:

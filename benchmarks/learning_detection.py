@@ -1,9 +1,10 @@
-"""Parts of the benchmark of learning that concern boxes: an independent score, and plain training loops.
+"""Parts of the benchmark of learning that concern boxes: an independent score, and plain training
+loops.
 
-The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those of torchvision an
-environment of their own), and nothing of them is shared with `lit_data`: neither the reading of labels nor the score.
-``python -m benchmarks.learning_detection WAY ROOT SEED SECONDS OUT`` trains one of `plain`, `fasterrcnn` and `ssdlite`,
-and writes ``OUT/detections.json``.
+The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those
+of torchvision an environment of their own), and nothing of them is shared with `lit_data`: neither
+the reading of labels nor the score. ``python -m benchmarks.learning_detection WAY ROOT SEED SECONDS
+OUT`` trains one of `plain`, `fasterrcnn` and `ssdlite`, and writes ``OUT/detections.json``.
 """
 
 import importlib
@@ -55,7 +56,9 @@ def read_truth(folder: Path, split: str) -> dict[str, list[Box]]:
     truth = {}
     for image in list_images(folder, split):
         height_px, width_px = _read_image(image).shape[:2]
-        truth[image.stem] = _read_labels(folder / "labels" / f"{image.stem}.txt", height_px, width_px)
+        truth[image.stem] = _read_labels(
+            folder / "labels" / f"{image.stem}.txt", height_px, width_px
+        )
     return truth
 
 
@@ -64,7 +67,9 @@ def _read_labels(path: Path, height_px: int, width_px: int) -> list[Box]:
     for line in path.read_text().splitlines():
         number, x, y, width, height = map(float, line.split())
         left, top = (x - width / 2) * width_px, (y - height / 2) * height_px
-        boxes.append(Box(int(number), (left, top, left + width * width_px, top + height * height_px)))
+        boxes.append(
+            Box(int(number), (left, top, left + width * width_px, top + height * height_px))
+        )
     return boxes
 
 
@@ -88,7 +93,12 @@ def write_detections(predictions: Boxes, path: Path) -> None:
         for box in boxes:
             left, top, right, bottom = box.corners
             bbox = [left, top, right - left, bottom - top]
-            row = {"image_id": number, "category_id": box.class_number + 1, "bbox": bbox, "score": box.score}
+            row = {
+                "image_id": number,
+                "category_id": box.class_number + 1,
+                "bbox": bbox,
+                "score": box.score,
+            }
             annotations.append(row)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"images": images, "annotations": annotations}))
@@ -97,9 +107,10 @@ def write_detections(predictions: Boxes, path: Path) -> None:
 def score_boxes(predictions: Boxes, truth: Boxes, *, iou: float = 0.5, most: int = 100) -> float:
     """Return mAP50: the mean over the true classes of COCO's average precision at IoU 0.5.
 
-    Predictions of a class are taken from the highest score down. Each takes the true box of its image and class that
-    it overlaps most among those that no other has taken; it is right if their IoU reaches the threshold. The precision
-    at a recall is the highest at any recall from there on, read at 101 recalls (Lin et al., "Microsoft COCO", 2014).
+    Predictions of a class are taken from the highest score down. Each takes the true box of its
+    image and class that it overlaps most among those that no other has taken; it is right if their
+    IoU reaches the threshold. The precision at a recall is the highest at any recall from there on,
+    read at 101 recalls (Lin et al., "Microsoft COCO", 2014).
 
     Args:
         predictions: Of the images of `truth`; an image that is missing has none.
@@ -118,7 +129,9 @@ def score_boxes(predictions: Boxes, truth: Boxes, *, iou: float = 0.5, most: int
     return float(np.mean(precisions)) if precisions else 0.0
 
 
-def _average_precision(predictions: Boxes, truth: Boxes, class_number: int, iou: float, most: int) -> float:
+def _average_precision(
+    predictions: Boxes, truth: Boxes, class_number: int, iou: float, most: int
+) -> float:
     ranked: list[tuple[float, bool]] = []
     positives = 0
     for stem, boxes in truth.items():
@@ -139,7 +152,9 @@ def _average_precision(predictions: Boxes, truth: Boxes, class_number: int, iou:
     return float(highest[places[reached]].sum() / len(levels))
 
 
-def _match(found: Sequence[Box], wanted: Sequence[Sequence[float]], iou: float) -> list[tuple[float, bool]]:
+def _match(
+    found: Sequence[Box], wanted: Sequence[Sequence[float]], iou: float
+) -> list[tuple[float, bool]]:
     """Return (score, right or wrong) of predictions of one class and image, which come highest first."""
     free = list(wanted)
     matched = []
@@ -171,7 +186,8 @@ def _first_of(pair: tuple[float, bool]) -> float:
 
 
 class PlainNet(nn.Module):
-    """Four strided stages and one 1 x 1 head at stride 8: a logit for each class, and (x, y, log w, log h).
+    """Four strided stages and one 1 x 1 head at stride 8: a logit for each class, and (x, y, log w,
+    log h).
 
     Args:
         classes: Number of classes.
@@ -184,7 +200,11 @@ class PlainNet(nn.Module):
         layers: list[nn.Module] = []
         channels = 3
         for outputs, stride in ((16, 2), (32, 2), (64, 2), (128, 1), (128, 1), (128, 1)):
-            layers += [nn.Conv2d(channels, outputs, 3, stride, 1), nn.BatchNorm2d(outputs), nn.ReLU()]
+            layers += [
+                nn.Conv2d(channels, outputs, 3, stride, 1),
+                nn.BatchNorm2d(outputs),
+                nn.ReLU(),
+            ]
             channels = outputs
         self.layers = nn.Sequential(*layers)
         self.head = nn.Conv2d(channels, classes + 4, 1)
@@ -197,12 +217,20 @@ class PlainNet(nn.Module):
 
 
 def train_plain(
-    folder: Path, *, seconds: float, seed: int = 0, size_px: int = 320, batch_size: int = 8, clock: Clock | None = None
+    folder: Path,
+    *,
+    seconds: float,
+    seed: int = 0,
+    size_px: int = 320,
+    batch_size: int = 8,
+    clock: Clock | None = None,
 ) -> dict[str, list[Box]]:
-    """Train `PlainNet` the usual way (Adam, random flips, binary cross entropy and L1) and predict the test images.
+    """Train `PlainNet` the usual way (Adam, random flips, binary cross entropy and L1) and predict
+    the test images.
 
     Args:
-        folder: A dataset with list files and YOLO text, see `benchmarks.learning_sets.prepare_boards`.
+        folder: A dataset with list files and YOLO text, see
+            `benchmarks.learning_sets.prepare_boards`.
         seconds: Time to train for.
         seed: Of weights, order and flips.
         size_px: Side that images are scaled to.
@@ -217,9 +245,15 @@ def train_plain(
     for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
         flips = torch.rand(len(rows)) < 0.5
         batch = torch.stack(
-            [images[row].flip(-1) if flip else images[row] for row, flip in zip(rows, flips, strict=True)]
+            [
+                images[row].flip(-1) if flip else images[row]
+                for row, flip in zip(rows, flips, strict=True)
+            ]
         )
-        targets = [_flip(boxes[row], size_px) if flip else boxes[row] for row, flip in zip(rows, flips, strict=True)]
+        targets = [
+            _flip(boxes[row], size_px) if flip else boxes[row]
+            for row, flip in zip(rows, flips, strict=True)
+        ]
         loss = _plain_loss(net(batch), targets, classes)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
@@ -227,7 +261,9 @@ def train_plain(
     return _predict_plain(net.eval(), folder, size_px, classes)
 
 
-def _batches(count: int, batch_size: int, seconds: float, seed: int, clock: Clock) -> Iterator[list[int]]:
+def _batches(
+    count: int, batch_size: int, seconds: float, seed: int, clock: Clock
+) -> Iterator[list[int]]:
     """Yield shuffled numbers of images until the time is over."""
     generator = torch.Generator().manual_seed(seed)
     began = clock()
@@ -282,10 +318,14 @@ def _plain_loss(answers: Tensor, targets: Sequence[Tensor], classes: int) -> Ten
             wanted[row, int(number), cell_y, cell_x] = 1
             sizes_px = torch.tensor([max(right - left, 1.0), max(bottom - top, 1.0)])
             offset = torch.tensor([x - cell_x, y - cell_y])
-            wanted[row, classes:, cell_y, cell_x] = torch.cat((offset, (sizes_px / PlainNet.stride_px).log()))
+            wanted[row, classes:, cell_y, cell_x] = torch.cat(
+                (offset, (sizes_px / PlainNet.stride_px).log())
+            )
             holds[row, cell_y, cell_x] = True
     objects = max(1, int(holds.sum()))
-    entropy = F.binary_cross_entropy_with_logits(answers[:, :classes], wanted[:, :classes], reduction="sum")
+    entropy = F.binary_cross_entropy_with_logits(
+        answers[:, :classes], wanted[:, :classes], reduction="sum"
+    )
     distance = (answers[:, classes:] - wanted[:, classes:]).abs().sum(1)[holds].sum()
     return (entropy + distance) / objects
 
@@ -302,11 +342,15 @@ def _predict_plain(net: PlainNet, folder: Path, size_px: int, classes: int) -> d
         half = answer[classes + 2 :].clamp(max=6).exp() / 2
         corners = torch.cat((middle - half, middle + half)).flatten(1).T * PlainNet.stride_px
         scale = torch.tensor([image.shape[1] / size_px, image.shape[0] / size_px] * 2)
-        predictions[path.stem] = _keep_best(answer[:classes].flatten(1).T.sigmoid(), corners * scale)
+        predictions[path.stem] = _keep_best(
+            answer[:classes].flatten(1).T.sigmoid(), corners * scale
+        )
     return predictions
 
 
-def _keep_best(scores: Tensor, corners: Tensor, *, most: int = 300, least: float = 0.01) -> list[Box]:
+def _keep_best(
+    scores: Tensor, corners: Tensor, *, most: int = 300, least: float = 0.01
+) -> list[Box]:
     """Suppress boxes that overlap a better one of their class by more than half.
 
     Args:
@@ -336,7 +380,8 @@ def train_torchvision(
     batch_size: int = 4,
     clock: Clock | None = None,
 ) -> dict[str, list[Box]]:
-    """Train a detector of torchvision without pretrained weights, as its tutorial does, and predict the test images.
+    """Train a detector of torchvision without pretrained weights, as its tutorial does, and predict
+    the test images.
 
     Args:
         folder: See `train_plain`, as `seconds`, `seed` and `clock`.
@@ -352,13 +397,20 @@ def train_torchvision(
     detectors: Any = importlib.import_module("torchvision.models.detection")
     torch.manual_seed(seed)
     classes = len((folder / "classes.txt").read_text().split())
-    names = {"fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn", "ssdlite": "ssdlite320_mobilenet_v3_large"}
+    names = {
+        "fasterrcnn": "fasterrcnn_mobilenet_v3_large_320_fpn",
+        "ssdlite": "ssdlite320_mobilenet_v3_large",
+    }
     make_net = getattr(detectors, names[kind])
-    net = make_net(weights=None, weights_backbone=None, num_classes=classes + 1).train()  # 0 is the background
+    net = make_net(
+        weights=None, weights_backbone=None, num_classes=classes + 1
+    ).train()  # 0 is the background
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9, weight_decay=0.0005)
     images, boxes = _load(folder, "train", 320)
     for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
-        targets = [{"boxes": boxes[row][:, 1:], "labels": boxes[row][:, 0].long() + 1} for row in rows]
+        targets = [
+            {"boxes": boxes[row][:, 1:], "labels": boxes[row][:, 0].long() + 1} for row in rows
+        ]
         loss = sum(net([images[row] for row in rows], targets).values())
         optimizer.zero_grad()
         loss.backward()
@@ -374,15 +426,25 @@ def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
         answer = net([_to_tensor(image, 320)])[0]
         scale = torch.tensor([image.shape[1] / 320, image.shape[0] / 320] * 2)
         rows = zip(
-            answer["labels"].tolist(), (answer["boxes"] * scale).tolist(), answer["scores"].tolist(), strict=True
+            answer["labels"].tolist(),
+            (answer["boxes"] * scale).tolist(),
+            answer["scores"].tolist(),
+            strict=True,
         )
         predictions[path.stem] = [
-            Box(number - 1, (left, top, right, bottom), score) for number, (left, top, right, bottom), score in rows
+            Box(number - 1, (left, top, right, bottom), score)
+            for number, (left, top, right, bottom), score in rows
         ]
     return predictions
 
 
-def main(way: Literal["plain", "fasterrcnn", "ssdlite"], folder: Path, seed: int, seconds: float, out: Path) -> None:
+def main(
+    way: Literal["plain", "fasterrcnn", "ssdlite"],
+    folder: Path,
+    seed: int,
+    seconds: float,
+    out: Path,
+) -> None:
     """Train a script for a time on the wall clock, and write its boxes of the test images."""
     train: Callable[..., dict[str, list[Box]]]
     train = train_plain if way == "plain" else partial(train_torchvision, kind=way)

@@ -1,8 +1,10 @@
-"""Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in one layout.
+"""Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in
+one layout.
 
-``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are folders of images
-``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table ``splits.csv`` with 70 / 15 / 15 % of each
-kind; for boards see `prepare_boards`. No image is part of this repository.
+``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are
+folders of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table
+``splits.csv`` with 70 / 15 / 15 % of each kind; for boards see `prepare_boards`. No image is part
+of this repository.
 """
 
 import csv
@@ -26,12 +28,15 @@ _BOARD_LISTS: Final = ("trainval.txt", "test.txt")
 _SHARES: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
 
 
-def prepare_tiles(source: Path, target: Path, kinds: Sequence[str] = THREE_KINDS, good_images: int = 250) -> None:
+def prepare_tiles(
+    source: Path, target: Path, kinds: Sequence[str] = THREE_KINDS, good_images: int = 250
+) -> None:
     """Copy magnetic tiles with some kinds of defects and a number of good ones.
 
     Args:
-        source: A copy of ``abin24/Magnetic-tile-defect-datasets.`` (Huang et al., "Surface defect saliency of magnetic
-            tile", The Visual Computer 2020), which has folders such as ``MT_Crack/Imgs``.
+        source: A copy of ``abin24/Magnetic-tile-defect-datasets.`` (Huang et al., "Surface defect
+            saliency of magnetic tile", The Visual Computer 2020), which has folders such as
+            ``MT_Crack/Imgs``.
         target: The folder to make.
         kinds: Kinds of defects.
         good_images: Images without a defect, chosen evenly.
@@ -51,13 +56,17 @@ def prepare_textures(source: Path, target: Path, images: int = 160, side_px: int
     """Cut patches out of textures, and draw scratches and pits into half of them.
 
     Args:
-        source: A folder of grey textures, such as those of scikit-image (brick, grass, gravel; CC0).
+        source: A folder of grey textures, such as those of scikit-image (brick, grass, gravel;
+            CC0).
         target: The folder to make.
         images: How many.
         side_px: Height and width of each.
     """
     rng = np.random.default_rng(0)
-    textures = [np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE)) for path in sorted(source.glob("*.png"))]
+    textures = [
+        np.asarray(cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
+        for path in sorted(source.glob("*.png"))
+    ]
     for number in range(images):
         texture = textures[number % len(textures)]
         top, left = (int(rng.integers(length - side_px)) for length in texture.shape)
@@ -110,11 +119,15 @@ def write_splits(root: Path) -> None:
         writer.writerows(rows)
 
 
-def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0) -> Path:
-    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list files.
+def prepare_boards(
+    source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0
+) -> Path:
+    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list
+    files.
 
-    The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset", 2019): images
-    ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top right bottom class``.
+    The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset",
+    2019): images ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top
+    right bottom class``.
 
     Args:
         source_folder: A copy of DeepPCB; the folder ``PCBData`` or the one that holds it.
@@ -129,10 +142,19 @@ def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, s
         FileNotFoundError: The source has not the lists of DeepPCB.
         ValueError: It lists fewer images than are asked for.
     """
-    source = source_folder if (source_folder / _BOARD_LISTS[0]).is_file() else source_folder / "PCBData"
-    rows = [line.split() for name in _BOARD_LISTS for line in (source / name).read_text().splitlines() if line.strip()]
+    source = (
+        source_folder if (source_folder / _BOARD_LISTS[0]).is_file() else source_folder / "PCBData"
+    )
+    rows = [
+        line.split()
+        for name in _BOARD_LISTS
+        for line in (source / name).read_text().splitlines()
+        if line.strip()
+    ]
     if count > len(rows):
-        raise ValueError(f"count={count}, but {source} lists {len(rows)} images: ask for at most as many")
+        raise ValueError(
+            f"count={count}, but {source} lists {len(rows)} images: ask for at most as many"
+        )
     chooser = random.Random(seed)
     chosen = [rows[number] for number in sorted(chooser.sample(range(len(rows)), count))]
     chooser.shuffle(chosen)
@@ -142,7 +164,9 @@ def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, s
     first = 0
     for split, fraction in _BOARD_SHARES.items():
         last = count if split == "test" else first + round(fraction * count)
-        stems = [_copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]]
+        stems = [
+            _copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]
+        ]
         (out_folder / f"{split}.txt").write_text("".join(f"images/{stem}.jpg\n" for stem in stems))
         first = last
     return out_folder
@@ -151,7 +175,9 @@ def prepare_boards(source_folder: Path, out_folder: Path, *, count: int = 200, s
 def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
     """Copy one image, write its labels as YOLO text, and return its stem."""
     listed = source / image
-    shutil.copy(listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name)
+    shutil.copy(
+        listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name
+    )
     lines = []
     for line in (source / labels).read_text().splitlines():
         if not line.strip():
@@ -159,7 +185,9 @@ def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
         left, top, right, bottom, number = map(int, line.replace(",", " ").split())
         centre = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
         size = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
-        lines.append(" ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n")
+        lines.append(
+            " ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n"
+        )
     (out_folder / "labels" / f"{listed.stem}.txt").write_text("".join(lines))
     return listed.stem
 

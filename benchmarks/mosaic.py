@@ -23,7 +23,15 @@ from lit_data.callbacks import DataWaitMonitor
 from lit_data.checks import check_choice
 from lit_data.commands.benchmarks.headroom import train_steps
 from lit_data.commands.benchmarks.options import Suite, choose_device
-from lit_data.commands.benchmarks.table import OTHERS_COLOUR, OURS_COLOUR, Line, Panel, collect, draw_bars, report_lines
+from lit_data.commands.benchmarks.table import (
+    OTHERS_COLOUR,
+    OURS_COLOUR,
+    Line,
+    Panel,
+    collect,
+    draw_bars,
+    report_lines,
+)
 from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.errors import ConfigError
@@ -66,12 +74,16 @@ def open_feeds(cfg: DictConfig, options: "MosaicSuite") -> dict[str, Feed]:
     batch_size, micro = options.batch_size, min(options.micro_batch_size, options.batch_size)
     sizes = {"worker": batch_size, "worker_finished": micro, "device": batch_size}
     return {
-        way: open_feed(cfg, way.split("_")[0], options.repeats + 2, batch_size=size, micro_batch_size=micro)
+        way: open_feed(
+            cfg, way.split("_")[0], options.repeats + 2, batch_size=size, micro_batch_size=micro
+        )
         for way, size in sizes.items()
     }
 
 
-def open_feed(cfg: DictConfig, place: str, batches: int, *, batch_size: int, micro_batch_size: int) -> Feed:
+def open_feed(
+    cfg: DictConfig, place: str, batches: int, *, batch_size: int, micro_batch_size: int
+) -> Feed:
     """Batches that the main thread makes.
 
     Args:
@@ -82,7 +94,9 @@ def open_feed(cfg: DictConfig, place: str, batches: int, *, batch_size: int, mic
         micro_batch_size: Samples that are written at a time.
     """
     sizes = {"batch_size": batch_size, "micro_batch_size": micro_batch_size}
-    datamodule = open_images(cfg, place, batches, {"num_workers": 0, "worker_kind": "inline", **sizes})
+    datamodule = open_images(
+        cfg, place, batches, {"num_workers": 0, "worker_kind": "inline", **sizes}
+    )
     return Feed(datamodule, _read(datamodule))
 
 
@@ -97,15 +111,22 @@ def list_ways(feeds: Mapping[str, Feed], spec: MosaicSpec) -> dict[str, Call]:
     numbers, images = range(datamodule.loader.count_batch(1)), datamodule.files.splits["train"]
     paths, size_px = datamodule.files.images, datamodule.source.size_px
     kept, recipe = keep_images(datamodule.bank, images), MosaicRecipe(size_px=size_px, spec=spec)
-    readers = {"original": kept.__getitem__, "original_files": lambda n: read_fitting(str(paths[n]), size_px)}
+    readers = {
+        "original": kept.__getitem__,
+        "original_files": lambda n: read_fitting(str(paths[n]), size_px),
+    }
     sets = {
-        way: OriginalMosaics(read, datamodule.files.labels, images, recipe, seed=datamodule.loader.seed)
+        way: OriginalMosaics(
+            read, datamodule.files.labels, images, recipe, seed=datamodule.loader.seed
+        )
         for way, read in readers.items()
     }
     finished = feeds["worker_finished"]
     return {
         "original": lambda: collate_boxes([sets["original"][number] for number in numbers]),
-        "original_files": lambda: collate_boxes([sets["original_files"][number] for number in numbers]),
+        "original_files": lambda: collate_boxes(
+            [sets["original_files"][number] for number in numbers]
+        ),
         "worker": lambda: next(feeds["worker"].batches),
         "worker_finished": lambda: finished.finish(next(finished.batches)),
         "device": lambda: next(feeds["device"].batches),
@@ -120,7 +141,9 @@ def read_spec(cfg: DictConfig) -> MosaicSpec:
     """
     given = cfg.data.get("mosaic")
     if not given or "mosaic_on" not in cfg.data:
-        raise ConfigError("suite=mosaic needs images with boxes and data.mosaic: choose data=detection")
+        raise ConfigError(
+            "suite=mosaic needs images with boxes and data.mosaic: choose data=detection"
+        )
     if given.tiles != 4 or given.probability != 1:
         raise ConfigError(
             f"data.mosaic makes mosaics of {given.tiles} with probability {given.probability}: the original way makes "
@@ -129,7 +152,9 @@ def read_spec(cfg: DictConfig) -> MosaicSpec:
     return MosaicSpec(**{name: value for name, value in given.items() if name != "_target_"})
 
 
-def open_images(cfg: DictConfig, place: str, batches: int, loader: Mapping[str, Any]) -> DetectionDataModule:
+def open_images(
+    cfg: DictConfig, place: str, batches: int, loader: Mapping[str, Any]
+) -> DetectionDataModule:
     """The experiment's images, repeated until they fill so many batches of one epoch.
 
     Args:
@@ -160,8 +185,15 @@ def open_images(cfg: DictConfig, place: str, batches: int, loader: Mapping[str, 
 def time_finish(feed: Feed, options: "MosaicSuite", device: torch.device) -> dict[str, float]:
     """Milliseconds of a batch on its device, until its mosaics are drawn and augmented."""
     batch = finish_transfer(StagedBatch(next(feed.batches)), device)
-    seconds = time_in_turn({"finish": lambda: feed.finish(batch)}, options.repeats, device)["finish"]
-    log.info("finish_ms %.2f: a batch of %d, drawn and augmented on %s", 1e3 * seconds, feed.batch_size, device)
+    seconds = time_in_turn({"finish": lambda: feed.finish(batch)}, options.repeats, device)[
+        "finish"
+    ]
+    log.info(
+        "finish_ms %.2f: a batch of %d, drawn and augmented on %s",
+        1e3 * seconds,
+        feed.batch_size,
+        device,
+    )
     return {"benchmark/finish_ms": 1e3 * seconds}
 
 
@@ -195,22 +227,29 @@ LABELS: Final = {
     "device": "lit_data, left to the device: what is left for the core",
 }
 COLUMNS: Final = ("way", "us", "images_per_s", "ratio_to_original", "batch_size", "repeats")
-_HEADINGS: Final = {"way": "way", "us": "us per image", "images_per_s": "images/s", "ratio_to_original": "x original"}
+_HEADINGS: Final = {
+    "way": "way",
+    "us": "us per image",
+    "images_per_s": "images/s",
+    "ratio_to_original": "x original",
+}
 _CPU: Final = torch.device("cpu")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MosaicSuite(Suite):
-    """What mosaics of four cost a core: drawn by workers, left to the device, and as people make them.
+    """What mosaics of four cost a core: drawn by workers, left to the device, and as people make
+    them.
 
-    A row for each way, all in memory and on one core: ``original`` as people do it, with colours and a flip;
-    ``original_files`` with decoding; ``worker``, drawn by workers, and ``worker_finished``, with what else the model
-    needs, a micro-batch at a time; ``device``, what is left for the core where the device draws. Medians of ``us``,
-    time of an image, ``images_per_s`` of a core, and ``ratio_to_original``.
+    A row for each way, all in memory and on one core: ``original`` as people do it, with colours
+    and a flip; ``original_files`` with decoding; ``worker``, drawn by workers, and
+    ``worker_finished``, with what else the model needs, a micro-batch at a time; ``device``, what
+    is left for the core where the device draws. Medians of ``us``, time of an image,
+    ``images_per_s`` of a core, and ``ratio_to_original``.
 
-    Where mosaics are finished on a device, summary.json also holds ``finish_ms``, a planned batch until its mosaics are
-    drawn and augmented, ``train_samples_per_s``, ``train_step_ms`` and ``train_wait_fraction``, the share of a step
-    that waits for data.
+    Where mosaics are finished on a device, summary.json also holds ``finish_ms``, a planned batch
+    until its mosaics are drawn and augmented, ``train_samples_per_s``, ``train_step_ms`` and
+    ``train_wait_fraction``, the share of a step that waits for data.
 
     Args:
         batch_size: Samples of a batch.
@@ -246,9 +285,13 @@ class MosaicSuite(Suite):
         )
         with one_thread():
             times_s = time_in_turn(list_ways(feeds, spec), self.repeats, _CPU)
-        lines = make_lines(times_s, {way: sizes.get(way, self.batch_size) for way in times_s}, self.repeats)
+        lines = make_lines(
+            times_s, {way: sizes.get(way, self.batch_size) for way in times_s}, self.repeats
+        )
         folder, side = Path(cfg.paths.run), "x".join(map(str, size_px))
-        title = f"{cfg.name}: mosaics of four, {side} px, in batches of {self.batch_size}, on one core"
+        title = (
+            f"{cfg.name}: mosaics of four, {side} px, in batches of {self.batch_size}, on one core"
+        )
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS, labels=LABELS)
         draw_bars([make_panel(lines)], folder / "benchmark.png", title, "us per image")
         if self.train if self.train != "auto" else device.type == "cuda":
@@ -256,7 +299,9 @@ class MosaicSuite(Suite):
         return collect(lines, COLUMNS[:4]) | {"benchmark/batch_size": self.batch_size} | on_device
 
 
-def make_lines(times_s: Mapping[str, float], sizes: Mapping[str, int], repeats: int) -> list[dict[str, Any]]:
+def make_lines(
+    times_s: Mapping[str, float], sizes: Mapping[str, int], repeats: int
+) -> list[dict[str, Any]]:
     """A line of `COLUMNS` for each way.
 
     Args:
@@ -283,5 +328,10 @@ def make_panel(lines: Sequence[Line]) -> Panel:
     return Panel(
         names=[LABELS[line["way"]].replace(", ", ",\n", 1) for line in lines],
         bars={"": [line["us"] for line in lines]},
-        colours={"": [OTHERS_COLOUR if line["way"].startswith("original") else OURS_COLOUR for line in lines]},
+        colours={
+            "": [
+                OTHERS_COLOUR if line["way"].startswith("original") else OURS_COLOUR
+                for line in lines
+            ]
+        },
     )

@@ -1,7 +1,9 @@
-"""Mosaics of four as people make them before: in each ``__getitem__`` four images, a canvas, a warp, colours, a flip.
+"""Mosaics of four as people make them before: in each ``__getitem__`` four images, a canvas, a
+warp, colours, a flip.
 
-The steps and their order are those of YOLOv5 (``utils/dataloaders.py``, `load_mosaic` and `random_perspective`) and of
-ultralytics (``data/augment.py``), so that ``benchmark`` compares ways to do the same work.
+The steps and their order are those of YOLOv5 (``utils/dataloaders.py``, `load_mosaic` and
+`random_perspective`) and of ultralytics (``data/augment.py``), so that ``benchmark`` compares ways
+to do the same work.
 """
 
 import random
@@ -42,12 +44,15 @@ class MosaicRecipe:
 
 
 class OriginalMosaics(Dataset[Batch]):
-    """Map-style: ``image`` [3, H, W] uint8 R, G, B, and ``boxes`` [n, 6] float32 as in `DetectionDataset`.
+    """Map-style: ``image`` [3, H, W] uint8 R, G, B, and ``boxes`` [n, 6] float32 as in
+    `DetectionDataset`.
 
-    What is drawn comes from a generator of its own, one sample after the other: another order gives other samples.
+    What is drawn comes from a generator of its own, one sample after the other: another order gives
+    other samples.
 
     Args:
-        read: Gives an image by its number, [h, w, 3] uint8 B, G, R, as large as it fits into a sample.
+        read: Gives an image by its number, [h, w, 3] uint8 B, G, R, as large as it fits into a
+            sample.
         labels: Boxes of all images.
         images: Numbers of the split's images.
         recipe: How a sample is made.
@@ -78,20 +83,28 @@ class OriginalMosaics(Dataset[Batch]):
         if self.random.random() < self.recipe.flip:
             image, boxes = np.fliplr(image), _mirror(boxes, image.shape[1])
         planar = np.ascontiguousarray(image.transpose(2, 0, 1)[::-1])
-        return {"image": torch.from_numpy(planar), "boxes": torch.from_numpy(_to_shares(boxes, self.recipe.size_px))}
+        return {
+            "image": torch.from_numpy(planar),
+            "boxes": torch.from_numpy(_to_shares(boxes, self.recipe.size_px)),
+        }
 
     def _lay_out(self, shown: Sequence[int]) -> tuple[Array, Floats]:
         """Four images around a point of a large canvas; boxes [n, 5] (class, x1, y1, x2, y2) in px of it."""
         height, width = self.recipe.size_px
         canvas = np.full((2 * height, 2 * width, 3), FILL, np.uint8)
-        middle_y, middle_x = (round(self.random.uniform(0.5, 1.5) * side) for side in (height, width))
+        middle_y, middle_x = (
+            round(self.random.uniform(0.5, 1.5) * side) for side in (height, width)
+        )
         boxes = []
         for number, image in enumerate(shown):
             pixels = self.read(image)
             tall, wide = pixels.shape[:2]
             top = middle_y - tall if number < 2 else middle_y
             left = middle_x - wide if number % 2 == 0 else middle_x
-            y, x = slice(max(top, 0), min(top + tall, 2 * height)), slice(max(left, 0), min(left + wide, 2 * width))
+            y, x = (
+                slice(max(top, 0), min(top + tall, 2 * height)),
+                slice(max(left, 0), min(left + wide, 2 * width)),
+            )
             canvas[y, x] = pixels[y.start - top : y.stop - top, x.start - left : x.stop - left]
             boxes.append(_to_pixels(self.labels.of(image), (tall, wide), (top, left)))
         found = np.concatenate(boxes)
@@ -107,13 +120,18 @@ class OriginalMosaics(Dataset[Batch]):
         low, high = 0.5 - spec.translate, 0.5 + spec.translate
         to_middle, back = np.eye(3), np.diag((scale, scale, 1.0))
         to_middle[:2, 2] = -width, -height
-        back[:2, 2] = self.random.uniform(low, high) * width, self.random.uniform(low, high) * height
+        back[:2, 2] = (
+            self.random.uniform(low, high) * width,
+            self.random.uniform(low, high) * height,
+        )
         matrix = back @ to_middle
         image = cv2.warpAffine(canvas, matrix[:2], (width, height), borderValue=(FILL, FILL, FILL))
         corners = np.ones((4 * len(boxes), 3))
         corners[:, :2] = boxes[:, [1, 2, 3, 4, 1, 4, 3, 2]].reshape(-1, 2)
         moved = (corners @ matrix.T)[:, :2].reshape(-1, 4, 2)
-        cut = np.concatenate((moved.min(1), moved.max(1)), axis=1).clip(0, (width, height, width, height))
+        cut = np.concatenate((moved.min(1), moved.max(1)), axis=1).clip(
+            0, (width, height, width, height)
+        )
         kept = _is_large_enough(cut, boxes[:, 1:] * scale, spec)
         return image, np.concatenate((boxes[kept, :1], cut[kept]), axis=1)
 
@@ -132,7 +150,9 @@ def change_colours(image: Array, hue: float, saturation: float, value: float) ->
     levels = np.arange(256.0)
     tables = (levels * hue % 180, (levels * saturation).clip(0, 255), (levels * value).clip(0, 255))
     planes = cv2.split(cv2.cvtColor(image, cv2.COLOR_BGR2HSV))
-    changed = [cv2.LUT(plane, table.astype(np.uint8)) for plane, table in zip(planes, tables, strict=True)]
+    changed = [
+        cv2.LUT(plane, table.astype(np.uint8)) for plane, table in zip(planes, tables, strict=True)
+    ]
     return np.asarray(cv2.cvtColor(cv2.merge(changed), cv2.COLOR_HSV2BGR))
 
 
@@ -148,7 +168,9 @@ def collate_boxes(samples: Sequence[Batch]) -> Batch:
 
 def keep_images(bank: ImageBank, images: Iterable[int]) -> dict[int, Array]:
     """Images of a bank as `OriginalMosaics` reads them, in memory: [h, w, 3] uint8 each, B, G, R."""
-    return {image: np.ascontiguousarray(np.moveaxis(bank[image][::-1], 0, 2)) for image in set(images)}
+    return {
+        image: np.ascontiguousarray(np.moveaxis(bank[image][::-1], 0, 2)) for image in set(images)
+    }
 
 
 def read_fitting(path: str, size_px: tuple[int, int]) -> Array:
@@ -170,19 +192,25 @@ def read_fitting(path: str, size_px: tuple[int, int]) -> Array:
     return np.asarray(cv2.resize(image, size, interpolation=cv2.INTER_LINEAR))
 
 
-def _to_pixels(boxes: NDArray[np.float32], size_px: tuple[int, int], place_px: tuple[int, int]) -> Floats:
+def _to_pixels(
+    boxes: NDArray[np.float32], size_px: tuple[int, int], place_px: tuple[int, int]
+) -> Floats:
     """[n, 5] (class, cx, cy, w, h) in shares of an image, as (class, x1, y1, x2, y2) where it lies."""
     (height, width), (top, left) = size_px, place_px
     kind, cx, cy, w, h = boxes.astype(np.float64).T
     x, y = cx * width + left, cy * height + top
-    return np.stack((kind, x - w * width / 2, y - h * height / 2, x + w * width / 2, y + h * height / 2), axis=1)
+    return np.stack(
+        (kind, x - w * width / 2, y - h * height / 2, x + w * width / 2, y + h * height / 2), axis=1
+    )
 
 
 def _is_large_enough(cut: Floats, whole: Floats, spec: MosaicSpec) -> NDArray[np.bool_]:
     sides, before = cut[:, 2:] - cut[:, :2], whole[:, 2:] - whole[:, :2]
     visible = sides.prod(1) >= spec.min_box_visible * before.prod(1)
     aspect = sides.max(1) <= spec.max_box_aspect * np.maximum(sides.min(1), 1e-9)
-    kept: NDArray[np.bool_] = (sides > 0).all(1) & (sides >= spec.min_box_px).all(1) & visible & aspect
+    kept: NDArray[np.bool_] = (
+        (sides > 0).all(1) & (sides >= spec.min_box_px).all(1) & visible & aspect
+    )
     return kept
 
 

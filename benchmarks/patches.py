@@ -48,20 +48,22 @@ Open = Callable[[], Iterator[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchesSuite(Suite):
-    """Patches of large images in random order, from a page cache that holds them and from one that holds nothing.
+    """Patches of large images in random order, from a page cache that holds them and from one that
+    holds nothing.
 
-    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was, ``lz4`` and ``zstd``
-    the first compressed, with its own loader;
-    ``tiff`` (tiles of 128 px, read by tifffile), ``zarr`` (chunks of 64 px in shards of 1,024) and ``hdf5`` (chunks of
-    64 px) are read in the workers of torch's DataLoader, none of them compressed. Columns: patches per second
-    ``cold_per_s`` and ``warm_per_s`` after the first batch; their ratios to ``whole``; ``amplification``, bytes read
-    from the disk over bytes of the patches; ``stored_share``, bytes on the disk over bytes of the pixels; ``note``, why
-    a way was not measured. The warm lap takes the patches of the cold one again.
+    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was,
+    ``lz4`` and ``zstd`` the first compressed, with its own loader; ``tiff`` (tiles of 128 px, read
+    by tifffile), ``zarr`` (chunks of 64 px in shards of 1,024) and ``hdf5`` (chunks of 64 px) are
+    read in the workers of torch's DataLoader, none of them compressed. Columns: patches per second
+    ``cold_per_s`` and ``warm_per_s`` after the first batch; their ratios to ``whole``;
+    ``amplification``, bytes read from the disk over bytes of the patches; ``stored_share``, bytes
+    on the disk over bytes of the pixels; ``note``, why a way was not measured. The warm lap takes
+    the patches of the cold one again.
 
     Args:
         images: How many are made.
-        photos: Folder of photographs that they are put together from; without it they are noise, which no compression
-            makes smaller.
+        photos: Folder of photographs that they are put together from; without it they are noise,
+            which no compression makes smaller.
         side_px: Their height and width, 3 channels of uint8.
         patch_px: Side of a patch.
         stride_px: Distance between patches of the grid.
@@ -94,9 +96,14 @@ class PatchesSuite(Suite):
                     drop_from_cache(files)
                     laps += [_measure(ways[name], self, warm=warm) for warm in (False, True)]
             sizes = {name: _count_bytes(Path(temp) / name) for name in ways}
-        lines = [_make_line(name, found.get(name, []), found["whole"], missing.get(name, "")) for name in ways]
+        lines = [
+            _make_line(name, found.get(name, []), found["whole"], missing.get(name, ""))
+            for name in ways
+        ]
         pixels_bytes = _CHANNELS * self.images * self.side_px**2
-        lines = [line | {"stored_share": sizes[line["way"]] / pixels_bytes or math.nan} for line in lines]
+        lines = [
+            line | {"stored_share": sizes[line["way"]] / pixels_bytes or math.nan} for line in lines
+        ]
         title = f"{self.images} images of {self.side_px} x {self.side_px} x {_CHANNELS}, patches of {self.patch_px} px"
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
         return collect(lines, COLUMNS[:-1])
@@ -157,7 +164,9 @@ def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
         name: DecodedStore.build(sources, folder / name, decoder=ImageDecoder(), store=layout).path
         for name, layout in layouts.items()
     }
-    ways: dict[str, Open] = {name: partial(_open_ours, path, grid, options) for name, path in stores.items()}
+    ways: dict[str, Open] = {
+        name: partial(_open_ours, path, grid, options) for name, path in stores.items()
+    }
     readers: dict[str, Callable[[], Sequence[Any]]] = {
         "tiff": partial(_open_tiff, folder / "tiff", options.images),
         "zarr": partial(_open_zarr, folder / "zarr", options.images),
@@ -177,24 +186,35 @@ def _make_images(folder: Path, options: PatchesSuite) -> list[ImageSource]:
     read = ReadOptions(gray_to_rgb=True)
     photos = [photo for path in paths if (photo := read_image(path, read)).shape[0] == _CHANNELS]
     for number in track(range(options.images), "making images", options.images):
-        np.save(folder / f"{number}.npy", _join(photos, number, options.side_px) if photos else _draw(number, options))
+        np.save(
+            folder / f"{number}.npy",
+            _join(photos, number, options.side_px) if photos else _draw(number, options),
+        )
         sources.append(ImageSource((str(folder / f"{number}.npy"),)))
     return sources
 
 
 def _draw(number: int, options: PatchesSuite) -> Array:
-    return np.random.default_rng(number).integers(0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8)
+    return np.random.default_rng(number).integers(
+        0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8
+    )
 
 
 def _join(photos: Sequence[Array], number: int, side_px: int) -> Array:
     """A large image of photographs side by side."""
-    rng, image, top = np.random.default_rng(number), np.zeros((_CHANNELS, side_px, side_px), np.uint8), 0
+    rng, image, top = (
+        np.random.default_rng(number),
+        np.zeros((_CHANNELS, side_px, side_px), np.uint8),
+        0,
+    )
     while top < side_px:
         row: list[Array] = []
         while sum(part.shape[2] for part in row) < side_px:
             row.append(photos[int(rng.integers(len(photos)))])
         height = min(min(part.shape[1] for part in row), side_px - top)
-        image[:, top : top + height] = np.concatenate([part[:, :height] for part in row], axis=2)[:, :, :side_px]
+        image[:, top : top + height] = np.concatenate([part[:, :height] for part in row], axis=2)[
+            :, :, :side_px
+        ]
         top += height
     return image
 
@@ -205,7 +225,10 @@ def _count_bytes(folder: Path) -> int:
 
 def _open_ours(path: Path, grid: PatchGrid, options: PatchesSuite) -> Iterator[Mapping[str, Any]]:
     kind = LoaderOptions(
-        batch_size=_BATCH, num_workers=options.workers, worker_kind=options.worker_kind, drop_last=True
+        batch_size=_BATCH,
+        num_workers=options.workers,
+        worker_kind=options.worker_kind,
+        drop_last=True,
     )
     loader = MicroBatchLoader(StripeDataset(DecodedStore.open(path), grid), kind, shuffle=True)
     try:
@@ -216,7 +239,9 @@ def _open_ours(path: Path, grid: PatchGrid, options: PatchesSuite) -> Iterator[M
 
 def _open_torch(dataset: Dataset[Array], options: PatchesSuite) -> Iterator[Mapping[str, Tensor]]:
     order = torch.Generator().manual_seed(0)
-    loader = DataLoader(dataset, _BATCH, shuffle=True, num_workers=options.workers, drop_last=True, generator=order)
+    loader = DataLoader(
+        dataset, _BATCH, shuffle=True, num_workers=options.workers, drop_last=True, generator=order
+    )
     for images in loader:
         yield {"image": images}
 
@@ -225,7 +250,10 @@ def _open_tiff(folder: Path, count: int) -> Sequence[Any]:
     import tifffile
     import zarr
 
-    return [zarr.open(tifffile.imread(folder / f"{number}.tif", aszarr=True), mode="r") for number in range(count)]
+    return [
+        zarr.open(tifffile.imread(folder / f"{number}.tif", aszarr=True), mode="r")
+        for number in range(count)
+    ]
 
 
 def _open_zarr(folder: Path, count: int) -> Sequence[Any]:
@@ -296,11 +324,17 @@ def _measure(open_batches: Open, options: PatchesSuite, *, warm: bool) -> _Lap:
 
 def _count_read_bytes() -> int:
     """What this process and its ended children had read from the disk."""
-    (line,) = (line for line in Path("/proc/self/io").read_text().splitlines() if line.startswith("read_bytes"))
+    (line,) = (
+        line
+        for line in Path("/proc/self/io").read_text().splitlines()
+        if line.startswith("read_bytes")
+    )
     return int(line.split()[1])
 
 
-def _make_line(name: str, laps: Sequence[_Lap], reference: Sequence[_Lap], note: str) -> dict[str, Any]:
+def _make_line(
+    name: str, laps: Sequence[_Lap], reference: Sequence[_Lap], note: str
+) -> dict[str, Any]:
     def middle(laps: Sequence[_Lap], *, warm: bool) -> float:
         return median([lap.per_s for lap in laps if lap.is_warm is warm] or [math.nan])
 
@@ -308,5 +342,7 @@ def _make_line(name: str, laps: Sequence[_Lap], reference: Sequence[_Lap], note:
     for warm, word in ((False, "cold"), (True, "warm")):
         line[f"{word}_per_s"] = middle(laps, warm=warm)
         line[f"{word}_ratio"] = line[f"{word}_per_s"] / middle(reference, warm=warm)
-    line["amplification"] = median([lap.amplification for lap in laps if not lap.is_warm] or [math.nan])
+    line["amplification"] = median(
+        [lap.amplification for lap in laps if not lap.is_warm] or [math.nan]
+    )
     return line

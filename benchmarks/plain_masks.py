@@ -1,8 +1,10 @@
-"""A training script as people write it: ``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT SECONDS...``.
+"""A training script as people write it: ``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT
+SECONDS...``.
 
-A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice over the batch,
-crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which nothing else is imported, so that
-both train the same one; or `smp`, the U-Net of segmentation_models_pytorch with a ResNet-18 of random weights.
+A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice
+over the batch, crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which
+nothing else is imported, so that both train the same one; or `smp`, the U-Net of
+segmentation_models_pytorch with a ResNet-18 of random weights.
 """
 
 import csv
@@ -40,7 +42,9 @@ def read(root: Path, name: str) -> Arrays:
     return image.astype(np.float32) / 255, mask >= 128
 
 
-def crop(image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.random.Generator) -> Arrays:
+def crop(
+    image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.random.Generator
+) -> Arrays:
     """Cut a patch, mirrored at random; around a random defect pixel where there is one and that is asked for."""
     pad = [(0, max(0, PATCH_PX - length)) for length in image.shape]
     image, mask = np.pad(image, pad, mode="reflect"), np.pad(mask, pad)
@@ -48,7 +52,10 @@ def crop(image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.rando
     pixels = np.argwhere(mask & around_defect)
     if len(pixels):
         middle = pixels[rng.integers(len(pixels))] - rng.integers(PATCH_PX, size=2)
-        y, x = (int(np.clip(start, 0, length - PATCH_PX)) for start, length in zip(middle, image.shape, strict=True))
+        y, x = (
+            int(np.clip(start, 0, length - PATCH_PX))
+            for start, length in zip(middle, image.shape, strict=True)
+        )
     patch = np.s_[y : y + PATCH_PX, x : x + PATCH_PX]
     flip = tuple(slice(None, None, int(rng.choice((-1, 1)))) for _ in range(2))
     return image[patch][flip], mask[patch][flip]
@@ -69,7 +76,8 @@ def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) 
 
 
 def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
-    """Train, and write maps of the test images after each of some times in seconds, to ``OUT/SECONDS/maps``.
+    """Train, and write maps of the test images after each of some times in seconds, to
+    ``OUT/SECONDS/maps``.
 
     The rate is constant, so a shorter run is the beginning of a longer one.
     """
@@ -86,7 +94,10 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
     trained_s, steps = 0.0, 0
     while times:
         began = time.monotonic()
-        numbers = [rng.choice(defective) if n < BATCH // 2 else rng.integers(len(train)) for n in range(BATCH)]
+        numbers = [
+            rng.choice(defective) if n < BATCH // 2 else rng.integers(len(train))
+            for n in range(BATCH)
+        ]
         patches = [crop(*train[number], n < BATCH // 2, rng) for n, number in enumerate(numbers)]
         images = torch.from_numpy(np.stack([image for image, _ in patches])[:, None])
         masks = torch.from_numpy(np.stack([mask for _, mask in patches])[:, None]).float()
@@ -101,8 +112,16 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
         trained_s += time.monotonic() - began
         if trained_s >= times[0]:
             print(f"steps {steps}")
-            test = [(Path(row["image"]).stem, read(root, row["image"])[0]) for row in rows if row["split"] == "test"]
-            predict(net, [(stem, (image - mean) / deviation) for stem, image in test], out / str(times.pop(0)) / "maps")
+            test = [
+                (Path(row["image"]).stem, read(root, row["image"])[0])
+                for row in rows
+                if row["split"] == "test"
+            ]
+            predict(
+                net,
+                [(stem, (image - mean) / deviation) for stem, image in test],
+                out / str(times.pop(0)) / "maps",
+            )
 
 
 if __name__ == "__main__":

@@ -37,20 +37,22 @@ _COMPARED: Final = 20  # images, which the original predicts again for each way
 class PredictSuite(Suite):
     """Images of mixed sizes, one at a time as people predict them, and in batches with fewer bits.
 
-    A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles of all images in
-    batches, ``lanes`` several batches at a time, ``bf16`` in bfloat16 too; with `compile` ``compiled``,
-    ``compiled_bf16``, and with int8 convolutions ``static``, ``static_bf16``, for which images are filled up to whole
-    tiles. Columns: ``images_per_s``; ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference``
-    of masks and probabilities to those of ``original``; ``peak_mib``, most memory of tensors while a batch is
-    predicted, for what is not compiled; ``note``, why a way was not measured. summary.json holds each way at its
-    fastest batch size, and ``best_way``.
+    A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles
+    of all images in batches, ``lanes`` several batches at a time, ``bf16`` in bfloat16 too; with
+    `compile` ``compiled``, ``compiled_bf16``, and with int8 convolutions ``static``,
+    ``static_bf16``, for which images are filled up to whole tiles. Columns: ``images_per_s``;
+    ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference`` of masks and
+    probabilities to those of ``original``; ``peak_mib``, most memory of tensors while a batch is
+    predicted, for what is not compiled; ``note``, why a way was not measured. summary.json holds
+    each way at its fastest batch size, and ``best_way``.
 
     Args:
         batch_sizes: Sizes to try; what is compiled has the first one only.
         images: How many, cut from validation samples.
         tile_px: Size of the tiles.
         steps: Of training before, without ``ckpt``.
-        compile: Measure the net compiled by torch.compile too, and with int8 convolutions; needs a C++ compiler.
+        compile: Measure the net compiled by torch.compile too, and with int8 convolutions; needs a
+            C++ compiler.
     """
 
     batch_sizes: Sequence[int] = (1,)
@@ -93,10 +95,19 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     }
 
 
-def _measure(way: PredictVariant, original: PredictVariant, seconds: float, paths: Sequence[Path]) -> dict[str, Any]:
-    line = {"way": way.kind, "batch_size": way.batch_size, "note": way.note, "images_per_s": len(paths) / seconds}
+def _measure(
+    way: PredictVariant, original: PredictVariant, seconds: float, paths: Sequence[Path]
+) -> dict[str, Any]:
+    line = {
+        "way": way.kind,
+        "batch_size": way.batch_size,
+        "note": way.note,
+        "images_per_s": len(paths) / seconds,
+    }
     if way.note:
-        return line | dict.fromkeys(("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan)
+        return line | dict.fromkeys(
+            ("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan
+        )
     found = _compare(way, original, paths)
     return line | {
         "dice_to_fp32": found.dice,

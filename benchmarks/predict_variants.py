@@ -41,7 +41,8 @@ Weights = dict[str, Any]
 
 
 def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictSuite") -> Weights:
-    """Weights of `cfg.ckpt`, or of a model that is trained for `options.steps`: enough for masks that can be compared.
+    """Weights of `cfg.ckpt`, or of a model that is trained for `options.steps`: enough for masks
+    that can be compared.
 
     Raises:
         DataError: The checkpoint does not exist.
@@ -53,14 +54,21 @@ def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictS
         return model.state_dict()
     log.info("training %d steps, as there is no ckpt", options.steps)
     model = train_steps(cfg, steps=options.steps, datamodule=datamodule)
-    return {name: tensor.cpu() if isinstance(tensor, Tensor) else tensor for name, tensor in model.state_dict().items()}
+    return {
+        name: tensor.cpu() if isinstance(tensor, Tensor) else tensor
+        for name, tensor in model.state_dict().items()
+    }
 
 
-def make_net(cfg: DictConfig, datamodule: BaseDataModule, weights: Weights, channels: int) -> nn.Module:
+def make_net(
+    cfg: DictConfig, datamodule: BaseDataModule, weights: Weights, channels: int
+) -> nn.Module:
     """A net with these weights, from [B, C, h, w] to probability [B, 1, h, w]."""
     model = build_model(cfg)
     model.load_state_dict(weights)
-    return ProbabilityNet(model, tuple(range(channels)), datamodule.batch_format, datamodule.channel_names).eval()
+    return ProbabilityNet(
+        model, tuple(range(channels)), datamodule.batch_format, datamodule.channel_names
+    ).eval()
 
 
 _SMALLEST: Final = 0.3  # side of the smallest image, as a share of a patch
@@ -81,8 +89,13 @@ def write_images(datamodule: BaseDataModule, folder: Path, images: int) -> list[
     import cv2
 
     paths, rng = [], np.random.default_rng(0)
-    for number, image in enumerate(track(islice(_repeat(datamodule), images), "writing images", images)):
-        sides = [int(rng.integers(max(1, round(_SMALLEST * side)), side, endpoint=True)) for side in image.shape[1:]]
+    for number, image in enumerate(
+        track(islice(_repeat(datamodule), images), "writing images", images)
+    ):
+        sides = [
+            int(rng.integers(max(1, round(_SMALLEST * side)), side, endpoint=True))
+            for side in image.shape[1:]
+        ]
         corner = [
             int(rng.integers(0, length - side, endpoint=True))
             for length, side in zip(image.shape[1:], sides, strict=True)
@@ -90,7 +103,9 @@ def write_images(datamodule: BaseDataModule, folder: Path, images: int) -> list[
         part = image[:, corner[0] : corner[0] + sides[0], corner[1] : corner[1] + sides[1]]
         paths.append(folder / f"{number:05}.png")
         # The order of channels in the file is that of the sample, which OpenCV writes turned round.
-        paths[-1].write_bytes(cv2.imencode(".png", part.transpose(1, 2, 0)[:, :, ::-1])[1].tobytes())
+        paths[-1].write_bytes(
+            cv2.imencode(".png", part.transpose(1, 2, 0)[:, :, ::-1])[1].tobytes()
+        )
     return paths
 
 
@@ -191,30 +206,41 @@ def list_ways(
         device: Where to predict.
     """
     channels = len(read_image(paths[0]))
-    make = partial(make_net, cfg, datamodule, weights, channels)  # a net each, as predictors change how it is stored
+    make = partial(
+        make_net, cfg, datamodule, weights, channels
+    )  # a net each, as predictors change how it is stored
     ways = [
-        PredictVariant(kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16")))
+        PredictVariant(
+            kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16"))
+        )
         for kind in ("original", "original_bf16")
     ]
     sizes = options.batch_sizes
     ways += [
         PredictVariant(
-            "batched", size, partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device))
+            "batched",
+            size,
+            partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device)),
         )
         for size in sizes
     ]
     ways += [
-        _make_in_lanes(kind, make(), size, options.tile_px, device) for kind in ("lanes", "bf16") for size in sizes
+        _make_in_lanes(kind, make(), size, options.tile_px, device)
+        for kind in ("lanes", "bf16")
+        for size in sizes
     ]
     if options.compile:
         ways += [_make_compiled(kind, make(), paths, options, device) for kind in COMPILED]
     return ways
 
 
-def _make_in_lanes(kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device) -> PredictVariant:
+def _make_in_lanes(
+    kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device
+) -> PredictVariant:
     lanes = choose_lanes(device)
     many, alone = (
-        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, lanes=count)) for count in (lanes, 1)
+        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, lanes=count))
+        for count in (lanes, 1)
     )
     return PredictVariant(kind, batch_size, many, lanes=lanes, predict_alone=alone)
 
@@ -229,13 +255,23 @@ def _make_compiled(
         if kind.startswith("static"):
             tiles = [_cut_tile(path, options.tile_px) for path in paths[:_CALIBRATION]]
             net = quantise(net, mode="static", calibration=tiles)
-        return PredictVariant(kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device)))
+        return PredictVariant(
+            kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device))
+        )
     except ConfigError as error:
-        return PredictVariant(kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error))
+        return PredictVariant(
+            kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error)
+        )
 
 
 def _open(
-    kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device, *, lanes: int = 1
+    kind: str,
+    net: nn.Module,
+    batch_size: int,
+    tile_px: int,
+    device: torch.device,
+    *,
+    lanes: int = 1,
 ) -> TiledPredictor:
     return TiledPredictor(
         net,
@@ -252,7 +288,9 @@ def _open(
     )
 
 
-def _predict_one_by_one(net: nn.Module, paths: Sequence[Path], *, has_bf16: bool) -> Iterator[Tensor]:
+def _predict_one_by_one(
+    net: nn.Module, paths: Sequence[Path], *, has_bf16: bool
+) -> Iterator[Tensor]:
     """As people do it: load, to a tensor, forward, to NumPy."""
     device = next(net.parameters()).device
     for path in paths:

@@ -29,7 +29,15 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
-COLUMNS: Final = ("way", "first_batch_s", "epoch_s", "fetched_share", "kept_share", "earlier", "note")
+COLUMNS: Final = (
+    "way",
+    "first_batch_s",
+    "epoch_s",
+    "fetched_share",
+    "kept_share",
+    "earlier",
+    "note",
+)
 _HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _CHANNELS: Final = 3
 _BATCH: Final = 32
@@ -46,11 +54,13 @@ Epochs = Callable[[Path, str], Iterator[Iterator[Any]]]
 class ShardsSuite(Suite):
     """Patches of a set on a server that answers late and slowly, from an empty cache on.
 
-    A row for each way: ``shards``, a set of shards with a cache of a share of it; ``mirror``, the files of the set
-    brought here first, all of them, and decoded into a store; ``litdata``, its patches as samples of litdata's
-    StreamingDataset, with the same cache. Columns: ``first_batch_s``, seconds to the first batch from an empty cache;
-    ``epoch_s``, of the second epoch; ``fetched_share``, bytes that the server sent in it over bytes of the set;
-    ``kept_share``, most bytes on the disk over bytes of the set; ``earlier``, first batch of ``mirror`` over this one.
+    A row for each way: ``shards``, a set of shards with a cache of a share of it; ``mirror``, the
+    files of the set brought here first, all of them, and decoded into a store; ``litdata``, its
+    patches as samples of litdata's StreamingDataset, with the same cache. Columns:
+    ``first_batch_s``, seconds to the first batch from an empty cache; ``epoch_s``, of the second
+    epoch; ``fetched_share``, bytes that the server sent in it over bytes of the set;
+    ``kept_share``, most bytes on the disk over bytes of the set; ``earlier``, first batch of
+    ``mirror`` over this one.
 
     Args:
         images: How many are made, of noise.
@@ -82,10 +92,21 @@ class ShardsSuite(Suite):
             with serve(Path(temp) / "bucket", self) as url:
                 for _ in range(self.repeats):
                     for name, epochs in ways.items():
-                        found.setdefault(name, []).append(_measure(Path(temp) / "here", epochs, url, self))
-        lines = [_make_line(name, found.get(name, []), found["mirror"]) for name in ("shards", "mirror", "litdata")]
+                        found.setdefault(name, []).append(
+                            _measure(Path(temp) / "here", epochs, url, self)
+                        )
+        lines = [
+            _make_line(name, found.get(name, []), found["mirror"])
+            for name in ("shards", "mirror", "litdata")
+        ]
         size = f"{self.latency_ms:g} ms, {self.megabytes_per_s:g} MB/s"
-        report_lines(lines, COLUMNS, folder, f"{self.images} images of {self.side_px} px, {size}", headings=_HEADINGS)
+        report_lines(
+            lines,
+            COLUMNS,
+            folder,
+            f"{self.images} images of {self.side_px} px, {size}",
+            headings=_HEADINGS,
+        )
         return collect(lines, COLUMNS[:-1])
 
     @property
@@ -103,9 +124,13 @@ class ShardsSuite(Suite):
 def _make_ways(folder: Path, options: ShardsSuite) -> dict[str, Epochs]:
     photos = folder / "bucket" / "photos"
     for number in range(options.images):
-        image = np.random.default_rng(number).integers(0, 256, (options.side_px, options.side_px, _CHANNELS), np.uint8)
+        image = np.random.default_rng(number).integers(
+            0, 256, (options.side_px, options.side_px, _CHANNELS), np.uint8
+        )
         write_png(photos / f"{number:04}.png", image)
-    _open_files(str(photos), folder / "made", options).publish(str(folder / "bucket/set.shards"), options.shard_bytes)
+    _open_files(str(photos), folder / "made", options).publish(
+        str(folder / "bucket/set.shards"), options.shard_bytes
+    )
 
     def read_ours(name: str) -> Epochs:
         return lambda here, url: _read_ours(f"s3://{BUCKET}/{name}", here, url, options)
@@ -119,7 +144,9 @@ def _make_ways(folder: Path, options: ShardsSuite) -> dict[str, Epochs]:
     return ways | {"litdata": lambda here, url: _read_litdata(here, url, options)}
 
 
-def _open_files(root: str, cache: Path, options: ShardsSuite, url: str | None = None) -> StripeFiles:
+def _open_files(
+    root: str, cache: Path, options: ShardsSuite, url: str | None = None
+) -> StripeFiles:
     return StripeFiles(
         root=root,
         patterns=("*",),
@@ -151,7 +178,10 @@ def _write_litdata(folder: Path, options: ShardsSuite) -> None:
     from litdata.streaming.cache import Cache
 
     store = _open_files(str(folder / "bucket/photos"), folder / "made", options).open_images()
-    cache, grid = Cache(str(folder / "bucket/litdata"), chunk_bytes=options.shard_bytes), options.grid
+    cache, grid = (
+        Cache(str(folder / "bucket/litdata"), chunk_bytes=options.shard_bytes),
+        options.grid,
+    )
     for index in range(len(grid)):
         (image,), (y,), (x,) = (values.tolist() for values in grid.locate(np.array([index])))
         cache[index] = store[image][:, y : y + options.patch_px, x : x + options.patch_px].copy()
@@ -163,7 +193,9 @@ def _read_litdata(here: Path, url: str, options: ShardsSuite) -> Iterator[Iterat
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = True  # its fast client wants https otherwise
+    getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = (
+        True  # its fast client wants https otherwise
+    )
     dataset = StreamingDataset(
         f"s3://{BUCKET}/litdata",
         cache_dir=str(here),
@@ -237,7 +269,9 @@ def serve(folder: Path, options: ShardsSuite) -> Iterator[str]:
         process.stdout.close()
 
 
-def _make_line(name: str, laps: list[dict[str, float]], mirror: list[dict[str, float]]) -> Mapping[str, Any]:
+def _make_line(
+    name: str, laps: list[dict[str, float]], mirror: list[dict[str, float]]
+) -> Mapping[str, Any]:
     def middle(of: list[dict[str, float]], column: str) -> float:
         return median([lap[column] for lap in of] or [math.nan])
 

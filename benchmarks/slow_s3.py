@@ -1,7 +1,8 @@
-"""``python -m benchmarks.slow_s3 FOLDER LATENCY_MS MB_PER_S``: a server that speaks as much S3 as readers ask for.
+"""``python -m benchmarks.slow_s3 FOLDER LATENCY_MS MB_PER_S``: a server that speaks as much S3 as
+readers ask for.
 
-Every request waits, and all answers together get so many bytes a second. Prints its port; ``/count`` answers how many
-bytes were sent since it was asked last.
+Every request waits, and all answers together get so many bytes a second. Prints its port;
+``/count`` answers how many bytes were sent since it was asked last.
 """
 
 import http.server
@@ -81,7 +82,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         first, last = 0, size - 1
         if asked:
             begin, _, end = asked.removeprefix("bytes=").partition("-")
-            first, last = (int(begin), int(end) if end else last) if begin else (size - int(end), last)
+            first, last = (
+                (int(begin), int(end) if end else last) if begin else (size - int(end), last)
+            )
         count = min(last, size - 1) - first + 1
         self.send_response(206 if asked else 200)
         headers = {"Content-Length": str(count), "ETag": f'"{size}-x"', "Accept-Ranges": "bytes"}
@@ -122,6 +125,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 if __name__ == "__main__":
     folder, latency_ms, megabytes_per_s = sys.argv[1:]
-    with SlowServer(Path(folder), float(latency_ms) / 1000, float(megabytes_per_s) * 1e6) as running:
+    with SlowServer(
+        Path(folder), float(latency_ms) / 1000, float(megabytes_per_s) * 1e6
+    ) as running:
         print(running.server_address[1], flush=True)
         running.serve_forever()

@@ -31,8 +31,8 @@ _MASKED: Final = 4
 class StartSuite(Suite):
     """What a run waits for before its first step: files found, decoded, compared, split.
 
-    ``first_start_s`` with nothing stored, ``start_s`` of every later run (median of `repeats`), that for each image,
-    and the memory of the process behind it.
+    ``first_start_s`` with nothing stored, ``start_s`` of every later run (median of `repeats`),
+    that for each image, and the memory of the process behind it.
 
     Args:
         images: Sizes of sets of drawn images of 64 px, in turn; each is larger than the one before.
@@ -58,7 +58,12 @@ class StartSuite(Suite):
                         "rss_mb": psutil.Process().memory_info().rss / 1e6,
                     }
                 )
-        report_lines(lines, COLUMNS, Path(cfg.paths.run), f"images of {_SIDE_PX} px, one of {_MASKED} with a mask")
+        report_lines(
+            lines,
+            COLUMNS,
+            Path(cfg.paths.run),
+            f"images of {_SIDE_PX} px, one of {_MASKED} with a mask",
+        )
         return collect(lines, COLUMNS)
 
 
@@ -78,7 +83,10 @@ def _start(folder: Path, count: int) -> float:
     try:
         began_s = time.perf_counter()
         data = InspectionDataModule(
-            str(folder / "set"), patch_px=_SIDE_PX, cache_dir=str(folder / str(count)), loader=loader
+            str(folder / "set"),
+            patch_px=_SIDE_PX,
+            cache_dir=str(folder / str(count)),
+            loader=loader,
         )
         data.prepare_data()
         data.setup("fit")

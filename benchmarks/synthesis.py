@@ -45,7 +45,10 @@ _LABELS: Final = {
     "batched": "lit_data, a batch",
     "device": "lit_data, a batch on the device",
 }
-_MEASURED: Final = ("family", *(name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")))
+_MEASURED: Final = (
+    "family",
+    *(name for name in COLUMNS if name.endswith("_us") or name.startswith("ratio")),
+)
 _HEADINGS: Final = {
     "family": "family",
     "defects": "defects",
@@ -53,21 +56,29 @@ _HEADINGS: Final = {
     "ratio_to_original": "x original",
     "ratio_to_local": "x local",
 }
-_COLOURS: Final = {"original": "#c8cbd0", "local": "#8f949c", "batched": "#007aff", "device": "#34c759"}
+_COLOURS: Final = {
+    "original": "#c8cbd0",
+    "local": "#8f949c",
+    "batched": "#007aff",
+    "device": "#34c759",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SynthesisSuite(Suite):
-    """How fast defects are drawn, beside the ways in which people draw them, on one core as workers draw.
+    """How fast defects are drawn, beside the ways in which people draw them, on one core as workers
+    draw.
 
-    A row for each family of defects, with medians of: ``original_us``, time of a defect computed over every pixel of
-    the whole first image, one after the other; ``local_us``, in its own window, one after the other; ``batched_us``,
-    in a batch, as lit_data does it; ``device_us``, the same on a CUDA device; ``original_numpy_us`` and
-    ``local_numpy_us``, spots as NumPy draws them; ``ratio_to_original`` and ``ratio_to_local``, how often
-    ``batched_us`` goes into those, or into NumPy's where that is faster.
+    A row for each family of defects, with medians of: ``original_us``, time of a defect computed
+    over every pixel of the whole first image, one after the other; ``local_us``, in its own window,
+    one after the other; ``batched_us``, in a batch, as lit_data does it; ``device_us``, the same on
+    a CUDA device; ``original_numpy_us`` and ``local_numpy_us``, spots as NumPy draws them;
+    ``ratio_to_original`` and ``ratio_to_local``, how often ``batched_us`` goes into those, or into
+    NumPy's where that is faster.
 
-    In summary.json also ``finish_ms``, a planned batch with all families until it is drawn and augmented, and with
-    `compile` ``finish_compiled_ms``, or ``finish_compiled_note``, why it could not be compiled.
+    In summary.json also ``finish_ms``, a planned batch with all families until it is drawn and
+    augmented, and with `compile` ``finish_compiled_ms``, or ``finish_compiled_note``, why it could
+    not be compiled.
 
     Args:
         batch_size: Patches of a batch.
@@ -88,10 +99,19 @@ class SynthesisSuite(Suite):
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
         draw_bars([make_panel(lines)], folder / "benchmark.png", title, "us per defect")
         for name in (name for name in finish if name.endswith("_ms")):
-            log.info("%s %.2f: a batch of %d, drawn and augmented", name, finish[name], len(scene.patches))
+            log.info(
+                "%s %.2f: a batch of %d, drawn and augmented",
+                name,
+                finish[name],
+                len(scene.patches),
+            )
         return (
             collect(lines, _MEASURED)
-            | {f"benchmark/{name}": lines[-1][name] for name in _MEASURED if name.startswith("ratio")}
+            | {
+                f"benchmark/{name}": lines[-1][name]
+                for name in _MEASURED
+                if name.startswith("ratio")
+            }
             | {"benchmark/batch_size": len(scene.patches)}
             | finish
         )
@@ -100,12 +120,16 @@ class SynthesisSuite(Suite):
 def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
     """The same with compiled augmentation, whose shapes are those of the batch.
 
-    Drawing is left as it is: with each batch come other numbers of defects, and other groups of them.
+    Drawing is left as it is: with each batch come other numbers of defects, and other groups of
+    them.
 
     Args:
         transformation: What happens to batches.
     """
-    return replace(transformation, augment={stage: Compiled(part) for stage, part in transformation.augment.items()})
+    return replace(
+        transformation,
+        augment={stage: Compiled(part) for stage, part in transformation.augment.items()},
+    )
 
 
 def make_panel(lines: Sequence[Line]) -> Panel:
@@ -118,20 +142,32 @@ def make_panel(lines: Sequence[Line]) -> Panel:
     )
 
 
-def _compare_ways(scene: Scene, options: SynthesisSuite, device: torch.device) -> list[dict[str, Any]]:
+def _compare_ways(
+    scene: Scene, options: SynthesisSuite, device: torch.device
+) -> list[dict[str, Any]]:
     """A line for each family, and one for all together."""
     specs = {member.name: replace(scene.spec, families=(member,)) for member in scene.spec.members}
     there = scene.patches.to(device) if device.type == "cuda" else None
-    rows = {row: _list_ways(scene, scene.plan(spec), there) for row, spec in (specs | {"all": scene.spec}).items()}
+    rows = {
+        row: _list_ways(scene, scene.plan(spec), there)
+        for row, spec in (specs | {"all": scene.spec}).items()
+    }
     works = {f"{row}/{way}": work for row, (ways, _) in rows.items() for way, work in ways.items()}
     times_s = time_in_turn(works, options.repeats, device)
     return [
-        _make_line(row, {way: times_s[f"{row}/{way}"] / counts[way] for way in ways}, counts, options.repeats)
+        _make_line(
+            row,
+            {way: times_s[f"{row}/{way}"] / counts[way] for way in ways},
+            counts,
+            options.repeats,
+        )
         for row, (ways, counts) in rows.items()
     ]
 
 
-def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[dict[str, Call], dict[str, int]]:
+def _list_ways(
+    scene: Scene, plan: DefectPlan, there: Tensor | None
+) -> tuple[dict[str, Call], dict[str, int]]:
     """For each way what it does, and how many defects that draws.
 
     Pixels are drawn on again and again: what it costs does not depend on what they show.
@@ -152,7 +188,9 @@ def _list_ways(scene: Scene, plan: DefectPlan, there: Tensor | None) -> tuple[di
     if there is not None:
         plan_there = plan.to(there.device)
         works["device"] = lambda: render(there, plan_there, values)
-    return works, {way: len(plan) if way in ("batched", "device") else len(numbers) for way in works}
+    return works, {
+        way: len(plan) if way in ("batched", "device") else len(numbers) for way in works
+    }
 
 
 def _time_finish(scene: Scene, options: SynthesisSuite, device: torch.device) -> dict[str, Any]:
@@ -164,7 +202,9 @@ def _time_finish(scene: Scene, options: SynthesisSuite, device: torch.device) ->
         if options.compile:
             compiled = compile_augmentation(scene.transformation)
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # of what the compiler cannot follow, which it leaves as it is
+                warnings.simplefilter(
+                    "ignore"
+                )  # of what the compiler cannot follow, which it leaves as it is
                 compiled.finish(batch, "train")
             works["finish_compiled"] = lambda: compiled.finish(batch, "train")
     except Exception as error:  # compilers fail in many ways
@@ -175,10 +215,21 @@ def _time_finish(scene: Scene, options: SynthesisSuite, device: torch.device) ->
     return found | {f"benchmark/{name}_ms": 1e3 * seconds for name, seconds in times_s.items()}
 
 
-def _make_line(family: str, each_s: Mapping[str, float], counts: Mapping[str, int], repeats: int) -> dict[str, Any]:
+def _make_line(
+    family: str, each_s: Mapping[str, float], counts: Mapping[str, int], repeats: int
+) -> dict[str, Any]:
     times_us = {f"{way}_us": 1e6 * each_s.get(way, math.nan) for way in WAYS}
-    ratios = {f"ratio_to_{way}": _find_fastest(times_us, way) / times_us["batched_us"] for way in ("original", "local")}
-    return {"family": family, "defects": counts["batched"], **times_us, **ratios, "repeats": repeats}
+    ratios = {
+        f"ratio_to_{way}": _find_fastest(times_us, way) / times_us["batched_us"]
+        for way in ("original", "local")
+    }
+    return {
+        "family": family,
+        "defects": counts["batched"],
+        **times_us,
+        **ratios,
+        "repeats": repeats,
+    }
 
 
 def _find_fastest(line: Line, way: str) -> float:

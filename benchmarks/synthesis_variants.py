@@ -66,8 +66,14 @@ class Scene:
         Raises:
             ConfigError: None has.
         """
-        index, shape = self.batch["index"].numpy(), cast(tuple[int, int, int], tuple(self.patches.shape[1:]))
-        plans = (sample_plan(spec, self.transformation.seed, epoch, index, shape) for epoch in range(_EPOCHS))
+        index, shape = (
+            self.batch["index"].numpy(),
+            cast(tuple[int, int, int], tuple(self.patches.shape[1:])),
+        )
+        plans = (
+            sample_plan(spec, self.transformation.seed, epoch, index, shape)
+            for epoch in range(_EPOCHS)
+        )
         plan = next((plan for plan in plans if len(plan)), None)
         if plan is None:
             raise ConfigError(
@@ -90,8 +96,16 @@ class WholeSpot(Spot):
     def cover(self, windows: "Windows", parameters: Parameters) -> Tensor:
         number = parameters["shape"].long().view(-1).tolist()
         shapes = [self.shapes[n] for n in number]
-        down = _profile(windows.y, windows.top - windows.nearest_y, [(s.height_px, s.sigma_y_px) for s in shapes])
-        across = _profile(windows.x.mT, windows.left - windows.nearest_x, [(s.width_px, s.sigma_x_px) for s in shapes])
+        down = _profile(
+            windows.y,
+            windows.top - windows.nearest_y,
+            [(s.height_px, s.sigma_y_px) for s in shapes],
+        )
+        across = _profile(
+            windows.x.mT,
+            windows.left - windows.nearest_x,
+            [(s.width_px, s.sigma_x_px) for s in shapes],
+        )
         return (down * across.mT).float()
 
 
@@ -107,17 +121,23 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
         changed.data.cache = "store"
     datamodule = build_datamodule(changed)
     if not isinstance(datamodule, StripeDataModule) or datamodule.synthesis is None:
-        raise ConfigError("suite=synthesis draws data.synthesis into stripes: set synthesis=library")
+        raise ConfigError(
+            "suite=synthesis draws data.synthesis into stripes: set synthesis=library"
+        )
     datamodule.setup("fit")
     transformation, dataset = datamodule.transformation, datamodule.dataset("train")
     if not len(dataset):
         raise ConfigError("the train split holds no images to draw into: check data.splits")
     samples = [dataset[number % len(dataset)] for number in range(batch_size)]
-    batch = transformation.plan({key: torch.stack([s[key] for s in samples]) for key in samples[0]}, "train")
+    batch = transformation.plan(
+        {key: torch.stack([s[key] for s in samples]) for key in samples[0]}, "train"
+    )
     patches, values = transformation.spread(batch["image"], batch)
     whole = torch.from_numpy(np.array(datamodule.bank[int(batch["image_index"][0])]))[None]
     first = transformation.plan({"index": batch["index"][:1], "epoch": batch["epoch"][:1]}, "train")
-    patches, image = (_copy_pixels(pixels) for pixels in (patches, transformation.spread(whole, first)[0]))
+    patches, image = (
+        _copy_pixels(pixels) for pixels in (patches, transformation.spread(whole, first)[0])
+    )
     return Scene(
         transformation=transformation,
         spec=datamodule.synthesis,
@@ -133,7 +153,8 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
 def widen(plan: DefectPlan, shape_px: tuple[int, int]) -> DefectPlan:
     """The same defects in the middle of the image, in windows that are exactly the image.
 
-    Where a defect lies does not change what the whole-image way costs, and windows around the middle need no margin.
+    Where a defect lies does not change what the whole-image way costs, and windows around the
+    middle need no margin.
 
     Args:
         plan: Defects on the host.
@@ -141,7 +162,12 @@ def widen(plan: DefectPlan, shape_px: tuple[int, int]) -> DefectPlan:
     """
     middle_y, middle_x = (np.float32((length - 1) // 2) for length in shape_px)
     families = tuple(
-        WholeSpot(weight=member.weight, amplitude=member.amplitude, contrast=member.contrast, shapes=member.shapes)
+        WholeSpot(
+            weight=member.weight,
+            amplitude=member.amplitude,
+            contrast=member.contrast,
+            shapes=member.shapes,
+        )
         if isinstance(member, Spot)
         else member
         for member in plan.spec.members
@@ -150,7 +176,9 @@ def widen(plan: DefectPlan, shape_px: tuple[int, int]) -> DefectPlan:
         plan,
         y=plan.y - np.floor(plan.y + np.float32(0.5)) + middle_y,
         x=plan.x - np.floor(plan.x + np.float32(0.5)) + middle_x,
-        groups=tuple(group._replace(height_px=shape_px[0], width_px=shape_px[1]) for group in plan.groups),
+        groups=tuple(
+            group._replace(height_px=shape_px[0], width_px=shape_px[1]) for group in plan.groups
+        ),
         spec=replace(plan.spec, families=families),
     )
 
@@ -163,10 +191,14 @@ def take_alone(plan: DefectPlan, numbers: Iterable[int]) -> list[Alone]:
         numbers: Which.
     """
     plans = [plan.select(np.arange(len(plan)) == number) for number in numbers]
-    return [Alone(int(one.row[0]), replace(one, row=np.zeros_like(one.row)).to("cpu")) for one in plans]
+    return [
+        Alone(int(one.row[0]), replace(one, row=np.zeros_like(one.row)).to("cpu")) for one in plans
+    ]
 
 
-def draw_in_turn(images: Tensor, masks: Tensor, defects: Iterable[Alone], values: ValueRange) -> None:
+def draw_in_turn(
+    images: Tensor, masks: Tensor, defects: Iterable[Alone], values: ValueRange
+) -> None:
     """Draw defects one after the other, with a call for each.
 
     Args:
@@ -179,7 +211,9 @@ def draw_in_turn(images: Tensor, masks: Tensor, defects: Iterable[Alone], values
         draw(images[row : row + 1], masks[row : row + 1], plan, values)
 
 
-def place_alone(patches: Tensor, plan: DefectPlan, numbers: Iterable[int], values: ValueRange) -> list[PlacedSpot]:
+def place_alone(
+    patches: Tensor, plan: DefectPlan, numbers: Iterable[int], values: ValueRange
+) -> list[PlacedSpot]:
     """Spots of a plan as the NumPy ways take them.
 
     Args:

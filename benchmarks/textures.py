@@ -17,7 +17,9 @@ def draw_texture(rng: Rng, height: int, width: int) -> Image:
     if rng.random() < 0.4:
         other = _normalise(_PROCESSES[rng.integers(len(_PROCESSES))](rng, height, width))
         share = rng.uniform(0.1, 0.5)
-        mixed = grey * (1 + share * other) if rng.random() < 0.3 else (1 - share) * grey + share * other
+        mixed = (
+            grey * (1 + share * other) if rng.random() < 0.3 else (1 - share) * grey + share * other
+        )
         grey = _normalise(mixed)
     if rng.random() < 0.3:
         grey = np.tanh(grey * rng.uniform(0.7, 2.5))
@@ -56,8 +58,12 @@ def _colour(rng: Rng, grey: Image) -> Image:
     axis = rng.normal(1, 0.4, 3)
     image = base + tint + contrast * grey[..., None] * axis
     if rng.random() < 0.3:
-        other = cv2.GaussianBlur(rng.normal(0, 1, grey.shape).astype(np.float32), (0, 0), rng.uniform(1, 12))
-        image = image + contrast * rng.uniform(0.2, 0.8) * _normalise(other)[..., None] * rng.normal(0, 1, 3)
+        other = cv2.GaussianBlur(
+            rng.normal(0, 1, grey.shape).astype(np.float32), (0, 0), rng.uniform(1, 12)
+        )
+        image = image + contrast * rng.uniform(0.2, 0.8) * _normalise(other)[
+            ..., None
+        ] * rng.normal(0, 1, 3)
     return np.asarray(image, np.float32)
 
 
@@ -90,7 +96,9 @@ def _spectral(rng: Rng, height: int, width: int) -> Image:
     white = np.fft.rfft2(rng.normal(0, 1, (height, width)))
     field = _normalise(np.fft.irfft2(white * amplitude, (height, width)))
     kind = rng.integers(4)
-    return np.abs(field) if kind == 0 else np.sign(field - rng.uniform(-1, 1)) if kind == 1 else field
+    return (
+        np.abs(field) if kind == 0 else np.sign(field - rng.uniform(-1, 1)) if kind == 1 else field
+    )
 
 
 def _waves(rng: Rng, height: int, width: int) -> Image:
@@ -98,7 +106,9 @@ def _waves(rng: Rng, height: int, width: int) -> Image:
     _, x = _coordinates(rng, height, width)
     period = np.exp(rng.uniform(np.log(3), np.log(40)))
     phase = 2 * np.pi * x / period
-    return np.asarray(np.tanh(rng.uniform(0.3, 6) * (np.sin(phase) - rng.uniform(-0.8, 0.8))), np.float32)
+    return np.asarray(
+        np.tanh(rng.uniform(0.3, 6) * (np.sin(phase) - rng.uniform(-0.8, 0.8))), np.float32
+    )
 
 
 def _weave(rng: Rng, height: int, width: int) -> Image:
@@ -111,7 +121,10 @@ def _weave(rng: Rng, height: int, width: int) -> Image:
     across, along = np.abs(np.sin(np.pi * u)), np.abs(np.sin(np.pi * v))
     field = np.where(over, across, along * rng.uniform(0.6, 1))
     shade = rng.normal(0, rng.uniform(0, 0.2), 4096)
-    return np.asarray(field + shade[(np.floor(u).astype(int) * 61 + np.floor(v).astype(int) * 17) % 4096], np.float32)
+    return np.asarray(
+        field + shade[(np.floor(u).astype(int) * 61 + np.floor(v).astype(int) * 17) % 4096],
+        np.float32,
+    )
 
 
 def _lattice(rng: Rng, height: int, width: int) -> Image:
@@ -142,7 +155,9 @@ def _cells(rng: Rng, height: int, width: int) -> Image:
     count = max(4, int(height * width / size**2))
     seeds = np.full((height, width), 255, np.uint8)
     seeds[rng.integers(0, height, count), rng.integers(0, width, count)] = 0
-    distance, labels = cv2.distanceTransformWithLabels(seeds, cv2.DIST_L2, 5, labelType=cv2.DIST_LABEL_PIXEL)
+    distance, labels = cv2.distanceTransformWithLabels(
+        seeds, cv2.DIST_L2, 5, labelType=cv2.DIST_LABEL_PIXEL
+    )
     shade = rng.normal(0, 1, int(labels.max()) + 1).astype(np.float32)[labels]
     edges = (cv2.Laplacian(labels.astype(np.float32), cv2.CV_32F) != 0).astype(np.float32)
     edges = cv2.GaussianBlur(edges, (0, 0), rng.uniform(0.6, 2.0))
@@ -166,7 +181,14 @@ def _leaves(rng: Rng, height: int, width: int) -> Image:
             cv2.circle(field, (x, y), int(radius), float(shade), -1)
         elif kind == 1:
             cv2.ellipse(
-                field, (x, y), (int(radius), max(1, int(radius * ratio))), float(angle), 0, 360, float(shade), -1
+                field,
+                (x, y),
+                (int(radius), max(1, int(radius * ratio))),
+                float(angle),
+                0,
+                360,
+                float(shade),
+                -1,
             )
         else:
             corners = rng.integers(4, 8)
@@ -174,21 +196,33 @@ def _leaves(rng: Rng, height: int, width: int) -> Image:
             points = np.stack((x + radius * np.cos(turn), y + radius * np.sin(turn)), 1)
             cv2.fillPoly(field, [points.astype(np.int32)], float(shade))
     if shaded:
-        field = field + rng.uniform(0.2, 0.8) * (cv2.GaussianBlur(field, (0, 0), size / 2 + 0.5) - field)
+        field = field + rng.uniform(0.2, 0.8) * (
+            cv2.GaussianBlur(field, (0, 0), size / 2 + 0.5) - field
+        )
     return field
 
 
 def _fibres(rng: Rng, height: int, width: int) -> Image:
     """Short lines of a preferred direction: grass, hair, brushed metal."""
     field = np.zeros((height, width), np.float32)
-    length, spread, main = np.exp(rng.uniform(np.log(6), np.log(60))), rng.uniform(0.02, 1.5), rng.uniform(0, np.pi)
+    length, spread, main = (
+        np.exp(rng.uniform(np.log(6), np.log(60))),
+        rng.uniform(0.02, 1.5),
+        rng.uniform(0, np.pi),
+    )
     thickness = int(rng.integers(1, 4))
     count = int(min(3000, 2.0 * height * width / (length * thickness)))
-    starts = np.stack((rng.uniform(-20, width + 20, count), rng.uniform(-20, height + 20, count)), 1)
+    starts = np.stack(
+        (rng.uniform(-20, width + 20, count), rng.uniform(-20, height + 20, count)), 1
+    )
     angles = main + rng.normal(0, spread, count)
-    ends = starts + length * np.stack((np.cos(angles), np.sin(angles)), 1) * rng.uniform(0.5, 1.5, (count, 1))
+    ends = starts + length * np.stack((np.cos(angles), np.sin(angles)), 1) * rng.uniform(
+        0.5, 1.5, (count, 1)
+    )
     shades = rng.normal(0, 1, count)
-    for start, end, shade in zip(starts.astype(int).tolist(), ends.astype(int).tolist(), shades, strict=True):
+    for start, end, shade in zip(
+        starts.astype(int).tolist(), ends.astype(int).tolist(), shades, strict=True
+    ):
         cv2.line(field, start, end, float(shade), thickness)
     return field
 
@@ -212,10 +246,16 @@ def _spots(rng: Rng, height: int, width: int) -> Image:
 def _calm(rng: Rng, height: int, width: int) -> Image:
     """Nearly nothing: slow changes and fine noise, as on polished or painted parts."""
     slow = _normalise(
-        cv2.GaussianBlur(rng.normal(0, 1, (height, width)).astype(np.float32), (0, 0), rng.uniform(10, 40))
+        cv2.GaussianBlur(
+            rng.normal(0, 1, (height, width)).astype(np.float32), (0, 0), rng.uniform(10, 40)
+        )
     )
-    fine = cv2.GaussianBlur(rng.normal(0, 1, (height, width)).astype(np.float32), (0, 0), rng.uniform(0.3, 1.5))
-    return np.asarray(slow * rng.uniform(0, 0.5) + _normalise(fine) * rng.uniform(0.2, 1), np.float32)
+    fine = cv2.GaussianBlur(
+        rng.normal(0, 1, (height, width)).astype(np.float32), (0, 0), rng.uniform(0.3, 1.5)
+    )
+    return np.asarray(
+        slow * rng.uniform(0, 0.5) + _normalise(fine) * rng.uniform(0.2, 1), np.float32
+    )
 
 
 _PROCESSES: Final[tuple[Callable[[Rng, int, int], Image], ...]] = (
@@ -243,9 +283,14 @@ def _blob(rng: Rng, shape: tuple[int, ...], size: float, soft: float) -> Image:
     y, x = np.mgrid[:height, :width].astype(np.float32)
     cy, cx = rng.uniform(0.08, 0.92) * height, rng.uniform(0.08, 0.92) * width
     angle, ratio = rng.uniform(0, np.pi), rng.uniform(0.4, 1)
-    u, v = (x - cx) * np.cos(angle) + (y - cy) * np.sin(angle), -(x - cx) * np.sin(angle) + (y - cy) * np.cos(angle)
+    u, v = (
+        (x - cx) * np.cos(angle) + (y - cy) * np.sin(angle),
+        -(x - cx) * np.sin(angle) + (y - cy) * np.cos(angle),
+    )
     around = np.arctan2(v, u)
-    uneven = 1 + sum(rng.normal(0, 0.15) * np.cos(k * around + rng.uniform(0, 6.3)) for k in (2, 3, 5))
+    uneven = 1 + sum(
+        rng.normal(0, 0.15) * np.cos(k * around + rng.uniform(0, 6.3)) for k in (2, 3, 5)
+    )
     radius = np.hypot(u * np.sqrt(ratio), v / np.sqrt(ratio)) / (size / 2 * np.maximum(uneven, 0.3))
     return np.asarray(np.clip((1 - radius) * size / 2 / soft + 0.5, 0, 1), np.float32)
 
@@ -259,7 +304,9 @@ def _strength(rng: Rng, spread: float) -> NDArray[np.float64]:
 def _stain(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
     size = np.exp(rng.uniform(np.log(6), np.log(44)))
     alpha = _blob(rng, image.shape, size, rng.uniform(1, size / 3 + 1))
-    return (image + alpha[..., None] * _strength(rng, spread) * rng.uniform(0.4, 1)).astype(np.float32), alpha
+    return (image + alpha[..., None] * _strength(rng, spread) * rng.uniform(0.4, 1)).astype(
+        np.float32
+    ), alpha
 
 
 def _fill(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
@@ -280,7 +327,9 @@ def _scratch(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
         place = place + 3 * np.array([np.cos(angle), np.sin(angle)])
     drawn = np.zeros((height, width), np.float32)
     line = np.round(np.array(points) * 8).astype(np.int32)
-    cv2.polylines(drawn, [line], isClosed=False, color=1.0, thickness=int(rng.integers(1, 4)), shift=3)
+    cv2.polylines(
+        drawn, [line], isClosed=False, color=1.0, thickness=int(rng.integers(1, 4)), shift=3
+    )
     alpha = np.minimum(cv2.GaussianBlur(drawn, (0, 0), rng.uniform(0.4, 0.9)) * 1.3, 1)
     return (image + alpha[..., None] * _strength(rng, spread)).astype(np.float32), alpha
 
@@ -294,7 +343,9 @@ def _pit(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
     relief = gx * np.cos(angle) + gy * np.sin(angle)
     relief = relief / max(float(np.abs(relief).max()), 1e-3)
     strength = rng.uniform(1.0, 4.0) * max(spread, 0.03)
-    return (image + (relief * strength)[..., None]).astype(np.float32), (np.abs(relief) > 0.25).astype(np.float32)
+    return (image + (relief * strength)[..., None]).astype(np.float32), (
+        np.abs(relief) > 0.25
+    ).astype(np.float32)
 
 
 def _foreign(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
@@ -302,7 +353,9 @@ def _foreign(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
     height, width = image.shape[:2]
     other = draw_texture(rng, height, width)
     if rng.random() < 0.6:
-        other = (other - other.mean((0, 1))) / max(float(other.std()), 0.01) * image.std() + image.mean((0, 1))
+        other = (other - other.mean((0, 1))) / max(
+            float(other.std()), 0.01
+        ) * image.std() + image.mean((0, 1))
     size = np.exp(rng.uniform(np.log(8), np.log(44)))
     alpha = _blob(rng, image.shape, size, rng.uniform(0.7, 3))
     return (image + alpha[..., None] * (other - image)).astype(np.float32), alpha
@@ -324,14 +377,20 @@ def _warp(rng: Rng, image: Image, spread: float) -> tuple[Image, Image]:
     if rng.random() < 0.5:
         turned = cv2.warpAffine(
             image,
-            cv2.getRotationMatrix2D((width / 2, height / 2), rng.uniform(30, 150), rng.uniform(0.7, 1.4)),
+            cv2.getRotationMatrix2D(
+                (width / 2, height / 2), rng.uniform(30, 150), rng.uniform(0.7, 1.4)
+            ),
             (width, height),
             borderMode=cv2.BORDER_REFLECT,
         )
         return (image + (alpha > 0.5)[..., None] * (turned - image)).astype(np.float32), alpha
     dy, dx = rng.normal(0, 1, 2) * rng.uniform(3, 8)
     moved = cv2.remap(
-        image, x + np.float32(dx) * alpha, y + np.float32(dy) * alpha, cv2.INTER_LINEAR, borderMode=cv2.BORDER_REFLECT
+        image,
+        x + np.float32(dx) * alpha,
+        y + np.float32(dy) * alpha,
+        cv2.INTER_LINEAR,
+        borderMode=cv2.BORDER_REFLECT,
     )
     return moved.astype(np.float32), alpha
 

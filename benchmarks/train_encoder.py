@@ -1,11 +1,13 @@
-"""Train the encoder that `AnomalyModule` brings along, on textures that are drawn, and write its weights.
+"""Train the encoder that `AnomalyModule` brings along, on textures that are drawn, and write its
+weights.
 
-``python -m benchmarks.train_encoder encoder.pt`` gives the same file each time on the same machine. An episode is a
-texture of its own: crops of it fill a memory, and other crops, some with a defect, are scored by their distance to it
-as `AnomalyModule` does. The loss asks that pixels of defects be farther away than the farthest of the others, whatever
-the distances: what is learned is a metric, not the look of textures or of defects (Snell et al., "Prototypical networks
-for few-shot learning", NeurIPS 2017, for the episodes; Baradad et al., "Learning to see by looking at noise", NeurIPS
-2021, for images that nobody took).
+``python -m benchmarks.train_encoder encoder.pt`` gives the same file each time on the same machine.
+An episode is a texture of its own: crops of it fill a memory, and other crops, some with a defect,
+are scored by their distance to it as `AnomalyModule` does. The loss asks that pixels of defects be
+farther away than the farthest of the others, whatever the distances: what is learned is a metric,
+not the look of textures or of defects (Snell et al., "Prototypical networks for few-shot learning",
+NeurIPS 2017, for the episodes; Baradad et al., "Learning to see by looking at noise", NeurIPS 2021,
+for images that nobody took).
 """
 
 import argparse
@@ -52,7 +54,10 @@ def draw_episode(rng: np.random.Generator) -> tuple[Tensor, Tensor]:
     """Crops of a texture [8, 3, 96, 96], the last of them with a defect, and the masks [8, 1, 96, 96]."""
     canvas = draw_texture(rng, _ROWS * CROP_PX, _COLUMNS * CROP_PX)
     order = rng.permutation(_ROWS * _COLUMNS)
-    crops = [canvas[(n // _COLUMNS) * CROP_PX :, (n % _COLUMNS) * CROP_PX :][:CROP_PX, :CROP_PX] for n in order]
+    crops = [
+        canvas[(n // _COLUMNS) * CROP_PX :, (n % _COLUMNS) * CROP_PX :][:CROP_PX, :CROP_PX]
+        for n in order
+    ]
     masks = [np.zeros((CROP_PX, CROP_PX), np.float32) for _ in crops]
     spread = float(canvas.std())
     for number, crop in enumerate(crops):
@@ -84,16 +89,24 @@ def describe_episode(net: TextureEncoder, number: int, seed: int) -> Episode:
     return Episode(fine.half(), coarse.half(), cover, touched)
 
 
-def find_loss(net: TextureEncoder, episode: Episode, generator: torch.Generator) -> tuple[Tensor, float]:
+def find_loss(
+    net: TextureEncoder, episode: Episode, generator: torch.Generator
+) -> tuple[Tensor, float]:
     """The loss of an episode, and the fraction of pairs of hard places that are in the right order."""
-    features = join_features([net.fine(episode.fine.float()), net.coarse(episode.coarse.float())]).permute(0, 2, 3, 1)
+    features = join_features(
+        [net.fine(episode.fine.float()), net.coarse(episode.coarse.float())]
+    ).permute(0, 2, 3, 1)
     width = features.shape[-1]
     memory = features[:_SUPPORT].reshape(-1, width)
     memory = memory[torch.randperm(len(memory), generator=generator)[:_MEMORY]]
     queries, cover, touched = features[_SUPPORT:].reshape(-1, width), episode.cover, episode.touched
-    chosen = torch.nonzero(touched | (torch.rand(len(queries), generator=generator) < _SCORED)).flatten()
+    chosen = torch.nonzero(
+        touched | (torch.rand(len(queries), generator=generator) < _SCORED)
+    ).flatten()
     queries, cover, touched = queries[chosen], cover[chosen], touched[chosen]
-    squared = (queries.pow(2).sum(1, keepdim=True) + memory.pow(2).sum(1) - 2 * queries @ memory.T).clamp(min=1e-6)
+    squared = (
+        queries.pow(2).sum(1, keepdim=True) + memory.pow(2).sum(1) - 2 * queries @ memory.T
+    ).clamp(min=1e-6)
     scores = 0.5 * squared.amin(1).log()
     bad, good = scores[cover > 0.3], scores[~touched]
     if not len(bad):
@@ -118,14 +131,23 @@ def train(episodes: int, rounds: int, seed: int, path: Path, learning_rate: floa
     for number in range(episodes):
         drawn.append(describe_episode(net, number, seed))
         if (number + 1) % 50 == 0:
-            print(f"{number + 1} episodes drawn, {time.process_time() - before_s:.0f} s", flush=True)
+            print(
+                f"{number + 1} episodes drawn, {time.process_time() - before_s:.0f} s", flush=True
+            )
     for head, name in ((net.fine, "fine"), (net.coarse, "coarse")):
-        rows = torch.cat([getattr(one, name)[::3].float().permute(0, 2, 3, 1).flatten(0, 2)[::5] for one in drawn])
+        rows = torch.cat(
+            [
+                getattr(one, name)[::3].float().permute(0, 2, 3, 1).flatten(0, 2)[::5]
+                for one in drawn
+            ]
+        )
         head.mean.copy_(rows.mean(0))
         head.std.copy_(rows.std(0).clamp(min=1e-3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=learning_rate, weight_decay=1e-2)
     steps = episodes * rounds
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, learning_rate, total_steps=steps, pct_start=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(
+        optimizer, learning_rate, total_steps=steps, pct_start=0.1
+    )
     generator, shown = torch.Generator().manual_seed(seed), list[tuple[float, float]]()
     for _ in range(rounds):
         for number in torch.randperm(episodes, generator=generator).tolist():
@@ -137,7 +159,10 @@ def train(episodes: int, rounds: int, seed: int, path: Path, learning_rate: floa
             optimizer.step()
             schedule.step()
         mean = np.mean(shown[-episodes:], axis=0)
-        print(f"loss {mean[0]:.4f}, in order {mean[1]:.4f}, {time.process_time() - before_s:.0f} s", flush=True)
+        print(
+            f"loss {mean[0]:.4f}, in order {mean[1]:.4f}, {time.process_time() - before_s:.0f} s",
+            flush=True,
+        )
         save(net, path)
 
 

@@ -21,7 +21,13 @@ from lit_data.callbacks.events import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version, manual_loop
+from lit_data.lightning_internals import (
+    CLOSURE,
+    OPTIMIZER_STEP,
+    automatic_loop,
+    check_version,
+    manual_loop,
+)
 from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
@@ -31,24 +37,27 @@ Mode = Literal["split", "resize"]
 
 
 class AdaptiveBatchSize(L.Callback):
-    """Replays a batch that runs out of memory in halves, and grows again while memory and speed allow it.
+    """Replays a batch that runs out of memory in halves, and grows again while memory and speed
+    allow it.
 
-    In training, an out-of-memory error in transfer, augmentation, forward, backward or the first optimizer step undoes
-    what the step did to gradients, buffers, metrics, logged values, plain attributes of the LightningModule and random
-    generators, and runs it again in smaller pieces. The gradient is the mean over the samples, as for the whole batch
-    (the loss must be a mean over its samples), and the optimizer steps once, so ``global_step``, schedule and learning
-    rate are those of a run that never failed. Batch norm sees pieces. Validation, test and prediction are split
-    likewise, their outputs joined in order.
+    In training, an out-of-memory error in transfer, augmentation, forward, backward or the first
+    optimizer step undoes what the step did to gradients, buffers, metrics, logged values, plain
+    attributes of the LightningModule and random generators, and runs it again in smaller pieces.
+    The gradient is the mean over the samples, as for the whole batch (the loss must be a mean over
+    its samples), and the optimizer steps once, so ``global_step``, schedule and learning rate are
+    those of a run that never failed. Batch norm sees pieces. Validation, test and prediction are
+    split likewise, their outputs joined in order.
 
-    Batches may be of any form that `lit_data.batch_form` can read: stacked tensors, lists with one entry for each
-    sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways is refused where it has to be
-    split; ``slice_batch(batch, start, stop)`` of the LightningModule or its datamodule, with ``count_samples(batch)``
-    where that is unclear too, cuts any other.
+    Batches may be of any form that `lit_data.batch_form` can read: stacked tensors, lists with one
+    entry for each sample, dicts with ``batch_idx``, dataclasses. One that could be read in two ways
+    is refused where it has to be split; ``slice_batch(batch, start, stop)`` of the LightningModule
+    or its datamodule, with ``count_samples(batch)`` where that is unclear too, cuts any other.
 
-    A module with manual optimisation runs each piece as a ``training_step`` of its own, and steps its optimizers as
-    often; a warning says so when it happens first. On several ranks (DDP), each
+    A module with manual optimisation runs each piece as a ``training_step`` of its own, and steps
+    its optimizers as often; a warning says so when it happens first. On several ranks (DDP), each
     finishes its gradient alone, then they meet; hooks that communicate within a step, such as
-    ``self.log(..., on_step=True, sync_dist=True)``, would not find each other and are not supported.
+    ``self.log(..., on_step=True, sync_dist=True)``, would not find each other and are not
+    supported.
 
     Logged with the Trainer's ``log_every_n_steps``:
 
@@ -60,21 +69,26 @@ class AdaptiveBatchSize(L.Callback):
     - ``batch/lr_factor``: what the learning rate is multiplied with (`resize`).
 
     Args:
-        mode: `split` cuts batches and leaves the effective batch alone; `resize` moves the loader's batch size, and
-            splits only what is too large already.
+        mode: `split` cuts batches and leaves the effective batch alone; `resize` moves the loader's
+            batch size, and splits only what is too large already.
         initial_size: Samples at once to begin with; by default the whole batch.
         min_size: Fewest samples at once, in `resize` the smallest batch.
         max_size: Most samples at once, in `resize` the largest batch.
-        grow_after: Steps without an error before a larger size is tried; none never grows (`split` only).
-        target_memory: In `split`, share of the memory up to which the predicted peak of a larger size may reach.
-        after_step: Manual optimisation, memory runs out after an optimizer stepped: `raise`, or `skip` the piece.
+        grow_after: Steps without an error before a larger size is tried; none never grows (`split`
+            only).
+        target_memory: In `split`, share of the memory up to which the predicted peak of a larger
+            size may reach.
+        after_step: Manual optimisation, memory runs out after an optimizer stepped: `raise`, or
+            `skip` the piece.
         grow_below: In `resize`, share of the memory below which the batch may grow.
         shrink_above: In `resize`, share of the memory above which the batch shrinks.
-        min_success: In `resize`, share of the last 20 batches that must have gone through at once before it grows.
+        min_success: In `resize`, share of the last 20 batches that must have gone through at once
+            before it grows.
         learning_rate: In `resize`, how it follows the batch size: `none`, `linear` or `sqrt`.
 
     Raises:
-        ConfigError: A value is out of range; in `setup` and later: this Lightning, strategy or loader cannot be used.
+        ConfigError: A value is out of range; in `setup` and later: this Lightning, strategy or
+            loader cannot be used.
         BatchMemoryError: `min_size` samples do not fit.
     """
 
@@ -119,7 +133,9 @@ class AdaptiveBatchSize(L.Callback):
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.world_size > 1 and not pl_module.automatic_optimization:
-            log.warning("AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through")
+            log.warning(
+                "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
+            )
             return
         replay = self._install(trainer, pl_module)
         self._ranks = find_ranks(trainer, pl_module)
@@ -132,7 +148,10 @@ class AdaptiveBatchSize(L.Callback):
         else:
             self._manual = ManualSteps(replay, self.after_step)
             self._manual.skipped = self._resumed.get("skipped", 0)
-            self._undo += [wrap(manual_loop(trainer), "advance", self._manual.advance), self._manual.close]
+            self._undo += [
+                wrap(manual_loop(trainer), "advance", self._manual.advance),
+                self._manual.close,
+            ]
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -144,13 +163,20 @@ class AdaptiveBatchSize(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         hand = self._replay.finish() if self._replay is not None else None
         if hand is None or self._replay is None:
             return
         self._last = hand
-        self._usual = hand.largest if hand.samples >= self._most else self._usual  # not of a last, short batch
+        self._usual = (
+            hand.largest if hand.samples >= self._most else self._usual
+        )  # not of a last, short batch
         self._most = 0 if self._resizing is not None else max(self._most, hand.samples)
         self._watch_allocator(hand)
         if self._resizing is not None:
@@ -175,7 +201,9 @@ class AdaptiveBatchSize(L.Callback):
         self._install(trainer, pl_module)
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self._replay is not None and self._replay.unclear and is_out_of_memory(exception):
             exception.add_note(self._replay.unclear)
         self._uninstall()
@@ -191,7 +219,9 @@ class AdaptiveBatchSize(L.Callback):
             return dict(self._resumed)
         state: dict[str, Any] = {
             "ooms": replay.ooms,
-            "skipped": self._manual.skipped if self._manual is not None else self._resumed.get("skipped", 0),
+            "skipped": self._manual.skipped
+            if self._manual is not None
+            else self._resumed.get("skipped", 0),
             "searches": {key: search.to_plain() for key, search in replay.searches.items()},
         }
         if self._resizing is not None:
@@ -201,8 +231,14 @@ class AdaptiveBatchSize(L.Callback):
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         for plain in state_dict.get("searches", {}).values():
-            SizeSearch.from_plain(plain)  # raises here, where it is known that the checkpoint is at fault
-        counts = {name: state_dict[name] for name in ("ooms", "skipped", "base", "batch_size") if name in state_dict}
+            SizeSearch.from_plain(
+                plain
+            )  # raises here, where it is known that the checkpoint is at fault
+        counts = {
+            name: state_dict[name]
+            for name in ("ooms", "skipped", "base", "batch_size")
+            if name in state_dict
+        }
         if not all(type(count) is int and count >= 0 for count in counts.values()):
             raise ValueError(f"the state of AdaptiveBatchSize holds {counts}")
         self._resumed = state_dict
@@ -217,7 +253,9 @@ class AdaptiveBatchSize(L.Callback):
         if self._replay is not None and self._undo:
             return self._replay
         gauge = open_gauge(trainer.strategy.root_device)
-        replay = self._replay = Replay(trainer, pl_module, self.limits, gauge, ooms=self._resumed.get("ooms", 0))
+        replay = self._replay = Replay(
+            trainer, pl_module, self.limits, gauge, ooms=self._resumed.get("ooms", 0)
+        )
         for key, plain in self._resumed.get("searches", {}).items():
             replay.searches[key] = SizeSearch.from_plain(plain)
         evaluation, strategy = EvaluationSteps(replay), trainer.strategy
@@ -236,13 +274,18 @@ class AdaptiveBatchSize(L.Callback):
         """Count steps in which the allocator had to give memory back: two in a row are as bad as an error."""
         assert self._replay is not None
         retries, ooms = self._replay.gauge.count_retries(), self._replay.ooms
-        has_thrashed = retries > self._retries and ooms == self._ooms  # an error has shrunk the size already
+        has_thrashed = (
+            retries > self._retries and ooms == self._ooms
+        )  # an error has shrunk the size already
         self._thrashed = self._thrashed + 1 if has_thrashed else 0
         self._retries, self._ooms = retries, ooms
         if self._thrashed == 2 and hand.largest > hand.search.min_size:
             self._thrashed = 0
             hand.search.fail(hand.largest, self._replay.gauge.read().limit_bytes)
-            log.warning("two steps running needed cached memory back: %d samples at once from now on", hand.size)
+            log.warning(
+                "two steps running needed cached memory back: %d samples at once from now on",
+                hand.size,
+            )
             self._replay.tell(hand)
 
     def _metrics(self, hand: Hand) -> dict[str, float]:

@@ -34,29 +34,35 @@ _MOST_ENDED: Final = 64
 
 
 class DataWaitMonitor(L.Callback):
-    """Measures where the time of training steps goes, each from the end of the one before it to its own end.
+    """Measures where the time of training steps goes, each from the end of the one before it to its
+    own end.
 
-    Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On a CUDA device the
-    parts are the device's time in some of the steps, else the host's time in all of them; the device is never waited
-    for. Every part is of this rank.
+    Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
+    a CUDA device the parts are the device's time in some of the steps, else the host's time in all
+    of them; the device is never waited for. Every part is of this rank.
 
     Logged with the Trainer's ``log_every_n_steps``, over the steps since the last time:
 
-    - ``data/wait_fraction``: share of the time spent waiting for a batch (``wait`` and ``assemble``), 0 to 1
+    - ``data/wait_fraction``: share of the time spent waiting for a batch (``wait`` and
+      ``assemble``), 0 to 1
     - ``data/samples_per_s``: samples trained per second
-    - ``data/success_rate``: share of batches that went through without running out of memory, 0 to 1
+    - ``data/success_rate``: share of batches that went through without running out of memory, 0 to
+      1
     - ``time/wait_s``: mean seconds of a step, waiting for the loader
-    - ``time/assemble_s``: own work of the loader (`lit_data.types.CountsAssembly`) and ``on_before_batch_transfer``
+    - ``time/assemble_s``: own work of the loader (`lit_data.types.CountsAssembly`) and
+      ``on_before_batch_transfer``
     - ``time/transfer_s``: ``transfer_batch_to_device``
     - ``time/augment_s``: ``on_after_batch_transfer``
     - ``time/forward_s``: ``training_step``, without what follows
     - ``time/backward_s``: backward
-    - ``time/optimizer_s``: from ``on_before_optimizer_step`` to the end of the optimizer's step, clipping included
-    - ``time/other_s``: the rest: zeroing gradients, schedulers, other callbacks, loggers, the Trainer
+    - ``time/optimizer_s``: from ``on_before_optimizer_step`` to the end of the optimizer's step,
+      clipping included
+    - ``time/other_s``: the rest: zeroing gradients, schedulers, other callbacks, loggers, the
+      Trainer
 
-    At the end of training, also of one that fails, one sentence says what limits the run, in which precision the model
-    ran if not in float32, and whether the device has bf16 that was not used; and ``throughput.png`` shows
-    samples per second, batch size and the shares of the parts.
+    At the end of training, also of one that fails, one sentence says what limits the run, in which
+    precision the model ran if not in float32, and whether the device has bf16 that was not used;
+    and ``throughput.png`` shows samples per second, batch size and the shares of the parts.
 
     Args:
         path: Folder of the plot; by default that of the Trainer's logger, never the working folder.
@@ -90,7 +96,9 @@ class DataWaitMonitor(L.Callback):
         every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
         share = min(1.0, _MEASURED_STEPS / (every_n_steps or _MEASURED_STEPS * 10))
         self._clock = CudaStepClock(share) if device.type == "cuda" else StepClock()
-        folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # all ranks: `log_dir` is a broadcast
+        folder = self.path or Path(
+            trainer.log_dir or trainer.default_root_dir
+        )  # all ranks: `log_dir` is a broadcast
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
         self._folder = folder if draws and has_own_folder(trainer, self.path) else None
         self._began = count_disk_bytes(), self._total.tally.samples
@@ -99,10 +107,14 @@ class DataWaitMonitor(L.Callback):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._clock.drop()
         self._let_go()
-        self._detach = attach(self._clock, trainer, pl_module)  # each epoch may have loaders of its own
+        self._detach = attach(
+            self._clock, trainer, pl_module
+        )  # each epoch may have loaders of its own
 
     @override
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
         self._before_backward = self._clock.enter("backward")
 
     @override
@@ -117,12 +129,19 @@ class DataWaitMonitor(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         seconds_s = self._clock.lap(self._batches)
         samples = count_batch(trainer, batch)
         size = min(self._size or samples, samples)
-        self._ended.append(Ended(self._batches, samples, seconds_s, size, self._failed, trainer.is_last_batch))
+        self._ended.append(
+            Ended(self._batches, samples, seconds_s, size, self._failed, trainer.is_last_batch)
+        )
         self._batches, self._failed = self._batches + 1, False
         if is_logging_step(trainer, batch_idx):
             self._clock.read()
@@ -136,7 +155,9 @@ class DataWaitMonitor(L.Callback):
         self._clock.drop()
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._clock.drop()
 
     @override
@@ -146,7 +167,9 @@ class DataWaitMonitor(L.Callback):
         self._finish(trainer)
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self._detach is not None:
             self._finish(trainer)
 
@@ -173,16 +196,18 @@ class DataWaitMonitor(L.Callback):
 
         - ``data_wait_fraction``, ``samples_per_s``: as logged
         - ``train/mean_step_s``, and ``train/mean_wait_s`` and so on for each part
-        - ``train/best_batch_size``: of the sizes seen, that which trained the most samples per second; samples that go
-          through the model at once
+        - ``train/best_batch_size``: of the sizes seen, that which trained the most samples per
+          second; samples that go through the model at once
         - ``train/batch_success_rate``: as logged
-        - ``train/memory_mean_bytes``, ``train/memory_max_bytes``: allocated on the device at the logging steps, and its
-          peak; on the CPU the resident set of this process
+        - ``train/memory_mean_bytes``, ``train/memory_max_bytes``: allocated on the device at the
+          logging steps, and its peak; on the CPU the resident set of this process
         - ``train/disk_read_bytes``: read from disks by this process and its workers
         - ``train/limited_by``: one sentence
         """
         self._count()
-        return self._total.summarise(on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16)
+        return self._total.summarise(
+            on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
+        )
 
     def _count(self) -> None:
         """Add up what the steps left, many at once: cheaper than after each."""
@@ -203,10 +228,14 @@ class DataWaitMonitor(L.Callback):
     def _finish(self, trainer: L.Trainer) -> None:
         self._let_go()
         self._count()
-        if not self._total.tally.measured or not len(self._history.speed.read()[0]):  # a fit that was over already
+        if not self._total.tally.measured or not len(
+            self._history.speed.read()[0]
+        ):  # a fit that was over already
             return
         self._count_reads(trainer)
-        sentence = self._total.describe(on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16)
+        sentence = self._total.describe(
+            on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
+        )
         rank_zero_info(f"DataWaitMonitor: {sentence}")
         if self._folder is None:
             return

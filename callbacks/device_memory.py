@@ -19,7 +19,8 @@ class MemoryReading:
         reserved_bytes: Held by torch's caching allocator; on the CPU the resident set again.
         peak_bytes: Most that was allocated since the last `MemoryGauge.reset_peak`.
         limit_bytes: What this process could hold: what it has, and what is free.
-        retries: Allocations that succeeded only after cached memory was given back, ever; 0 on the CPU.
+        retries: Allocations that succeeded only after cached memory was given back, ever; 0 on the
+            CPU.
     """
 
     allocated_bytes: int
@@ -56,7 +57,8 @@ def open_gauge(device: torch.device) -> MemoryGauge:
 
 
 class CudaGauge:
-    """Memory of one CUDA device; the peak of each gauge is its own, though CUDA has one counter for all.
+    """Memory of one CUDA device; the peak of each gauge is its own, though CUDA has one counter for
+    all.
 
     Args:
         device: The device.
@@ -76,10 +78,15 @@ class CudaGauge:
         stats = self._stats()
         if not stats:  # CUDA was not used yet
             return MemoryReading(0, 0, 0, min(free, allowed))
-        allocated, reserved = stats["allocated_bytes"]["all"], stats["reserved_bytes"]["all"]["current"]
+        allocated, reserved = (
+            stats["allocated_bytes"]["all"],
+            stats["reserved_bytes"]["all"]["current"],
+        )
         peak = max(self._peak_bytes, allocated["peak"])
         limit = min(reserved + free, allowed)
-        return MemoryReading(allocated["current"], reserved, peak, limit, stats["num_alloc_retries"])
+        return MemoryReading(
+            allocated["current"], reserved, peak, limit, stats["num_alloc_retries"]
+        )
 
     def count_retries(self) -> int:
         """`MemoryReading.retries` alone, which costs less than a reading."""
@@ -103,7 +110,10 @@ def _find_share(device: torch.device) -> float:
     """The share of the device that this process may use; all of it where torch cannot say."""
     try:
         return float(torch.cuda.get_per_process_memory_fraction(device))
-    except (AttributeError, RuntimeError):  # another allocator, or another kind of device under this name
+    except (
+        AttributeError,
+        RuntimeError,
+    ):  # another allocator, or another kind of device under this name
         return 1.0
 
 

@@ -20,22 +20,24 @@ _WEIGHTS_KEY: Final = "weights_of_last_step"
 class EMA(L.Callback):
     """Exponential moving average of the weights (Polyak and Juditsky, 1992), for any module.
 
-    Weights of single steps jump: from one epoch to the next a net may lose most of what it finds. Their average does
-    not, and is ahead of them by as much as a falling learning rate would bring. After optimizer step n it becomes
-    ``d * average + (1 - d) * weights`` with ``d = min(decay, (1 + n) / (10 + n))``, so that it forgets the first steps
-    of a short run too (as ``tf.train.ExponentialMovingAverage``). Running statistics of batch normalisation are
-    averaged as the weights are; all other buffers are those of the module.
+    Weights of single steps jump: from one epoch to the next a net may lose most of what it finds.
+    Their average does not, and is ahead of them by as much as a falling learning rate would bring.
+    After optimizer step n it becomes ``d * average + (1 - d) * weights`` with ``d = min(decay, (1 +
+    n) / (10 + n))``, so that it forgets the first steps of a short run too (as
+    ``tf.train.ExponentialMovingAverage``). Running statistics of batch normalisation are averaged
+    as the weights are; all other buffers are those of the module.
 
-    Validation sees the average, checkpoints hold it as their weights, and after training the module has it. A resumed
-    run goes on with the weights of its last step, which the checkpoint holds as well. Unlike Lightning's
-    ``EMAWeightAveraging`` it leaves thresholds and counters alone, and checkpoints that are saved while validation
-    runs are right.
+    Validation sees the average, checkpoints hold it as their weights, and after training the module
+    has it. A resumed run goes on with the weights of its last step, which the checkpoint holds as
+    well. Unlike Lightning's ``EMAWeightAveraging`` it leaves thresholds and counters alone, and
+    checkpoints that are saved while validation runs are right.
 
     Args:
         decay: Part of the average that stays at each step; about ``1 / (1 - decay)`` steps count.
 
     Raises:
-        ConfigError: The decay is not between 0 and 1; later, that the strategy spreads the weights over the ranks.
+        ConfigError: The decay is not between 0 and 1; later, that the strategy spreads the weights
+            over the ranks.
     """
 
     def __init__(self, decay: float = 0.99) -> None:
@@ -72,7 +74,12 @@ class EMA(L.Callback):
     @override
     @torch.no_grad()
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         if trainer.global_step == self._global_step:  # gradients are accumulated
             return
@@ -93,7 +100,9 @@ class EMA(L.Callback):
             self._swap(pl_module)
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self._shows_average:
             self._swap(pl_module)
 
@@ -103,7 +112,9 @@ class EMA(L.Callback):
         self._average = {}
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if not self._average:
             return
         if self._shows_average:  # validation runs, and what is kept aside are the weights
@@ -113,7 +124,9 @@ class EMA(L.Callback):
         checkpoint["state_dict"] = checkpoint["state_dict"] | self._average
 
     @override
-    def on_load_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         self._restored = checkpoint.get(_WEIGHTS_KEY, {})
 
     @override
@@ -136,9 +149,16 @@ def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a module that are averaged, by their names in its `state_dict`."""
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     for name, layer in module.named_modules():
-        if isinstance(layer, _BatchNorm) and layer.running_mean is not None and layer.running_var is not None:
+        if (
+            isinstance(layer, _BatchNorm)
+            and layer.running_mean is not None
+            and layer.running_var is not None
+        ):
             prefix = f"{name}." if name else ""
-            tensors |= {f"{prefix}running_mean": layer.running_mean, f"{prefix}running_var": layer.running_var}
+            tensors |= {
+                f"{prefix}running_mean": layer.running_mean,
+                f"{prefix}running_var": layer.running_var,
+            }
     return tensors
 
 

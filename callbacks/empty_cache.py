@@ -28,31 +28,37 @@ _CHECKED_STEPS: Final = 10
 
 
 class EmptyCache(L.Callback):
-    """Empties torch's cache of device memory; on the CPU gives free heap back to the system (glibc).
+    """Empties torch's cache of device memory; on the CPU gives free heap back to the system
+    (glibc).
 
-    This makes room where sizes change, such as between training and validation, and costs time: the memory has to be
-    asked for again. What it costs is measured, and releases that would take more than they may are left out; the first
-    is not, which shows what one costs. That some are left out is said once.
+    This makes room where sizes change, such as between training and validation, and costs time: the
+    memory has to be asked for again. What it costs is measured, and releases that would take more
+    than they may are left out; the first is not, which shows what one costs. That some are left out
+    is said once.
 
     Logged with the Trainer's ``log_every_n_steps`` where there was a release since the last time:
 
-    - ``cache/freed_bytes``: memory given back since the last time, in bytes: what was reserved on the device before,
-      less what was after; on the CPU the resident set of this process
+    - ``cache/freed_bytes``: memory given back since the last time, in bytes: what was reserved on
+      the device before, less what was after; on the CPU the resident set of this process
     - ``cache/seconds``: time it took, in seconds, garbage collection included
 
     Args:
         every_n_steps: After so many training batches; none: not for that reason.
         around_validation: Before and after each validation.
-        after: Methods of the LightningModule after each call of which to release, such as one that samples images or
-            computes metrics; ``"checkpoint"`` means after a checkpoint was written.
-        unused_fraction: When a larger share of what is reserved, 0 to 1, is in no tensor right before a backward,
-            where a step holds the most; looked at in every 10th training batch. It has no effect on the CPU, where
-            torch reserves nothing. None: not for that reason.
-        collect_garbage: Run Python's garbage collection first, which frees tensors in reference cycles.
-        max_cost_fraction: Share of the training time so far, 0 to 1, that all releases together may take.
+        after: Methods of the LightningModule after each call of which to release, such as one that
+            samples images or computes metrics; ``"checkpoint"`` means after a checkpoint was
+            written.
+        unused_fraction: When a larger share of what is reserved, 0 to 1, is in no tensor right
+            before a backward, where a step holds the most; looked at in every 10th training batch.
+            It has no effect on the CPU, where torch reserves nothing. None: not for that reason.
+        collect_garbage: Run Python's garbage collection first, which frees tensors in reference
+            cycles.
+        max_cost_fraction: Share of the training time so far, 0 to 1, that all releases together may
+            take.
 
     Raises:
-        ConfigError: A value is out of range, or (at the start) the module has no method of a name in `after`.
+        ConfigError: A value is out of range, or (at the start) the module has no method of a name
+            in `after`.
     """
 
     def __init__(
@@ -88,9 +94,13 @@ class EmptyCache(L.Callback):
         device = trainer.strategy.root_device
         self._cache = open_cache(device)
         if self.unused_fraction is not None and device.type == "cpu" and trainer.is_global_zero:
-            log.info("EmptyCache: unused_fraction has no effect on the CPU, where torch reserves no memory")
+            log.info(
+                "EmptyCache: unused_fraction has no effect on the CPU, where torch reserves no memory"
+            )
         for name in self.after:
-            owner, method = (trainer, "save_checkpoint") if name == "checkpoint" else (pl_module, name)
+            owner, method = (
+                (trainer, "save_checkpoint") if name == "checkpoint" else (pl_module, name)
+            )
             if not callable(getattr(owner, method, None)):
                 raise ConfigError(_describe_missing(name, pl_module))
             self._unwraps.append(wrap(owner, method, self._make_around(trainer, name)))
@@ -101,19 +111,34 @@ class EmptyCache(L.Callback):
         self._costs_s, self._last_s = {}, {}
 
     @override
-    def on_before_backward(self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor) -> None:
-        if self.unused_fraction is not None and self._batches % _CHECKED_STEPS == 0 and self._cache is not None:
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
+        if (
+            self.unused_fraction is not None
+            and self._batches % _CHECKED_STEPS == 0
+            and self._cache is not None
+        ):
             self._is_loose = self._cache.measure_unused() > self.unused_fraction
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._batches += 1
         if self.every_n_steps is not None and self._batches % self.every_n_steps == 0:
             self._release(trainer, "every_n_steps", f"after {self.every_n_steps} training batches")
         elif self._is_loose:
-            self._release(trainer, "unused_fraction", f"as more than {self.unused_fraction:.0%} of it was in no tensor")
+            self._release(
+                trainer,
+                "unused_fraction",
+                f"as more than {self.unused_fraction:.0%} of it was in no tensor",
+            )
         self._is_loose = False
         if is_logging_step(trainer, batch_idx):
             self._log(trainer)
@@ -129,7 +154,9 @@ class EmptyCache(L.Callback):
             self._release(trainer, "around_validation", "after validation")
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._take_off()
 
     @override
@@ -146,7 +173,11 @@ class EmptyCache(L.Callback):
 
     def summary(self) -> dict[str, float | int | str]:
         """``cache/releases``, ``cache/freed_bytes`` and ``cache/seconds`` in all; empty before the first release."""
-        return {f"cache/{name}": value for name, value in asdict(self._total).items()} if self._total.releases else {}
+        return (
+            {f"cache/{name}": value for name, value in asdict(self._total).items()}
+            if self._total.releases
+            else {}
+        )
 
     def _make_around(self, trainer: L.Trainer, name: str) -> Callable[..., Any]:
         """A function, not a method, so that a copy of the module does not copy this callback."""
@@ -171,10 +202,16 @@ class EmptyCache(L.Callback):
         self._total.add(freed_bytes, seconds_s)
         self._recent.add(freed_bytes, seconds_s)
         text = f"{freed_bytes / 2**20:.0f} MiB were given back {when}, in {1000 * seconds_s:.0f} ms"
-        announce(trainer, Event("release", text, {"freed_bytes": float(freed_bytes), "seconds": seconds_s}))
+        announce(
+            trainer,
+            Event("release", text, {"freed_bytes": float(freed_bytes), "seconds": seconds_s}),
+        )
         if self._began_s is not None:
             self._last_s[cause] = seconds_s
-            for name, cost_s in ((cause, seconds_s - collected_s), ("collect_garbage", collected_s)):
+            for name, cost_s in (
+                (cause, seconds_s - collected_s),
+                ("collect_garbage", collected_s),
+            ):
                 self._costs_s[name] = self._costs_s.get(name, 0.0) + cost_s
 
     def can_afford(self, cause: str) -> bool:
@@ -210,7 +247,10 @@ class EmptyCache(L.Callback):
     def _log(self, trainer: L.Trainer) -> None:
         recent, self._recent = self._recent, _Freed()
         if recent.releases:
-            values = {"cache/freed_bytes": float(recent.freed_bytes), "cache/seconds": recent.seconds}
+            values = {
+                "cache/freed_bytes": float(recent.freed_bytes),
+                "cache/seconds": recent.seconds,
+            }
             log_metrics(trainer, values)
 
     def _take_off(self) -> None:
@@ -232,15 +272,23 @@ class _Freed:
 
 
 def _check(
-    every_n_steps: int | None, after: Sequence[str], unused_fraction: float | None, max_cost_fraction: float
+    every_n_steps: int | None,
+    after: Sequence[str],
+    unused_fraction: float | None,
+    max_cost_fraction: float,
 ) -> None:
     if every_n_steps is not None and (not isinstance(every_n_steps, int) or every_n_steps < 1):
-        raise ConfigError(f"every_n_steps={every_n_steps!r}: give a number of training batches from 1 on, or none")
+        raise ConfigError(
+            f"every_n_steps={every_n_steps!r}: give a number of training batches from 1 on, or none"
+        )
     if isinstance(after, str) or not all(isinstance(name, str) and name for name in after):
         raise ConfigError(
             f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the LightningModule"
         )
-    for name, value in (("unused_fraction", unused_fraction), ("max_cost_fraction", max_cost_fraction)):
+    for name, value in (
+        ("unused_fraction", unused_fraction),
+        ("max_cost_fraction", max_cost_fraction),
+    ):
         if value is not None and not 0 < value < 1:
             raise ConfigError(f"{name}={value!r}: give a share between 0 and 1")
 

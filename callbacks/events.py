@@ -21,8 +21,9 @@ def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
 def log_metrics(trainer: L.Trainer, values: Mapping[str, float]) -> None:
     """Hand values to the loggers at once.
 
-    Past ``log_dict``, which costs a step of its own (2 ms for a dozen values), repeats old values in later rows, fills
-    the result tables of tests and is refused in prediction; Lightning's DeviceStatsMonitor does the same.
+    Past ``log_dict``, which costs a step of its own (2 ms for a dozen values), repeats old values
+    in later rows, fills the result tables of tests and is refused in prediction; Lightning's
+    DeviceStatsMonitor does the same.
     """
     if values and not trainer.sanity_checking:
         step = count_logged_steps(trainer)
@@ -38,8 +39,9 @@ class Event:
     """Something that happened to a run.
 
     Attributes:
-        name: ``oom``: a step ran out of memory; ``batch_size``: the samples that go through the model at once changed;
-            ``release``: cached memory was given back; ``precision``: a loss scale overflowed or the precision changed.
+        name: ``oom``: a step ran out of memory; ``batch_size``: the samples that go through the
+            model at once changed; ``release``: cached memory was given back; ``precision``: a loss
+            scale overflowed or the precision changed.
         text: One sentence for people.
         values: Its numbers, units in the names.
     """
@@ -72,10 +74,15 @@ def announce(trainer: L.Trainer, event: Event, error: BaseException | None = Non
 
 
 def has_own_folder(trainer: L.Trainer, path: Path | None) -> bool:
-    """Whether files have a place that somebody chose: not where they would fall into the working folder.
+    """Whether files have a place that somebody chose: not where they would fall into the working
+    folder.
 
     Args:
         trainer: Its loggers or its ``default_root_dir`` give a folder.
         path: The folder that the callback was given.
     """
-    return path is not None or bool(trainer.loggers) or Path(trainer.default_root_dir).resolve() != Path.cwd()
+    return (
+        path is not None
+        or bool(trainer.loggers)
+        or Path(trainer.default_root_dir).resolve() != Path.cwd()
+    )

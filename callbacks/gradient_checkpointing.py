@@ -24,25 +24,32 @@ _Buffers = Sequence[tuple[dict[str, Tensor | None], str, Tensor]]
 
 
 class GradientCheckpointing(L.Callback):
-    """Trades time for memory: named submodules keep only the inputs of their forward pass and repeat it in backward.
+    """Trades time for memory: named submodules keep only the inputs of their forward pass and
+    repeat it in backward.
 
-    Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a run without it. It
-    acts while the LightningModule trains with gradients, from the start of a fit to its end. What a chosen module does
-    to anything but its buffers it does twice: hooks of modules inside it, attributes, a `torch.Generator` of its own.
-    A chosen module that took no part in the first epoch is named in a warning.
+    Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
+    run without it. It acts while the LightningModule trains with gradients, from the start of a fit
+    to its end. What a chosen module does to anything but its buffers it does twice: hooks of
+    modules inside it, attributes, a `torch.Generator` of its own. A chosen module that took no part
+    in the first epoch is named in a warning.
 
     Args:
-        modules: Names of submodules as in ``named_modules()``, or patterns (``*``, ``?``, ``[...]``) for each part of
-            a dotted name: ``encoder.*`` are the children of ``encoder`` without theirs.
+        modules: Names of submodules as in ``named_modules()``, or patterns (``*``, ``?``,
+            ``[...]``) for each part of a dotted name: ``encoder.*`` are the children of ``encoder``
+            without theirs.
 
     Raises:
-        ConfigError: Not a list of names (the empty name, the LightningModule itself, is none); at the start of a fit,
-            a name or pattern that fits no submodule, a container without a forward pass, or a module that lies inside
-            another chosen one.
+        ConfigError: Not a list of names (the empty name, the LightningModule itself, is none); at
+            the start of a fit, a name or pattern that fits no submodule, a container without a
+            forward pass, or a module that lies inside another chosen one.
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        if isinstance(modules, str) or not modules or not all(isinstance(name, str) and name for name in modules):
+        if (
+            isinstance(modules, str)
+            or not modules
+            or not all(isinstance(name, str) and name for name in modules)
+        ):
             raise ConfigError(
                 f"modules={modules!r}: allowed is a list of names or patterns of submodules, such as ['encoder.*'] - "
                 "name at least one, or leave GradientCheckpointing out"
@@ -53,7 +60,8 @@ class GradientCheckpointing(L.Callback):
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # Not in setup: modules may be made in the LightningModule's own setup or configure_model, which come later.
+        # Not in setup: modules may be made in the LightningModule's own setup or configure_model,
+        # which come later.
         self._undo()
         chosen = _choose_modules(pl_module, self.modules)
         self._idle = set(chosen)
@@ -75,7 +83,9 @@ class GradientCheckpointing(L.Callback):
         self._undo()
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._undo()  # Lightning calls no teardown then
 
     def _undo(self) -> None:
@@ -97,7 +107,9 @@ class GradientCheckpointing(L.Callback):
 def _choose_modules(root: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
     """The modules that the patterns name, each once."""
     names = {name: module for name, module in root.named_modules(remove_duplicate=False) if name}
-    chosen: dict[int, str] = {}  # by id: torchmetrics compares and hashes its modules by their content
+    chosen: dict[
+        int, str
+    ] = {}  # by id: torchmetrics compares and hashes its modules by their content
     for pattern in patterns:
         found = [name for name in names if _fits(name, pattern)]
         if not found:
@@ -140,9 +152,13 @@ def _run_checkpointed(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:  # noqa: ANN401 - any module
     """Run `call` now, and again in backward from the buffers of now, without a trace in those of then."""
-    if torch.compiler.is_compiling():  # it repeats no update of a buffer by itself, and could not see ours
+    if (
+        torch.compiler.is_compiling()
+    ):  # it repeats no update of a buffer by itself, and could not see ours
         return checkpoint(call, *args, use_reentrant=False, **kwargs)
-    buffers = [(owner, name, buffer.detach().clone()) for owner, name, buffer in _find_buffers(module)]
+    buffers = [
+        (owner, name, buffer.detach().clone()) for owner, name, buffer in _find_buffers(module)
+    ]
     again = False
 
     def run(*values: Any) -> Any:  # noqa: ANN401

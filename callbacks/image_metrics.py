@@ -29,35 +29,41 @@ log = logging.getLogger(__name__)
 class ImageMetrics(L.Callback):
     """Measures FID and KID of a model that generates images.
 
-    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which returns [count, C, H, W]
-    float32 in 0..1 on the host; batches hold real images [B, C, H, W] in 0..1.
+    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
+    returns [count, C, H, W] float32 in 0..1 on the host; batches hold real images [B, C, H, W] in
+    0..1.
 
-    - ``train/fid_small``, ``train/kid_small``: against the first `count` training images, as the model got them, every
-      `every_n_steps` training batches and at the end of the training. No unit; 0 is best, and KID, which has no bias,
-      may be a little below.
-    - ``val/fid_small``, ``val/kid_small``, ``test/...``: against the first `count` images of the split, at the end of
-      each validation and test.
+    - ``train/fid_small``, ``train/kid_small``: against the first `count` training images, as the
+      model got them, every `every_n_steps` training batches and at the end of the training. No
+      unit; 0 is best, and KID, which has no bias, may be a little below.
+    - ``val/fid_small``, ``val/kid_small``, ``test/...``: against the first `count` images of the
+      split, at the end of each validation and test.
 
-    They are also in ``trainer.callback_metrics``, for ModelCheckpoint and EarlyStopping. The names end in ``_small``
-    with the small fixed net, in nothing with Inception (``fid``, ``kid``: the numbers of papers, if `count` is theirs),
-    and in ``_`` and the class's name with a net of your own. FID of few images is too large: compare runs of equal
-    `count` only. Not a number where a model generates values that are not finite.
+    They are also in ``trainer.callback_metrics``, for ModelCheckpoint and EarlyStopping. The names
+    end in ``_small`` with the small fixed net, in nothing with Inception (``fid``, ``kid``: the
+    numbers of papers, if `count` is theirs), and in ``_`` and the class's name with a net of your
+    own. FID of few images is too large: compare runs of equal `count` only. Not a number where a
+    model generates values that are not finite.
 
-    Real images are looked at once. On several ranks each takes its share of them, and all generate the same images.
-    After a resume real training images are taken anew, from the batches that come then.
+    Real images are looked at once. On several ranks each takes its share of them, and all generate
+    the same images. After a resume real training images are taken anew, from the batches that come
+    then.
 
     Args:
-        every_n_steps: Training batches from one measurement to the next; none: in validation and test alone.
+        every_n_steps: Training batches from one measurement to the next; none: in validation and
+            test alone.
         count: Real images, and generated ones.
-        extractor: ``small``, ``inception``, or a net from images [B, 3, H, W] float32 in 0..1 to features [B, D].
+        extractor: ``small``, ``inception``, or a net from images [B, 3, H, W] float32 in 0..1 to
+            features [B, D].
         weights: File of Inception's weights.
         batch_size: Images at once, for generating them and for their features.
-        key: Of the images in a batch that is a dict; in another one the first tensor of four dimensions is taken.
+        key: Of the images in a batch that is a dict; in another one the first tensor of four
+            dimensions is taken.
         seed: Of the generated images.
 
     Raises:
-        ConfigError: An argument is out of range, the weights are not there, or (at the start) the module has no such
-            method; later: a batch has no images.
+        ConfigError: An argument is out of range, the weights are not there, or (at the start) the
+            module has no such method; later: a batch has no images.
     """
 
     def __init__(
@@ -98,7 +104,12 @@ class ImageMetrics(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._batches += 1
         if self.every_n_steps is not None and self._batches % self.every_n_steps == 0:
@@ -163,12 +174,22 @@ class ImageMetrics(L.Callback):
         """``train/fid_small`` and ``train/kid_small`` of the last measurement; empty before the first."""
         return dict(self._last)
 
-    def _look(self, trainer: L.Trainer, module: L.LightningModule, batch: Any, stage: Stage) -> None:  # noqa: ANN401
+    def _look(
+        self,
+        trainer: L.Trainer,
+        module: L.LightningModule,
+        batch: Any,  # noqa: ANN401
+        stage: Stage,
+    ) -> None:
         real = self.real.setdefault(stage, Distances(self.count))
         if stage not in self._done and not real.is_full:
-            self._net.to(module.device)  # until enough are seen: moving it there and back makes the host wait
+            self._net.to(
+                module.device
+            )  # until enough are seen: moving it there and back makes the host wait
             features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
-            real.add(features if trainer.world_size == 1 else gather_features(features, module.device))
+            real.add(
+                features if trainer.world_size == 1 else gather_features(features, module.device)
+            )
             if real.is_full:
                 self._net.to("cpu")
 
@@ -190,5 +211,7 @@ class ImageMetrics(L.Callback):
             features = extract(self._net, images, batch_size=self.batch_size)
         found = self.real.setdefault(stage, Distances(self.count)).measure(features)
         if math.isnan(found["kid"]):
-            log.warning("ImageMetrics: generated images are not finite, or there are too few real ones to compare with")
+            log.warning(
+                "ImageMetrics: generated images are not finite, or there are too few real ones to compare with"
+            )
         return {f"{stage}/{name}{self._suffix}": value for name, value in found.items()}

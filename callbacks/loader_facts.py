@@ -18,7 +18,8 @@ class LoaderFacts(NamedTuple):
 
     Attributes:
         sizes: How many samples they can have; empty if that is not known.
-        stacked: Whether the loader stacks samples, so that no list in a batch has one entry for each sample.
+        stacked: Whether the loader stacks samples, so that no list in a batch has one entry for
+            each sample.
     """
 
     sizes: Collection[int] = ()
@@ -34,7 +35,9 @@ def read_loader(trainer: L.Trainer, dataloader_idx: int = 0) -> LoaderFacts:
     """
     loader = _find_loader(trainer, dataloader_idx)
     collate = getattr(loader, "collate_fn", _MISSING)
-    stacked = collate is default_collate or (isinstance(loader, MicroBatchLoader) and collate is None)
+    stacked = collate is default_collate or (
+        isinstance(loader, MicroBatchLoader) and collate is None
+    )
     return LoaderFacts(_list_sizes(loader), stacked)
 
 
@@ -47,7 +50,9 @@ def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:
     if samples := count_plain(batch):
         return samples
     facts = read_loader(trainer, dataloader_idx)
-    stacked = facts.stacked and getattr(getattr(trainer, "datamodule", None), "stacks_samples", True)
+    stacked = facts.stacked and getattr(
+        getattr(trainer, "datamodule", None), "stacks_samples", True
+    )
     return count_samples(batch, facts.sizes, stacked=stacked)
 
 
@@ -60,7 +65,11 @@ def _find_loader(trainer: L.Trainer, dataloader_idx: int) -> object:
     if stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING):
         loaders = trainer.val_dataloaders
     elif stage is not None:
-        loaders = trainer.test_dataloaders if stage == RunningStage.TESTING else trainer.predict_dataloaders
+        loaders = (
+            trainer.test_dataloaders
+            if stage == RunningStage.TESTING
+            else trainer.predict_dataloaders
+        )
     several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
     if not isinstance(several, list | tuple):
         return several
@@ -71,7 +80,9 @@ def _list_sizes(loader: object) -> Collection[int]:
     """The size of a full batch and that of the last one, which may be anything where the loader does not know."""
     if isinstance(loader, MicroBatchLoader):
         return loader.batch_sizes
-    size = getattr(loader, "batch_size", None) or getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    size = getattr(loader, "batch_size", None) or getattr(
+        getattr(loader, "batch_sampler", None), "batch_size", None
+    )
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         return ()
     if isinstance(loader, DataLoader) and loader.drop_last:

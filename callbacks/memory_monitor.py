@@ -15,7 +15,13 @@ from typing_extensions import override
 from lit_data.callbacks.events import Event, has_own_folder, log_metrics
 from lit_data.callbacks.memory.advice import Adviser
 from lit_data.callbacks.memory.plot import MARKS
-from lit_data.callbacks.memory.post_mortem import PostMortems, SeenBatch, is_noted, note_error, see_batch
+from lit_data.callbacks.memory.post_mortem import (
+    PostMortems,
+    SeenBatch,
+    is_noted,
+    note_error,
+    see_batch,
+)
 from lit_data.callbacks.memory.record import MemoryRecord
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
@@ -34,38 +40,46 @@ _PEAKS: Final = {
 
 
 class MemoryMonitor(L.Callback):
-    """Measures the memory of the device and of the host, warns of growth, and says what held it when it ran out.
+    """Measures the memory of the device and of the host, warns of growth, and says what held it
+    when it ran out.
 
-    Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and at the start and
-    the end of each validation, test and prediction:
+    Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
+    at the start and the end of each validation, test and prediction:
 
-    - ``memory/allocated_bytes``: in tensors on the device; on the CPU the resident memory of this process
-    - ``memory/reserved_bytes``: held by the device's caching allocator; on the CPU the resident memory again
+    - ``memory/allocated_bytes``: in tensors on the device; on the CPU the resident memory of this
+      process
+    - ``memory/reserved_bytes``: held by the device's caching allocator; on the CPU the resident
+      memory again
     - ``memory/peak_bytes``: most that was allocated since the last measurement of a training batch
     - ``memory/fragmentation``: share of the reserved memory that is in no tensor, 0 to 1
     - ``memory/free_bytes``: what the device, on the CPU the machine or container, could still give
     - ``memory/limit_bytes``: that, and what is reserved
     - ``memory/rss_bytes``: resident memory of this process
-    - ``memory/pss_bytes``: resident memory of this process and all below it, shared pages counted once; less often
-      where reading takes long (`memory.host_memory.TreeReader`), never where the system does not tell
+    - ``memory/pss_bytes``: resident memory of this process and all below it, shared pages counted
+      once; less often where reading takes long (`memory.host_memory.TreeReader`), never where the
+      system does not tell
     - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
     - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
 
     Logged at the end of each training epoch from the fifth that was measured on
     (`lit_data.callbacks.memory.host_memory.Growth`):
 
-    - ``memory/growth_bytes_per_epoch``: of ``pss_bytes``, of ``rss_bytes`` where the system does not tell
+    - ``memory/growth_bytes_per_epoch``: of ``pss_bytes``, of ``rss_bytes`` where the system does
+      not tell
     - ``memory/allocated_growth_bytes_per_epoch``: of ``allocated_bytes``
 
-    Each rank logs its own. The first one has the ranks that Lightning's launcher started in its tree, and writes into
-    the folder `path`: ``memory.png``, all of this over time, at the end of ``fit`` and after an error; and after an
-    out-of-memory error, also one that another callback recovers from, ``oom-<n>.txt`` with the largest tensors and
-    their owners, at most 5 in a run. Peaks and counts go on after a resume.
+    Each rank logs its own. The first one has the ranks that Lightning's launcher started in its
+    tree, and writes into the folder `path`: ``memory.png``, all of this over time, at the end of
+    ``fit`` and after an error; and after an out-of-memory error, also one that another callback
+    recovers from, ``oom-<n>.txt`` with the largest tensors and their owners, at most 5 in a run.
+    Peaks and counts go on after a resume.
 
     Args:
         every_n_steps: Training batches from one measurement to the next.
-        path: Folder for the files; by default ``trainer.log_dir``, without loggers ``trainer.default_root_dir``.
-        leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for the device.
+        path: Folder for the files; by default ``trainer.log_dir``, without loggers
+            ``trainer.default_root_dir``.
+        leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for
+            the device.
         advice: Log, when training starts, what costs memory for nothing, and what to do instead.
         plot: Write ``memory.png``; without `path` never into the working folder.
 
@@ -84,7 +98,9 @@ class MemoryMonitor(L.Callback):
     ) -> None:
         check_count("every_n_steps", every_n_steps, 1)
         if not isinstance(leak_bytes_per_epoch, int | float) or not leak_bytes_per_epoch > 0:
-            raise ConfigError(f"leak_bytes_per_epoch={leak_bytes_per_epoch!r} is not usable: choose bytes above 0")
+            raise ConfigError(
+                f"leak_bytes_per_epoch={leak_bytes_per_epoch!r} is not usable: choose bytes above 0"
+            )
         self.every_n_steps, self.leak_bytes_per_epoch = every_n_steps, leak_bytes_per_epoch
         self.path = None if path is None else Path(path)
         self.advice, self.plot = advice, plot
@@ -99,9 +115,13 @@ class MemoryMonitor(L.Callback):
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: on all ranks
+        self._folder = self.path or Path(
+            trainer.log_dir or trainer.default_root_dir
+        )  # a broadcast: on all ranks
         if self._folder.exists() and not self._folder.is_dir():
-            raise ConfigError(f"path={str(self._folder)!r} is a file: name a folder, memory.png will be in it")
+            raise ConfigError(
+                f"path={str(self._folder)!r} is a file: name a folder, memory.png will be in it"
+            )
         if self._record is None or self._record.device != trainer.strategy.root_device:
             self._record = MemoryRecord(trainer.strategy.root_device)
 
@@ -113,7 +133,12 @@ class MemoryMonitor(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._steps += 1
         if self._adviser.looks:
@@ -127,7 +152,9 @@ class MemoryMonitor(L.Callback):
         values, record = self._sample("epoch"), self.measured
         record.end_epoch(trainer.current_epoch, values)
         _log(trainer, record.read_growth())
-        for alarm in record.find_alarms(self.leak_bytes_per_epoch) if trainer.is_global_zero else ():
+        for alarm in (
+            record.find_alarms(self.leak_bytes_per_epoch) if trainer.is_global_zero else ()
+        ):
             log.warning("%s", alarm)
 
     def _begin_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -140,16 +167,25 @@ class MemoryMonitor(L.Callback):
         _log(trainer, self._sample())
 
     def _see_batch(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int, dataloader_idx: int = 0
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        batch: object,
+        batch_idx: int,
+        dataloader_idx: int = 0,
     ) -> None:
         self._seen.append(see_batch(trainer, batch, batch_idx, dataloader_idx))
 
     on_validation_start = on_test_start = on_predict_start = _begin_evaluation
     on_validation_end = on_test_end = on_predict_end = _end_evaluation
-    on_train_batch_start = on_validation_batch_start = on_test_batch_start = on_predict_batch_start = _see_batch
+    on_train_batch_start = on_validation_batch_start = on_test_batch_start = (
+        on_predict_batch_start
+    ) = _see_batch
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         if self._record is not None:  # a model can be saved without a run
             self._record.mark("checkpoint")
 
@@ -159,15 +195,23 @@ class MemoryMonitor(L.Callback):
         self._draw(trainer)
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         if self._record is None:
             return
         try:
             if is_out_of_memory(exception) and not is_noted(exception):
                 self._note_oom(trainer, exception)
             self._sample("event")
-        except Exception as problem:  # a device that an error broke answers with that error from then on
-            log.warning("memory at the end of the run cannot be read: %s: %s", type(problem).__name__, problem)
+        except (
+            Exception
+        ) as problem:  # a device that an error broke answers with that error from then on
+            log.warning(
+                "memory at the end of the run cannot be read: %s: %s",
+                type(problem).__name__,
+                problem,
+            )
         self._draw(trainer)
 
     @override
@@ -176,7 +220,9 @@ class MemoryMonitor(L.Callback):
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         """Note what another callback tells; an out-of-memory error gets its post-mortem."""
-        self._size = event.values.get("size", self._size) if event.name == "batch_size" else self._size
+        self._size = (
+            event.values.get("size", self._size) if event.name == "batch_size" else self._size
+        )
         if self._record is None:  # told in the setup of another callback
             return
         if event.name == "oom":
@@ -195,7 +241,8 @@ class MemoryMonitor(L.Callback):
         self._raise_peaks(state_dict["peaks"])
 
     def summary(self) -> dict[str, float | int | str]:
-        """``memory/peak_rss_bytes`` and so for pss, allocated and reserved; ``memory/ooms``; the growth once known.
+        """``memory/peak_rss_bytes`` and so for pss, allocated and reserved; ``memory/ooms``; the
+        growth once known.
 
         Peaks of the host are the largest samples. Empty before the first sample.
         """
@@ -212,7 +259,9 @@ class MemoryMonitor(L.Callback):
     def _sample(self, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
         size = self._seen[-1].samples if self._seen and self._size is None else self._size
         values = self.measured.sample(math.nan if size is None else size, moment)
-        self._raise_peaks({peak: int(values[name]) for name, peak in _PEAKS.items() if name in values})
+        self._raise_peaks(
+            {peak: int(values[name]) for name, peak in _PEAKS.items() if name in values}
+        )
         return values
 
     def _raise_peaks(self, peaks: Mapping[str, int]) -> None:
@@ -226,7 +275,11 @@ class MemoryMonitor(L.Callback):
             reading = self.measured.gauge.read()
             path = self._post_mortems.write(self._folder, trainer, error, reading, self._seen)
         if error is not None:
-            note_error(error, f"number {self._ooms} of this run" + (f": {path} says what held it" if path else ""))
+            note_error(
+                error,
+                f"number {self._ooms} of this run"
+                + (f": {path} says what held it" if path else ""),
+            )
 
     def _draw(self, trainer: L.Trainer) -> None:
         if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -25,14 +25,16 @@ _UNDER_WAY: Final = 3
 class SampleDigest(L.Callback):
     """SHA-256 of the training samples as the model received them, after synthesis and augmentation.
 
-    Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not depend on the batch
-    size, on the order or on the number of ranks, only on which samples were trained and on every byte of them. Hashing
-    reads each sample back to the host (about 1 ms per MB), hence the bound. From a GPU a batch comes back while its
-    step is under way, and is hashed in a later one, so that the host does not wait.
+    Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not
+    depend on the batch size, on the order or on the number of ranks, only on which samples were
+    trained and on every byte of them. Hashing reads each sample back to the host (about 1 ms per
+    MB), hence the bound. From a GPU a batch comes back while its step is under way, and is hashed
+    in a later one, so that the host does not wait.
 
-    Boxes, voxels and the like lie flat in a dict, with the number of each sample's under ``NAME_count``: they are
-    hashed with their sample, without the row in the batch that their first column may hold. In a batch that is no dict,
-    tensors of another length than the batch cannot be told apart and are left out.
+    Boxes, voxels and the like lie flat in a dict, with the number of each sample's under
+    ``NAME_count``: they are hashed with their sample, without the row in the batch that their first
+    column may hold. In a batch that is no dict, tensors of another length than the batch cannot be
+    told apart and are left out.
 
     Args:
         max_samples: Stop after this many samples, those of all ranks together; none hashes all.
@@ -42,7 +44,9 @@ class SampleDigest(L.Callback):
         self.max_samples = max_samples
         self.samples = 0
         self._sum = 0
-        self._coming: deque[tuple[Any, Any, int]] = deque()  # a batch on its way to the host, an event, samples
+        self._coming: deque[tuple[Any, Any, int]] = (
+            deque()
+        )  # a batch on its way to the host, an event, samples
 
     @override
     def on_train_batch_start(
@@ -51,7 +55,9 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = count_batch(trainer, batch)
-        device = next((t.device for t in tree_leaves(batch) if isinstance(t, Tensor) and t.is_cuda), None)
+        device = next(
+            (t.device for t in tree_leaves(batch) if isinstance(t, Tensor) and t.is_cuda), None
+        )
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
             self._coming.append((*_send(batch, device), count))
@@ -64,7 +70,9 @@ class SampleDigest(L.Callback):
         self._sum = (self._sum + digest) % _MODULUS
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._coming.clear()  # their device may be broken
 
     @override
@@ -79,7 +87,11 @@ class SampleDigest(L.Callback):
     def summary(self) -> dict[str, str | int]:
         """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
         self._read()
-        return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples} if self.samples else {}
+        return (
+            {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples}
+            if self.samples
+            else {}
+        )
 
     def _read(self, leave: int = 0) -> None:
         """Hash what has come, and of the rest all but so many batches."""
@@ -104,7 +116,9 @@ def _is_plain(batch: object) -> bool:
 
 def _send(batch: Any, device: torch.device) -> tuple[Any, Any]:  # noqa: ANN401 - any nesting
     """A batch on its way to the host, and the event behind it."""
-    sent = tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), batch)
+    sent = tree_map_only(
+        Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), batch
+    )
     event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
     event.record(torch.cuda.current_stream(device))
     return sent, event
@@ -112,7 +126,9 @@ def _send(batch: Any, device: torch.device) -> tuple[Any, Any]:  # noqa: ANN401 
 
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form
     """The tensors of each sample, on the host: of stacked ones their parts, of a list its entries."""
-    if isinstance(batch, list | tuple) and not all(getattr(p, "ndim", 0) and len(p) == count for p in batch):
+    if isinstance(batch, list | tuple) and not all(
+        getattr(p, "ndim", 0) and len(p) == count for p in batch
+    ):
         with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
             for sample in range(count):
                 found = batch_tensors(slice_batch(batch, sample, sample + 1, count))
@@ -133,7 +149,11 @@ def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
 def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any nesting of tensors
     """For each tensor of a batch its part in each sample, on the host."""
     named = batch if isinstance(batch, Mapping) else {}
-    counts = {key: named[f"{key}{COUNT_SUFFIX}"].tolist() for key in named if f"{key}{COUNT_SUFFIX}" in named}
+    counts = {
+        key: named[f"{key}{COUNT_SUFFIX}"].tolist()
+        for key in named
+        if f"{key}{COUNT_SUFFIX}" in named
+    }
     by_length = {sum(found): found for found in counts.values()}
     for key in sorted(named) or [None]:
         for tensor in batch_tensors(batch if key is None else named[key]):

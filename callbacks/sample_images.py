@@ -18,23 +18,27 @@ Views = Literal["auto", "none"]
 
 
 class SampleImages(L.Callback):
-    """Draws images that the model generates from the same latents each time, so that pictures can be compared.
+    """Draws images that the model generates from the same latents each time, so that pictures can
+    be compared.
 
-    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which returns [count, C, H, W]
-    float32 in 0..1 on the host. A module with ``sweep_views(count, poses, seed)`` too, which returns
-    [count, V, C, H, W], shows some objects from the sides of the data, where the datamodule has ``poses``.
+    For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
+    returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,
+    seed)`` too, which returns [count, V, C, H, W], shows some objects from the sides of the data,
+    where the datamodule has ``poses``.
 
-    Every `every_n_steps` training batches and at the end of the training it writes ``images/step-<batches>.png``, and
-    ``views-<batches>.png`` with a row for each object, and hands them to the loggers that take pictures (TensorBoard,
-    and those with a method ``log_image``) as ``images/samples`` and ``images/views``. All ranks sample, for a module
-    may be spread over them; the first one writes. The random numbers of the training stay as they are.
+    Every `every_n_steps` training batches and at the end of the training it writes
+    ``images/step-<batches>.png``, and ``views-<batches>.png`` with a row for each object, and hands
+    them to the loggers that take pictures (TensorBoard, and those with a method ``log_image``) as
+    ``images/samples`` and ``images/views``. All ranks sample, for a module may be spread over them;
+    the first one writes. The random numbers of the training stay as they are.
 
     Args:
         every_n_steps: Training batches from one picture to the next.
         count: Images of a picture.
         views: ``auto``: views too, where module and data have them and they differ; ``none``.
         objects: Objects that are shown in views.
-        path: Folder of ``images``; by default ``trainer.log_dir``, without loggers ``trainer.default_root_dir``.
+        path: Folder of ``images``; by default ``trainer.log_dir``, without loggers
+            ``trainer.default_root_dir``.
         batch_size: Images generated at once.
         seed: Of the images.
 
@@ -53,11 +57,20 @@ class SampleImages(L.Callback):
         batch_size: int = 16,
         seed: int = 0,
     ) -> None:
-        for name, value in (("every_n_steps", every_n_steps), ("count", count), ("objects", objects)):
+        for name, value in (
+            ("every_n_steps", every_n_steps),
+            ("count", count),
+            ("objects", objects),
+        ):
             check_count(name, value, 1)
         check_count("batch_size", batch_size, 1)
         check_choice("views", views, get_args(Views))
-        self.every_n_steps, self.count, self.views, self.objects = every_n_steps, count, views, objects
+        self.every_n_steps, self.count, self.views, self.objects = (
+            every_n_steps,
+            count,
+            views,
+            objects,
+        )
         self.path = None if path is None else Path(path)
         self.batch_size, self.seed = batch_size, check_seed(seed)
         self._batches = self._drawn = 0
@@ -68,14 +81,23 @@ class SampleImages(L.Callback):
         if stage != "fit":
             return
         check_sampling(pl_module, "SampleImages")
-        folder = self.path or Path(trainer.log_dir or trainer.default_root_dir)  # a broadcast: on all ranks
+        folder = self.path or Path(
+            trainer.log_dir or trainer.default_root_dir
+        )  # a broadcast: on all ranks
         if folder.is_file():
-            raise ConfigError(f"path={str(folder)!r} is a file: name a folder, images will be in it")
+            raise ConfigError(
+                f"path={str(folder)!r} is a file: name a folder, images will be in it"
+            )
         self._folder = folder / "images"
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._batches += 1
         if self._batches % self.every_n_steps == 0:
@@ -96,7 +118,11 @@ class SampleImages(L.Callback):
 
     def _draw(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._drawn = self._batches
-        pictures = {"samples": draw_grid(sample(module, self.count, seed=self.seed, batch_size=self.batch_size))}
+        pictures = {
+            "samples": draw_grid(
+                sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
+            )
+        }
         poses = None if self.views == "none" else find_poses(trainer, module)
         if poses is not None:
             views = sweep(module, self.objects, poses, seed=self.seed)
@@ -105,4 +131,9 @@ class SampleImages(L.Callback):
         if trainer.is_global_zero:
             for kind, picture in pictures.items():
                 stem = "step" if kind == "samples" else kind
-                publish(trainer, f"images/{kind}", picture, self._folder / f"{stem}-{self._batches:06d}.png")
+                publish(
+                    trainer,
+                    f"images/{kind}",
+                    picture,
+                    self._folder / f"{stem}-{self._batches:06d}.png",
+                )

@@ -25,19 +25,22 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SaveOnSignal(L.Callback):
-    """Finishes the running step once this process or another rank is told to stop, saves, and ends the run.
+    """Finishes the running step once this process or another rank is told to stop, saves, and ends
+    the run.
 
-    The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they read what the step
-    before has brought, so that none waits for its device, and stop one step later. A validation under way is
-    finished, because Lightning would not repeat it when the run goes on. Then ``trainer.fit`` raises ``SystemExit``
-    with the code 130 (Ctrl-C) or 143 (SIGTERM).
+    The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
+    read what the step before has brought, so that none waits for its device, and stop one step
+    later. A validation under way is finished, because Lightning would not repeat it when the run
+    goes on. Then ``trainer.fit`` raises ``SystemExit`` with the code 130 (Ctrl-C) or 143 (SIGTERM).
 
-    The checkpoint holds the whole state of the Trainer and is complete or not there. A second Ctrl-C stops at once and
-    saves nothing; further SIGTERMs change nothing, as launchers send several. A signal that was ignored before stays
-    ignored, and an earlier handler of SIGTERM is called as well.
+    The checkpoint holds the whole state of the Trainer and is complete or not there. A second
+    Ctrl-C stops at once and saves nothing; further SIGTERMs change nothing, as launchers send
+    several. A signal that was ignored before stays ignored, and an earlier handler of SIGTERM is
+    called as well.
 
     Args:
-        path: The checkpoint to write, on a local or mounted disk; its folder is made where it does not exist.
+        path: The checkpoint to write, on a local or mounted disk; its folder is made where it does
+            not exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -54,16 +57,21 @@ class SaveOnSignal(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._received = self._agreed = 0
         self._asked = None
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        self._before = {
+            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
+        }
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._training = True
         if trainer.received_sigterm:
             self._received = signal.SIGTERM
-        # Lightning's own handler is replaced: it waits for the other ranks wherever the signal strikes.
+        # Lightning's own handler is replaced: it waits for the other ranks wherever the signal
+        # strikes.
         if threading.current_thread() is threading.main_thread():
-            heeded = [number for number, handler in self._before.items() if handler != signal.SIG_IGN]
+            heeded = [
+                number for number, handler in self._before.items() if handler != signal.SIG_IGN
+            ]
             self._replaced = {number: signal.signal(number, self._note) for number in heeded}
 
     @override
@@ -74,7 +82,12 @@ class SaveOnSignal(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._in_step = False
         if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
@@ -109,11 +122,18 @@ class SaveOnSignal(L.Callback):
         self._restore_handlers()
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
-        stopped = type(exception).__name__ == SIGTERMException.__name__  # pytorch_lightning has one of its own
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        stopped = (
+            type(exception).__name__ == SIGTERMException.__name__
+        )  # pytorch_lightning has one of its own
         try:
-            # Loader processes that share our terminal may die of the same signal while we wait for their batch.
-            starved = isinstance(exception, Exception) and trainer.world_size == 1 and not self._in_step
+            # Loader processes that share our terminal may die of the same signal while we wait for
+            # their batch.
+            starved = (
+                isinstance(exception, Exception) and trainer.world_size == 1 and not self._in_step
+            )
             if (stopped and self._agreed) or (starved and self._received):
                 self._save_and_tell(trainer)
         finally:
@@ -151,9 +171,13 @@ class SaveOnSignal(L.Callback):
         """The signal that any rank got: before this step, or on GPUs before the last one."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
-            return int(trainer.strategy.reduce(torch.tensor(self._agreed, device=device), reduce_op="max"))
+            return int(
+                trainer.strategy.reduce(torch.tensor(self._agreed, device=device), reduce_op="max")
+            )
         mine = torch.full((), self._agreed, device=device)
-        torch.distributed.all_reduce(mine, torch.distributed.ReduceOp.MAX)  # that of the strategy waits for all ranks
+        torch.distributed.all_reduce(
+            mine, torch.distributed.ReduceOp.MAX
+        )  # that of the strategy waits for all ranks
         answer = mine.to("cpu", non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
@@ -170,7 +194,12 @@ class SaveOnSignal(L.Callback):
         if problem:
             log.error("%s: stopped after step %d; %s", name, trainer.global_step, problem)
         else:
-            log.warning("%s: stopped after step %d; go on with ckpt=%s", name, trainer.global_step, self.path)
+            log.warning(
+                "%s: stopped after step %d; go on with ckpt=%s",
+                name,
+                trainer.global_step,
+                self.path,
+            )
 
     def _save(self, trainer: L.Trainer) -> str:
         """Write the checkpoint from all ranks; says what went wrong."""

@@ -12,7 +12,8 @@ class Wrapped:
     """Stands on an object in place of a method: the last wrapper outermost."""
 
     def __init__(self, method: Callable[..., Any], *, own: bool) -> None:
-        # Lightning asks a hook for its code, torch's schedules ask an optimizer's step for a mark of theirs.
+        # Lightning asks a hook for its code, torch's schedules ask an optimizer's step for a mark
+        # of theirs.
         functools.update_wrapper(self, method)
         self.method, self.own = method, own
         self.arounds: list[Around] = []

@@ -1,7 +1,7 @@
 """The pages as a site: ``python -m sphinx -W docs site``.
 
-Sphinx and not MkDocs, because the docstrings are written for it (tables, names in back quotes that become links) and
-because its search works on a folder that no server serves.
+Sphinx and not MkDocs, because the docstrings are written for it (tables, names in back quotes that
+become links) and because its search works on a folder that no server serves.
 """
 
 import re
@@ -65,29 +65,58 @@ def setup(app: Sphinx) -> None:
         options = "   :members:\n   :show-inheritance:\n" + "   :imported-members:\n" * exports
         text = f"{_heading(title, '=')}``lit_data.{name}``\n\n.. automodule:: lit_data.{name}\n{options}"
         (GENERATED / f"{name}.rst").write_text(text, encoding="utf-8")
-    options = [_heading("Options", "="), *(f".. autoclass:: {name}\n   :members:\n" for name in sorted(CLASSES))]
+    options = [
+        _heading("Options", "="),
+        *(f".. autoclass:: {name}\n   :members:\n" for name in sorted(CLASSES)),
+    ]
     (GENERATED / "options.rst").write_text("\n".join(options), encoding="utf-8")
     (GENERATED / "keys.rst").write_text("\n".join(_write_keys()), encoding="utf-8")
-    for name, up, down in [("README", "", "reference/"), ("BENCHMARKS", "../", ""), ("CONTRIBUTING", "../", "")]:
+    for name, up, down in [
+        ("README", "", "reference/"),
+        ("BENCHMARKS", "../", ""),
+        ("CONTRIBUTING", "../", ""),
+    ]:
         text = (ROOT / f"{name}.md").read_text(encoding="utf-8").replace("](docs/", f"]({up}")
         (GENERATED / f"{name.lower()}.md").write_text(_lead_inside(text, down), encoding="utf-8")
     shutil.copytree(ROOT / "notebooks", GENERATED / "notebooks")
     app.connect("autodoc-process-docstring", _name_arguments, priority=0)  # before Napoleon
-    app.connect("source-read", lambda app, name, source: source.insert(0, _lead_inside(source.pop(), "reference/")))
+    app.connect(
+        "source-read",
+        lambda app, name, source: source.insert(0, _lead_inside(source.pop(), "reference/")),
+    )
 
 
 def _write_keys() -> list[str]:
     """The keys of each file of the configuration, with their defaults and what their comments say."""
     conf = ROOT / "conf"
-    files = {"Every command": "base", "fit": "fit", "predict": "predict", "show": "show", "prepare": "prepare"}
+    files = {
+        "Every command": "base",
+        "fit": "fit",
+        "predict": "predict",
+        "show": "show",
+        "prepare": "prepare",
+    }
     parts = [_heading("Keys of the configuration", "="), _INTRODUCTION]
     for title, name in files.items():
         parts += [_heading(title, "-"), _table(conf / f"{name}.yaml", "")]
-    for group in ("data", "model", "synthesis", "augment", "trainer", "callbacks", "extra_callbacks", "logger"):
+    for group in (
+        "data",
+        "model",
+        "synthesis",
+        "augment",
+        "trainer",
+        "callbacks",
+        "extra_callbacks",
+        "logger",
+    ):
         parts.append(_heading(group, "-"))
         for path in sorted((conf / group).glob("*.yaml")):
             title, about = f"{group}={path.stem}", read_first_comment(path)
-            parts += [_heading(title, "~"), f"{_plain(about)}\n", _table(path, f"{group.removeprefix('extra_')}.")]
+            parts += [
+                _heading(title, "~"),
+                f"{_plain(about)}\n",
+                _table(path, f"{group.removeprefix('extra_')}."),
+            ]
     return parts
 
 
@@ -98,8 +127,14 @@ Each key is written on the command line as ``key=value``; ``COMMAND --help`` lis
 
 
 def _table(path: Path, prefix: str) -> str:
-    rows = [row for row in read_keys(path) if not row[0].endswith("_target_") and not row[0].startswith("defaults")]
-    cells = [(f"``{prefix}{key}``", f"``{value}``", _plain(comment)) for key, value, comment in rows]
+    rows = [
+        row
+        for row in read_keys(path)
+        if not row[0].endswith("_target_") and not row[0].startswith("defaults")
+    ]
+    cells = [
+        (f"``{prefix}{key}``", f"``{value}``", _plain(comment)) for key, value, comment in rows
+    ]
     if not cells:
         return ""
     lines = [".. list-table::", "   :widths: 35 20 45", "   :header-rows: 1", ""]
@@ -116,7 +151,9 @@ def _heading(text: str, line: str) -> str:
     return f"{text}\n{line * len(text)}\n"
 
 
-def _name_arguments(app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]) -> None:
+def _name_arguments(
+    app: Sphinx, what: str, name: str, obj: object, options: object, lines: list[str]
+) -> None:
     """A heading such as "Args, beside those of `Source`:" becomes one that Napoleon knows."""
     for place, line in enumerate(lines):
         if (match := re.fullmatch(r"Args, (beside those of .*):", line)) is not None:
@@ -125,4 +162,8 @@ def _name_arguments(app: Sphinx, what: str, name: str, obj: object, options: obj
 
 def _lead_inside(text: str, folder: str) -> str:
     """Links to files of the repository that are pages of the site too."""
-    return re.sub(r"\]\((?:\.\./)?(BENCHMARKS|CONTRIBUTING)\.md\)", lambda m: f"]({folder}{m[1].lower()}.md)", text)
+    return re.sub(
+        r"\]\((?:\.\./)?(BENCHMARKS|CONTRIBUTING)\.md\)",
+        lambda m: f"]({folder}{m[1].lower()}.md)",
+        text,
+    )

@@ -1,7 +1,9 @@
-"""lit_data keeps the accelerator fed and the run alive: data, augmentation and callbacks for PyTorch Lightning.
+"""lit_data keeps the accelerator fed and the run alive: data, augmentation and callbacks for
+PyTorch Lightning.
 
-Import from the sub-packages (``lit_data.datamodules``, ``lit_data.callbacks``, ...). This file re-exports nothing, so
-that a worker process which imports a dataset does not also import Lightning, Kornia and Hydra.
+Import from the sub-packages (``lit_data.datamodules``, ``lit_data.callbacks``, ...). This file
+re-exports nothing, so that a worker process which imports a dataset does not also import Lightning,
+Kornia and Hydra.
 """
 
 import sys
@@ -9,4 +11,6 @@ import sys
 __version__ = "0.1.0"
 
 if sys.platform == "win32":
-    raise ImportError("lit_data locks and maps files as Linux and macOS do: on Windows run it within WSL 2")
+    raise ImportError(
+        "lit_data locks and maps files as Linux and macOS do: on Windows run it within WSL 2"
+    )

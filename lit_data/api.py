@@ -58,11 +58,14 @@ class Run:
         """
         path = self.folder / "checkpoints" / "best.ckpt"
         if not path.is_file():
-            raise DataError(f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate once?")
+            raise DataError(
+                f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate once?"
+            )
         return path
 
     def load_model(self) -> "L.LightningModule":
-        """The module of the run with the weights of its best checkpoint, in evaluation mode, on the host.
+        """The module of the run with the weights of its best checkpoint, in evaluation mode, on the
+        host.
 
         Raises:
             LitDataError: There is no such checkpoint, or the configuration is refused.
@@ -85,7 +88,9 @@ class Run:
         return start(command, *words, packages=self.packages, config_dir=started.config_dir)
 
 
-def fit(experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None) -> Run:
+def fit(
+    experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
+) -> Run:
     """Train, as ``python -m lit_data fit experiment=NAME``.
 
     Args:
@@ -97,11 +102,16 @@ def fit(experiment: str, *overrides: str, packages: Sequence[str] = (), config_d
     Raises:
         LitDataError: As on the command line; ``exit_code`` says of what kind.
     """
-    return start("fit", f"experiment={experiment}", *overrides, packages=packages, config_dir=config_dir)
+    return start(
+        "fit", f"experiment={experiment}", *overrides, packages=packages, config_dir=config_dir
+    )
 
 
-def start(command: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None) -> Run:
-    """Run any command with a configuration: ``fit``, ``validate``, ``test``, ``predict``, ``prepare``, ``show``, ...
+def start(
+    command: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
+) -> Run:
+    """Run any command with a configuration: ``fit``, ``validate``, ``test``, ``predict``,
+    ``prepare``, ``show``, ...
 
     Args:
         command: The word on the command line.

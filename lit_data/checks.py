@@ -11,7 +11,13 @@ from lit_data.errors import ConfigError, LitDataError
 Made = TypeVar("Made")
 
 _SHOWN: Final = {"None": "null", "True": "true", "False": "false"}  # as YAML has them
-_SAID: Final = {int: "a whole number", float: "a number", bool: "true or false", str: "text", NoneType: "null"}
+_SAID: Final = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    NoneType: "null",
+}
 _MAPPINGS: Final = (dict, Mapping)
 _LISTS: Final = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
@@ -39,7 +45,9 @@ def check_count(name: str, value: object, least: int) -> None:
         ConfigError: It is not.
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(f"{name}={value!r} is not usable: choose a whole number of at least {least}")
+        raise ConfigError(
+            f"{name}={value!r} is not usable: choose a whole number of at least {least}"
+        )
 
 
 def check_share(name: str, value: float) -> None:
@@ -52,8 +60,11 @@ def check_share(name: str, value: float) -> None:
         raise ConfigError(f"{name}={value} is a share: give a number above 0 and up to 1")
 
 
-def call_checked(target: Callable[..., Made], args: Sequence[object], given: Mapping[str, object], key: str) -> Made:
-    """Call a function or class that checks its arguments itself; then, and where it fails, check their kinds.
+def call_checked(
+    target: Callable[..., Made], args: Sequence[object], given: Mapping[str, object], key: str
+) -> Made:
+    """Call a function or class that checks its arguments itself; then, and where it fails, check
+    their kinds.
 
     Args:
         target: What is called.
@@ -76,10 +87,12 @@ def call_checked(target: Callable[..., Made], args: Sequence[object], given: Map
 
 
 def check_types(target: Callable[..., Any], given: Mapping[str, object], key: str = "") -> None:
-    """Refuse arguments that a function or class does not have, or that are of another kind than their annotations.
+    """Refuse arguments that a function or class does not have, or that are of another kind than
+    their annotations.
 
-    A list may stand for a tuple and a whole number for a number, as in YAML; text is no list of letters. What cannot be
-    told from the annotation, such as a name in quotes or a protocol, passes.
+    A list may stand for a tuple and a whole number for a number, as in YAML; text is no list of
+    letters. What cannot be told from the annotation, such as a name in quotes or a protocol,
+    passes.
 
     Args:
         target: What is called.
@@ -96,7 +109,9 @@ def check_types(target: Callable[..., Any], given: Mapping[str, object], key: st
     for name, value in given.items():
         hint = parameters[name].annotation if name in parameters else Any
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
-            raise ConfigError(f"'{f'{key}.{name}'.lstrip('.')}' is {value!r}: give {_describe(hint)}")
+            raise ConfigError(
+                f"'{f'{key}.{name}'.lstrip('.')}' is {value!r}: give {_describe(hint)}"
+            )
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
@@ -110,7 +125,9 @@ def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
     if kind in (int, float):
         return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
     if kind in _MAPPINGS:
-        return isinstance(value, Mapping) and all(_all_fit(item, inner or [Any, Any]) for item in value.items())
+        return isinstance(value, Mapping) and all(
+            _all_fit(item, inner or [Any, Any]) for item in value.items()
+        )
     if kind in _LISTS:
         if isinstance(value, str | Mapping) or not isinstance(value, Collection):
             return False

@@ -11,10 +11,13 @@ def python_command(*words: str) -> list[str]:
 
 
 def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for `python_command`, in which all that this process can import is found.
+    """Return the environment for `python_command`, in which all that this process can import is
+    found.
 
     Args:
         changes: Further variables.
     """
-    places: Sequence[str] = [place for place in sys.path if place]  # the empty one stands for the working folder
+    places: Sequence[str] = [
+        place for place in sys.path if place
+    ]  # the empty one stands for the working folder
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **(changes or {})}

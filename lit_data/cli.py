@@ -17,7 +17,14 @@ from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.help import format_command_help, format_help
 from lit_data.commands.configuration.suggest import Parser, did_you_mean, nearest
 from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
-from lit_data.errors import ConfigError, LitDataError, StoreSpaceError, escape, find_headline, settle_lines
+from lit_data.errors import (
+    ConfigError,
+    LitDataError,
+    StoreSpaceError,
+    escape,
+    find_headline,
+    settle_lines,
+)
 
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
@@ -118,16 +125,27 @@ def _check_command(words: Sequence[str]) -> str:
         hint = did_you_mean(nearest(command, known))
         raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
     if command in TOOLS:
-        raise ConfigError(f"'{command}' comes first and has no options of a configuration: see {command} --help.")
+        raise ConfigError(
+            f"'{command}' comes first and has no options of a configuration: see {command} --help."
+        )
     return command
 
 
 def _run(command: str, options: argparse.Namespace) -> None:
-    from lit_data.commands.run import print_config, run  # Hydra is imported only here, to keep --help quick
+    from lit_data.commands.run import (
+        print_config,
+        run,
+    )  # Hydra is imported only here, to keep --help quick
 
-    places = {"config_dir": options.config_dir, "packages": options.package, "multirun": options.multirun}
+    places = {
+        "config_dir": options.config_dir,
+        "packages": options.package,
+        "multirun": options.multirun,
+    }
     if options.cfg:
-        print_config(command, options.words[1:], part=options.cfg, resolve=options.resolve, **places)
+        print_config(
+            command, options.words[1:], part=options.cfg, resolve=options.resolve, **places
+        )
     else:
         run(command, options.words[1:], **places)
 
@@ -141,7 +159,9 @@ def _note_sigterm() -> Iterator[SimpleNamespace]:
         if os.getpid() != own_pid:  # a forked worker inherits the handler
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        wait = signal.getsignal(signum) is not stop and not note.sigterm  # Lightning's handler calls this one
+        wait = (
+            signal.getsignal(signum) is not stop and not note.sigterm
+        )  # Lightning's handler calls this one
         note.sigterm = True
         if not wait:
             raise SystemExit(128 + signum)

@@ -21,7 +21,9 @@ _MOST_FREE: Final = 4
 _BF16_INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "svebf16"})
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 free_memory: list[memoryview] = []
-returned_memory: "deque[memoryview]" = deque()  # appended to by finalizers, in the midst of anything
+returned_memory: "deque[memoryview]" = (
+    deque()
+)  # appended to by finalizers, in the midst of anything
 _lock = threading.Lock()
 
 
@@ -34,10 +36,12 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
 
 def has_fast_bf16(device_type: str) -> bool:
-    """Return True if bfloat16 is faster than float32: CUDA from compute capability 8.0, CPUs with instructions for it.
+    """Return True if bfloat16 is faster than float32: CUDA from compute capability 8.0, CPUs with
+    instructions for it.
 
-    Measured on two cores, forward and backward of a convolution and of a linear layer against float32: 1.6 and 1.9
-    times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512 alone, 13 and 34 times as slow with AVX2.
+    Measured on two cores, forward and backward of a convolution and of a linear layer against
+    float32: 1.6 and 1.9 times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512
+    alone, 13 and 34 times as slow with AVX2.
     """
     import torch
 
@@ -51,7 +55,8 @@ def has_fast_bf16(device_type: str) -> bool:
 
 
 def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
-    """Return the instruction sets that the processor has, as torch names them, or else Linux; none if nobody says.
+    """Return the instruction sets that the processor has, as torch names them, or else Linux; none
+    if nobody says.
 
     Args:
         cpu_info: Linux's file, which is read if torch is older than ``torch.cpu.get_capabilities``.
@@ -81,10 +86,11 @@ def runs_on_cpu(tensor: "torch.Tensor") -> bool:
 
 
 def reused(shape: "Sequence[int]") -> "torch.Tensor":
-    """An unset float32 tensor on the CPU; large ones lie in memory that serves again when the last reference is gone.
+    """An unset float32 tensor on the CPU; large ones lie in memory that serves again when the last
+    reference is gone.
 
-    The system takes back what an allocator frees in large pieces, and gives it out zeroed page by page: for batches of
-    some MB that takes longer than to augment them.
+    The system takes back what an allocator frees in large pieces, and gives it out zeroed page by
+    page: for batches of some MB that takes longer than to augment them.
     """
     import torch
 
@@ -95,7 +101,9 @@ def reused(shape: "Sequence[int]") -> "torch.Tensor":
         while returned_memory:
             free_memory.append(returned_memory.popleft())
         del free_memory[:-_MOST_FREE]
-        fitting = [place for place, free in enumerate(free_memory) if nbytes <= len(free) <= 2 * nbytes]
+        fitting = [
+            place for place, free in enumerate(free_memory) if nbytes <= len(free) <= 2 * nbytes
+        ]
         memory = free_memory.pop(fitting[0]) if fitting else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
     root = np.frombuffer(memory, np.float32, nbytes // 4)
     weakref.finalize(root, returned_memory.append, memory).atexit = False
@@ -113,7 +121,8 @@ def divided(images: "torch.Tensor", divisor: float) -> "torch.Tensor":
 
 
 def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> None:
-    """Call a change with the number of each sample; in as many threads as torch uses where a sample is large.
+    """Call a change with the number of each sample; in as many threads as torch uses where a sample
+    is large.
 
     Args:
         change: Works in OpenCV and NumPy, which let other threads run.
@@ -123,7 +132,9 @@ def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> Non
 
     count = len(samples)
     threads = min(torch.get_num_threads(), count)
-    if threads < 2 or samples[0].nbytes < _LEAST_THREADED:  # threads would mostly wait for each other
+    if (
+        threads < 2 or samples[0].nbytes < _LEAST_THREADED
+    ):  # threads would mostly wait for each other
         deque(map(change, range(count)), maxlen=0)
         return
     with ThreadPoolExecutor(threads) as pool:
@@ -131,8 +142,11 @@ def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> Non
 
 
 @lru_cache(maxsize=256)
-def constant(values: tuple[float, ...], device: "torch.device", dtype: "torch.dtype | None" = None) -> "torch.Tensor":
-    """Numbers on a device, brought there once: each copy of a tensor from the host makes it wait. Not to be changed.
+def constant(
+    values: tuple[float, ...], device: "torch.device", dtype: "torch.dtype | None" = None
+) -> "torch.Tensor":
+    """Numbers on a device, brought there once: each copy of a tensor from the host makes it wait.
+    Not to be changed.
 
     Args:
         values: The numbers.

@@ -1,8 +1,9 @@
 """Every error that lit_data raises on purpose, and the exit code each one gives the command line.
 
-Each class takes one string that holds all a user needs: what is wrong, with which file or option, what was found, what
-is allowed, what to do. One string only, and defined at module level, because torch rebuilds the exception of a worker
-as ``type(text)``; a class that cannot be rebuilt so hangs the loader (pytorch/pytorch#142884).
+Each class takes one string that holds all a user needs: what is wrong, with which file or option,
+what was found, what is allowed, what to do. One string only, and defined at module level, because
+torch rebuilds the exception of a worker as ``type(text)``; a class that cannot be rebuilt so hangs
+the loader (pytorch/pytorch#142884).
 """
 
 import logging
@@ -141,7 +142,8 @@ class Problems:
         return "\n".join(_join(path, message) for path, message in self._entries)
 
     def describe(self, what: str, cure: str = "") -> str:
-        """The causes, each with a count and at most three names, then a headline and what to do as the last lines.
+        """The causes, each with a count and at most three names, then a headline and what to do as
+        the last lines.
 
         Args:
             what: The headline, such as ``"3 of 10 images are bad"``.
@@ -161,7 +163,13 @@ class Problems:
             for text, count in cures.items()
         ]
         advice += [cure] if cure else []
-        return "\n".join([*(f"  {line}" for line in lines), what + ":" * bool(advice), *(f"  {a}" for a in advice)])
+        return "\n".join(
+            [
+                *(f"  {line}" for line in lines),
+                what + ":" * bool(advice),
+                *(f"  {a}" for a in advice),
+            ]
+        )
 
     def make_error(self, what: str, cure: str = "") -> DataError:
         """One error for all problems, which it also carries; see `describe`."""
@@ -184,7 +192,8 @@ class Problems:
             log.warning("%s", self.describe(what), extra={"problems": self.entries})
 
     def _group(self) -> list[list[tuple[str, str]]]:
-        """The problems by cause, that is by message without paths, numbers and values; the largest group first.
+        """The problems by cause, that is by message without paths, numbers and values; the largest
+        group first.
 
         Few problems are told one by one.
         """
@@ -207,17 +216,24 @@ def list_problems(entries: Sequence[tuple[str, str]]) -> Problems:
 def find_headline(text: str) -> str:
     """The first line of a message that is not indented, as the details above it are."""
     lines = text.strip("\n").splitlines()
-    return next((line for line in lines if line.strip() and not line.startswith(" ")), "".join(lines[:1]).strip())
+    return next(
+        (line for line in lines if line.strip() and not line.startswith(" ")),
+        "".join(lines[:1]).strip(),
+    )
 
 
 def settle_lines(text: str) -> str:
-    """A message as it goes to a terminal or a log: no control characters, and one line that is not indented.
+    """A message as it goes to a terminal or a log: no control characters, and one line that is not
+    indented.
 
     So no name with a line break can pass for a line of the program.
     """
     lines = [escape(line) for line in text.split("\n")]
     head = next((place for place, line in enumerate(lines) if line and not line.startswith(" ")), 0)
-    return "\n".join(f"  {line}" if n > head and line[:1] not in ("", " ") else line for n, line in enumerate(lines))
+    return "\n".join(
+        f"  {line}" if n > head and line[:1] not in ("", " ") else line
+        for n, line in enumerate(lines)
+    )
 
 
 def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]:

@@ -20,12 +20,14 @@ PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error comes.
+    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error
+    comes.
 
     Args:
         path: Of the file; its folder exists. No link is followed there.
-        sync: Bring the file and its name to the disk, so that it outlasts a machine that stops. Without, a program that
-            is killed does no harm either, and thousands of small files are written faster.
+        sync: Bring the file and its name to the disk, so that it outlasts a machine that stops.
+            Without, a program that is killed does no harm either, and thousands of small files are
+            written faster.
 
     Raises:
         OSError: It cannot be written.
@@ -125,4 +127,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
     """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
-    return f"'{value}" if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")) else value
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )

@@ -19,9 +19,9 @@ _SHOWN: Final = 100
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
     """How many patches fit along one axis.
 
-    The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. Where a tail stays uncovered,
-    `cover` adds the position length - patch, `pad` the next multiple of the stride (the patch then reaches past the
-    edge and is reflected), `drop` nothing.
+    The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. Where a tail
+    stays uncovered, `cover` adds the position length - patch, `pad` the next multiple of the stride
+    (the patch then reaches past the edge and is reflected), `drop` nothing.
 
     Args:
         lengths_px: Image lengths along the axis.
@@ -30,7 +30,8 @@ def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges:
         edges: The rule for the tail.
 
     Returns:
-        One count for each length; 0 where the image is smaller than the patch and the rule does not pad.
+        One count for each length; 0 where the image is smaller than the patch and the rule does not
+        pad.
     """
     slack = np.asarray(lengths_px, dtype=np.int64) - patch_px
     inner = np.where(slack >= 0, slack // stride_px + 1, 0)
@@ -58,13 +59,14 @@ class PatchGrid:
         widths_px: [n] image widths.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches, one number or (vertical, horizontal).
-        edges: What happens to the tail of an axis: `cover` (a last patch flush with the edge), `drop`, or `pad`
-            (reflected past the edge). See `count_positions`.
+        edges: What happens to the tail of an axis: `cover` (a last patch flush with the edge),
+            `drop`, or `pad` (reflected past the edge). See `count_positions`.
         name: Gives an image's name for a message.
 
     Raises:
         ConfigError: A size is not positive, or the rule is unknown.
-        DataError: An image is smaller than the patch and the rule does not pad, or too small to reflect.
+        DataError: An image is smaller than the patch and the rule does not pad, or too small to
+            reflect.
     """
 
     def __init__(
@@ -134,8 +136,12 @@ class PatchGrid:
             y: [N] top edges, px.
             x: [N] left edges, px.
         """
-        row = np.minimum(np.rint(y / self.vertical.stride_px).astype(np.int64), self.rows[image] - 1)
-        column = np.minimum(np.rint(x / self.horizontal.stride_px).astype(np.int64), self.columns[image] - 1)
+        row = np.minimum(
+            np.rint(y / self.vertical.stride_px).astype(np.int64), self.rows[image] - 1
+        )
+        column = np.minimum(
+            np.rint(x / self.horizontal.stride_px).astype(np.int64), self.columns[image] - 1
+        )
         index: Ints = self._ends[image] - (self.rows[image] - row) * self.columns[image] + column
         return index
 
@@ -146,7 +152,11 @@ class PatchGrid:
     def _check_sizes(self, name: Callable[[int], str]) -> None:
         height, width = self.patch_px
         # A reflection cannot be longer than the image without its edge row.
-        least = ((height + 1) // 2 + 1, (width + 1) // 2 + 1) if self.edges == "pad" else (height, width)
+        least = (
+            ((height + 1) // 2 + 1, (width + 1) // 2 + 1)
+            if self.edges == "pad"
+            else (height, width)
+        )
         small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1])).tolist()
         if small:
             sizes = [f"{self.heights_px[image]} x {self.widths_px[image]} px" for image in small]
@@ -163,13 +173,18 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
         ConfigError: It is not one or two positive whole numbers.
     """
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair):
-        raise ConfigError(f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)")
+    if len(pair) != 2 or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair
+    ):
+        raise ConfigError(
+            f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)"
+        )
     return pair[0], pair[1]
 
 
 def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as often as need be.
+    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as
+    often as need be.
 
     Args:
         image: [C, H, W].

@@ -1,7 +1,8 @@
 """Every private name of Lightning that lit_data stands on: here and nowhere else.
 
-Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set. What each name has to do
-is watched by ``tests/test_lightning_internals.py``, so a new release of Lightning fails there and not in a run.
+Callbacks that need one call `check_version` in ``setup``, datamodules when a Trainer is set. What
+each name has to do is watched by ``tests/test_lightning_internals.py``, so a new release of
+Lightning fails there and not in a run.
 """
 
 from collections.abc import Callable
@@ -13,7 +14,10 @@ from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOp
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
-from lightning.pytorch.trainer.connectors.logger_connector.result import _ResultCollection, _ResultMetric
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _ResultCollection,
+    _ResultMetric,
+)
 from packaging.version import Version
 from typing_extensions import override
 
@@ -152,8 +156,8 @@ def choose_hooks(
 ) -> L.LightningModule | None:
     """Let a datamodule's hook be called, without a warning, where both it and the module have one.
 
-    Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that. A Trainer makes a
-    new selector for each run, so the one in its place lasts as long.
+    Where both have a hook, Lightning calls the datamodule's, drops the module's and warns of that.
+    A Trainer makes a new selector for each run, so the one in its place lasts as long.
 
     Args:
         trainer: Which is about to run the datamodule.
@@ -175,7 +179,10 @@ class _Selector(_DataHookSelector):
     """Lightning's answer to whose hook it calls."""
 
     def __init__(
-        self, model: L.LightningModule, datamodule: L.LightningDataModule, both: Callable[[str], bool]
+        self,
+        model: L.LightningModule,
+        datamodule: L.LightningDataModule,
+        both: Callable[[str], bool],
     ) -> None:
         super().__init__(model, datamodule)
         self._both = both

@@ -29,8 +29,8 @@ _SCARCE_BYTES: Final = 2**28
 def is_out_of_memory(error: BaseException | None) -> bool:
     """Whether an error, or one that it was raised from, says that memory ran out.
 
-    By class where there is one, else by the text of a RuntimeError; an illegal access, a failed assertion on the device
-    or anything else is none.
+    By class where there is one, else by the text of a RuntimeError; an illegal access, a failed
+    assertion on the device or anything else is none.
     """
     import torch
 
@@ -39,7 +39,9 @@ def is_out_of_memory(error: BaseException | None) -> bool:
         seen.add(id(error))
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and (_TEXTS.search(str(error)) or _is_scarce(str(error))):
+        if isinstance(error, RuntimeError) and (
+            _TEXTS.search(str(error)) or _is_scarce(str(error))
+        ):
             return True
         error = error.__cause__
     return False

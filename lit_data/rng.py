@@ -1,9 +1,11 @@
-"""Counter-based randomness: every random number is a pure function of (seed, stream, index, epoch, draw number).
+"""Counter-based randomness: every random number is a pure function of (seed, stream, index, epoch,
+draw number).
 
-Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a 128-bit counter and a
-64-bit key into 128 random bits without any state, so a sample comes out the same in whichever worker, batch or rank it
-is made. The key is the seed; the counter holds (block, index, epoch, stream | index >> 32), so two different samples,
-epochs, streams or draws can never share a number: nothing is added to a seed.
+Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
+128-bit counter and a 64-bit key into 128 random bits without any state, so a sample comes out the
+same in whichever worker, batch or rank it is made. The key is the seed; the counter holds (block,
+index, epoch, stream | index >> 32), so two different samples, epochs, streams or draws can never
+share a number: nothing is added to a seed.
 """
 
 import random
@@ -77,7 +79,9 @@ def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np
         [4, N] uint32 random words.
     """
     multipliers = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
-    keys = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(_KEY_STEPS, np.uint64) + np.array(key, np.uint64)
+    keys = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(
+        _KEY_STEPS, np.uint64
+    ) + np.array(key, np.uint64)
     round_keys = (keys & np.uint64(_WORD)).astype(np.uint32)[:, :, None]
     even = np.ascontiguousarray(counter[::2])
     odd: NDArray[np.uint32] = counter[1::2]
@@ -90,7 +94,9 @@ def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np
     return np.stack((even[0], odd[0], even[1], odd[1]))
 
 
-def random_words(seed: int, stream: int, index: ArrayLike, epoch: int, words: int) -> NDArray[np.uint32]:
+def random_words(
+    seed: int, stream: int, index: ArrayLike, epoch: int, words: int
+) -> NDArray[np.uint32]:
     """Random 32-bit words of each index.
 
     Args:
@@ -111,19 +117,30 @@ def random_words(seed: int, stream: int, index: ArrayLike, epoch: int, words: in
     counter[2] = epoch
     counter[3] = ((indices >> 32) | (stream << 16))[:, None]
     random = philox_4x32(counter.reshape(4, -1), _key_of(seed))
-    return random.reshape(4, indices.size, blocks).transpose(1, 2, 0).reshape(indices.size, -1)[:, :words]
+    return (
+        random.reshape(4, indices.size, blocks)
+        .transpose(1, 2, 0)
+        .reshape(indices.size, -1)[:, :words]
+    )
 
 
-def uniform(seed: int, stream: int, index: ArrayLike, epoch: int, draws: int) -> NDArray[np.float32]:
-    """Uniform numbers of each index: `random_words` scaled to [0, 1) with 24 bits, exact in float32.
+def uniform(
+    seed: int, stream: int, index: ArrayLike, epoch: int, draws: int
+) -> NDArray[np.float32]:
+    """Uniform numbers of each index: `random_words` scaled to [0, 1) with 24 bits, exact in
+    float32.
 
     Returns:
         [B, draws] float32 in [0, 1).
     """
-    return (random_words(seed, stream, index, epoch, draws) >> np.uint32(8)).astype(np.float32) * np.float32(2.0**-24)
+    return (random_words(seed, stream, index, epoch, draws) >> np.uint32(8)).astype(
+        np.float32
+    ) * np.float32(2.0**-24)
 
 
-def uniform_torch(seed: int, stream: int, index: "torch.Tensor", epoch: int, draws: int) -> "torch.Tensor":
+def uniform_torch(
+    seed: int, stream: int, index: "torch.Tensor", epoch: int, draws: int
+) -> "torch.Tensor":
     """`uniform` computed on the device of the index, bit for bit the same numbers.
 
     Args:
@@ -141,10 +158,16 @@ def uniform_torch(seed: int, stream: int, index: "torch.Tensor", epoch: int, dra
     blocks = -(-draws // 4)
     block = torch.arange(blocks, device=index.device).expand(index.shape[0], blocks)
     low, high = (index & _WORD)[:, None], ((index >> 32) | (stream << 16))[:, None]
-    x0, x1, x2, x3 = block, low.expand_as(block), torch.full_like(block, epoch), high.expand_as(block)
+    x0, x1, x2, x3 = (
+        block,
+        low.expand_as(block),
+        torch.full_like(block, epoch),
+        high.expand_as(block),
+    )
     k0, k1 = _key_of(seed)
     for _ in range(_ROUNDS):
-        # int64 products wrap, which leaves the 64 bits right; the shift is arithmetic, hence the mask after it.
+        # int64 products wrap, which leaves the 64 bits right; the shift is arithmetic, hence the
+        # mask after it.
         p0, p1 = x0 * _MULTIPLIERS[1], x2 * _MULTIPLIERS[0]
         x0, x1 = ((p1 >> 32) & _WORD) ^ x1 ^ k0, p1 & _WORD
         x2, x3 = ((p0 >> 32) & _WORD) ^ x3 ^ k1, p0 & _WORD
@@ -156,9 +179,10 @@ def uniform_torch(seed: int, stream: int, index: "torch.Tensor", epoch: int, dra
 def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
     """The sample at each position of the epoch's random order, without holding the order in memory.
 
-    A Feistel network over a * b >= length cells with addition modulo a and b; a value that falls outside is sent
-    through again (cycle walking), which keeps it a permutation (Black and Rogaway, "Ciphers with arbitrary finite
-    domains", CT-RSA 2002). Any position costs the same, so resuming inside an epoch needs no replay.
+    A Feistel network over a * b >= length cells with addition modulo a and b; a value that falls
+    outside is sent through again (cycle walking), which keeps it a permutation (Black and Rogaway,
+    "Ciphers with arbitrary finite domains", CT-RSA 2002). Any position costs the same, so resuming
+    inside an epoch needs no replay.
 
     Args:
         positions: [N] positions, 0 <= position < length.
@@ -180,7 +204,9 @@ def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArra
 
 @lru_cache(maxsize=16)
 def _draw_round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    keys: NDArray[np.uint64] = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[0].astype(np.uint64)
+    keys: NDArray[np.uint64] = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[
+        0
+    ].astype(np.uint64)
     return keys
 
 
@@ -189,7 +215,9 @@ def _key_of(seed: int) -> tuple[int, int]:
     return seed & _WORD, seed >> 32
 
 
-def _feistel(values: NDArray[np.uint64], length: int, keys: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _feistel(
+    values: NDArray[np.uint64], length: int, keys: NDArray[np.uint64]
+) -> NDArray[np.uint64]:
     rows = np.uint64(max(int(np.ceil(np.sqrt(length))), 1))
     columns = np.uint64(-(-length // int(rows)))
     left, right = values // columns, values % columns

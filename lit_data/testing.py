@@ -1,7 +1,8 @@
 """For tests of your own datasets, datamodules and modules; lit_data's tests use it too.
 
-`check_dataset` and `check_datamodule` hold what the loader and the commands rely on; `write_images` makes a set of a
-few files; `LimitedMemory` lets any module run out of memory; `run_on_ranks` calls a function on several ranks.
+`check_dataset` and `check_datamodule` hold what the loader and the commands rely on; `write_images`
+makes a set of a few files; `LimitedMemory` lets any module run out of memory; `run_on_ranks` calls
+a function on several ranks.
 """
 
 import os
@@ -38,8 +39,9 @@ QUIET: Final[Mapping[str, Any]] = {
 def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples: int = 8) -> None:
     """Check what the loader relies on in a dataset that writes rows (`lit_data.types.RowWriter`).
 
-    Each sample is the same to the byte whatever is written beside it, however often it is asked for, in this process
-    and in a copy that a worker gets; every key of `fields` is written, and nothing beside the rows of the batch.
+    Each sample is the same to the byte whatever is written beside it, however often it is asked
+    for, in this process and in a copy that a worker gets; every key of `fields` is written, and
+    nothing beside the rows of the batch.
 
     Args:
         dataset: Of at least one sample.
@@ -68,8 +70,11 @@ def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples
                 )
 
 
-def check_datamodule(datamodule: BaseDataModule, stages: Sequence[Stage] = ("train", "val", "test", "predict")) -> None:
-    """Prepare and open a datamodule, check the dataset of each stage, and plan and finish a batch of it twice.
+def check_datamodule(
+    datamodule: BaseDataModule, stages: Sequence[Stage] = ("train", "val", "test", "predict")
+) -> None:
+    """Prepare and open a datamodule, check the dataset of each stage, and plan and finish a batch
+    of it twice.
 
     Raises:
         AssertionError: A batch lacks keys, or is another one the second time.
@@ -84,14 +89,21 @@ def check_datamodule(datamodule: BaseDataModule, stages: Sequence[Stage] = ("tra
         first, second = (_finish(datamodule, stage) for _ in range(2))
         missing = sorted(set(first) - set(datamodule.batch_keys)) if datamodule.batch_keys else []
         assert not missing, f"{stage}: finish_batch gives {missing}, which batch_keys does not name"
-        assert count_samples(first), f"{stage}: the parts of a finished batch have different lengths"
+        assert count_samples(first), (
+            f"{stage}: the parts of a finished batch have different lengths"
+        )
         for one, other in zip(batch_tensors(first), batch_tensors(second), strict=True):
             same = torch.allclose(one.double(), other.double(), equal_nan=True)
             assert same, f"{stage}: the same batch comes out differently a second time"
 
 
 def write_images(
-    folder: Path, count: int, size_px: tuple[int, int] = (64, 64), *, channels: int = 3, dtype: str = "uint8"
+    folder: Path,
+    count: int,
+    size_px: tuple[int, int] = (64, 64),
+    *,
+    channels: int = 3,
+    dtype: str = "uint8",
 ) -> list[Path]:
     """Write a few images of noise, ``00.png``, ``01.png``, ...; TIFF where PNG has no such pixels.
 
@@ -139,7 +151,9 @@ class LimitedMemory(L.Callback):
             samples = count_samples(batch)
             if samples > self.most:
                 self.errors += 1
-                raise torch.OutOfMemoryError(f"CUDA out of memory: {samples} samples, {self.most} fit (injected)")
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory: {samples} samples, {self.most} fit (injected)"
+                )
             self.sizes.append(samples)
             return step(batch, *args)
 
@@ -164,7 +178,9 @@ def run_on_ranks(function: Callable[..., Any], world_size: int, *args: Any) -> l
         return [pickle.loads((Path(folder) / str(rank)).read_bytes()) for rank in range(world_size)]
 
 
-def _run_rank(rank: int, function: Callable[..., Any], world_size: int, folder: str, args: tuple[Any, ...]) -> None:
+def _run_rank(
+    rank: int, function: Callable[..., Any], world_size: int, folder: str, args: tuple[Any, ...]
+) -> None:
     os.environ |= {"OMP_NUM_THREADS": "1"}
     dist.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=world_size)
     try:

@@ -1,7 +1,8 @@
 """Shapes, batches and the small protocols through which the rooms of lit_data meet.
 
 Shape legend, used by every docstring:
-    B samples in a batch, M samples in a micro-batch, C channels, H and W pixels (rows and columns), N defects or boxes.
+    B samples in a batch, M samples in a micro-batch, C channels, H and W pixels (rows and columns),
+    N defects or boxes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -35,8 +36,8 @@ class FieldSpec:
     Attributes:
         shape: Of one sample, without the batch dimension; of one item where samples hold several.
         dtype: NumPy dtype name.
-        max_items: For a ragged field (boxes, sparse voxels): the most items of one sample. Such a field travels flat,
-            the items of all samples of the batch in their order.
+        max_items: For a ragged field (boxes, sparse voxels): the most items of one sample. Such a
+            field travels flat, the items of all samples of the batch in their order.
         row_column: Column 0 of a ragged field is filled with the item's row in the batch.
     """
 
@@ -53,7 +54,9 @@ COUNT_SUFFIX: Final = "_count"
 """A ragged field ``boxes`` has its number of items of each sample under ``boxes_count``."""
 
 
-def row_shapes(fields: "Mapping[str, FieldSpec]") -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
+def row_shapes(
+    fields: "Mapping[str, FieldSpec]",
+) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and dtype of what `RowWriter.write_into` fills for a sample: its fields, and the counts of ragged ones."""
     found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for name, field in fields.items():
@@ -78,11 +81,12 @@ class SampleRuns(NamedTuple):
     """Samples of a dataset that lie together on the disk, such as the patches of an image.
 
     Attributes:
-        ends: [R] int64, ascending: the samples of run r are those from ``ends[r - 1]`` up to ``ends[r]``.
+        ends: [R] int64, ascending: the samples of run r are those from ``ends[r - 1]`` up to
+            ``ends[r]``.
         nbytes: [R] int64, bytes on the disk that they share.
         samples: [n] the samples in the order of the runs; none where they lie in their own.
-        most_bytes: Of a window of them; none where any will do. Then the first windows of an epoch are smaller, as
-            they have to be fetched before its first batch.
+        most_bytes: Of a window of them; none where any will do. Then the first windows of an epoch
+            are smaller, as they have to be fetched before its first batch.
     """
 
     ends: "NDArray[np.int64]"
@@ -93,18 +97,20 @@ class SampleRuns(NamedTuple):
 
 @runtime_checkable
 class RowWriter(Protocol):
-    """A dataset that writes samples straight into rows of a batch, which skips the per-sample path and its copies.
+    """A dataset that writes samples straight into rows of a batch, which skips the per-sample path
+    and its copies.
 
-    ``fields`` names every key of a sample. ``write_into`` fills ``rows[key][m]`` for the m-th of ``indices``; what it
-    writes is a pure function of (index, epoch), so any worker may write any row, and several threads may at once.
-    For a ragged field it fills the first items of ``rows[key][m]`` ([max_items, ...]) and sets
-    ``rows[key + "_count"][m]``.
+    ``fields`` names every key of a sample. ``write_into`` fills ``rows[key][m]`` for the m-th of
+    ``indices``; what it writes is a pure function of (index, epoch), so any worker may write any
+    row, and several threads may at once. For a ragged field it fills the first items of
+    ``rows[key][m]`` ([max_items, ...]) and sets ``rows[key + "_count"][m]``.
 
-    More is used where a dataset has it: ``describe_sample(index) -> str`` names a sample in messages,
-    ``check_sources()``, which must be cheap, raises if files changed under a running process, and ``runs``, a
-    `SampleRuns`, a function of the epoch that gives one, or none, says which samples lie together. What reads a set of
-    shards has ``fetches``, whether it does, ``needs_windows``, whether they have no room here all at once, and
-    ``look_ahead(indices, epoch)``, which is given a function for the samples to come and gives a `LookAhead` or none.
+    More is used where a dataset has it: ``describe_sample(index) -> str`` names a sample in
+    messages, ``check_sources()``, which must be cheap, raises if files changed under a running
+    process, and ``runs``, a `SampleRuns`, a function of the epoch that gives one, or none, says
+    which samples lie together. What reads a set of shards has ``fetches``, whether it does,
+    ``needs_windows``, whether they have no room here all at once, and ``look_ahead(indices,
+    epoch)``, which is given a function for the samples to come and gives a `LookAhead` or none.
     """
 
     @property
@@ -129,7 +135,9 @@ def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) ->
     return rows
 
 
-def read_samples(dataset: RowWriter, indices: Sequence[int], epoch: int) -> "list[dict[str, torch.Tensor]]":
+def read_samples(
+    dataset: RowWriter, indices: Sequence[int], epoch: int
+) -> "list[dict[str, torch.Tensor]]":
     """Samples one by one, without the room for items that they do not have.
 
     Raises:
@@ -142,9 +150,16 @@ def read_samples(dataset: RowWriter, indices: Sequence[int], epoch: int) -> "lis
             raise IndexError(f"sample {index} of {len(dataset)}")
     rows = read_rows(dataset, np.array(indices, dtype=np.int64), epoch)
     tensors = {name: torch.from_numpy(rows[name]) for name in dataset.fields}
-    counts = {name: rows[name + COUNT_SUFFIX] for name, field in dataset.fields.items() if field.max_items is not None}
+    counts = {
+        name: rows[name + COUNT_SUFFIX]
+        for name, field in dataset.fields.items()
+        if field.max_items is not None
+    }
     return [
-        {name: tensor[row][: counts[name][row]] if name in counts else tensor[row] for name, tensor in tensors.items()}
+        {
+            name: tensor[row][: counts[name][row]] if name in counts else tensor[row]
+            for name, tensor in tensors.items()
+        }
         for row in range(len(indices))
     ]
 

@@ -14,11 +14,24 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 _FLAGS = (
-    *("--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"),
-    *("--disable-component-update", "--disable-sync", "--disable-extensions", "--remote-debugging-pipe"),
+    *(
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-background-networking",
+    ),
+    *(
+        "--disable-component-update",
+        "--disable-sync",
+        "--disable-extensions",
+        "--remote-debugging-pipe",
+    ),
     *("--disable-dev-shm-usage", "--host-resolver-rules=MAP * ~NOTFOUND"),
 )
 _LAUNCHER = """
@@ -56,7 +69,9 @@ class Browser:
     def __enter__(self) -> "Browser":
         try:
             target = self.call("Target.createTarget", url="about:blank")["targetId"]
-            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+            self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
             for domain in ("Page", "Runtime", "Log", "Network"):
                 self.call(f"{domain}.enable")
         except BaseException:
@@ -65,7 +80,10 @@ class Browser:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._end()
 
@@ -83,7 +101,9 @@ class Browser:
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": params}
         os.write(
-            self._out, json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode() + b"\0"
+            self._out,
+            json.dumps(message | ({"sessionId": self._session} if self._session else {})).encode()
+            + b"\0",
         )
         while (answer := self._read()).get("id") != number:
             self.events.append((answer.get("method", ""), answer.get("params", {})))
@@ -100,7 +120,9 @@ class Browser:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page, or of the promise that it is."""
-        found = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        found = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
         assert "exceptionDetails" not in found, found
         return found["result"].get("value")
 

@@ -18,12 +18,20 @@ from lit_data.io.store.arrays import ArrayWriter
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable
 
-LONGEST = ("test_all_configs", "test_cli", "test_compose", "test_notebooks", "test_ranks", "test_adaptive_ranks")
+LONGEST = (
+    "test_all_configs",
+    "test_cli",
+    "test_compose",
+    "test_notebooks",
+    "test_ranks",
+    "test_adaptive_ranks",
+)
 
 # Processes that share the cores, and small tensors: more threads would only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-# A shell that starts these tests in the background lets them ignore Ctrl-C, which some of them send.
+# A shell that starts these tests in the background lets them ignore Ctrl-C, which some of them
+# send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -31,7 +39,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """A whole run is shared by two processes.
 
-    For a file or a test that is named, starting them takes longer; and the tests that need a GPU measure its memory.
+    For a file or a test that is named, starting them takes longer; and the tests that need a GPU
+    measure its memory.
     """
     whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
     return 2 if whole and "not gpu" in config.option.markexpr else 0
@@ -48,7 +57,9 @@ def shared_data() -> Path:
     default = Path(__file__).resolve().parents[2] / "shared" / "data"
     folder = Path(os.environ.get("LIT_DATA_SAMPLES", default))
     if not (folder / "MANIFEST.csv").is_file():
-        pytest.skip(f"no sample data at {folder}; set LIT_DATA_SAMPLES to the folder that holds MANIFEST.csv")
+        pytest.skip(
+            f"no sample data at {folder}; set LIT_DATA_SAMPLES to the folder that holds MANIFEST.csv"
+        )
     return folder
 
 
@@ -89,7 +100,8 @@ def _find_orphans() -> set[Path]:
             named[str(path.stat().st_ino)] = path
     for path in Path("/proc").glob("[0-9]*/maps"):
         with suppress(OSError):
-            # A semaphore is mapped under the name that it had before it got its own, so the inode tells.
+            # A semaphore is mapped under the name that it had before it got its own, so the inode
+            # tells.
             for line in path.read_text().splitlines():
                 if "/dev/shm/" in line:
                     named.pop(line.split()[4], None)
@@ -101,7 +113,12 @@ def _write_fake_store(folder: Path, table: SourceTable, count: int) -> None:
     images["first_source"] = np.arange(count)
     images["height_px"] = images["width_px"] = 1
     writer, pixels = ArrayWriter(folder), np.zeros(count, np.uint8)
-    for name, array in ((PIXELS, pixels), ("images", images), ("files", table.files), ("names", table.names)):
+    for name, array in (
+        (PIXELS, pixels),
+        ("images", images),
+        ("files", table.files),
+        ("names", table.names),
+    ):
         writer.add(name, array)
     writer.finish(KIND, VERSION, "k", StoreFacts("uint8", 1, "fake", "error", {}, ()).as_meta())
 

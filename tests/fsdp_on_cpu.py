@@ -18,7 +18,9 @@ def _gather(module: Module, world_size: int, rank0_only: bool = True) -> Any:
     """Weights are copied as they are gathered: torch counts on the copy to the host for that, and here is none."""
     weights = FullStateDictConfig(offload_to_cpu=False, rank0_only=rank0_only)
     optimizer = FullOptimStateDictConfig(offload_to_cpu=True, rank0_only=rank0_only)
-    return FullyShardedDataParallel.state_dict_type(module, StateDictType.FULL_STATE_DICT, weights, optimizer)
+    return FullyShardedDataParallel.state_dict_type(
+        module, StateDictType.FULL_STATE_DICT, weights, optimizer
+    )
 
 
 class ShardsOnCPU(FSDPStrategy):

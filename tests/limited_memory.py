@@ -1,4 +1,5 @@
-"""Out-of-memory errors where and when a test wants them, and a simulated device with a limit, for runs on the CPU.
+"""Out-of-memory errors where and when a test wants them, and a simulated device with a limit, for
+runs on the CPU.
 
     device = SimulatedDevice(1000, 100, 10)  # 90 samples fit
     faults = install(module, device.plan())  # or FaultPlan("backward", lambda n, step, micro: step == 2, times=1)
@@ -33,13 +34,22 @@ Point = Literal[
 POINTS: Final[tuple[Point, ...]] = Point.__args__  # type: ignore[attr-defined]
 STAGES: Final = ("train", "sanity_check", "validate", "test", "predict")
 _STEPS = ("training_step", "validation_step", "test_step", "predict_step")
-_ENDS = ("on_train_batch_end", "on_validation_batch_end", "on_test_batch_end", "on_predict_batch_end")
+_ENDS = (
+    "on_train_batch_end",
+    "on_validation_batch_end",
+    "on_test_batch_end",
+    "on_predict_batch_end",
+)
 _GIB = 2**30
 
 
-def out_of_memory(asked_bytes: int = 2 * _GIB, total_bytes: int = 8 * _GIB, free_bytes: int = _GIB) -> Exception:
+def out_of_memory(
+    asked_bytes: int = 2 * _GIB, total_bytes: int = 8 * _GIB, free_bytes: int = _GIB
+) -> Exception:
     """The error that CUDA's allocator raises."""
-    asked, total, free = (f"{size / _GIB:.2f} GiB" for size in (asked_bytes, total_bytes, free_bytes))
+    asked, total, free = (
+        f"{size / _GIB:.2f} GiB" for size in (asked_bytes, total_bytes, free_bytes)
+    )
     return torch.OutOfMemoryError(
         f"CUDA out of memory. Tried to allocate {asked}. GPU 0 has a total capacity of {total} of which {free} is free."
     )
@@ -51,12 +61,14 @@ class FaultPlan:
 
     Attributes:
         point: Where.
-        when: Asked as ``when(n, step, micro)`` each time the point is reached: samples of the piece, batches that the
-            stages finished before, and the piece's place in its batch, from 0; after an error it begins at 0 again.
+        when: Asked as ``when(n, step, micro)`` each time the point is reached: samples of the
+            piece, batches that the stages finished before, and the piece's place in its batch, from
+            0; after an error it begins at 0 again.
         times: Raise so often at most.
         error: Makes the error for a piece of n samples.
         stages: Where the plan holds; names of `trainer.state.stage`.
-        inner: Name of the inner module; by default the middle one of those that hold parameters themselves.
+        inner: Name of the inner module; by default the middle one of those that hold parameters
+            themselves.
     """
 
     point: Point
@@ -69,7 +81,8 @@ class FaultPlan:
 
 @dataclass(slots=True)
 class SimulatedDevice:
-    """Memory that a piece of n samples fills with ``fixed_bytes + n * sample_bytes`` while it is worked on.
+    """Memory that a piece of n samples fills with ``fixed_bytes + n * sample_bytes`` while it is
+    worked on.
 
     Attributes:
         limit_bytes: What there is; may be changed at any time.
@@ -109,7 +122,9 @@ class SimulatedDevice:
     def read(self) -> MemoryReading:
         """Memory now, that is between two pieces."""
         free_bytes = self.limit_bytes - self._taken_bytes
-        return MemoryReading(self.fixed_bytes, self._peak_bytes, self._peak_bytes, free_bytes, self._retries)
+        return MemoryReading(
+            self.fixed_bytes, self._peak_bytes, self._peak_bytes, free_bytes, self._retries
+        )
 
     def count_retries(self) -> int:
         """Pieces so far that filled more than `retry_fraction`."""
@@ -121,7 +136,10 @@ class SimulatedDevice:
 
     def _refuse(self, n: int, step: int, micro: int) -> bool:
         self._taken_bytes = self._random.randint(0, self.pressure_bytes)
-        need_bytes, free_bytes = self.fixed_bytes + n * self.sample_bytes, self.limit_bytes - self._taken_bytes
+        need_bytes, free_bytes = (
+            self.fixed_bytes + n * self.sample_bytes,
+            self.limit_bytes - self._taken_bytes,
+        )
         self._peak_bytes = max(self._peak_bytes, min(need_bytes, free_bytes))
         self._retries += need_bytes > self.retry_fraction * free_bytes
         if need_bytes <= free_bytes:
@@ -137,8 +155,8 @@ class Faults:
     """What went through a module since `install`.
 
     Attributes:
-        entered: Sizes of the pieces, in order: of those that reached the point, for "transfer" and "augment", else of
-            those for which a step of the module began.
+        entered: Sizes of the pieces, in order: of those that reached the point, for "transfer" and
+            "augment", else of those for which a step of the module began.
         refused: Sizes of the pieces at which the error was raised.
     """
 
@@ -186,7 +204,10 @@ class Faults:
             _replace(optimizer, "step", functools.partial(self._step_optimizer, optimizer))
 
     def _step_optimizer(
-        self, optimizer: torch.optim.Optimizer, call: Callable[..., Any], closure: Callable[[], Any] | None = None
+        self,
+        optimizer: torch.optim.Optimizer,
+        call: Callable[..., Any],
+        closure: Callable[[], Any] | None = None,
     ) -> Any:
         loss = closure() if closure else None
         done = (lambda: loss) if closure else None
@@ -209,11 +230,15 @@ def install(module: L.LightningModule, plan: FaultPlan) -> Faults:
         _before(module, name, faults._enter_and_check)
         return faults
     for name in _STEPS:
-        _before(module, name, faults._enter_and_check if point == "forward_start" else faults._enter)
+        _before(
+            module, name, faults._enter_and_check if point == "forward_start" else faults._enter
+        )
     if point in ("forward_middle", "backward"):
         owners = [part for part in module.modules() if list(part.parameters(recurse=False))]
         inner = module.get_submodule(plan.inner) if plan.inner else owners[len(owners) // 2]
-        inner.register_forward_hook(faults._watch_forward if point == "forward_middle" else faults._watch_backward)
+        inner.register_forward_hook(
+            faults._watch_forward if point == "forward_middle" else faults._watch_backward
+        )
     elif point in ("optimizer", "optimizer_middle"):
         _before(module, "on_fit_start", faults._watch_optimizers)
     return faults
@@ -238,7 +263,9 @@ def _replace(owner: Any, name: str, around: Callable[..., Any]) -> None:
     setattr(owner, name, replaced)
 
 
-def _step_half(optimizer: torch.optim.Optimizer, call: Callable[..., Any], closure: Callable[[], Any] | None) -> None:
+def _step_half(
+    optimizer: torch.optim.Optimizer, call: Callable[..., Any], closure: Callable[[], Any] | None
+) -> None:
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     later = parameters[(len(parameters) + 1) // 2 :]
     gradients = [parameter.grad for parameter in later]

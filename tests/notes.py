@@ -30,7 +30,9 @@ class Notes(Logger):
         pass
 
     def log_metrics(self, metrics: Any, step: int | None = None) -> None:
-        row = {name: float(value) for name, value in metrics.items() if name.startswith(self.prefixes)}
+        row = {
+            name: float(value) for name, value in metrics.items() if name.startswith(self.prefixes)
+        }
         if row:
             self.rows.append(row)
             self.steps.append(step)

@@ -1,9 +1,10 @@
 """What users get of every experiment at toy size, to compare before and after a change of the code.
 
-``python -m tests.outputs write FILE`` runs ``fit``, ``test``, ``show``, ``predict`` and ``prepare`` for each
-experiment and writes exit codes, ``samples_sha256``, keys and metrics of the summaries, and the names of all files.
-``python -m tests.outputs compare FILE`` runs them again and lists what differs; it ends with 1 if anything does.
-Further words choose experiments: ``python -m tests.outputs compare FILE stripe ct``.
+``python -m tests.outputs write FILE`` runs ``fit``, ``test``, ``show``, ``predict`` and ``prepare``
+for each experiment and writes exit codes, ``samples_sha256``, keys and metrics of the summaries,
+and the names of all files. ``python -m tests.outputs compare FILE`` runs them again and lists what
+differs; it ends with 1 if anything does. Further words choose experiments: ``python -m
+tests.outputs compare FILE stripe ct``.
 """
 
 import json
@@ -27,7 +28,11 @@ QUICK: Final = (
     "data.loader.batch_size=4",
     "data.loader.num_workers=0",
 )
-STRIPES: Final = ("data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64")
+STRIPES: Final = (
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+)
 BOXES: Final = (
     "data.samples={count: 8, size_px: [64, 80]}",
     "data.size_px=64",
@@ -116,7 +121,10 @@ def _make_images(folder: Path) -> list[str]:
     rng = np.random.default_rng(0)
     folder.mkdir()
     for number in range(6):
-        cv2.imwrite(str(folder / f"{number}.jpg"), cv2.merge([rng.integers(60, 180, (128, 128), dtype=np.uint8)] * 3))
+        cv2.imwrite(
+            str(folder / f"{number}.jpg"),
+            cv2.merge([rng.integers(60, 180, (128, 128), dtype=np.uint8)] * 3),
+        )
     (folder / "bad.jpg").write_bytes(b"no image")  # what a bad file does is part of what users see
     return [f"data.root={folder}", "data.on_bad=skip"]
 
@@ -125,7 +133,9 @@ def _run(folder: Path, command: str, words: list[str]) -> dict[str, Any]:
     run = folder / "run" / command
     if command in ("test", "predict"):
         words = [*words, f"ckpt={folder}/run/fit/checkpoints/last.ckpt"]
-    code = main([command, *words, f"paths.run={run}", f"hydra.run.dir={run}", f"paths.cache={folder}/cache"])
+    code = main(
+        [command, *words, f"paths.run={run}", f"hydra.run.dir={run}", f"paths.cache={folder}/cache"]
+    )
     path = run / "summary.json"
     summary = json.loads(path.read_text()) if path.is_file() else {}
     kept = {key: value for key, value in summary.items() if not CHANGING.search(key)}
@@ -149,7 +159,9 @@ def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
         old, new = before.get(key, {}), now[key]
         for part in ("exit", "keys", "files"):
             if old.get(part) != new[part]:
-                gone, come = ([x for x in a if x not in b] for a, b in _pairs(old.get(part), new[part]))
+                gone, come = (
+                    [x for x in a if x not in b] for a, b in _pairs(old.get(part), new[part])
+                )
                 lines.append(f"{key}: {part}: gone {gone}, new {come}")
         for name in old.get("values", {}).keys() & new["values"].keys():
             if old["values"][name] != new["values"][name]:

@@ -1,7 +1,7 @@
 """Three LightningModules as others write them, with data: nothing here knows of lit_data.
 
-``STOCK["classifier"]``, ``STOCK["segmenter"]`` and ``STOCK["gan"]`` build them and their loaders, always the same ones.
-A training step of 8 samples takes a few milliseconds on one core.
+``STOCK["classifier"]``, ``STOCK["segmenter"]`` and ``STOCK["gan"]`` build them and their loaders,
+always the same ones. A training step of 8 samples takes a few milliseconds on one core.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,8 @@ NOISE: Final = 8
 
 
 class Classifier(L.LightningModule):
-    """Batches (images [B, 3, 16, 16], labels [B]); batch norm, dropout, a torchmetrics metric in train and val.
+    """Batches (images [B, 3, 16, 16], labels [B]); batch norm, dropout, a torchmetrics metric in
+    train and val.
 
     Args:
         lr: Learning rate of SGD with momentum.
@@ -71,7 +72,8 @@ class Classifier(L.LightningModule):
 
 
 class Segmenter(L.LightningModule):
-    """Batches {"image" [B, 1, 16, 16], "mask" [B, 1, 16, 16], "name" [B texts]}; dict output, AdamW with a schedule.
+    """Batches {"image" [B, 1, 16, 16], "mask" [B, 1, 16, 16], "name" [B texts]}; dict output, AdamW
+    with a schedule.
 
     Args:
         lr: Learning rate of AdamW.
@@ -118,10 +120,12 @@ class Segmenter(L.LightningModule):
 
 
 class Gan(L.LightningModule):
-    """Batches [images [B, 1, 16, 16]]; manual optimisation, two optimizers, noise drawn in the step.
+    """Batches [images [B, 1, 16, 16]]; manual optimisation, two optimizers, noise drawn in the
+    step.
 
     Args:
-        r1_weight: Weight of the squared gradient of the discriminator at real images; 0 leaves it out.
+        r1_weight: Weight of the squared gradient of the discriminator at real images; 0 leaves it
+            out.
     """
 
     def __init__(self, r1_weight: float = 0.0) -> None:
@@ -171,14 +175,18 @@ class Gan(L.LightningModule):
         self.log("train/discriminator_loss", loss, prog_bar=True)
 
     def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
-        self.log("val/realness", self.discriminator(batch[0]).sigmoid().mean(), batch_size=len(batch[0]))
+        self.log(
+            "val/realness", self.discriminator(batch[0]).sigmoid().mean(), batch_size=len(batch[0])
+        )
 
     def predict_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         return self.discriminator(batch[0]).sigmoid()
 
     def configure_optimizers(self) -> tuple[list[torch.optim.Optimizer], list[Any]]:
         networks = (self.generator, self.discriminator)
-        return [torch.optim.Adam(net.parameters(), lr=2e-3, betas=(0.5, 0.99)) for net in networks], []
+        return [
+            torch.optim.Adam(net.parameters(), lr=2e-3, betas=(0.5, 0.99)) for net in networks
+        ], []
 
     def _judge_real(self, images: Tensor) -> Tensor:
         images = images.detach().requires_grad_(self.r1_weight > 0)
@@ -226,7 +234,9 @@ class Stock:
             torch.manual_seed(seed)
             return self.module(**options)
 
-    def loader(self, samples: int = 16, batch_size: int = 8, *, shuffle: bool = False) -> DataLoader[Any]:
+    def loader(
+        self, samples: int = 16, batch_size: int = 8, *, shuffle: bool = False
+    ) -> DataLoader[Any]:
         """A plain DataLoader in this process; its order has a seed of its own."""
         order = torch.Generator().manual_seed(1)
         return DataLoader(self.samples(samples), batch_size, shuffle=shuffle, generator=order)
@@ -252,7 +262,9 @@ def _draw(samples: int, channels: int) -> Tensor:
 
 def _block(inputs: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(
-        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+        nn.Conv2d(inputs, outputs, 3, padding=1, bias=False),
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
     )
 
 

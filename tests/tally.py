@@ -14,16 +14,20 @@ from lit_data.callbacks.events import Event
 
 
 class Tally(L.LightningModule):
-    """Batches {"index" [B]}; ``learned[i]`` is the sum of learning rate / B over the steps that sample i was part of.
+    """Batches {"index" [B]}; ``learned[i]`` is the sum of learning rate / B over the steps that
+    sample i was part of.
 
-    It comes from the gradients, so a sample that was lost, repeated or weighted wrongly shows, whatever was replayed.
+    It comes from the gradients, so a sample that was lost, repeated or weighted wrongly shows,
+    whatever was replayed.
 
     Args:
         samples: In the set.
         configure: Makes the optimizers; by default SGD with a rate of 1.
     """
 
-    def __init__(self, samples: int, configure: Callable[[list[torch.nn.Parameter]], Any] | None = None) -> None:
+    def __init__(
+        self, samples: int, configure: Callable[[list[torch.nn.Parameter]], Any] | None = None
+    ) -> None:
         super().__init__()
         self.learned = torch.nn.Parameter(torch.zeros(samples, dtype=torch.float64))
         self.configure = configure or (lambda parameters: torch.optim.SGD(parameters, lr=1.0))
@@ -93,5 +97,7 @@ class Meanwhile(L.Callback):
 def stop_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A clock that stands still, so that speed decides nothing, until a test moves its ``now_s``."""
     clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr("lit_data.callbacks.adaptive.replay.time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    monkeypatch.setattr(
+        "lit_data.callbacks.adaptive.replay.time", SimpleNamespace(perf_counter=lambda: clock.now_s)
+    )
     return clock

@@ -51,13 +51,19 @@ OUTSIDE = [
 PRIVATE_USES = {
     "test_adaptive_twins.py: _last",  # sizes of pieces are forced, which nobody else may do
     "test_adaptive_twins.py: _replay",
-    *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale", "_version")),  # refused as targets
+    *(
+        f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale", "_version")
+    ),  # refused as targets
 }
 ONLY_HERE = {
     "kornia": ["augment"],
     "hydra": ["commands"],
     "omegaconf": ["commands"],
-    "matplotlib": ["tasks", "commands", "callbacks"],  # their timelines are drawn in plain scripts too
+    "matplotlib": [
+        "tasks",
+        "commands",
+        "callbacks",
+    ],  # their timelines are drawn in plain scripts too
 }
 INSIDE_FUNCTIONS_ONLY = {
     "cv2",
@@ -86,7 +92,9 @@ def test_files_import_from_below_and_from_their_own_folder() -> None:
 def _check_imports(path: Path) -> None:
     room = _room(path)
     layer = LAYERS[room]
-    allowed = set().union(*OUTSIDE[: layer + 1]) | set(sys.stdlib_module_names) | {"typing_extensions"}
+    allowed = (
+        set().union(*OUTSIDE[: layer + 1]) | set(sys.stdlib_module_names) | {"typing_extensions"}
+    )
     for name, in_function, for_types in _imports(path):
         top, *rest = name.split(".")
         if top == "lit_data":
@@ -97,8 +105,12 @@ def _check_imports(path: Path) -> None:
         else:
             drawing = room == "callbacks" and top == "matplotlib" and in_function
             assert top in allowed or drawing, f"{path} must not import {name}"
-            assert room in ONLY_HERE.get(top, [room]), f"{path}: {name} belongs into {ONLY_HERE[top]} only"
-            assert in_function or top not in INSIDE_FUNCTIONS_ONLY, f"{path}: import {name} inside a function"
+            assert room in ONLY_HERE.get(top, [room]), (
+                f"{path}: {name} belongs into {ONLY_HERE[top]} only"
+            )
+            assert in_function or top not in INSIDE_FUNCTIONS_ONLY, (
+                f"{path}: import {name} inside a function"
+            )
 
 
 def test_importing_a_dataset_loads_no_heavy_library() -> None:
@@ -106,20 +118,38 @@ def test_importing_a_dataset_loads_no_heavy_library() -> None:
         "import sys, lit_data.datasets.stripes.dataset, lit_data.datasets.detection.dataset, lit_data.loading;"
         "print([name for name in ('lightning', 'kornia', 'hydra', 'matplotlib', 'cv2') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_callbacks_alone_load_no_commands_and_no_decoders() -> None:
-    names = ("hydra", "omegaconf", "tensorboard", "imagecodecs", "cv2", "tifffile", "kornia", "wandb", "mlflow")
-    code = f"import sys, lit_data.callbacks; print([name for name in {names} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    names = (
+        "hydra",
+        "omegaconf",
+        "tensorboard",
+        "imagecodecs",
+        "cv2",
+        "tifffile",
+        "kornia",
+        "wandb",
+        "mlflow",
+    )
+    code = (
+        f"import sys, lit_data.callbacks; print([name for name in {names} if name in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_windows_is_refused_in_one_line() -> None:
     code = "import sys; sys.platform = 'win32'\ntry: import lit_data\nexcept ImportError as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert "within WSL 2" in done.stdout
 
 
@@ -129,7 +159,9 @@ def test_files_and_functions_stay_short() -> None:
         assert len(text.splitlines()) <= 400, path
         for node in ast.walk(ast.parse(text)):
             if isinstance(node, ast.FunctionDef):
-                first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                first = (
+                    node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+                )
                 length = (node.end_lineno or 0) - first.lineno + 1
                 assert length <= 40, f"{path}: {node.name} has {length} lines"
 
@@ -187,7 +219,9 @@ def test_tests_name_no_private_parts_of_the_package() -> None:
     found = set()
     for path in sorted(Path(__file__).parent.rglob("*.py")):
         text = path.read_text(encoding="utf-8")
-        reached = re.findall(r"(?<!self)(?<!cls)\.(_[a-zA-Z]\w+)|setattr\(\s*\w+, \"(_[a-zA-Z]\w+)\"", text)
+        reached = re.findall(
+            r"(?<!self)(?<!cls)\.(_[a-zA-Z]\w+)|setattr\(\s*\w+, \"(_[a-zA-Z]\w+)\"", text
+        )
         names = {name for pair in reached for name in pair} & ours - set(defined.findall(text))
         found |= {f"{path.name}: {name}" for name in names}
     assert found == PRIVATE_USES

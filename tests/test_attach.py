@@ -28,10 +28,16 @@ from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 
 ROOT = Path(__file__).resolve().parents[1]
-RECIPES = re.findall(r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+RECIPES = re.findall(
+    r"```python\n(.*?)```", (ROOT / "docs/attach.md").read_text(encoding="utf-8"), flags=re.DOTALL
+)
 SCRIPT, LOADER, COLLATE, DATASET, KORNIA, CLI, CALLBACKS, OTHER = RECIPES
 
-TOY_DATA = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64"]
+TOY_DATA = [
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+]
 TOY = [*TOY_DATA, "trainer.max_epochs=1", "data.loader.batch_size=4", "data.loader.num_workers=0"]
 
 pytestmark = [
@@ -39,7 +45,9 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore::pytorch_lightning.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:No seed found"),
-    pytest.mark.filterwarnings("ignore:You passed in a `val_dataloader` but have no `validation_step`"),
+    pytest.mark.filterwarnings(
+        "ignore:You passed in a `val_dataloader` but have no `validation_step`"
+    ),
     pytest.mark.filterwarnings("ignore:.isinstance.treespec, LeafSpec.. is deprecated"),
 ]
 
@@ -93,7 +101,9 @@ def project(here: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (here / name / "models.py").write_text(textwrap.dedent(MODULES.format(package=package)))
     monkeypatch.syspath_prepend(here)
     yield
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("my_project", "their_project")]:
+    for name in [
+        name for name in sys.modules if name.partition(".")[0] in ("my_project", "their_project")
+    ]:
         del sys.modules[name]
 
 
@@ -120,7 +130,10 @@ def _summary(here: Path) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("project")
 def test_a_target_is_enough(here: Path) -> None:
-    assert main(["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]) == 0
+    assert (
+        main(["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY])
+        == 0
+    )
     summary = _summary(here)
     assert summary["val/loss"] > 0
     assert (summary["folder"] / "checkpoints/best.ckpt").is_file()
@@ -132,27 +145,40 @@ def test_a_target_is_enough(here: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
-def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_typed_keys_reach_the_module_and_wrong_ones_are_errors(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["fit", "model._target_=my_project.models.Scored", "--package", "my_project", *TOY]
     monitor = ["callbacks.checkpoint.monitor=val/loss", "callbacks.checkpoint.mode=min"]
     assert main([*words, "+model.width=3", *monitor]) == 0
     best = torch.load(_summary(here)["folder"] / "checkpoints/best.ckpt", weights_only=True)
     assert best["state_dict"]["net.0.weight"].shape[0] == 3
     assert main([*words, "+model.widht=3"]) == 2
-    assert "'model.widht': Scored has no such argument. Did you mean 'model.width'" in capsys.readouterr().err
+    assert (
+        "'model.widht': Scored has no such argument. Did you mean 'model.width'"
+        in capsys.readouterr().err
+    )
     assert main([*words, "callbacks.checkpoint.monitor=val/nothing"]) == 2
-    assert "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`" in capsys.readouterr().err
+    assert (
+        "Lightning refuses this: `ModelCheckpoint(monitor='val/nothing')`"
+        in capsys.readouterr().err
+    )
 
 
 @pytest.mark.usefixtures("project")
 def test_a_module_without_validation_keeps_its_last_checkpoint(here: Path) -> None:
-    assert main(["fit", "model._target_=my_project.models.Net", "--package", "my_project", *TOY]) == 0
+    assert (
+        main(["fit", "model._target_=my_project.models.Net", "--package", "my_project", *TOY]) == 0
+    )
     assert (_summary(here)["folder"] / "checkpoints/best.ckpt").is_file()
 
 
 @pytest.mark.usefixtures("project")
 def test_a_picture_that_fails_costs_no_training(here: Path) -> None:
-    assert main(["fit", "model._target_=my_project.models.Wrong", "--package", "my_project", *TOY]) == 0
+    assert (
+        main(["fit", "model._target_=my_project.models.Wrong", "--package", "my_project", *TOY])
+        == 0
+    )
     log = (_summary(here)["folder"] / "fit.log").read_text()
     assert "predictions.png could not be drawn" in log
     assert "a key that is not ours" in log
@@ -163,7 +189,10 @@ def test_a_picture_that_fails_costs_no_training(here: Path) -> None:
 @pytest.mark.parametrize(
     ("target", "reason"),
     [
-        ("their_project.models.Net", "derives from pytorch_lightning.LightningModule.*import lightning.pytorch as pl"),
+        (
+            "their_project.models.Net",
+            "derives from pytorch_lightning.LightningModule.*import lightning.pytorch as pl",
+        ),
         ("torch.nn.Identity", "must derive from lightning.LightningModule"),
     ],
 )
@@ -176,7 +205,9 @@ def test_what_is_no_module_of_lightning_is_refused(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("project")
-@pytest.mark.parametrize("way", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]])
+@pytest.mark.parametrize(
+    "way", [["--config-dir", "my_conf"], ["hydra.searchpath=[file://my_conf]"]]
+)
 def test_own_folder_of_configurations(way: list[str], here: Path) -> None:
     for group in ("model", "experiment"):
         (here / "my_conf" / group).mkdir(parents=True)
@@ -212,7 +243,9 @@ def test_own_dataset_with_the_loader() -> None:
 
 
 def test_samples_of_several_sizes_come_as_lists() -> None:
-    samples = [(torch.rand(3, 8 + number, 8), {"boxes": torch.zeros(number, 4)}) for number in range(10)]
+    samples = [
+        (torch.rand(3, 8 + number, 8), {"boxes": torch.zeros(number, 4)}) for number in range(10)
+    ]
     names: dict[str, Any] = {"your_boxes": samples}
     exec(COLLATE, names)
     assert [image.shape[1] for image in names["images"]] == list(range(8, 16))
@@ -226,7 +259,10 @@ def test_own_datamodule_trains_in_the_command(
     (here / "my_project/digits.py").write_text(DATASET)
     names = {"train": 12, "val": 4, "test": 0, "predict": 4}
     for stage, count in names.items():
-        np.save(f"{stage}.npy", np.random.default_rng(count).integers(0, 256, (count, 1, 32, 32), dtype=np.uint8))
+        np.save(
+            f"{stage}.npy",
+            np.random.default_rng(count).integers(0, 256, (count, 1, 32, 32), dtype=np.uint8),
+        )
     model = (
         "import lightning as L\nimport torch\nclass Net(L.LightningModule):\n"
         "    def __init__(self):\n        super().__init__()\n        self.layer = torch.nn.Linear(32, 1)\n"
@@ -237,7 +273,19 @@ def test_own_datamodule_trains_in_the_command(
     )
     (here / "my_project/net.py").write_text(model)
     targets = ["data._target_=my_project.digits.Digits", "model._target_=my_project.net.Net"]
-    assert main(["fit", *targets, "--package", "my_project", "trainer.max_epochs=1", "data.loader.batch_size=4"]) == 0
+    assert (
+        main(
+            [
+                "fit",
+                *targets,
+                "--package",
+                "my_project",
+                "trainer.max_epochs=1",
+                "data.loader.batch_size=4",
+            ]
+        )
+        == 0
+    )
     summary = _summary(here)
     assert summary["train/samples_hashed"] == 12
     assert (summary["folder"] / "samples.png").is_file()
@@ -305,7 +353,9 @@ class BothData(StripeDataModule, pl.LightningDataModule):
     """Of both packages."""
 
 
-def test_both_packages_train_the_same_weights_also_after_running_out_of_memory(tmp_path: Path) -> None:
+def test_both_packages_train_the_same_weights_also_after_running_out_of_memory(
+    tmp_path: Path,
+) -> None:
     weights = {}
     for package, kind in ((L, StripeDataModule), (pl, BothData)):
         torch.manual_seed(0)
@@ -328,8 +378,12 @@ def _run_out_above(most: int) -> Callable[..., None]:
 
 
 def test_a_trainer_of_the_other_package_says_how_to_join(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"class Data\(StripeDataModule, pl.LightningDataModule\)"):
-        pl.Trainer(max_epochs=1, **QUIET).fit(_make_net(pl)(), datamodule=_toy_data(StripeDataModule, tmp_path))
+    with pytest.raises(
+        ConfigError, match=r"class Data\(StripeDataModule, pl.LightningDataModule\)"
+    ):
+        pl.Trainer(max_epochs=1, **QUIET).fit(
+            _make_net(pl)(), datamodule=_toy_data(StripeDataModule, tmp_path)
+        )
     with pytest.raises(ConfigError, match=r"AMP: this Trainer is that of pytorch_lightning"):
         pl.Trainer(max_epochs=1, callbacks=[AMP("bf16")], **QUIET).fit(
             _make_net(pl)(), datamodule=_toy_data(BothData, tmp_path)

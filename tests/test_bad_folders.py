@@ -56,7 +56,10 @@ def _mask_folder_beside(root: Path) -> list[str]:
     """As the drawn set's own folder, given as the root."""
     (root / "test_masks").mkdir()
     cv2.imwrite(str(root / "test_masks/0.png"), np.zeros((64, 64), np.uint8))
-    return ["test_masks/0.png", "its folder is named 'test_masks': if these are masks, set data.masks=test_masks"]
+    return [
+        "test_masks/0.png",
+        "its folder is named 'test_masks': if these are masks, set data.masks=test_masks",
+    ]
 
 
 def _mix_depths(root: Path) -> list[str]:
@@ -72,12 +75,22 @@ def _mask_of_another_size(root: Path) -> list[str]:
     return ["1.png: 64 x 60", "4.png: 64 x 60", "2 masks differ"]
 
 
-SPOILS = [_make_empty, _misspell, _cut_jpegs, _add_text, _spoil_both_passes, _mask_folder_beside, _mix_depths]
+SPOILS = [
+    _make_empty,
+    _misspell,
+    _cut_jpegs,
+    _add_text,
+    _spoil_both_passes,
+    _mask_folder_beside,
+    _mix_depths,
+]
 SPOILS += [_mask_of_another_size]
 
 
 @pytest.mark.parametrize("spoil", SPOILS, ids=lambda spoil: spoil.__name__.strip("_"))
-@pytest.mark.parametrize("command", [["prepare"], ["prepare", "prepare.check=true"], ["fit"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "command", [["prepare"], ["prepare", "prepare.check=true"], ["fit"]], ids=" ".join
+)
 def test_bad_data_ends_with_one_message(
     spoil: Spoil, command: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -86,7 +99,12 @@ def test_bad_data_ends_with_one_message(
         _image(root / f"{number}.png")
     expected = spoil(root)
     before = _digest(tmp_path)
-    words = [f"data.root={root}", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", "data.patch_px=32"]
+    words = [
+        f"data.root={root}",
+        f"paths.runs={tmp_path}/runs",
+        f"paths.cache={tmp_path}/cache",
+        "data.patch_px=32",
+    ]
     if (root / "masks").exists():
         words += ["data.masks=masks", "data.splits={test: 1.0}"]
     assert main([*command, *words]) == 3
@@ -101,7 +119,12 @@ def test_bad_files_can_be_left_out(tmp_path: Path, capfd: pytest.CaptureFixture[
     for number in range(6):
         _image(root / f"{number}.png")
     _add_text(root)
-    words = [f"data.root={root}", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", "data.patch_px=32"]
+    words = [
+        f"data.root={root}",
+        f"paths.runs={tmp_path}/runs",
+        f"paths.cache={tmp_path}/cache",
+        "data.patch_px=32",
+    ]
     assert main(["prepare", *words, "data.on_bad=skip"]) == 0
     assert "notes.png" in capfd.readouterr().out
     assert '"prepare/skipped": 2' in next((tmp_path / "runs").rglob("summary.json")).read_text()
@@ -126,11 +149,17 @@ def _masked_set(root: Path, edges: int = 0) -> list[str]:
         if number < edges:
             mask[7, 8:16], mask[16, 8:16] = 3, 130
         cv2.imwrite(str(root / "masks" / f"{number}.png"), mask)
-    words = [f"data.root={root}", f"paths.runs={root.parent}/runs", f"paths.cache={root.parent}/cache"]
+    words = [
+        f"data.root={root}",
+        f"paths.runs={root.parent}/runs",
+        f"paths.cache={root.parent}/cache",
+    ]
     return [*words, "data.patch_px=32", "data.masks=masks", "data.splits={test: 1.0}"]
 
 
-def test_masks_with_grey_edges_name_what_helps_and_it_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_masks_with_grey_edges_name_what_helps_and_it_does(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = _masked_set(tmp_path / "images", edges=2)
     assert main(["prepare", *words]) == 3
     message = capfd.readouterr().err
@@ -145,7 +174,9 @@ def test_a_threshold_out_of_range_is_refused(
 ) -> None:
     words = _masked_set(tmp_path / "images")
     assert main(["prepare", *words, f"data.mask_read.threshold={threshold}"]) == 2
-    assert f"threshold={threshold} must be a whole number from 1 to 65535" in capsys.readouterr().err
+    assert (
+        f"threshold={threshold} must be a whole number from 1 to 65535" in capsys.readouterr().err
+    )
 
 
 @pytest.mark.parametrize("experiment", ["stripe", "watermark"])
@@ -158,17 +189,34 @@ def test_images_are_left_out_with_their_bad_masks(
     assert "test: 2 images are left out with their masks, which are bad" in capfd.readouterr().out
 
 
-def test_masks_beside_their_images_are_told_apart_in_words(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_masks_beside_their_images_are_told_apart_in_words(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.masks")]
     assert main(["prepare", *words, "data.masks=."]) == 3
     message = capfd.readouterr().err
-    assert "is the folder of the images itself, so every file would count as a mask: move the masks" in message
-
-
-def test_good_files_are_answered_in_a_line_and_a_table(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = [word for word in _masked_set(tmp_path / "images") if not word.startswith("data.splits")]
     assert (
-        main(["prepare", "+experiment=inspection", *words, "prepare.check=true", "data.splits={train: 0.5, val: 0.5}"])
+        "is the folder of the images itself, so every file would count as a mask: move the masks"
+        in message
+    )
+
+
+def test_good_files_are_answered_in_a_line_and_a_table(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    words = [
+        word for word in _masked_set(tmp_path / "images") if not word.startswith("data.splits")
+    ]
+    assert (
+        main(
+            [
+                "prepare",
+                "+experiment=inspection",
+                *words,
+                "prepare.check=true",
+                "data.splits={train: 0.5, val: 0.5}",
+            ]
+        )
         == 0
     )
     lines = capfd.readouterr().out.splitlines()
@@ -193,7 +241,9 @@ def test_a_line_says_before_the_store_is_built_what_was_found_and_will_be_drawn(
     words = _masked_set(tmp_path / "images")
     assert main(["prepare", "+experiment=inspection", *words, f"synthesis={synthesis}"]) == 0
     lines = capfd.readouterr().out.splitlines()
-    found = [place for place, line in enumerate(lines) if "layout folder, 6 images, masks in" in line]
+    found = [
+        place for place, line in enumerate(lines) if "layout folder, 6 images, masks in" in line
+    ]
     assert len(found) == 1
     assert lines[found[0]].endswith(said)
     assert found[0] < min(place for place, line in enumerate(lines) if line.startswith("store: "))
@@ -217,12 +267,20 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
     for number in range(0, 60, 2):
         path = tmp_path / "set" / f"{number:02}.png"
         path.write_bytes(path.read_bytes()[: 4000 + number] if number % 4 else b"none")
-    where = ("+experiment=labelled", "data.root=set", "data.classes=[a,b]", f"paths.cache={tmp_path}/cache")
+    where = (
+        "+experiment=labelled",
+        "data.root=set",
+        "data.classes=[a,b]",
+        f"paths.cache={tmp_path}/cache",
+    )
     code, _, err = _prepare(capfd, *where, "prepare.check=true", "hydra.run.dir=run")
     assert code == 3
     lines = err.rstrip("\n").split("\n")
     assert len(lines) < 10
-    assert lines[-2:] == ["lit_data: 30 of 60 images and masks are bad:", "  data.on_bad=skip leaves them out"]
+    assert lines[-2:] == [
+        "lit_data: 30 of 60 images and masks are bad:",
+        "  data.on_bad=skip leaves them out",
+    ]
     assert f"  all of them: {tmp_path}/run/problems.txt" in lines
     listed = (tmp_path / "run/problems.txt").read_text()
     assert all(f"set/{number:02}.png: " in listed for number in range(0, 60, 2))
@@ -236,10 +294,17 @@ def test_bad_files_that_are_left_out_are_listed_in_the_run_folder(
         _image(tmp_path / "set" / "ab"[number % 2] / f"{number:02}.png")
     for number in range(0, 40, 4):
         (tmp_path / "set/a" / f"{number:02}.png").write_text("none")
-    where = ("+experiment=labelled", "data.root=set", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
+    where = (
+        "+experiment=labelled",
+        "data.root=set",
+        f"paths.cache={tmp_path}/cache",
+        "hydra.run.dir=run",
+    )
     code, out, _ = _prepare(capfd, *where, "data.on_bad=skip")
     assert code == 0
-    assert f"  all of them: {tmp_path}/run/problems.txt\n10 of 40 images are bad and left out\n" in out
+    assert (
+        f"  all of them: {tmp_path}/run/problems.txt\n10 of 40 images are bad and left out\n" in out
+    )
     assert (tmp_path / "run/problems.txt").read_text().count(".png: not a PNG") == 10
 
 
@@ -251,7 +316,14 @@ def test_no_name_of_a_class_forges_a_line(
         _image(tmp_path / "kinds" / ("good", HOSTILE)[number % 2] / f"{number}\x1b\n.png")
         _image(tmp_path / "coco/images" / f"{number}.png")
     boxes = [
-        {"id": n, "image_id": n, "category_id": n % 2, "bbox": [5, 5, 20, 20], "area": 400, "iscrowd": 0}
+        {
+            "id": n,
+            "image_id": n,
+            "category_id": n % 2,
+            "bbox": [5, 5, 20, 20],
+            "area": 400,
+            "iscrowd": 0,
+        }
         for n in range(24)
     ]
     images = [{"id": n, "file_name": f"{n}.png", "width": 64, "height": 64} for n in range(24)]
@@ -259,10 +331,17 @@ def test_no_name_of_a_class_forges_a_line(
     (tmp_path / "coco/annotations").mkdir()
     text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
     (tmp_path / "coco/annotations/instances_all.json").write_text(text)
-    for words in (("labelled", "kinds"), ("detection", "coco"), ("detection", "coco", "data.classes=[b]")):
+    for words in (
+        ("labelled", "kinds"),
+        ("detection", "coco"),
+        ("detection", "coco", "data.classes=[b]"),
+    ):
         place = (f"data.root={words[1]}", f"paths.cache={tmp_path}/cache", "hydra.run.dir=run")
         code, out, err = _prepare(capfd, f"+experiment={words[0]}", *place, *words[2:])
         assert code == (3 if words[2:] else 0), err
         told = out + err + (tmp_path / "run/prepare.log").read_text()
-        assert all(line.isprintable() and not line.startswith("lit_data: all good") for line in told.split("\n"))
+        assert all(
+            line.isprintable() and not line.startswith("lit_data: all good")
+            for line in told.split("\n")
+        )
         assert "\\nlit_data: all good" in told

@@ -64,7 +64,10 @@ BATCHES = {
     "dataclass": lambda: Sample(_counting(5, 2), list("abcde")),
     "array": lambda: np.arange(5),
     "arrays": lambda: [np.arange(5), np.zeros((5, 3))],
-    "nested": lambda: {"views": [_counting(5, 2), {"deep": (_counting(5),)}], "paths": [Path(c) for c in "abcde"]},
+    "nested": lambda: {
+        "views": [_counting(5, 2), {"deep": (_counting(5),)}],
+        "paths": [Path(c) for c in "abcde"],
+    },
     "empty parts": lambda: {"image": _counting(5), "nothing": None, "list": [], "dict": {}},
 }
 
@@ -79,7 +82,11 @@ def _flatten(batch: Any) -> list[Any]:
         return [found for part in batch.values() for found in _flatten(part)]
     if isinstance(batch, list | tuple) and batch and isinstance(batch[0], Path):
         return [batch]
-    return [found for part in batch for found in _flatten(part)] if isinstance(batch, list | tuple) else []
+    return (
+        [found for part in batch for found in _flatten(part)]
+        if isinstance(batch, list | tuple)
+        else []
+    )
 
 
 @pytest.mark.parametrize("name", BATCHES)
@@ -109,7 +116,21 @@ def test_pieces_are_views_and_a_batch_stays_as_it_is() -> None:
 
 @pytest.mark.parametrize(
     "value",
-    [3, 0.5, "text", b"bytes", None, True, Path("a"), torch.tensor(2.0), np.float32(1), np.array(3), [], {}, ()],
+    [
+        3,
+        0.5,
+        "text",
+        b"bytes",
+        None,
+        True,
+        Path("a"),
+        torch.tensor(2.0),
+        np.float32(1),
+        np.array(3),
+        [],
+        {},
+        (),
+    ],
     ids=repr,
 )
 def test_what_belongs_to_the_whole_batch_goes_into_every_piece(value: Any) -> None:
@@ -141,11 +162,17 @@ def test_two_parts_of_two_samples_are_parts_where_the_loader_stacks(make: Any) -
 
 
 @pytest.mark.parametrize("array", [torch.tensor, np.array])
-@pytest.mark.parametrize("counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]])
+@pytest.mark.parametrize(
+    "counts", [[2, 0, 3, 1], [0, 0, 6, 0], [0, 0, 0, 0], [1, 1, 1, 1], [6, 0, 0, 0]]
+)
 @pytest.mark.parametrize("size", [1, 2, 3, 4])
 def test_ragged_fields_keep_their_items(counts: list[int], size: int, array: Any) -> None:
     owner = np.repeat(np.arange(4), counts)
-    batch = {"boxes": array(owner.reshape(-1, 1) * [1, 1]), "boxes_count": array(counts), "image": _counting(4)}
+    batch = {
+        "boxes": array(owner.reshape(-1, 1) * [1, 1]),
+        "boxes_count": array(counts),
+        "image": _counting(4),
+    }
     assert count_samples(batch) == 4
     for start, stop in cut_evenly(4, size):
         piece = slice_batch(batch, start, stop, 4)
@@ -192,7 +219,12 @@ def test_a_mapping_keeps_its_attributes() -> None:
     batch = Batch(image=_counting(3))
     batch.source = "camera"
     piece = slice_batch(batch, 0, 2, 3)
-    assert (type(piece), piece.source, len(piece["image"]), len(batch["image"])) == (Batch, "camera", 2, 3)
+    assert (type(piece), piece.source, len(piece["image"]), len(batch["image"])) == (
+        Batch,
+        "camera",
+        2,
+        3,
+    )
 
 
 def _image(value: int, *shape: int) -> Tensor:
@@ -203,8 +235,14 @@ APART = {
     "equal images, as many as channels": (lambda: [_image(n, 4, 8, 8) for n in range(4)], 4),
     "images of several sizes": (lambda: [_image(n, 3, 5 + n, 8) for n in range(4)], 4),
     "grey images": (lambda: [_image(n, 4, 8) for n in range(4)], 4),
-    "dicts": (lambda: [{"image": _image(n, 4, 8, 8), "label": torch.tensor(n)} for n in range(4)], 4),
-    "dicts with as many boxes as images": (lambda: [{"boxes": _image(n, 2, 4)} for n in range(2)], 2),
+    "dicts": (
+        lambda: [{"image": _image(n, 4, 8, 8), "label": torch.tensor(n)} for n in range(4)],
+        4,
+    ),
+    "dicts with as many boxes as images": (
+        lambda: [{"boxes": _image(n, 2, 4)} for n in range(2)],
+        2,
+    ),
     "pairs": (lambda: [(_image(n, 3, 8, 8 + n), _image(n, 1, 8, 8 + n)) for n in range(5)], 5),
     "records": (lambda: [Sample(_image(n, 3, 2), []) for n in range(3)], 3),
     "arrays": (lambda: [np.full((3, 4), n) for n in range(3)], 3),
@@ -231,7 +269,10 @@ def test_lists_of_samples_are_cut_by_their_outer_list(name: str) -> None:
 @pytest.mark.parametrize("samples", [2, 3, 4])
 def test_images_and_targets_as_torchvision_takes_them(boxes: list[int], samples: int) -> None:
     images = tuple(_image(n, 3, 4, 4 + n) for n in range(samples))
-    targets = tuple({"boxes": torch.zeros(boxes[n], 4), "labels": torch.full((boxes[n],), n)} for n in range(samples))
+    targets = tuple(
+        {"boxes": torch.zeros(boxes[n], 4), "labels": torch.full((boxes[n],), n)}
+        for n in range(samples)
+    )
     assert count_samples((images, targets), {samples}) == samples
     part_images, part_targets = slice_batch((list(images), list(targets)), 1, samples, samples)
     assert [image[0, 0, 0].item() for image in part_images] == list(range(1, samples))
@@ -263,13 +304,22 @@ def test_objects_that_name_their_image_follow_it(owners: list[int], size: int) -
         assert piece["cls"].flatten().tolist() == expected
         assert len(piece["bboxes"]) == len(expected)
         assert piece["batch_idx"].tolist() == [owner - start for owner in expected]
-        assert (piece["im_file"], len(piece["ori_shape"])) == (["a", "b", "c"][start:stop], stop - start)
+        assert (piece["im_file"], len(piece["ori_shape"])) == (
+            ["a", "b", "c"][start:stop],
+            stop - start,
+        )
 
 
 def test_masks_of_as_many_objects_as_images_are_refused_and_others_are_not() -> None:
-    batch = {"img": _counting(3, 3, 4, 4), "cls": _counting(3, 1), "batch_idx": torch.tensor([0, 0, 2])}
+    batch = {
+        "img": _counting(3, 3, 4, 4),
+        "cls": _counting(3, 1),
+        "batch_idx": torch.tensor([0, 0, 2]),
+    }
     batch["masks"] = _counting(3, 4, 4)
-    with pytest.raises(ConfigError, match=r"'masks' has one entry for each image or for each object: .*slice_batch"):
+    with pytest.raises(
+        ConfigError, match=r"'masks' has one entry for each image or for each object: .*slice_batch"
+    ):
         slice_batch(batch, 0, 2, 3)
     four = {"batch_idx": torch.tensor([0, 0, 2, 2]), "cls": _counting(4, 1)}
     objects = batch | four | {"masks": _counting(4, 4, 4)}
@@ -282,15 +332,21 @@ def test_objects_with_a_length_are_cut_and_others_refused() -> None:
     batch = Indexed(_counting(4, 2))
     assert count_samples(batch) == 4
     assert slice_batch(batch, 1, 3, 4).images[:, 0].tolist() == [1, 2]
-    with pytest.raises(ConfigError, match=r"a Opaque holds tensors and has no length: .*slice_batch"):
+    with pytest.raises(
+        ConfigError, match=r"a Opaque holds tensors and has no length: .*slice_batch"
+    ):
         slice_batch({"image": _counting(4), "more": Opaque()}, 0, 2, 4)
 
 
 @pytest.mark.parametrize(
-    "batch", [(torch.zeros(2, 3, 4, 4),) * 2, [torch.zeros(2, 3, 4, 4)] * 2, (torch.zeros(2, 5),) * 2], ids=str
+    "batch",
+    [(torch.zeros(2, 3, 4, 4),) * 2, [torch.zeros(2, 3, 4, 4)] * 2, (torch.zeros(2, 5),) * 2],
+    ids=str,
 )
 def test_what_could_be_samples_or_fields_is_refused(batch: Any) -> None:
-    with pytest.raises(ConfigError, match=r"of 2 could hold samples, or fields of 2 samples each: .*slice_batch"):
+    with pytest.raises(
+        ConfigError, match=r"of 2 could hold samples, or fields of 2 samples each: .*slice_batch"
+    ):
         slice_batch(batch, 0, 1, 2)
     assert [len(part) for part in slice_batch(batch, 0, 1, 2, stacked=True)] == [1, 1]
 
@@ -302,14 +358,21 @@ def test_what_could_be_samples_or_fields_is_refused(batch: Any) -> None:
         ({"anchors": torch.zeros(3), "image": torch.zeros(8, 2)}, (), False, 0),
         ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {2}, False, 2),
         ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {8, 3}, True, 3),
-        ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], {2, 3}, False, 0),  # the last batch may have 3
+        (
+            [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)],
+            {2, 3},
+            False,
+            0,
+        ),  # the last batch may have 3
         ([torch.zeros(8, 5), torch.zeros(3, 5)], {8}, False, 8),
         (torch.zeros(32, 5), {8}, False, 32),  # several crops of each sample
         ({"text": "none", "scale": 2.0}, {8}, False, 0),
         ({"boxes": torch.zeros(7, 4), "image": torch.zeros(4, 2)}, range(1, 5), False, 4),
     ],
 )
-def test_the_loader_decides_between_several_readings(batch: Any, sizes: Any, stacked: bool, expected: int) -> None:
+def test_the_loader_decides_between_several_readings(
+    batch: Any, sizes: Any, stacked: bool, expected: int
+) -> None:
     assert count_samples(batch, sizes, stacked=stacked) == expected
 
 
@@ -322,7 +385,9 @@ def test_numbers_of_samples_are_no_owners_of_objects() -> None:
 def test_pieces_of_a_subclass_of_tensors_may_be_plain() -> None:
     class Image(Tensor):  # as torchvision's, whose operations give plain tensors
         @classmethod
-        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(
+            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             found = super().__torch_function__(func, types, args, kwargs or {})
             return found.as_subclass(Tensor) if isinstance(found, Image) else found
 

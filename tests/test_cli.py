@@ -65,9 +65,18 @@ def raising(error: BaseException) -> Run:
 
 
 def run_python(*words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join([*variables.pop("PATHS", "").split(), str(ROOT)]), **variables}
+    env = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([*variables.pop("PATHS", "").split(), str(ROOT)]),
+        **variables,
+    }
     return subprocess.run(
-        [sys.executable, *words], env=env, capture_output=True, text=True, timeout=LIMIT_S, check=False
+        [sys.executable, *words],
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
     )
 
 
@@ -81,9 +90,13 @@ def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().out == text
 
 
-def test_help_adds_experiments_of_the_own_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_adds_experiments_of_the_own_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own" / "experiment" / "deep").mkdir(parents=True)
-    (tmp_path / "own/experiment/deep/mine.yaml").write_text("# @package _global_\n# What mine is.\nseed: 3\n")
+    (tmp_path / "own/experiment/deep/mine.yaml").write_text(
+        "# @package _global_\n# What mine is.\nseed: 3\n"
+    )
     (tmp_path / "own/experiment/bare.yaml").write_text("seed: 3\n")
     assert main(["--help", "--config-dir", "own"]) == 0
     lines = [line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines()]
@@ -122,13 +135,18 @@ def test_composing_imports_no_torch() -> None:
 def test_module_runs_as_a_program() -> None:
     done = run_python("-m", "lit_data", "fitt")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: fit, validate, ")
+    assert done.stderr.startswith(
+        "lit_data: unknown command 'fitt'. Did you mean 'fit'? Commands: fit, validate, "
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["fitt"], f"unknown command 'fitt'. Did you mean 'fit'? Commands: {', '.join([*COMMANDS, *TOOLS])}."),
+        (
+            ["fitt"],
+            f"unknown command 'fitt'. Did you mean 'fit'? Commands: {', '.join([*COMMANDS, *TOOLS])}.",
+        ),
         (["zzz"], f"unknown command 'zzz'. Commands: {', '.join([*COMMANDS, *TOOLS])}."),
         (["-m"], f"unknown command ''. Commands: {', '.join([*COMMANDS, *TOOLS])}."),
         (
@@ -136,14 +154,26 @@ def test_module_runs_as_a_program() -> None:
             "unknown option '--multrun'. Did you mean '--multirun'? See python -m lit_data --help.",
         ),
         # Hydra's own ways to another configuration, one of which unpickles a file
-        (["show", "--config-path", "x"], "unknown option '--config-path'. Did you mean '--config-dir'? See "),
+        (
+            ["show", "--config-path", "x"],
+            "unknown option '--config-path'. Did you mean '--config-dir'? See ",
+        ),
         (["show", "--experimental-rerun", "x"], "unknown option '--experimental-rerun'. See "),
-        (["show", "--config-dir"], "argument --config-dir/-cd: expected one argument. See python -m lit_data --help."),
+        (
+            ["show", "--config-dir"],
+            "argument --config-dir/-cd: expected one argument. See python -m lit_data --help.",
+        ),
         (["show", "--cfg", "jb"], "argument --cfg/-c: invalid choice: 'jb'"),
         (["show", "--resolve"], "--resolve belongs to --cfg: write --cfg job --resolve."),
-        (["show", "--package", "../x"], "--package '../x' is not a package name such as my_project or "),
+        (
+            ["show", "--package", "../x"],
+            "--package '../x' is not a package name such as my_project or ",
+        ),
         (["show", "sed=3"], "unknown key 'sed'. Did you mean 'seed'?"),
-        (["show", "-m", "trainer=cpu,gpuu"], "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: "),
+        (
+            ["show", "-m", "trainer=cpu,gpuu"],
+            "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: ",
+        ),
     ],
 )
 def test_mistake_ends_with_one_line_and_exit_2(
@@ -174,7 +204,11 @@ def test_command_runs_in_its_folder_and_prints_its_summary(
     assert lines == ["working", str(path)]
     assert path.parent.parent == tmp_path / "runs" / "show" / "mine"
     assert seen == [(7, path.parent, tmp_path)]
-    assert sorted(item.name for item in path.parent.iterdir()) == [".hydra", "show.log", "summary.json"]
+    assert sorted(item.name for item in path.parent.iterdir()) == [
+        ".hydra",
+        "show.log",
+        "summary.json",
+    ]
     values = json.loads(path.read_text(encoding="utf-8"))
     assert list(values) == [*KEYS, "test/score"]
     assert (values["command"], values["experiment"], values["test/score"]) == ("show", "mine", 0.5)
@@ -194,10 +228,16 @@ def test_log_lines_are_messages_on_the_terminal_and_dated_in_the_file(
     install(run)
     assert main(["show", "hydra.run.dir=out"]) == 0
     assert capsys.readouterr().out == f"a message\n{tmp_path}/out/summary.json\n"
-    assert (tmp_path / "out/show.log").read_text(encoding="utf-8").endswith(" INFO own.name: a message\n")
+    assert (
+        (tmp_path / "out/show.log")
+        .read_text(encoding="utf-8")
+        .endswith(" INFO own.name: a message\n")
+    )
 
 
-def test_validate_and_test_share_a_module(install: Install, capsys: pytest.CaptureFixture[str]) -> None:
+def test_validate_and_test_share_a_module(
+    install: Install, capsys: pytest.CaptureFixture[str]
+) -> None:
     seen: list[str] = []
 
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
@@ -224,12 +264,31 @@ def test_further_ranks_get_the_same_command_line_and_folder(
     (tmp_path / "own").mkdir()
     install(run)
     monkeypatch.setattr(sys, "argv", ["lit-data", "something", "else"])
-    words = ["-cd", "own", "experiment=stripe", "data.root=${paths.runs}", "--package=mine", "hydra.run.dir=a b"]
+    words = [
+        "-cd",
+        "own",
+        "experiment=stripe",
+        "data.root=${paths.runs}",
+        "--package=mine",
+        "hydra.run.dir=a b",
+    ]
     assert main(["show", *words]) == 0
     assert sys.argv == ["lit-data", "something", "else"]
     assert "LOCAL_RANK" not in os.environ
-    own = ["show", "--package", "mine", "--config-dir", f"{tmp_path}/own", "hydra.run.dir=a b", "+experiment=stripe"]
-    added = [f'hydra.run.dir="{tmp_path}/a b"', "hydra.job.name=train_ddp_process_1", "hydra.output_subdir=null"]
+    own = [
+        "show",
+        "--package",
+        "mine",
+        "--config-dir",
+        f"{tmp_path}/own",
+        "hydra.run.dir=a b",
+        "+experiment=stripe",
+    ]
+    added = [
+        f'hydra.run.dir="{tmp_path}/a b"',
+        "hydra.job.name=train_ddp_process_1",
+        "hydra.output_subdir=null",
+    ]
     child = seen[0][seen[0].index("show") :]
     assert child == [*own, "data.root=${paths.runs}", *added]
 
@@ -251,7 +310,14 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
         return {"val/seed": cfg.seed}
 
     install(run)
-    words = ["show", "--multirun", "seed=4,5", "experiment=stripe", "hydra.sweep.dir=out", "sweep.isolate=none"]
+    words = [
+        "show",
+        "--multirun",
+        "seed=4,5",
+        "experiment=stripe",
+        "hydra.sweep.dir=out",
+        "sweep.isolate=none",
+    ]
     assert main(words) == 0
     folders = [f"{tmp_path}/out/{number}" for number in (0, 1)]
     assert [line for line in capsys.readouterr().out.splitlines() if line.endswith(".json")] == [
@@ -259,7 +325,8 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
         f"{tmp_path}/out/sweep.json",
     ]
     assert seen == [
-        (["show", f"seed={seed}", "+experiment=stripe"], folder) for seed, folder in zip((4, 5), folders, strict=True)
+        (["show", f"seed={seed}", "+experiment=stripe"], folder)
+        for seed, folder in zip((4, 5), folders, strict=True)
     ]
 
 
@@ -296,7 +363,10 @@ def test_failed_job_does_not_end_the_sweep(
     ],
 )
 def test_error_ends_with_its_message_and_exit_code(
-    error: type[errors.LitDataError], code: int, capsys: pytest.CaptureFixture[str], install: Install
+    error: type[errors.LitDataError],
+    code: int,
+    capsys: pytest.CaptureFixture[str],
+    install: Install,
 ) -> None:
     install(raising(error("what, where, how")))
     assert main(["show", "hydra.run.dir=out"]) == code
@@ -315,7 +385,9 @@ def test_traceback_on_request(
     assert err.endswith("lit_data: bad\n")
 
 
-def test_bug_ends_with_a_traceback_and_exit_1(capsys: pytest.CaptureFixture[str], install: Install) -> None:
+def test_bug_ends_with_a_traceback_and_exit_1(
+    capsys: pytest.CaptureFixture[str], install: Install
+) -> None:
     install(raising(RuntimeError("a bug")))
     assert main(["show", "hydra.run.dir=out"]) == 1
     err = capsys.readouterr().err
@@ -345,7 +417,10 @@ def test_other_ways_out(error: BaseException, code: int, install: Install) -> No
 
 
 def test_folder_that_cannot_be_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    install: Install,
 ) -> None:
     install(raising(AssertionError("the command ran")))
     (tmp_path / "file").write_text("")
@@ -359,12 +434,17 @@ def test_folder_that_cannot_be_written(
 
 
 def test_own_package_is_used_with_the_flag_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], install: Install
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    install: Install,
 ) -> None:
     def run(cfg: DictConfig) -> dict[str, float | int | str]:
         return {"val/width": instantiate(cfg.model).width}
 
-    (tmp_path / "own_project.py").write_text("class Net:\n    def __init__(self, width):\n        self.width = width\n")
+    (tmp_path / "own_project.py").write_text(
+        "class Net:\n    def __init__(self, width):\n        self.width = width\n"
+    )
     (tmp_path / "own/model").mkdir(parents=True)
     (tmp_path / "own/model/own.yaml").write_text("_target_: own_project.Net\nwidth: 5\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -484,7 +564,9 @@ def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
 
 
 def signal_when_ready(
-    program: subprocess.Popen[str], number: signal.Signals, to: Callable[[int, signal.Signals], None] = os.kill
+    program: subprocess.Popen[str],
+    number: signal.Signals,
+    to: Callable[[int, signal.Signals], None] = os.kill,
 ) -> tuple[int, str]:
     """The program's exit code and last words; none of its processes is left."""
     family: list[psutil.Process] = []
@@ -506,18 +588,25 @@ def signal_when_ready(
     return program.returncode, out + err
 
 
-ENDINGS = [(signal.SIGTERM, 143, "lit_data: stopped by SIGTERM.\n"), (signal.SIGINT, 130, "lit_data: interrupted.\n")]
+ENDINGS = [
+    (signal.SIGTERM, 143, "lit_data: stopped by SIGTERM.\n"),
+    (signal.SIGINT, 130, "lit_data: interrupted.\n"),
+]
 
 
 @pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
-def test_signal_ends_a_command(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
+def test_signal_ends_a_command(
+    tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
     program = start_program(tmp_path, WAITING)
     assert signal_when_ready(program, number) == (code, message)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
-def test_signal_ends_training(tmp_path: Path, number: signal.Signals, code: int, message: str) -> None:
+def test_signal_ends_training(
+    tmp_path: Path, number: signal.Signals, code: int, message: str
+) -> None:
     program = start_program(tmp_path, TRAINING, "trainer.max_epochs=1000000")
     ended, err = signal_when_ready(program, number)
     assert ended == code
@@ -546,7 +635,9 @@ FIT = [
 EPOCHS = "trainer.max_epochs=1000000"
 
 
-def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]) -> tuple[int, str]:
+def interrupt_fit(
+    tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]
+) -> tuple[int, str]:
     (tmp_path / "site").mkdir()
     (tmp_path / "site/own_ready.py").write_text(READY, encoding="utf-8")
     return signal_when_ready(start(tmp_path, *FIT, EPOCHS, *words, "hydra.run.dir=out"), number, to)
@@ -557,12 +648,22 @@ def interrupt_fit(tmp_path: Path, *words: str, number: signal.Signals, to: Calla
 @pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
 @pytest.mark.parametrize(
     ("to", "workers", "number", "code", "message"),
-    [(to, workers, *ending) for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)],
+    [
+        (to, workers, *ending)
+        for to, workers, ending in itertools.product((os.kill, os.killpg), (0, 2), ENDINGS)
+    ],
 )
 def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
-    tmp_path: Path, to: Callable[..., None], workers: int, number: signal.Signals, code: int, message: str
+    tmp_path: Path,
+    to: Callable[..., None],
+    workers: int,
+    number: signal.Signals,
+    code: int,
+    message: str,
 ) -> None:
-    ended, text = interrupt_fit(tmp_path, f"data.loader.num_workers={workers}", number=number, to=to)
+    ended, text = interrupt_fit(
+        tmp_path, f"data.loader.num_workers={workers}", number=number, to=to
+    )
     path = tmp_path / "out/checkpoints/interrupted.ckpt"
     saved = torch.load(path, weights_only=True)
     step = saved["global_step"]
@@ -573,18 +674,38 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     if workers == 0:
         return
     again = [word for word in FIT if "own_ready" not in word]
-    assert main([*again, f"trainer.max_epochs={saved['epoch'] + 2}", f"ckpt={path}", "hydra.run.dir=again"]) == 0
+    assert (
+        main(
+            [
+                *again,
+                f"trainer.max_epochs={saved['epoch'] + 2}",
+                f"ckpt={path}",
+                "hydra.run.dir=again",
+            ]
+        )
+        == 0
+    )
     assert torch.load("again/checkpoints/last.ckpt", weights_only=True)["global_step"] > step
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("target", "number", "code"),
-    [("main", signal.SIGTERM, 143), ("other rank", signal.SIGTERM, 143), ("group", signal.SIGINT, 130)],
+    [
+        ("main", signal.SIGTERM, 143),
+        ("other rank", signal.SIGTERM, 143),
+        ("group", signal.SIGINT, 130),
+    ],
 )  # a scheduler tells one rank, a terminal all
-def test_all_ranks_stop_after_the_same_step(tmp_path: Path, target: str, number: signal.Signals, code: int) -> None:
+def test_all_ranks_stop_after_the_same_step(
+    tmp_path: Path, target: str, number: signal.Signals, code: int
+) -> None:
     def send(pid: int, number: signal.Signals) -> None:
-        ranks = [child for child in psutil.Process(pid).children() if child.environ().get("LOCAL_RANK") == "1"]
+        ranks = [
+            child
+            for child in psutil.Process(pid).children()
+            if child.environ().get("LOCAL_RANK") == "1"
+        ]
         assert len(ranks) == 1
         if target == "group":
             os.killpg(pid, number)
@@ -594,7 +715,10 @@ def test_all_ranks_stop_after_the_same_step(tmp_path: Path, target: str, number:
     words = ["trainer.devices=2", "data.loader.num_workers=0"]
     ended, text = interrupt_fit(tmp_path, *words, number=number, to=send)
     assert ended == code, text
-    assert torch.load(tmp_path / "out/checkpoints/interrupted.ckpt", weights_only=True)["global_step"] >= 8
+    assert (
+        torch.load(tmp_path / "out/checkpoints/interrupted.ckpt", weights_only=True)["global_step"]
+        >= 8
+    )
 
 
 @pytest.mark.slow
@@ -622,7 +746,10 @@ def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path, isolate: str) -> 
     ("words", "text"),
     [
         (["data.root="], "root is empty: is it a shell variable that is not set?"),
-        (["data.patch_px=1e9"], "patch_px=1000000000.0 is not usable: give one positive number of pixels"),
+        (
+            ["data.patch_px=1e9"],
+            "patch_px=1000000000.0 is not usable: give one positive number of pixels",
+        ),
         (["data.splits={train: nan}"], "'data.splits.train' is nan: give a number."),
         (["model.optimizer.lr=nan"], "'model.optimizer.lr' is nan: give a number."),
         (["ckpt="], "ckpt='': give the path of a checkpoint, best or last; null for none"),
@@ -640,10 +767,16 @@ def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path, isolate: str) -> 
         ),
         (["paths.cache=gs://bucket"], "paths.cache=gs://bucket is an address"),
         (["hydra.run.dir=s3://bucket/a"], "s3:/bucket/a is an address"),
-        (["run=latest"], "run=latest chooses the checkpoint of other commands: fit goes on with resume=latest"),
+        (
+            ["run=latest"],
+            "run=latest chooses the checkpoint of other commands: fit goes on with resume=latest",
+        ),
         (["name=../.."], "name='../..' is part of the run folder: choose a plain name"),
         (["name=/tmp/x"], "name='/tmp/x' is part of the run folder"),
-        (["data.samples=count:16"], "samples='count:16' must hold names and values: in a shell, quote the braces"),
+        (
+            ["data.samples=count:16"],
+            "samples='count:16' must hold names and values: in a shell, quote the braces",
+        ),
         (["model.width=3"], "unknown key 'model.width'. Did you mean 'model.net.width'?"),
         (["trainer.limit_train_batchs=3"], "Did you mean 'trainer.limit_train_batches'?"),
         (["trainer.max_stps=3"], "Did you mean 'trainer.max_steps'?"),
@@ -663,15 +796,39 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("words", "code", "text"),
     [
-        (["ckpt=nope.ckpt"], 3, "ckpt=nope.ckpt is not a file: give the path of a checkpoint that fit wrote, or best"),
-        (["ckpt=last"], 3, "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>"),
+        (
+            ["ckpt=nope.ckpt"],
+            3,
+            "ckpt=nope.ckpt is not a file: give the path of a checkpoint that fit wrote, or best",
+        ),
+        (
+            ["ckpt=last"],
+            3,
+            "no last.ckpt below runs/fit/stripe: run fit first, or give ckpt=<path>",
+        ),
         (["ckpt=best"], 3, "no best.ckpt below runs/fit/stripe"),
-        (["resume=latest"], 3, "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe"),
-        (["resume=nowhere"], 3, "resume=nowhere is not a folder: give latest, or the folder of a run"),
-        (["ckpt=text.ckpt"], 4, "text.ckpt is no checkpoint that can be read: it is damaged, or holds more than data"),
+        (
+            ["resume=latest"],
+            3,
+            "no last.ckpt or interrupted.ckpt or step.ckpt below runs/fit/stripe",
+        ),
+        (
+            ["resume=nowhere"],
+            3,
+            "resume=nowhere is not a folder: give latest, or the folder of a run",
+        ),
+        (
+            ["ckpt=text.ckpt"],
+            4,
+            "text.ckpt is no checkpoint that can be read: it is damaged, or holds more than data",
+        ),
         (["ckpt=empty.ckpt"], 4, "empty.ckpt is no checkpoint that can be read"),
         (["ckpt=number.ckpt"], 4, "number.ckpt is no checkpoint: it holds a int"),
-        (["ckpt=weights.ckpt"], 4, "weights.ckpt holds no loops, optimizer_states: training goes on from a checkpoint"),
+        (
+            ["ckpt=weights.ckpt"],
+            4,
+            "weights.ckpt holds no loops, optimizer_states: training goes on from a checkpoint",
+        ),
     ],
 )
 def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
@@ -700,16 +857,22 @@ def test_a_full_disk_is_one_line_whoever_wrote(
 
 @pytest.mark.parametrize("command", ["doctor", "show"])
 @pytest.mark.parametrize("error", ["RuntimeError", "AttributeError", "OSError"])
-def test_a_torchvision_of_another_build_is_one_line(command: str, error: str, tmp_path: Path) -> None:
+def test_a_torchvision_of_another_build_is_one_line(
+    command: str, error: str, tmp_path: Path
+) -> None:
     package = tmp_path / "unfit/torchvision"
     package.mkdir(parents=True)
-    (package / "__init__.py").write_text(f'raise {error}("operator torchvision::nms\\n does not exist")')
+    (package / "__init__.py").write_text(
+        f'raise {error}("operator torchvision::nms\\n does not exist")'
+    )
     done = run_python("-m", "lit_data", command, "paths.runs=runs", PATHS=str(package.parent))
     assert done.returncode == 2
     [line] = done.stderr.strip().splitlines()
     assert line.startswith(f"lit_data: torch {torch.__version__} and torchvision ")
     assert f"({error}: operator torchvision::nms does not exist)" in line
-    assert f"pip uninstall -y torchvision; pip install torch=={torch.__version__} torchvision" in line
+    assert (
+        f"pip uninstall -y torchvision; pip install torch=={torch.__version__} torchvision" in line
+    )
 
 
 def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Install) -> None:
@@ -724,7 +887,8 @@ def test_a_folder_with_more_in_it_than_ours_stays(tmp_path: Path, install: Insta
 
 
 @pytest.mark.parametrize(
-    "words", [["trainer.limit_train_batches=10"], ["+trainer.max_steps=4"], ["++trainer.max_steps=4"]]
+    "words",
+    [["trainer.limit_train_batches=10"], ["+trainer.max_steps=4"], ["++trainer.max_steps=4"]],
 )
 def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Install) -> None:
     seen: list[DictConfig] = []
@@ -746,7 +910,8 @@ def test_a_fifo_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize(
-    ("command", "word"), [("prepare", "prepare.export=images/out"), ("predict", "predict.folder=images")]
+    ("command", "word"),
+    [("prepare", "prepare.export=images/out"), ("predict", "predict.folder=images")],
 )
 def test_nothing_is_written_into_the_folder_that_is_read(
     command: str, word: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -756,7 +921,19 @@ def test_nothing_is_written_into_the_folder_that_is_read(
         Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / f"images/{number}.png")
     (tmp_path / "best.ckpt").write_text("")
     before = sorted((tmp_path / "images").iterdir())
-    assert main([command, word, "data.root=images", "data.patch_px=32", "paths.cache=cache", "ckpt=best.ckpt"]) == 2
+    assert (
+        main(
+            [
+                command,
+                word,
+                "data.root=images",
+                "data.patch_px=32",
+                "paths.cache=cache",
+                "ckpt=best.ckpt",
+            ]
+        )
+        == 2
+    )
     assert "lies in data.root=images, where it would be read as data" in capsys.readouterr().err
     assert sorted((tmp_path / "images").iterdir()) == before
 

@@ -72,7 +72,10 @@ def test_a_division_casts() -> None:
 @pytest.mark.parametrize(
     ("capabilities", "fast"),
     [
-        ({"avx512_f": True, "avx512_bf16": False, "cpu_name": "bf16"}, False),  # torch would emulate it
+        (
+            {"avx512_f": True, "avx512_bf16": False, "cpu_name": "bf16"},
+            False,
+        ),  # torch would emulate it
         ({"avx512_f": True, "avx512_bf16": True}, True),
         ({"amx_bf16": True}, True),
         ({"neon": True, "bf16": True}, True),
@@ -93,7 +96,10 @@ def test_a_cpu_is_fast_in_bf16_with_instructions_and_convolutions_for_it(
 @pytest.mark.parametrize(
     ("text", "flags"),
     [
-        ("model name\t: AMD EPYC\nflags\t\t: fpu avx512_bf16\n\nflags\t\t: fpu avx512_bf16\n", {"fpu", "avx512_bf16"}),
+        (
+            "model name\t: AMD EPYC\nflags\t\t: fpu avx512_bf16\n\nflags\t\t: fpu avx512_bf16\n",
+            {"fpu", "avx512_bf16"},
+        ),
         ("processor\t: 0\nFeatures\t: fp asimd bf16\n", {"fp", "asimd", "bf16"}),
         ("\xff\x00 nothing of the kind", set()),
         (None, set()),

@@ -52,7 +52,10 @@ def run(root: Path, place: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
         places = [f"paths.runs={place}/runs", f"paths.cache={place}/cache", f"data.root={root}"]
         quiet = ["trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
         assert main([command, "+experiment=labels", *places, *quiet, *words, *package]) == code
-        newest = max((place / "runs" / command).rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+        newest = max(
+            (place / "runs" / command).rglob("summary.json"),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
         return newest.parent
 
     return call
@@ -64,12 +67,17 @@ def _summary(folder: Path) -> dict[str, Any]:
 
 
 def test_three_files_are_enough() -> None:
-    files = [path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    files = [
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ]
     assert sorted(path.name for path in files) == ["data.py", "labels.yaml", "model.py"]
 
 
 def test_the_page_shows_what_is_there() -> None:
-    text = "".join((PACKAGE / name).read_text() for name in ("data.py", "model.py", "conf/experiment/labels.yaml"))
+    text = "".join(
+        (PACKAGE / name).read_text()
+        for name in ("data.py", "model.py", "conf/experiment/labels.yaml")
+    )
     text += Path(__file__).read_text(encoding="utf-8")
     blocks = re.findall(r"```(?:python|yaml)\n(.*?)```", PAGE, re.DOTALL)
     assert len(blocks) >= 6
@@ -100,7 +108,9 @@ def test_it_is_trained_tested_and_drawn(run: Run) -> None:
 
 
 @pytest.mark.slow
-def test_a_prediction_goes_on_and_tells_of_bad_images(run: Run, root: Path, place: Path, tmp_path: Path) -> None:
+def test_a_prediction_goes_on_and_tells_of_bad_images(
+    run: Run, root: Path, place: Path, tmp_path: Path
+) -> None:
     fitted = run("fit", "trainer.max_epochs=1", "trainer.log_every_n_steps=1")
     words = [f"ckpt={fitted}/checkpoints/last.ckpt", f"predict.folder={tmp_path}/found"]
     run("predict", *words)
@@ -112,7 +122,18 @@ def test_a_prediction_goes_on_and_tells_of_bad_images(run: Run, root: Path, plac
         folder = run("predict", *words, "predict.folder=null", code=3)
         assert "bad.png" in (folder / "bad.csv").read_text()
         assert _summary(folder)["predict/images_bad"] == 1
-        assert main(["prepare", "+experiment=labels", f"data.root={root}", "prepare.check=true", *_package()]) == 3
+        assert (
+            main(
+                [
+                    "prepare",
+                    "+experiment=labels",
+                    f"data.root={root}",
+                    "prepare.check=true",
+                    *_package(),
+                ]
+            )
+            == 3
+        )
     finally:
         (root / "dark" / "bad.png").unlink()
 
@@ -122,19 +143,42 @@ def test_it_is_prepared_measured_and_swept(run: Run, place: Path) -> None:
     assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
     assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12
     times = ["benchmark.repeats=1", "benchmark.seconds_per_row=0.05", "benchmark.samples_per_row=4"]
-    sizes = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
+    sizes = [
+        "benchmark.workers=[1]",
+        "benchmark.batch_sizes=[4]",
+        "benchmark.micro_batch_sizes=[2]",
+    ]
     assert _summary(run("benchmark", *times, *sizes))["benchmark/best_samples_per_s"] > 0
-    run("fit", "-m", "model.width=2,4", "trainer.max_epochs=1", "sweep.isolate=none", "trainer.log_every_n_steps=1")
+    run(
+        "fit",
+        "-m",
+        "model.width=2,4",
+        "trainer.max_epochs=1",
+        "sweep.isolate=none",
+        "trainer.log_every_n_steps=1",
+    )
     (table,) = (place / "runs" / "fit").rglob("sweep.csv")
-    assert [row["status"] for row in csv.DictReader(table.read_text().splitlines())] == ["done", "done"]
+    assert [row["status"] for row in csv.DictReader(table.read_text().splitlines())] == [
+        "done",
+        "done",
+    ]
 
 
 @pytest.mark.slow
 def test_it_trains_from_shards_as_from_files(run: Run, place: Path) -> None:
     words = ["trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
     shards = place / "images.shards"
-    assert _summary(run("prepare", f"prepare.store={shards}", "prepare.shard_bytes=10000"))["prepare/shards"] > 4
-    where: list[list[str]] = [[], [f"data.root={shards}"], [f"data.root={shards}", "+data.cache_bytes=90000"]]
+    assert (
+        _summary(run("prepare", f"prepare.store={shards}", "prepare.shard_bytes=10000"))[
+            "prepare/shards"
+        ]
+        > 4
+    )
+    where: list[list[str]] = [
+        [],
+        [f"data.root={shards}"],
+        [f"data.root={shards}", "+data.cache_bytes=90000"],
+    ]
     digests = [_summary(run("fit", *words, *root))["samples_sha256"] for root in where]
     assert digests[0]
     assert len(set(digests)) == 1

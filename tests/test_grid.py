@@ -27,7 +27,9 @@ from lit_data.grid import Edges, PatchGrid
         (5, 6, 6, "pad", [0]),
     ],
 )
-def test_positions_along_an_axis(length: int, patch: int, stride: int, edges: Edges, starts: list[int]) -> None:
+def test_positions_along_an_axis(
+    length: int, patch: int, stride: int, edges: Edges, starts: list[int]
+) -> None:
     grid = PatchGrid([length], [patch], patch, stride, edges)
     assert [grid[index][1] for index in range(len(grid))] == starts
 
@@ -51,7 +53,9 @@ def test_mixed_sizes_agree_with_plain_loops() -> None:
     assert [grid[index] for index in range(len(grid))] == expected
     image, y, x = grid.locate(np.arange(len(grid)))
     assert list(zip(image.tolist(), y.tolist(), x.tolist(), strict=True)) == expected
-    assert [len(grid.patches_of(number)) for number in range(4)] == [sum(e[0] == n for e in expected) for n in range(4)]
+    assert [len(grid.patches_of(number)) for number in range(4)] == [
+        sum(e[0] == n for e in expected) for n in range(4)
+    ]
 
 
 def test_memory_grows_with_images_only() -> None:
@@ -78,7 +82,9 @@ def test_index_out_of_range() -> None:
 
 @pytest.mark.parametrize("edges", ["cover", "drop"])
 def test_images_smaller_than_the_patch(edges: Edges) -> None:
-    with pytest.raises(DataError, match=r"b: 15 x 9(.|\n)*1 of 2 images are too small for patches of 16 x 16 px:"):
+    with pytest.raises(
+        DataError, match=r"b: 15 x 9(.|\n)*1 of 2 images are too small for patches of 16 x 16 px:"
+    ):
         PatchGrid([20, 15], [20, 9], 16, 16, edges, name="ab".__getitem__)
 
 
@@ -95,7 +101,9 @@ def test_bad_patch_sizes(patch: object) -> None:
 
 
 def test_unknown_edge_rule() -> None:
-    with pytest.raises(ConfigError, match="edges='wrap' is unknown: choose one of cover, drop, pad"):
+    with pytest.raises(
+        ConfigError, match="edges='wrap' is unknown: choose one of cover, drop, pad"
+    ):
         PatchGrid([8], [8], 4, 4, "wrap")  # type: ignore[arg-type]
 
 

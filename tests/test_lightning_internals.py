@@ -6,12 +6,20 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
-from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult, _AutomaticOptimization
+from lightning.pytorch.loops.optimization.automatic import (
+    Closure,
+    ClosureResult,
+    _AutomaticOptimization,
+)
 from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.progress import _OptimizerProgress
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
-from lightning.pytorch.trainer.connectors.logger_connector.result import _Metadata, _ResultCollection, _ResultMetric
+from lightning.pytorch.trainer.connectors.logger_connector.result import (
+    _Metadata,
+    _ResultCollection,
+    _ResultMetric,
+)
 from packaging.version import Version
 from torch import Tensor
 
@@ -33,10 +41,14 @@ from lit_data.lightning_internals import (
 from lit_data.testing import QUIET
 from tests.stock_modules import STOCK
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 
-@pytest.mark.parametrize("version", ["2.6.6", "2.6.6rc1", "2.6.6+cpu", "2.6.7", "2.6.99", "2.6.10.dev20260101"])
+@pytest.mark.parametrize(
+    "version", ["2.6.6", "2.6.6rc1", "2.6.6+cpu", "2.6.7", "2.6.99", "2.6.10.dev20260101"]
+)
 def test_versions_that_are_known(version: str) -> None:
     check_version(version)
 
@@ -64,7 +76,10 @@ def test_the_installed_version_is_checked_at_the_start(monkeypatch: pytest.Monke
     ("function", "arguments"),
     [
         (_AutomaticOptimization._make_closure, ["self", "kwargs", "optimizer", "batch_idx"]),
-        (_AutomaticOptimization._optimizer_step, ["self", "batch_idx", "train_step_and_backward_closure"]),
+        (
+            _AutomaticOptimization._optimizer_step,
+            ["self", "batch_idx", "train_step_and_backward_closure"],
+        ),
         (_AutomaticOptimization.run, ["self", "optimizer", "batch_idx", "kwargs"]),
         (_ManualOptimization.advance, ["self", "kwargs"]),
         (Strategy.batch_to_device, ["self", "batch", "device", "dataloader_idx"]),
@@ -92,12 +107,25 @@ def test_signatures(function: Any, arguments: list[str]) -> None:
             _AutomaticOptimization.run,
             ["self._make_closure(", "_should_accumulate()", "self._optimizer_step(batch_idx, clos"],
         ),
-        (_AutomaticOptimization._optimizer_step, ["step.increment_ready()", "step.increment_completed()"]),
-        (Closure.closure, ["self._step_fn()", "self._zero_grad_fn()", "self._backward_fn(step_output.closure_loss)"]),
+        (
+            _AutomaticOptimization._optimizer_step,
+            ["step.increment_ready()", "step.increment_completed()"],
+        ),
+        (
+            Closure.closure,
+            [
+                "self._step_fn()",
+                "self._zero_grad_fn()",
+                "self._backward_fn(step_output.closure_loss)",
+            ],
+        ),
         (Closure.__call__, ["self.closure(*args, **kwargs)"]),
         (_ManualOptimization.advance, ["self._output ="]),
         (_ResultMetric.update, ["self._forward_cache = self.meta.sync(value.clone())"]),
-        (_ResultCollection._extract_batch_size, ["self.batch_size = batch_size", "extract_batch_size(self.batch)"]),
+        (
+            _ResultCollection._extract_batch_size,
+            ["self.batch_size = batch_size", "extract_batch_size(self.batch)"],
+        ),
     ],
 )
 def test_sources(function: Any, words: list[str]) -> None:
@@ -136,7 +164,9 @@ def test_the_number_of_a_batch_is_that_of_the_one_that_arrives() -> None:
     stock, found = STOCK["segmenter"], []
     module = stock.build()
     trainer = L.Trainer(**QUIET, max_epochs=1)
-    module.transfer_batch_to_device = lambda batch, device, index: found.append(number_batch(trainer)) or batch
+    module.transfer_batch_to_device = lambda batch, device, index: (
+        found.append(number_batch(trainer)) or batch
+    )
     trainer.fit(module, stock.loader(24), stock.loader(8))
     assert found == [0, 0, 1, 2, 0]
     found.clear()

@@ -21,15 +21,25 @@ SPECS = [
 OUTPUTS = [(64, 64), (33, 97), (1, 1), (120, 9)]
 
 
-def _plan(spec: MosaicSpec | None, index: Any, *, output_px: tuple[int, int] = (64, 64), **options: Any) -> MosaicPlan:
+def _plan(
+    spec: MosaicSpec | None, index: Any, *, output_px: tuple[int, int] = (64, 64), **options: Any
+) -> MosaicPlan:
     index = np.asarray(index)
-    given = {"images": index % len(SIZES), "sizes_px": SIZES, "choices": np.arange(len(SIZES))} | options
-    return sample_mosaics(spec, options.pop("seed", 3), given.pop("epoch", 2), index, output_px=output_px, **given)
+    given = {
+        "images": index % len(SIZES),
+        "sizes_px": SIZES,
+        "choices": np.arange(len(SIZES)),
+    } | options
+    return sample_mosaics(
+        spec, options.pop("seed", 3), given.pop("epoch", 2), index, output_px=output_px, **given
+    )
 
 
 def _of_sample(plan: MosaicPlan, row: int) -> list[Array]:
     mine = plan.row == row
-    return [values[mine] for values in (plan.image, plan.scale, plan.origin, plan.window, plan.bounds)]
+    return [
+        values[mine] for values in (plan.image, plan.scale, plan.origin, plan.window, plan.bounds)
+    ]
 
 
 @pytest.mark.parametrize("spec", [None, *SPECS])
@@ -43,7 +53,12 @@ def test_a_sample_depends_on_its_index_and_not_on_its_batch(spec: MosaicSpec | N
 
 def test_seed_epoch_and_index_give_other_mosaics() -> None:
     usual = _plan(MosaicSpec(), [5])
-    arguments = {"images": [5], "sizes_px": SIZES, "output_px": (64, 64), "choices": np.arange(len(SIZES))}
+    arguments = {
+        "images": [5],
+        "sizes_px": SIZES,
+        "output_px": (64, 64),
+        "choices": np.arange(len(SIZES)),
+    }
     for seed, epoch, index in ((4, 2, 5), (3, 1, 5), (3, 2, 6)):
         other = sample_mosaics(MosaicSpec(), seed, epoch, [index], **arguments)
         assert not np.array_equal(usual.bounds, other.bounds)
@@ -104,13 +119,19 @@ def test_moved_boxes_are_those_of_a_slow_definition() -> None:
     tile = np.sort(rng.integers(0, len(plan), 1500))
     boxes = np.concatenate((rng.uniform(0, 1, (1500, 2)), rng.uniform(0.01, 1, (1500, 2))), axis=1)
     edges, kept = move_boxes(boxes, tile, plan, SIZES, spec)
-    expected = [(n, box) for n in range(1500) if (box := _move_slowly(boxes[n], int(tile[n]), plan, spec)) is not None]
+    expected = [
+        (n, box)
+        for n in range(1500)
+        if (box := _move_slowly(boxes[n], int(tile[n]), plan, spec)) is not None
+    ]
     assert 100 < len(expected) < 1400
     assert kept.tolist() == [n for n, _ in expected]
     np.testing.assert_allclose(edges, [box for _, box in expected], atol=1e-9)
 
 
-def _move_slowly(box: Array, tile: int, plan: MosaicPlan, spec: MosaicSpec) -> tuple[float, ...] | None:
+def _move_slowly(
+    box: Array, tile: int, plan: MosaicPlan, spec: MosaicSpec
+) -> tuple[float, ...] | None:
     height, width = SIZES[plan.image[tile]]
     cx, cy, w, h = box
     scale, (down, right) = plan.scale[tile], plan.origin[tile]
@@ -121,7 +142,10 @@ def _move_slowly(box: Array, tile: int, plan: MosaicPlan, spec: MosaicSpec) -> t
     high, wide = cut[2] - cut[0], cut[3] - cut[1]
     if min(high, wide) <= 0 or min(high, wide) < spec.min_box_px:
         return None
-    if high * wide < spec.min_box_visible * (y[1] - y[0]) * (x[1] - x[0]) or max(high / wide, wide / high) > 8:
+    if (
+        high * wide < spec.min_box_visible * (y[1] - y[0]) * (x[1] - x[0])
+        or max(high / wide, wide / high) > 8
+    ):
         return None
     return cut
 
@@ -171,8 +195,9 @@ def _make_probe(
 ) -> DetectionDataset:
     """Images with one rectangle each, where 255 in the first channel crosses 255 in the second.
 
-    The first channel has it in the rectangle's rows, the second in its columns: half of 255 is then exactly at its
-    edges however far it is enlarged. The third channel, as the class of the box, is the number of the image.
+    The first channel has it in the rectangle's rows, the second in its columns: half of 255 is then
+    exactly at its edges however far it is enlarged. The third channel, as the class of the box, is
+    the number of the image.
     """
     sizes = rng.integers(1, largest, (IMAGES, 2))
     low = rng.integers(0, sizes)
@@ -191,7 +216,10 @@ def _make_probe(
 
 
 def _write(dataset: DetectionDataset, epoch: int) -> dict[str, Array]:
-    rows = {name: np.zeros((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    rows = {
+        name: np.zeros((len(dataset), *field.shape), field.dtype)
+        for name, field in dataset.fields.items()
+    }
     rows["boxes"] = np.zeros((len(dataset), dataset.fields["boxes"].max_items or 0, 6), np.float32)
     rows["boxes_count"] = np.zeros(len(dataset), np.int64)
     dataset.write_into(rows, np.arange(len(dataset)), epoch)
@@ -265,7 +293,9 @@ def test_limits_of_boxes_hold_in_samples() -> None:
     spec = MosaicSpec(min_box_px=5.0, min_box_visible=0.5, max_box_aspect=3.0)
     rows = _write(_make_probe(np.random.default_rng(0), spec, (48, 48), 60), 0)
     counts = rows["boxes_count"].tolist()
-    sides = 48.0 * np.concatenate([boxes[:count, 4:] for boxes, count in zip(rows["boxes"], counts, strict=True)])
+    sides = 48.0 * np.concatenate(
+        [boxes[:count, 4:] for boxes, count in zip(rows["boxes"], counts, strict=True)]
+    )
     assert len(sides) > 20
     assert sides.min() > 5 - 1e-4
     assert (sides.max(1) / sides.min(1)).max() < 3 + 1e-4
@@ -275,6 +305,9 @@ def test_opencv_warps_as_the_plan_says() -> None:
     """Guards the convention of pixel centres: a ramp stays the ramp that the plan describes."""
     ramp = np.tile(np.arange(200, dtype=np.float32), (50, 1))
     moved = cv2.warpAffine(
-        ramp, np.array([[0.5, 0, 10.25], [0, 1.0, 0]]), (100, 50), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+        ramp,
+        np.array([[0.5, 0, 10.25], [0, 1.0, 0]]),
+        (100, 50),
+        flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP,
     )
     np.testing.assert_allclose(moved[0], 10.25 + 0.5 * np.arange(100), atol=1 / 32)

@@ -14,8 +14,16 @@ from nbclient import NotebookClient
 
 FOLDER = Path(__file__).resolve().parents[1] / "notebooks"
 NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
-NAMES = ["attach_to_your_module", "design_a_synthesis", "feed_the_gpu", "memory_and_batch_size", "quick_start"]
-PLACES = re.compile(rf"(?:{re.escape(tempfile.gettempdir())}/tmp\w+|{re.escape(str(FOLDER.parent))})/")
+NAMES = [
+    "attach_to_your_module",
+    "design_a_synthesis",
+    "feed_the_gpu",
+    "memory_and_batch_size",
+    "quick_start",
+]
+PLACES = re.compile(
+    rf"(?:{re.escape(tempfile.gettempdir())}/tmp\w+|{re.escape(str(FOLDER.parent))})/"
+)
 
 
 def test_there_are_notebooks() -> None:
@@ -25,7 +33,9 @@ def test_there_are_notebooks() -> None:
 def run(path: Path) -> Any:
     """The notebook with its outputs, without what belongs to one machine: warnings, times, places."""
     notebook = nbformat.read(path, as_version=4)
-    NotebookClient(notebook, timeout=120, resources={"metadata": {"path": str(FOLDER.parent)}}).execute()
+    NotebookClient(
+        notebook, timeout=120, resources={"metadata": {"path": str(FOLDER.parent)}}
+    ).execute()
     notebook.metadata.pop("language_info", None)
     for cell in notebook.cells:
         cell.metadata.pop("execution", None)
@@ -46,7 +56,9 @@ def _clean(found: Any) -> Any:
 def _kinds(notebook: Any) -> list[list[str]]:
     """What each cell of code gives: text, tables, pictures."""
     cells = (cell for cell in notebook.cells if cell.cell_type == "code")
-    kinds = ([", ".join(sorted(out.get("data", {"text": 0}))) for out in cell.outputs] for cell in cells)
+    kinds = (
+        [", ".join(sorted(out.get("data", {"text": 0}))) for out in cell.outputs] for cell in cells
+    )
     return [list(dict.fromkeys(kind)) for kind in kinds]  # a text may come in several parts
 
 
@@ -56,7 +68,9 @@ def test_outputs_are_stored_without_errors_and_places(path: Path) -> None:
     assert [cell.execution_count for cell in cells] == list(range(1, len(cells) + 1))
     outputs = [output for cell in cells for output in cell.outputs]
     assert any("image/png" in output.get("data", {}) for output in outputs)
-    assert not any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs)
+    assert not any(
+        output.output_type == "error" or output.get("name") == "stderr" for output in outputs
+    )
     assert not re.search(r"/(tmp|home|root|work)/", str(outputs))
 
 
@@ -64,7 +78,9 @@ def test_outputs_are_stored_without_errors_and_places(path: Path) -> None:
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of the Jupyter client, not of ours
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_notebook_runs_and_gives_what_is_stored(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_notebook_runs_and_gives_what_is_stored(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path))
     assert _kinds(run(path)) == _kinds(nbformat.read(path, as_version=4))
 

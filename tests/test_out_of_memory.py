@@ -69,7 +69,9 @@ def test_a_class_that_says_so(kind: type[Exception]) -> None:
     assert is_out_of_memory(kind())
 
 
-@pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, BatchMemoryError, AssertionError])
+@pytest.mark.parametrize(
+    "kind", [ValueError, KeyboardInterrupt, SystemExit, BatchMemoryError, AssertionError]
+)
 def test_a_class_that_is_another(kind: type[BaseException]) -> None:
     assert not is_out_of_memory(kind("CUDA out of memory"))
 
@@ -78,7 +80,9 @@ def test_nothing_is_no_error() -> None:
     assert not is_out_of_memory(None)
 
 
-@pytest.mark.parametrize("cause", [torch.OutOfMemoryError(), RuntimeError(OUT_OF_MEMORY[0]), MemoryError()])
+@pytest.mark.parametrize(
+    "cause", [torch.OutOfMemoryError(), RuntimeError(OUT_OF_MEMORY[0]), MemoryError()]
+)
 def test_a_cause_counts_at_any_depth(cause: Exception) -> None:
     error: BaseException = cause
     for outer in (ValueError("batch 3"), RuntimeError("step failed"), KeyError("loss")):

@@ -29,9 +29,38 @@ MUTANTS = 250
 LONGEST_S = 5.0
 """Of the processor for one file: far more than any takes, far less than a hang."""
 HOSTILE = [
-    *(b"", b"-1", b"0", b"nan", b"inf", b"1e999", b"9" * 400, b"null", b"true", b'"x"', b"[]", b"{}", b"[" * 3000),
-    *(b"\x00", b"\xff\xfe", b"\xed\xa0\x80", b"\n", b"&a [*a, *a]", b"${b}", b"!!python/object:os.system", b"../" * 9),
-    *(b"auth" * 5000, b"<!DOCTYPE a [<!ENTITY b 'c'>]>", b"1" * 20_000, b" " * 20_000, b"\r\n" * 500),
+    *(
+        b"",
+        b"-1",
+        b"0",
+        b"nan",
+        b"inf",
+        b"1e999",
+        b"9" * 400,
+        b"null",
+        b"true",
+        b'"x"',
+        b"[]",
+        b"{}",
+        b"[" * 3000,
+    ),
+    *(
+        b"\x00",
+        b"\xff\xfe",
+        b"\xed\xa0\x80",
+        b"\n",
+        b"&a [*a, *a]",
+        b"${b}",
+        b"!!python/object:os.system",
+        b"../" * 9,
+    ),
+    *(
+        b"auth" * 5000,
+        b"<!DOCTYPE a [<!ENTITY b 'c'>]>",
+        b"1" * 20_000,
+        b" " * 20_000,
+        b"\r\n" * 500,
+    ),
 ]
 IMAGES = ["/root/images/a.png", "/root/images/b.png"]
 SIZES_PX = np.array([[20, 30], [40, 50]])
@@ -59,27 +88,37 @@ def _voc(folder: Path) -> Case:
     box = "<bndbox><xmin>1</xmin><ymin>2</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
     size = "<size><width>30</width><height>20</height><depth>3</depth></size>"
     text = f"<annotation>{size}<object><name>a</name><difficult>0</difficult>{box}</object></annotation>"
-    return _text(folder / "a.xml", text, lambda path: read_voc_labels(IMAGES, SIZES_PX, [path, None]))
+    return _text(
+        folder / "a.xml", text, lambda path: read_voc_labels(IMAGES, SIZES_PX, [path, None])
+    )
 
 
 def _coco(folder: Path) -> Case:
     content = {
         "images": [{"id": 1, "file_name": "a.png", "height": 20, "width": 30}],
-        "annotations": [{"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3.5, 4], "iscrowd": 0}],
+        "annotations": [
+            {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 2, 3.5, 4], "iscrowd": 0}
+        ],
         "categories": [{"id": 3, "name": "a"}],
     }
     return _text(
-        folder / "a.json", json.dumps(content), lambda path: read_coco_labels(IMAGES, SIZES_PX, [load_coco(path)])
+        folder / "a.json",
+        json.dumps(content),
+        lambda path: read_coco_labels(IMAGES, SIZES_PX, [load_coco(path)]),
     )
 
 
 def _data_yaml(folder: Path) -> Case:
-    text = yaml.safe_dump({"names": {0: "a", 1: "b"}, "nc": 2, "path": ".", "train": ["images/train"], "val": "val"})
+    text = yaml.safe_dump(
+        {"names": {0: "a", 1: "b"}, "nc": 2, "path": ".", "train": ["images/train"], "val": "val"}
+    )
     return _text(folder / "data.yaml", text, read_data_yaml)
 
 
 def _class_names(folder: Path) -> Case:
-    return _text(folder / "classes.txt", "red cell\nwhite\n", lambda path: read_class_names(path.parent))
+    return _text(
+        folder / "classes.txt", "red cell\nwhite\n", lambda path: read_class_names(path.parent)
+    )
 
 
 def _views(folder: Path) -> Case:
@@ -89,7 +128,11 @@ def _views(folder: Path) -> Case:
 
 def _sums(folder: Path) -> Case:
     text = f"{'0a' * 32}  images/a.png\nimages/b.png\n# a remark\n"
-    return _text(folder / "SHA256SUMS", text, lambda path: parse_list(path.read_bytes(), "http://host/SHA256SUMS"))
+    return _text(
+        folder / "SHA256SUMS",
+        text,
+        lambda path: parse_list(path.read_bytes(), "http://host/SHA256SUMS"),
+    )
 
 
 def _page(folder: Path) -> Case:
@@ -110,7 +153,9 @@ def _journal(folder: Path, name: str) -> Case:
     Journal(folder, {"weights": "a"}, resume=False).add(
         Entry(image="a.png", stamp=(1, 2), files={"a.tif": 3}, rows=[{"number": 0}], score=0.5)
     )
-    return Case(folder / name, lambda: Journal(folder, {"weights": "a"}, resume=True).holds("a.png", (1, 2)))
+    return Case(
+        folder / name, lambda: Journal(folder, {"weights": "a"}, resume=True).holds("a.png", (1, 2))
+    )
 
 
 def _store(folder: Path, name: str) -> Case:
@@ -122,7 +167,9 @@ def _store(folder: Path, name: str) -> Case:
 
 def _sparse_npz(folder: Path) -> Case:
     volume = np.random.default_rng(0).integers(-1000, 2000, (3, 6, 5), dtype=np.int16)
-    write_npz(index_volume(wrap_array(volume), -500, labels=wrap_array(volume > 0)), folder / "v.npz")
+    write_npz(
+        index_volume(wrap_array(volume), -500, labels=wrap_array(volume > 0)), folder / "v.npz"
+    )
 
     def read() -> None:
         with open_volume(folder / "v.npz") as opened:
@@ -175,7 +222,11 @@ def _mutate(whole: bytes, draws: random.Random) -> bytes:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow if name.startswith("run") else ()) for name in CASES]
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("run") else ())
+        for name in CASES
+    ],
 )
 def test_a_mutant_is_read_or_refused_in_our_own_words(name: str, tmp_path: Path) -> None:
     case, draws = CASES[name](tmp_path), random.Random(name)

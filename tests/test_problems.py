@@ -45,7 +45,8 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
     problems = Problems()
     for number in range(60):
         problems.add(
-            f"m/{number}.png", f"m/{number}.png: values 0, {number}; set data.mask_read.classes={number + 1} here"
+            f"m/{number}.png",
+            f"m/{number}.png: values 0, {number}; set data.mask_read.classes={number + 1} here",
         )
         problems.add(f"m/x{number}.png", f"truncated PNG: found {number}")
     for number in range(10):
@@ -53,7 +54,10 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
     with pytest.raises(DataError) as caught:
         problems.raise_if_any("130 of 200 masks are bad", "data.on_bad=skip leaves them out")
     lines = str(caught.value).split("\n")
-    assert lines[:2] == ["  60 times, such as: values 0, 0", "    m/0.png, 1.png, 2.png and 57 more"]
+    assert lines[:2] == [
+        "  60 times, such as: values 0, 0",
+        "    m/0.png, 1.png, 2.png and 57 more",
+    ]
     assert lines[-4:] == [
         "  7 more of 7 other causes",
         "130 of 200 masks are bad:",
@@ -63,12 +67,17 @@ def test_many_problems_are_grouped_by_cause_and_end_with_the_headline_and_the_cu
     assert len(lines) < 30
     assert len(caught.value.problems) == 130
     assert caught.value.headline == "130 of 200 masks are bad:"
-    assert type(caught.value)(str(caught.value)).headline == caught.value.headline  # as torch rebuilds it
+    assert (
+        type(caught.value)(str(caught.value)).headline == caught.value.headline
+    )  # as torch rebuilds it
     assert str(caught.value).replace("\n", "").isprintable()
 
 
 def test_a_name_forges_no_line() -> None:
-    assert settle_lines("class a\nlit_data: all good\x1b[31m\u202e") == "class a\n  lit_data: all good\\x1b[31m\\u202e"
+    assert (
+        settle_lines("class a\nlit_data: all good\x1b[31m\u202e")
+        == "class a\n  lit_data: all good\\x1b[31m\\u202e"
+    )
     assert settle_lines("  details\nheadline\n  cure") == "  details\nheadline\n  cure"
 
 

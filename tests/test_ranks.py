@@ -59,7 +59,9 @@ TOY = [
 
 pytestmark = [
     pytest.mark.timeout(300),
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
+    ),
 ]
 
 Seen = list[tuple[int, int]]
@@ -77,8 +79,14 @@ class Drawn:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
-        rows["x"][:], rows["index"][:], rows["epoch"][:] = uniform(5, 2, indices, epoch, 3), indices, epoch
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
+        rows["x"][:], rows["index"][:], rows["epoch"][:] = (
+            uniform(5, 2, indices, epoch, 3),
+            indices,
+            epoch,
+        )
 
 
 class Data(BaseDataModule):
@@ -104,7 +112,9 @@ class Model(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
         self.net = torch.nn.Linear(3, 1)
-        self.register_buffer("average", torch.zeros(1))  # DDP sends buffers to the other ranks in each training step
+        self.register_buffer(
+            "average", torch.zeros(1)
+        )  # DDP sends buffers to the other ranks in each training step
         self.seen: dict[str, Seen] = {"train": [], "val": [], "test": [], "predict": []}
         self.states: list[Any] = []
 
@@ -156,9 +166,13 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     for metric in (pixels, best, defects):
         metric.update(scores[rank::ranks], masks[rank::ranks])
     anomalies, images = AnomalyScores(score_fraction=0.01), torch.arange(21) // 3
-    positions = torch.stack((torch.arange(21) % 3, torch.zeros(21, dtype=torch.int64)), dim=1)  # patches overlap
+    positions = torch.stack(
+        (torch.arange(21) % 3, torch.zeros(21, dtype=torch.int64)), dim=1
+    )  # patches overlap
     masks[images % 2 == 0] = 0  # an image's patches lie on both ranks
-    anomalies.update(scores[rank::ranks], masks[rank::ranks], images[rank::ranks], positions[rank::ranks])
+    anomalies.update(
+        scores[rank::ranks], masks[rank::ranks], images[rank::ranks], positions[rank::ranks]
+    )
     found = {**pixels.compute(), "best": best.compute()["dice"], "recall": defects.compute()}
     found |= {f"anomaly_{name}": value for name, value in anomalies.compute().items()}
     return {name: round(float(value), 6) for name, value in found.items()}
@@ -181,7 +195,9 @@ def _run_all(folder: Path) -> None:
     trainer.predict(model, datamodule=Data(), return_predictions=False)
     again = Model()
     second = _trainer(folder, devices=2)
-    second.fit(again, datamodule=Data(), ckpt_path=folder / "one" / "step=4.ckpt", weights_only=True)
+    second.fit(
+        again, datamodule=Data(), ckpt_path=folder / "one" / "step=4.ckpt", weights_only=True
+    )
     fewer = _find_mismatch(_trainer(folder, devices=2), Data(fewer=trainer.global_rank))
     longer = _trainer(folder, devices=2)
     longer.fit_loop.max_epochs = EPOCHS + trainer.global_rank
@@ -211,15 +227,27 @@ class Runs(NamedTuple):
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("ranks")
     one, digest = Model(), SampleDigest()
-    _trainer(folder, _every_step(folder / "one"), digest, devices=1).fit(one, datamodule=Data(2 * BATCH))
+    _trainer(folder, _every_step(folder / "one"), digest, devices=1).fit(
+        one, datamodule=Data(2 * BATCH)
+    )
     code, output = _start([sys.executable, "-W", "ignore", str(Path(__file__)), str(folder)], ROOT)
     assert code == 0, output
-    return Runs(folder, one, digest.summary(), [json.loads((folder / f"rank{r}.json").read_text()) for r in (0, 1)])
+    return Runs(
+        folder,
+        one,
+        digest.summary(),
+        [json.loads((folder / f"rank{r}.json").read_text()) for r in (0, 1)],
+    )
 
 
 def _start(words: list[str], cwd: Path) -> tuple[int, str]:
     """Run a command that starts other ranks; none of them outlives its time."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     process = subprocess.Popen(
         words,
         cwd=cwd,
@@ -255,7 +283,11 @@ def test_training_takes_each_sample_once_in_equally_many_steps(runs: Runs) -> No
 def test_the_loader_stands_at_the_same_place_on_each_rank(runs: Runs) -> None:
     assert runs.two[0]["states"] == runs.two[1]["states"]
     positions = [state["train_loader"]["position"] for state in runs.two[0]["states"]]
-    assert positions == [8, 16, 21] * EPOCHS == [state["train_loader"]["position"] for state in runs.one.states]
+    assert (
+        positions
+        == [8, 16, 21] * EPOCHS
+        == [state["train_loader"]["position"] for state in runs.one.states]
+    )
 
 
 @pytest.mark.slow
@@ -314,14 +346,18 @@ def test_each_rank_says_what_they_disagree_on(runs: Runs, case: int, message: st
 
 def _call(command: str, folder: Path, *words: str) -> tuple[int, str]:
     places = [f"paths.runs={folder}/runs", f"paths.cache={folder}/cache"]
-    return _start([sys.executable, "-W", "ignore", "-m", "lit_data", command, *TOY, *places, *words], folder)
+    return _start(
+        [sys.executable, "-W", "ignore", "-m", "lit_data", command, *TOY, *places, *words], folder
+    )
 
 
 def _images(folder: Path, count: int) -> None:
     rng = np.random.default_rng(0)
     folder.mkdir()
     for number in range(count):
-        cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+        cv2.imwrite(
+            str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        )
 
 
 @pytest.mark.slow  # what the other rank says is tested above; here it is the command that ends
@@ -357,7 +393,12 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
             folder = tmp_path / name
             folder.mkdir(exist_ok=True)
             batch = f"data.loader.batch_size={batch_size}"
-            words = (f"trainer={name}", "trainer.max_epochs=2", "callbacks.amp.precision=fp32", batch)
+            words = (
+                f"trainer={name}",
+                "trainer.max_epochs=2",
+                "callbacks.amp.precision=fp32",
+                batch,
+            )
             code, output = _call(command, folder, *words)
             assert code == 0, output
             assert output.count("summary.json") == 1
@@ -369,7 +410,8 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
             {
                 key: value
                 for key, value in summary.items()
-                if key not in measured and (not key.startswith(("train/", "memory/", "batch/")) or "samples" in key)
+                if key not in measured
+                and (not key.startswith(("train/", "memory/", "batch/")) or "samples" in key)
             }
             for summary in summaries
         )
@@ -381,13 +423,25 @@ def test_every_command_gives_with_two_ranks_what_it_gives_with_one(tmp_path: Pat
         assert len(list(maps.rglob("*.png"))) == 6
 
 
-def test_predict_refuses_to_run_in_several_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in (("TORCHELASTIC_RUN_ID", "1"), ("WORLD_SIZE", "2"), ("RANK", "0"), ("LOCAL_RANK", "0")):
+def test_predict_refuses_to_run_in_several_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (
+        ("TORCHELASTIC_RUN_ID", "1"),
+        ("WORLD_SIZE", "2"),
+        ("RANK", "0"),
+        ("LOCAL_RANK", "0"),
+    ):
         monkeypatch.setenv(name, value)
     checkpoint = tmp_path / "model.ckpt"
     torch.save({"state_dict": SegmentationModule().state_dict()}, checkpoint)
-    cfg = compose("predict", [*TOY, "trainer=ddp_cpu", f"paths.run={tmp_path}", f"ckpt={checkpoint}"])
-    with pytest.raises(ConfigError, match="predict runs in one process, and 2 were started: start it without torchrun"):
+    cfg = compose(
+        "predict", [*TOY, "trainer=ddp_cpu", f"paths.run={tmp_path}", f"ckpt={checkpoint}"]
+    )
+    with pytest.raises(
+        ConfigError,
+        match="predict runs in one process, and 2 were started: start it without torchrun",
+    ):
         predict.run(cfg)
 
 

@@ -14,9 +14,29 @@ from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 SCRIPT = Path(__file__).resolve().parents[1] / "conf" / "cluster" / "slurm.sh"
-TORCHRUN = {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_RESTART_COUNT": "0", "WORLD_SIZE": "4", "MASTER_ADDR": "::1"}
-SRUN = {"SLURM_NTASKS": "4", "SLURM_JOB_ID": "71", "SLURM_NTASKS_PER_NODE": "2", "SLURM_NNODES": "2"}
-STARTED = ("RANK", "NODE_RANK", "GROUP_", "LOCAL_", "WORLD_", "MASTER_", "TORCHELASTIC_", "SLURM_", "JSM_")
+TORCHRUN = {
+    "TORCHELASTIC_RUN_ID": "job",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "WORLD_SIZE": "4",
+    "MASTER_ADDR": "::1",
+}
+SRUN = {
+    "SLURM_NTASKS": "4",
+    "SLURM_JOB_ID": "71",
+    "SLURM_NTASKS_PER_NODE": "2",
+    "SLURM_NNODES": "2",
+}
+STARTED = (
+    "RANK",
+    "NODE_RANK",
+    "GROUP_",
+    "LOCAL_",
+    "WORLD_",
+    "MASTER_",
+    "TORCHELASTIC_",
+    "SLURM_",
+    "JSM_",
+)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +70,9 @@ def test_a_process_knows_whether_it_is_the_first(
     assert (is_first_rank(), is_first_of_machine()) == (first, of_machine)
 
 
-def _place(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: str, sweeps: bool = False) -> list[str]:
+def _place(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], *words: str, sweeps: bool = False
+) -> list[str]:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     with open_hydra(None) as hydra:
@@ -62,21 +84,34 @@ def test_one_process_keeps_the_folder_of_hydra(monkeypatch: pytest.MonkeyPatch) 
     assert _place(monkeypatch, {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) == []
 
 
-def test_all_tasks_of_srun_write_into_the_folder_of_their_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}) == ["hydra.run.dir='runs/fit/stripe/slurm_71'"]
-    others = ["hydra.run.dir='runs/fit/stripe/slurm_71'", "hydra.job.name=rank_3", "hydra.output_subdir=null"]
+def test_all_tasks_of_srun_write_into_the_folder_of_their_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}) == [
+        "hydra.run.dir='runs/fit/stripe/slurm_71'"
+    ]
+    others = [
+        "hydra.run.dir='runs/fit/stripe/slurm_71'",
+        "hydra.job.name=rank_3",
+        "hydra.output_subdir=null",
+    ]
     assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "3"}) == others
 
 
 def test_a_folder_that_was_given_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}, "hydra.run.dir=mine")[0] == "hydra.run.dir='mine'"
+    assert (
+        _place(monkeypatch, SRUN | {"SLURM_PROCID": "0"}, "hydra.run.dir=mine")[0]
+        == "hydra.run.dir='mine'"
+    )
 
 
 def test_a_shell_of_slurm_is_one_process(monkeypatch: pytest.MonkeyPatch) -> None:
     assert _place(monkeypatch, SRUN | {"SLURM_JOB_NAME": "interactive"}) == []
 
 
-def test_processes_of_torchrun_take_the_folder_that_the_first_chose(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_of_torchrun_take_the_folder_that_the_first_chose(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     agent = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     variables = TORCHRUN | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port)}
     variables["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -106,7 +141,11 @@ def test_a_sweep_is_started_by_one_process(monkeypatch: pytest.MonkeyPatch) -> N
     ],
 )
 def test_devices_and_machines_are_those_that_were_started(
-    trainer: str, variables: dict[str, str], devices: object, machines: int, monkeypatch: pytest.MonkeyPatch
+    trainer: str,
+    variables: dict[str, str],
+    devices: object,
+    machines: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
@@ -115,7 +154,9 @@ def test_devices_and_machines_are_those_that_were_started(
 
 
 def test_fsdp_leaves_out_what_it_cannot_do() -> None:
-    cfg = compose("fit", ["+experiment=stripe", "trainer=fsdp", "callbacks=low_memory", "paths.run=here"])
+    cfg = compose(
+        "fit", ["+experiment=stripe", "trainer=fsdp", "callbacks=low_memory", "paths.run=here"]
+    )
     assert cfg.callbacks.adaptive is None
     assert cfg.trainer.gradient_clip_val is None
 
@@ -135,8 +176,13 @@ def test_a_step_of_all_ranks_takes_the_same_samples_for_any_number_of_them(world
         MicroBatchLoader(Numbers(), options, shuffle=True, rank=rank, world_size=world_size)
         for rank in range(world_size)
     ]
-    alone = MicroBatchLoader(Numbers(), LoaderOptions(batch_size=8, num_workers=0, seed=1), shuffle=True)
-    steps = [sorted(number for batch in parts for number in batch.tolist()) for parts in zip(*loaders, strict=True)]
+    alone = MicroBatchLoader(
+        Numbers(), LoaderOptions(batch_size=8, num_workers=0, seed=1), shuffle=True
+    )
+    steps = [
+        sorted(number for batch in parts for number in batch.tolist())
+        for parts in zip(*loaders, strict=True)
+    ]
     assert steps == [sorted(batch.tolist()) for batch in alone]
     assert {loader.batch_size for loader in loaders} == {8 // world_size}
 
@@ -162,8 +208,14 @@ def _submit(folder: Path, task: str, *words: str) -> int:
     for name, text in FAKES.items():
         (folder / "bin" / name).write_text(f"#!/bin/bash\n{text}\n")
         (folder / "bin" / name).chmod(0o755)
-    variables = {"PATH": f"{folder}/bin:{os.environ['PATH']}", "SLURM_JOB_ID": "71", "LIT_DATA_RUN": f"{folder}/run"}
-    done = subprocess.run(["bash", str(SCRIPT), *words], cwd=folder, env=os.environ | variables | {"TASK": task})
+    variables = {
+        "PATH": f"{folder}/bin:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "71",
+        "LIT_DATA_RUN": f"{folder}/run",
+    }
+    done = subprocess.run(
+        ["bash", str(SCRIPT), *words], cwd=folder, env=os.environ | variables | {"TASK": task}
+    )
     return done.returncode
 
 
@@ -175,7 +227,15 @@ def test_the_script_starts_tasks_that_share_a_folder(tmp_path: Path) -> None:
     assert _submit(tmp_path, "exit 3", "+experiment=stripe", "name=two words") == 3
     words = (tmp_path / "srun.txt").read_text().splitlines()
     assert words[words.index("python") :] == [
-        *("python", "-m", "lit_data", "fit", "+experiment=stripe", "name=two words", f"hydra.run.dir='{tmp_path}/run'")
+        *(
+            "python",
+            "-m",
+            "lit_data",
+            "fit",
+            "+experiment=stripe",
+            "name=two words",
+            f"hydra.run.dir='{tmp_path}/run'",
+        )
     ]
     assert not (tmp_path / "scontrol.txt").exists()
 
@@ -192,6 +252,8 @@ def test_the_script_stops_before_the_time_limit_and_goes_on_after_it(tmp_path: P
 @pytest.mark.parametrize(
     "task", [f"{SAVE}; exit 143", "kill -USR1 $PPID; until [ -s scancel.txt ]; do :; done; exit 1"]
 )
-def test_the_script_does_not_requeue_a_job_that_was_cancelled_or_failed(tmp_path: Path, task: str) -> None:
+def test_the_script_does_not_requeue_a_job_that_was_cancelled_or_failed(
+    tmp_path: Path, task: str
+) -> None:
     assert _submit(tmp_path, task) in (143, 1)
     assert not (tmp_path / "scontrol.txt").exists()

@@ -19,7 +19,9 @@ from lit_data.commands.configuration.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-PAGES = {path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))}
+PAGES = {
+    path.stem: path.read_text(encoding="utf-8") for path in sorted((ROOT / "docs").glob("*.md"))
+}
 
 _Trainer = L.Trainer
 
@@ -36,7 +38,11 @@ def _list_commands(text: str) -> list[str]:
 
 COMMANDS = [
     *_list_commands(README),
-    *(pytest.param(line, marks=pytest.mark.slow) for page in PAGES.values() for line in _list_commands(page)),
+    *(
+        pytest.param(line, marks=pytest.mark.slow)
+        for page in PAGES.values()
+        for line in _list_commands(page)
+    ),
 ]
 
 
@@ -57,12 +63,20 @@ def test_commands_compose(line: str, tmp_path: Path) -> None:
     if command in TOOLS:  # has no configuration
         return
     packages = [name for flag, name in pairwise(words) if flag == "--package"]
-    single = [re.sub(r"=(\w+),[\w,]+$", r"=\1", word) for word in words if word not in ("-m", "--package", *packages)]
-    assert compose(command, [*single, f"paths.run={tmp_path}"], packages=packages).command == command
+    single = [
+        re.sub(r"=(\w+),[\w,]+$", r"=\1", word)
+        for word in words
+        if word not in ("-m", "--package", *packages)
+    ]
+    assert (
+        compose(command, [*single, f"paths.run={tmp_path}"], packages=packages).command == command
+    )
 
 
 def test_layouts_of_the_table_compose(tmp_path: Path) -> None:
-    overrides = [text.strip("'") for text in re.findall(r"`('?data\.[^`]*=[^`]*)`", PAGES["stripe"])]
+    overrides = [
+        text.strip("'") for text in re.findall(r"`('?data\.[^`]*=[^`]*)`", PAGES["stripe"])
+    ]
     assert len(overrides) >= 4
     for text in overrides:
         value = text.replace("<folder>", "folder")
@@ -83,7 +97,12 @@ def test_the_python_example_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
-    options = {"max_epochs": 1, "accelerator": "cpu", "logger": False, "enable_checkpointing": False}
+    options = {
+        "max_epochs": 1,
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+    }
 
     class QuietTrainer(_Trainer):
         def __init__(self, callbacks: list[L.Callback]) -> None:
@@ -104,7 +123,9 @@ def _find_code(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("code", [*_find_code(README)[1:], *_find_code(PAGES["commands"])])
-def test_examples_of_commands_name_what_there_is(code: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_examples_of_commands_name_what_there_is(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Run:
         folder = Path("run")
         metrics: ClassVar = {"test/average_precision": 0.5}
@@ -119,7 +140,10 @@ def test_examples_of_commands_name_what_there_is(code: str, monkeypatch: pytest.
         assert compose("fit", [f"experiment={experiment}", *words, "paths.run=run"])
         return Run()
 
-    assert {"predict", "load_model", "metrics", "folder"} <= {*vars(api.Run), *api.Run.__annotations__}
+    assert {"predict", "load_model", "metrics", "folder"} <= {
+        *vars(api.Run),
+        *api.Run.__annotations__,
+    }
     monkeypatch.setattr(api, "fit", fit)
     monkeypatch.setattr(api, "open_run", lambda folder: Run())
     exec(code, {})
@@ -136,9 +160,16 @@ def test_the_loader_example_runs() -> None:
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_the_callbacks_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    options = {"accelerator": "cpu", "logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    options = {
+        "accelerator": "cpu",
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
     monkeypatch.setattr(
-        L, "Trainer", lambda max_epochs, callbacks: _Trainer(callbacks=callbacks, max_epochs=1, **options)
+        L,
+        "Trainer",
+        lambda max_epochs, callbacks: _Trainer(callbacks=callbacks, max_epochs=1, **options),
     )
     [code] = _find_code(PAGES["callbacks"])
     module = BoringModel()

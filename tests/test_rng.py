@@ -74,11 +74,17 @@ def test_shuffled_is_a_permutation(length: int) -> None:
 
 def test_shuffled_needs_no_neighbours() -> None:
     order = shuffled(np.arange(1000), 1000, seed=7, epoch=3)
-    np.testing.assert_array_equal(shuffled([999, 5, 500], 1000, seed=7, epoch=3), order[[999, 5, 500]])
+    np.testing.assert_array_equal(
+        shuffled([999, 5, 500], 1000, seed=7, epoch=3), order[[999, 5, 500]]
+    )
 
 
 def test_shuffled_changes_with_seed_and_epoch() -> None:
-    orders = {tuple(shuffled(np.arange(100), 100, seed, epoch).tolist()) for seed in (0, 1) for epoch in (0, 1)}
+    orders = {
+        tuple(shuffled(np.arange(100), 100, seed, epoch).tolist())
+        for seed in (0, 1)
+        for epoch in (0, 1)
+    }
     assert len(orders) == 4
 
 
@@ -86,7 +92,9 @@ def test_shuffled_prefers_no_order() -> None:
     orders = [tuple(shuffled(np.arange(3), 3, seed, 0).tolist()) for seed in range(3000)]
     counts = np.array([orders.count(order) for order in set(orders)])
     assert len(counts) == 6
-    assert ((counts - 500) ** 2 / 500).sum() < 20.5  # 99.9 % quantile at 5 degrees of freedom; the seeds are fixed
+    assert (
+        (counts - 500) ** 2 / 500
+    ).sum() < 20.5  # 99.9 % quantile at 5 degrees of freedom; the seeds are fixed
 
 
 @pytest.mark.parametrize("seed", [-1, 2**64, 1.0, "1", True])

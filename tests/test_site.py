@@ -12,7 +12,13 @@ import pytest
 from tests.browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = ("index", "inspection", "reference/keys", "reference/datamodules", "reference/notebooks/quick_start")
+PAGES = (
+    "index",
+    "inspection",
+    "reference/keys",
+    "reference/datamodules",
+    "reference/notebooks/quick_start",
+)
 
 pytestmark = pytest.mark.slow
 
@@ -51,7 +57,9 @@ def test_no_link_inside_is_dead(site: Path) -> None:
     ],
 )
 def test_the_reference_has_public_names(package: str, name: str, site: Path) -> None:
-    assert f'id="lit_data.{package}.{name}"' in (site / "reference" / f"{package}.html").read_text(encoding="utf-8")
+    assert f'id="lit_data.{package}.{name}"' in (site / "reference" / f"{package}.html").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on this machine")
@@ -59,7 +67,11 @@ def test_pages_fit_a_wide_and_a_narrow_screen_and_are_found(site: Path, tmp_path
     with Browser(tmp_path / "profile") as browser:
         for width in (1400, 400):
             browser.call(
-                "Emulation.setDeviceMetricsOverride", width=width, height=1000, deviceScaleFactor=1, mobile=False
+                "Emulation.setDeviceMetricsOverride",
+                width=width,
+                height=1000,
+                deviceScaleFactor=1,
+                mobile=False,
             )
             for page in PAGES:
                 browser.events.clear()
@@ -67,7 +79,10 @@ def test_pages_fit_a_wide_and_a_narrow_screen_and_are_found(site: Path, tmp_path
                 assert browser.evaluate("document.documentElement.scrollWidth") <= width, page
         browser.events.clear()
         browser.call("Page.navigate", url=f"{(site / 'search.html').as_uri()}?q=AdaptiveBatchSize")
-        wait = (
-            "new Promise(found => setInterval(() => document.querySelector('#search-results li a') && found(true), 50))"
+        wait = "new Promise(found => setInterval(() => document.querySelector('#search-results li a') && found(true), 50))"
+        assert (
+            browser.evaluate(
+                f"Promise.race([{wait}, new Promise(late => setTimeout(late, 20000))])"
+            )
+            is True
         )
-        assert browser.evaluate(f"Promise.race([{wait}, new Promise(late => setTimeout(late, 20000))])") is True

@@ -1,7 +1,8 @@
-"""Models, batches and datamodules that nobody here wrote, through the command line: each run ends well.
+"""Models, batches and datamodules that nobody here wrote, through the command line: each run ends
+well.
 
-Small stand-ins have the metric names, batches and answers of the libraries; the libraries themselves are used where
-they are installed (mark `strangers`).
+Small stand-ins have the metric names, batches and answers of the libraries; the libraries
+themselves are used where they are installed (mark `strangers`).
 """
 
 import json
@@ -111,11 +112,20 @@ MODULES = """
         def val_dataloader(self): return DataLoader(self.set, 4)
         def test_dataloader(self): return DataLoader(self.set, 4)
 """
-STRIPE = ["experiment=stripe", "data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64"]
+STRIPE = [
+    "experiment=stripe",
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+]
 STRIPE += ["data.stride_px=64", "data.loader.batch_size=4", "data.loader.num_workers=0"]
 BOXES = ["experiment=detection", "data.samples={count: 12, size_px: [64, 64]}", "data.size_px=64"]
 BOXES += ["data.mosaic=null", "data.loader.num_workers=0"]
-SHORT = ["trainer.max_epochs=1", "trainer.limit_train_batches=3", "trainer.enable_progress_bar=false", "report=false"]
+SHORT = [
+    "trainer.max_epochs=1",
+    "trainer.limit_train_batches=3",
+    "trainer.enable_progress_bar=false",
+    "report=false",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -131,7 +141,10 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def _run(command: str, module: str, *words: str) -> dict[str, Any]:
     """The summary of a run that ended well."""
-    assert main([command, f"model._target_={module}", "--package", module.partition(".")[0], *words]) == 0
+    assert (
+        main([command, f"model._target_={module}", "--package", module.partition(".")[0], *words])
+        == 0
+    )
     newest = max(Path("runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime)
     found: dict[str, Any] = json.loads(newest.read_text())
     assert found["command"] == command
@@ -142,7 +155,9 @@ def _run(command: str, module: str, *words: str) -> dict[str, Any]:
 def test_a_segmenter_with_its_own_names_is_trained_tested_and_predicts() -> None:
     summary = _run("fit", "strangers.Segmenter", *STRIPE, *SHORT)
     assert {"valid_dataset_iou", "valid_loss", "test_dataset_iou", "test_loss"} <= summary.keys()
-    assert "test_dataset_iou" in _run("test", "strangers.Segmenter", *STRIPE, "trainer.enable_progress_bar=false")
+    assert "test_dataset_iou" in _run(
+        "test", "strangers.Segmenter", *STRIPE, "trainer.enable_progress_bar=false"
+    )
     assert _run("predict", "strangers.Segmenter", *STRIPE)["predict/images"] == 6
     assert list(Path("runs").rglob("predictions.png"))
 
@@ -190,16 +205,29 @@ def test_a_summary_that_cannot_be_written_ends_no_training(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sanity", [0, 2])
-def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(sanity: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(
+    sanity: int, capsys: pytest.CaptureFixture[str]
+) -> None:
     _run("fit", "strangers.Segmenter", *STRIPE, *SHORT, f"trainer.num_sanity_val_steps={sanity}")
-    assert "the model logs no val/average_precision in validation (it logs " in capsys.readouterr().out
+    assert (
+        "the model logs no val/average_precision in validation (it logs " in capsys.readouterr().out
+    )
     assert list(Path("runs").rglob("best.ckpt"))
 
 
 def test_early_stopping_goes_by_what_is_logged(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["data._target_=strangers.PlainData", "model._target_=strangers.Plain", "--package", "strangers", *SHORT]
+    words = [
+        "data._target_=strangers.PlainData",
+        "model._target_=strangers.Plain",
+        "--package",
+        "strangers",
+        *SHORT,
+    ]
     assert main(["fit", *words, "extra_callbacks=early_stopping"]) == 2
-    assert "any of the following: `loss`: set callbacks.early_stopping.monitor=NAME" in capsys.readouterr().err
+    assert (
+        "any of the following: `loss`: set callbacks.early_stopping.monitor=NAME"
+        in capsys.readouterr().err
+    )
     chosen = ["callbacks.early_stopping.monitor=loss", "callbacks.early_stopping.mode=min"]
     assert main(["fit", *words, "extra_callbacks=[early_stopping,ema]", *chosen]) == 0
 
@@ -208,8 +236,12 @@ def test_early_stopping_goes_by_what_is_logged(capsys: pytest.CaptureFixture[str
 def test_any_datamodule_is_trained_on_and_scored() -> None:
     words = ["data._target_=strangers.PlainData", *SHORT, "name=plain"]
     summary = _run("fit", "strangers.Plain", *words)
-    assert summary["test/loss"] == pytest.approx(2 * summary["loss"])  # the model calls both the same
-    assert _run("test", "strangers.Plain", *words[:1], "name=plain")["loss"] == pytest.approx(summary["test/loss"])
+    assert summary["test/loss"] == pytest.approx(
+        2 * summary["loss"]
+    )  # the model calls both the same
+    assert _run("test", "strangers.Plain", *words[:1], "name=plain")["loss"] == pytest.approx(
+        summary["test/loss"]
+    )
     assert "loss" in _run("validate", "strangers.Plain", *words[:1], "name=plain")
 
 
@@ -219,12 +251,24 @@ def test_a_group_of_ones_own_needs_nothing_of_ours(tmp_path: Path) -> None:
     assert "loss" in _run("fit", "strangers.Plain", "data=mine", "--config-dir", "own", *SHORT)
 
 
-def test_a_model_of_ones_own_group_needs_no_monitor(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_model_of_ones_own_group_needs_no_monitor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own/model").mkdir(parents=True)
     (tmp_path / "own/model/mine.yaml").write_text("_target_: strangers.Plain\nwidth: 2\n")
-    words = ["data._target_=strangers.PlainData", "model=mine", "--config-dir", "own", "--package", "strangers"]
+    words = [
+        "data._target_=strangers.PlainData",
+        "model=mine",
+        "--config-dir",
+        "own",
+        "--package",
+        "strangers",
+    ]
     assert main(["fit", *words, *SHORT]) == 0
-    assert "the model logs no val/average_precision in validation (it logs loss)" in capsys.readouterr().out
+    assert (
+        "the model logs no val/average_precision in validation (it logs loss)"
+        in capsys.readouterr().out
+    )
 
 
 def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFixture[str]) -> None:
@@ -235,8 +279,15 @@ def test_commands_that_need_a_datamodule_of_ours_say_so(capsys: pytest.CaptureFi
 
 
 @pytest.mark.slow
-def test_a_sweep_of_a_foreign_model_compares_its_own_metric(capfd: pytest.CaptureFixture[str]) -> None:
-    words = ["data._target_=strangers.PlainData", "name=swept", "sweep.metric=loss", "sweep.mode=min"]
+def test_a_sweep_of_a_foreign_model_compares_its_own_metric(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = [
+        "data._target_=strangers.PlainData",
+        "name=swept",
+        "sweep.metric=loss",
+        "sweep.mode=min",
+    ]
     words += ["sweep.isolate=none", *SHORT, "--package", "strangers"]
     assert main(["fit", "-m", "model._target_=strangers.Plain", "model.width=2,3", *words]) == 0
     table = capfd.readouterr().out
@@ -310,15 +361,29 @@ def test_the_libraries_themselves(library: str, tmp_path: Path) -> None:
 
 # --- nets of other libraries as groups of the configuration
 
-PATCHES = ["experiment=inspection", "data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64"]
+PATCHES = [
+    "experiment=inspection",
+    "data.samples={count: 12, size_px: [96, 96]}",
+    "data.patch_px=64",
+]
 LABELS = ["experiment=labelled", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"]
 FOUND = ["predict.threshold=0", "model.score_threshold=0"]
 NETS = {
     "smp_unet": ("segmentation_models_pytorch", "encoder_name=resnet18", PATCHES, "test/dice"),
-    "torchvision_segmentation": ("torchvision", "model_name=lraspp_mobilenet_v3_large", PATCHES, "test/dice"),
+    "torchvision_segmentation": (
+        "torchvision",
+        "model_name=lraspp_mobilenet_v3_large",
+        PATCHES,
+        "test/dice",
+    ),
     "timm_classifier": ("timm", "model_name=resnet18", LABELS, "test/accuracy"),
     "torchvision_classifier": ("torchvision", "model_name=resnet18", LABELS, "test/accuracy"),
-    "torchvision_detector": ("torchvision", "model_name=fasterrcnn_mobilenet_v3_large_320_fpn", BOXES, "test/map50"),
+    "torchvision_detector": (
+        "torchvision",
+        "model_name=fasterrcnn_mobilenet_v3_large_320_fpn",
+        BOXES,
+        "test/map50",
+    ),
 }
 ALONE = ["trainer=cpu", "data.loader.num_workers=0", "data.loader.batch_size=4"]
 
@@ -342,14 +407,19 @@ def test_a_group_is_trained_scored_and_predicts(group: str) -> None:
     # Weights by name are not asked for: all come from the checkpoint.
     assert _run_group("test", group)[metric] == pytest.approx(fitted[metric], abs=1e-5)
     predicted = _run_group("predict", group, *(FOUND if group == "torchvision_detector" else []))
-    assert predicted["predict/images"] == {"inspection": 12, "labelled": 24, "detection": 12}[predicted["experiment"]]
+    assert (
+        predicted["predict/images"]
+        == {"inspection": 12, "labelled": 24, "detection": 12}[predicted["experiment"]]
+    )
     if group == "torchvision_detector":
         assert predicted["predict/objects"] > 0
         assert len(list((predicted["folder"] / "labels").rglob("*.txt"))) == 12
 
 
 @pytest.mark.strangers
-def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     pytest.importorskip("segmentation_models_pytorch")
     first = _run_group("fit", "timm_classifier", "model.net.weights=null", *SHORT)
     capsys.readouterr()
@@ -362,11 +432,31 @@ def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(capsys: pytest.C
 @pytest.mark.parametrize(
     ("group", "words", "message"),
     [
-        ("smp_unet", ["model.net.architecture=unit"], "architecture='unit' is unknown: choose unet, "),
-        ("smp_unet", ["model.net.weights=imagnet"], "weights='imagnet' is unknown: choose imagenet"),
-        ("smp_unet", ["model.net.options={depth: 3}"], "unet with resnet18 cannot be built: TypeError"),
-        ("timm_classifier", ["model.net.model_name=hf-hub:a/b"], "model_name='hf-hub:a/b' is unknown"),
-        ("torchvision_classifier", ["model.net.model_name=resnet"], "model_name='resnet' is unknown: choose one of "),
+        (
+            "smp_unet",
+            ["model.net.architecture=unit"],
+            "architecture='unit' is unknown: choose unet, ",
+        ),
+        (
+            "smp_unet",
+            ["model.net.weights=imagnet"],
+            "weights='imagnet' is unknown: choose imagenet",
+        ),
+        (
+            "smp_unet",
+            ["model.net.options={depth: 3}"],
+            "unet with resnet18 cannot be built: TypeError",
+        ),
+        (
+            "timm_classifier",
+            ["model.net.model_name=hf-hub:a/b"],
+            "model_name='hf-hub:a/b' is unknown",
+        ),
+        (
+            "torchvision_classifier",
+            ["model.net.model_name=resnet"],
+            "model_name='resnet' is unknown: choose one of ",
+        ),
         ("torchvision_detector", ["model.net.weights=no.pt"], "weights=no.pt is not a file"),
     ],
 )
@@ -376,7 +466,9 @@ def test_wrong_names_of_a_group_are_one_line(
     library, net, data, _ = NETS[group]
     pytest.importorskip(library)
     given = [] if "net.model_name" in words[0] else [f"model.net.{net}"]
-    assert main(["fit", *data, f"model={group}", *given, "model.net.weights=null", *ALONE, *words]) in (2, 3)
+    assert main(
+        ["fit", *data, f"model={group}", *given, "model.net.weights=null", *ALONE, *words]
+    ) in (2, 3)
     assert message in capsys.readouterr().err
 
 
@@ -388,10 +480,14 @@ def test_a_server_that_is_not_reached_is_one_line(monkeypatch: pytest.MonkeyPatc
     def fail(*args: Any, **options: Any) -> None:
         raise OSError("Name or service not known")
 
-    monkeypatch.setattr(torchvision.models.ResNet18_Weights.DEFAULT.__class__, "get_state_dict", fail)
+    monkeypatch.setattr(
+        torchvision.models.ResNet18_Weights.DEFAULT.__class__, "get_state_dict", fail
+    )
     with pytest.raises(ConfigError) as caught:
         TorchvisionClassifier(3, weights="imagenet")
-    assert str(caught.value).startswith("weights=imagenet of resnet18 are not on this machine and could not be fetched")
+    assert str(caught.value).startswith(
+        "weights=imagenet of resnet18 are not on this machine and could not be fetched"
+    )
 
 
 @pytest.mark.strangers
@@ -401,7 +497,9 @@ def test_any_architecture_takes_any_size_and_number_of_channels(channels: int) -
     from lit_data.modules import SmpNet
 
     for architecture in ("unet", "fpn", "pspnet", "deeplabv3plus", "pan", "segformer"):
-        net = SmpNet(["a", "b"], architecture=architecture, encoder_name="resnet18", channels=channels)
+        net = SmpNet(
+            ["a", "b"], architecture=architecture, encoder_name="resnet18", channels=channels
+        )
         assert net.eval()(torch.rand(2, channels, 33, 70)).shape == (2, 3, 33, 70)
         assert net.train()(torch.rand(1, channels, 1, 1)).shape == (1, 3, 1, 1)
 
@@ -416,7 +514,10 @@ def test_the_recipe_for_anomalib_runs(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for number in range(18):
         is_good = number < 12
-        pixels, mask = rng.integers(90, 110, (64, 64, 3), dtype=np.uint8), np.zeros((64, 64), np.uint8)
+        pixels, mask = (
+            rng.integers(90, 110, (64, 64, 3), dtype=np.uint8),
+            np.zeros((64, 64), np.uint8),
+        )
         folder = Path("images") / ("good" if is_good else "scratch")
         folder.mkdir(parents=True, exist_ok=True)
         if not is_good:

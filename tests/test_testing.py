@@ -56,7 +56,9 @@ def test_a_good_dataset_passes() -> None:
 
 @pytest.mark.parametrize("fault", ["state", "place"])
 def test_samples_that_depend_on_more_are_found(fault: str) -> None:
-    with pytest.raises(AssertionError, match=r"sample \d of epoch 0: value differs between a batch and the sample"):
+    with pytest.raises(
+        AssertionError, match=r"sample \d of epoch 0: value differs between a batch and the sample"
+    ):
         check_dataset(Rows(fault))
 
 
@@ -87,15 +89,22 @@ def test_a_datamodule_that_draws_from_elsewhere_is_found(tmp_path: Path) -> None
 
     write_images(tmp_path / "images", 6, (64, 64))
     options: dict[str, Any] = {"patch_px": 32, "stride_px": 32, "mask_splits": ()}
-    data = Draws(str(tmp_path / "images"), cache_dir=str(tmp_path), synthesis=DefectSpec(), **options)
-    with pytest.raises(AssertionError, match="train: the same batch comes out differently a second time"):
+    data = Draws(
+        str(tmp_path / "images"), cache_dir=str(tmp_path), synthesis=DefectSpec(), **options
+    )
+    with pytest.raises(
+        AssertionError, match="train: the same batch comes out differently a second time"
+    ):
         check_datamodule(data)
 
 
 @pytest.mark.parametrize(
-    ("channels", "dtype", "suffix"), [(3, "uint8", ".png"), (1, "uint16", ".png"), (2, "float32", ".tif")]
+    ("channels", "dtype", "suffix"),
+    [(3, "uint8", ".png"), (1, "uint16", ".png"), (2, "float32", ".tif")],
 )
-def test_images_of_any_kind_are_written(tmp_path: Path, channels: int, dtype: str, suffix: str) -> None:
+def test_images_of_any_kind_are_written(
+    tmp_path: Path, channels: int, dtype: str, suffix: str
+) -> None:
     paths = write_images(tmp_path / "set", 2, channels=channels, dtype=dtype)
     assert [path.name for path in paths] == [f"00{suffix}", f"01{suffix}"]
 
@@ -104,12 +113,16 @@ def test_images_of_any_kind_are_written(tmp_path: Path, channels: int, dtype: st
 def test_memory_runs_out_and_the_step_is_cut() -> None:
     stock, limited = STOCK["classifier"], LimitedMemory(3)
     callbacks = [AdaptiveBatchSize(), limited]
-    trainer = L.Trainer(**QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, callbacks=callbacks)
+    trainer = L.Trainer(
+        **QUIET, max_epochs=1, limit_train_batches=2, limit_val_batches=0, callbacks=callbacks
+    )
     trainer.fit(stock.build(), stock.loader())
     assert limited.errors > 0
     assert max(limited.sizes) <= 3
     with pytest.raises(torch.OutOfMemoryError, match=r"8 samples, 3 fit \(injected\)"):
-        L.Trainer(**QUIET, max_epochs=1, callbacks=[LimitedMemory(3)]).fit(stock.build(), stock.loader())
+        L.Trainer(**QUIET, max_epochs=1, callbacks=[LimitedMemory(3)]).fit(
+            stock.build(), stock.loader()
+        )
 
 
 def _sum_ranks(rank: int, start: int) -> int:

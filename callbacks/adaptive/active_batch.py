@@ -22,9 +22,9 @@ Slicer = Callable[[Any, int, int], Any]
 def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
     """What a step would have returned for the whole batch, from what it returned for the pieces.
 
-    Tensors, arrays, lists and tuples with one entry per sample are joined in order, fractions become means over the
-    samples, mappings and tuples of such parts are merged by their entries, as is a list of tensors with one entry per
-    sample each; of anything else the last is kept.
+    Tensors, arrays, lists and tuples with one entry per sample are joined in order, fractions
+    become means over the samples, mappings and tuples of such parts are merged by their entries, as
+    is a list of tensors with one entry per sample each; of anything else the last is kept.
 
     Args:
         outputs: One for each piece.
@@ -35,8 +35,12 @@ def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa
         return outputs[-1]
     if isinstance(first, Mapping):
         keys = [key for key in first if all(key in output for output in outputs)]
-        return like_mapping(first, {key: merge_outputs([output[key] for output in outputs], counts) for key in keys})
-    if isinstance(first, list | tuple) and all(_has_parts(o, n) for o, n in zip(outputs, counts, strict=True)):
+        return like_mapping(
+            first, {key: merge_outputs([output[key] for output in outputs], counts) for key in keys}
+        )
+    if isinstance(first, list | tuple) and all(
+        _has_parts(o, n) for o, n in zip(outputs, counts, strict=True)
+    ):
         parts = [merge_outputs(part, counts) for part in zip(*outputs, strict=False)]
         return type(first)(*parts) if hasattr(first, "_fields") else type(first)(parts)
     if isinstance(first, list | tuple):
@@ -44,7 +48,9 @@ def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa
     if getattr(first, "ndim", 0) and all(len(o) == n for o, n in zip(outputs, counts, strict=True)):
         return torch.cat(list(outputs)) if isinstance(first, Tensor) else np.concatenate(outputs)
     is_fraction = (
-        first.is_floating_point() and not first.ndim if isinstance(first, Tensor) else isinstance(first, float)
+        first.is_floating_point() and not first.ndim
+        if isinstance(first, Tensor)
+        else isinstance(first, float)
     )
     return mean(outputs, counts) if is_fraction else outputs[-1]
 
@@ -55,7 +61,8 @@ def mean(values: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 -
 
 
 def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nesting
-    """Shapes and types of the tensors of one sample, for messages and as a key: ``image 3x128x128 uint8``.
+    """Shapes and types of the tensors of one sample, for messages and as a key: ``image 3x128x128
+    uint8``.
 
     Args:
         batch: Of any nesting.
@@ -70,7 +77,13 @@ def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nest
 
 def kind_of(batch: Any) -> Hashable:  # noqa: ANN401
     """What tells batches of other shapes apart at little cost; none where the parts are not all tensors."""
-    parts = batch.items() if type(batch) is dict else enumerate(batch) if type(batch) in (list, tuple) else ()
+    parts = (
+        batch.items()
+        if type(batch) is dict
+        else enumerate(batch)
+        if type(batch) in (list, tuple)
+        else ()
+    )
     kind: list[Hashable] = []
     for name, value in parts:
         if not isinstance(value, Tensor):
@@ -94,9 +107,13 @@ def _walk(batch: Any, name: str) -> list[tuple[str, Tensor]]:  # noqa: ANN401
         plain = [key for key in batch if f"{key}{COUNT_SUFFIX}" not in batch]
         return [found for key in plain for found in _walk(batch[key], str(key))]
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        return _walk({item.name: getattr(batch, item.name) for item in dataclasses.fields(batch)}, name)
+        return _walk(
+            {item.name: getattr(batch, item.name) for item in dataclasses.fields(batch)}, name
+        )
     if isinstance(batch, list | tuple):
-        return [found for number, part in enumerate(batch) for found in _walk(part, f"{name}[{number}]")]
+        return [
+            found for number, part in enumerate(batch) for found in _walk(part, f"{name}[{number}]")
+        ]
     return []
 
 
@@ -111,7 +128,8 @@ class Hand:
         search: The sizes for its stage and shapes.
         move: Transfers a batch or a piece to the device, augmentation included.
         cut: Cuts a piece out of the batch.
-        restore_random: Undoes the transfer of the whole batch: random generators, plain attributes of the module.
+        restore_random: Undoes the transfer of the whole batch: random generators, plain attributes
+            of the module.
         started_s: When the transfer began.
         fixed_bytes: What was allocated then, if this step is measured.
         whole: The batch on the device, if it was moved as a whole.
@@ -154,7 +172,8 @@ class Hand:
 
 
 class LoggedPieces:
-    """Collects the values of each piece from Lightning's results; epoch means weight pieces by their samples anyway.
+    """Collects the values of each piece from Lightning's results; epoch means weight pieces by
+    their samples anyway.
 
     A torchmetrics object, which is right at the end of the epoch, shows its last piece at a step.
 
@@ -178,7 +197,9 @@ class LoggedPieces:
     def end(self) -> None:
         """A piece is done: keep what it logged for this step."""
         for key, metric in self._step_metrics():
-            if shown_value(metric) is not self._before.get(key):  # otherwise another hook logged it, or another step
+            if shown_value(metric) is not self._before.get(
+                key
+            ):  # otherwise another hook logged it, or another step
                 self._values.setdefault(key, []).append((shown_value(metric), self._count))
 
     def merge(self) -> None:
@@ -186,7 +207,10 @@ class LoggedPieces:
         for key, metric in self._step_metrics():
             found = self._values.get(key, [])
             if len(found) > 1:
-                show_value(metric, _reduce(metric, [value for value, _ in found], [count for _, count in found]))
+                show_value(
+                    metric,
+                    _reduce(metric, [value for value, _ in found], [count for _, count in found]),
+                )
         self.close()
 
     def close(self) -> None:
@@ -199,7 +223,11 @@ class LoggedPieces:
 
     def _step_metrics(self) -> list[tuple[str, Metric]]:
         found = [] if self.results is None else self.results.items()
-        return [(key, m) for key, m in found if m.is_tensor and m.meta.on_step and shown_value(m) is not None]
+        return [
+            (key, m)
+            for key, m in found
+            if m.is_tensor and m.meta.on_step and shown_value(m) is not None
+        ]
 
 
 def _reduce(metric: Metric, values: list[Any], counts: list[int]) -> Any:  # noqa: ANN401
@@ -207,5 +235,7 @@ def _reduce(metric: Metric, values: list[Any], counts: list[int]) -> Any:  # noq
         return mean(values, counts)
     total = values[0]
     for value in values[1:]:
-        total = total + value if metric.meta.is_sum_reduction else metric.meta.reduce_fx(total, value)
+        total = (
+            total + value if metric.meta.is_sum_reduction else metric.meta.reduce_fx(total, value)
+        )
     return total

@@ -53,7 +53,8 @@ class SizeSearch:
     def fail(self, size: int, limit_bytes: int) -> None:
         """Memory ran out at a size: halve, or go back to what fitted if that is more.
 
-        If that fails too, the next half is that of the first size, so a batch is tried no more often than by halving.
+        If that fails too, the next half is that of the first size, so a batch is tried no more
+        often than by halving.
         """
         half = -(-min(size, self._owed or size) // 2)
         self.fails = size if self.fails is None else min(size, self.fails)
@@ -135,7 +136,9 @@ class SizeSearch:
     def to_plain(self) -> dict[str, Any]:
         """The search as plain values, for a checkpoint."""
         return {
-            item.name: {str(key): value for key, value in found.items()} if isinstance(found, dict) else found
+            item.name: {str(key): value for key, value in found.items()}
+            if isinstance(found, dict)
+            else found
             for item in fields(self)
             if not item.name.startswith("_")
             for found in (getattr(self, item.name),)
@@ -153,10 +156,15 @@ class SizeSearch:
             raise ValueError(
                 f"a search of batch sizes has {', '.join(sorted(known))}, not {', '.join(map(str, values))}"
             )
-        peaks = {int(size): (int(fixed), int(peak)) for size, (fixed, peak) in values["peaks"].items()}
+        peaks = {
+            int(size): (int(fixed), int(peak)) for size, (fixed, peak) in values["peaks"].items()
+        }
         rates = {int(size): float(rate) for size, rate in values["rates"].items()}
         for name in known - {"peaks", "rates"}:
-            if not ((type(values[name]) is int and values[name] >= 0) or (values[name] is None and name in _OPTIONAL)):
+            if not (
+                (type(values[name]) is int and values[name] >= 0)
+                or (values[name] is None and name in _OPTIONAL)
+            ):
                 raise ValueError(f"{name} of a search of batch sizes is {values[name]!r}")
         return cls(**{**values, "peaks": peaks, "rates": rates})
 
@@ -177,7 +185,8 @@ class SizeSearch:
     def _fit(self) -> tuple[float, float]:
         """The peak as a fixed part and one for each sample, in bytes.
 
-        It is that of what a step needs beside what is there before it: that may change, as optimizers get states.
+        It is that of what a step needs beside what is there before it: that may change, as
+        optimizers get states.
         """
         small, large = min(self.peaks), max(self.peaks)
         needs = {size: self.peaks[size][1] - self.peaks[size][0] for size in (small, large)}

@@ -37,8 +37,9 @@ AfterStep = Literal["raise", "skip"]
 class ManualSteps:
     """Stands around a ``training_step`` that steps optimizers itself.
 
-    Each piece of a batch is a ``training_step`` of its own, with the optimizer steps that this means: nobody but the
-    module knows how its losses belong together. So the effective batch is smaller for as long as pieces are needed.
+    Each piece of a batch is a ``training_step`` of its own, with the optimizer steps that this
+    means: nobody but the module knows how its losses belong together. So the effective batch is
+    smaller for as long as pieces are needed.
 
     Args:
         replay: Has the batch in hand.
@@ -55,7 +56,10 @@ class ManualSteps:
         self._ever: set[int] = set()
         self._warned = False
         self._snapshot: StepSnapshot | None = None
-        self._parameters, self._parts = list(replay.module.parameters()), list(replay.module.modules())
+        self._parameters, self._parts = (
+            list(replay.module.parameters()),
+            list(replay.module.modules()),
+        )
         self._optimizers = [OptimizerSnapshot(optimizer) for optimizer in replay.trainer.optimizers]
         self._handles = [
             handle
@@ -110,7 +114,11 @@ class ManualSteps:
             )
 
     def _try_piece(
-        self, call: Callable[..., None], kwargs: dict[str, Any], logged: LoggedPieces, piece: tuple[int, int]
+        self,
+        call: Callable[..., None],
+        kwargs: dict[str, Any],
+        logged: LoggedPieces,
+        piece: tuple[int, int],
     ) -> bool:
         """Whether a piece went through; if not, its step is undone, or given up."""
         hand, name, samples = self.replay.hand, next(iter(kwargs)), piece[1] - piece[0]
@@ -143,7 +151,11 @@ class ManualSteps:
                 f"({text}): lower the batch size, or set AdaptiveBatchSize(after_step='skip') to go on without it"
             )
         self.skipped += 1
-        log.warning("batch %d: %d samples are skipped, memory ran out after an optimizer step", hand.index, samples)
+        log.warning(
+            "batch %d: %d samples are skipped, memory ran out after an optimizer step",
+            hand.index,
+            samples,
+        )
         if samples > hand.search.min_size:
             self.replay.shrink(hand, text, samples)
 
@@ -151,14 +163,18 @@ class ManualSteps:
         """Take the state; the result puts it back, and says whether that was possible."""
         trainer, module = self.replay.trainer, self.replay.module
         snapshot = self._snapshot = renew(self._snapshot, module, results_of(trainer))
-        # An optimizer that has stepped will be zeroed before its next backward; another may be adding up gradients.
+        # An optimizer that has stepped will be zeroed before its next backward; another may be
+        # adding up gradients.
         gradients = {
-            id(o): GradientSnapshot(_parameters(o), keep=id(o) not in self._stepped) for o in trainer.optimizers
+            id(o): GradientSnapshot(_parameters(o), keep=id(o) not in self._stepped)
+            for o in trainer.optimizers
         }
         for saved in self._optimizers:
             saved.take(first=id(saved.optimizer) not in self._ever)
         restores = [_save_progress(trainer), _save_scalers(trainer)]
-        restores.append((first and hand.restore_random) or save_random_state(trainer.strategy.root_device))
+        restores.append(
+            (first and hand.restore_random) or save_random_state(trainer.strategy.root_device)
+        )
         restore_flags = self._save_flags(module)
 
         def undo() -> bool:
@@ -182,7 +198,10 @@ class ManualSteps:
         progress = manual_loop(trainer).optim_step_progress
         if progress.total.ready > progress.total.completed:
             trainer.profiler.stop("optimizer_step")
-            progress.total.ready, progress.current.ready = progress.total.completed, progress.current.completed
+            progress.total.ready, progress.current.ready = (
+                progress.total.completed,
+                progress.current.completed,
+            )
         for optimizer in trainer.optimizers:
             forget_scaling(trainer.precision_plugin, optimizer)
 

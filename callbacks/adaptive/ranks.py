@@ -19,11 +19,13 @@ _BUCKET_BYTES: Final = 25 * 2**20
 
 
 class Ranks:
-    """Takes over from DistributedDataParallel the averaging of gradients, and the copying of rank 0's buffers.
+    """Takes over from DistributedDataParallel the averaging of gradients, and the copying of rank
+    0's buffers.
 
-    DDP meets inside forward and backward, where a rank that ran out of memory would leave the others waiting
-    (mosaicml/composer#2117). Here forward and backward are local; then one vote tells who failed for good, how many
-    samples each rank had and which size it uses, and gradients are summed, weighted by samples.
+    DDP meets inside forward and backward, where a rank that ran out of memory would leave the
+    others waiting (mosaicml/composer#2117). Here forward and backward are local; then one vote
+    tells who failed for good, how many samples each rank had and which size it uses, and gradients
+    are summed, weighted by samples.
 
     Args:
         strategy: After its set-up.
@@ -41,7 +43,9 @@ class Ranks:
         self.model.broadcast_buffers = self.copies_buffers
 
     @contextmanager
-    def together(self, hand: Hand, module: L.LightningModule, *, synchronise: bool) -> Iterator[None]:
+    def together(
+        self, hand: Hand, module: L.LightningModule, *, synchronise: bool
+    ) -> Iterator[None]:
         """Around forward and backward of one batch.
 
         Args:
@@ -67,7 +71,12 @@ class Ranks:
     def _vote(self, hand: Hand, module: L.LightningModule, *, failed: bool) -> float:
         """Meet the others; returns this rank's share of the samples."""
         parameters = _trained(module)
-        mine = [int(failed), self._samples, hand.search.size, *(p.grad is not None for p in parameters)]
+        mine = [
+            int(failed),
+            self._samples,
+            hand.search.size,
+            *(p.grad is not None for p in parameters),
+        ]
         votes = torch.tensor(mine, dtype=torch.int64, device=self.strategy.root_device)
         gathered = [torch.empty_like(votes) for _ in range(self.strategy.world_size)]
         dist.all_gather(gathered, votes)
@@ -76,7 +85,9 @@ class Ranks:
         if failed:
             return 0.0
         if broken:
-            raise RankMismatchError(f"rank {broken[0]} failed in this step: its own message says why")
+            raise RankMismatchError(
+                f"rank {broken[0]} failed in this step: its own message says why"
+            )
         smallest = int(table[:, 2].min())
         if smallest < hand.search.size:
             hand.search.change(smallest)
@@ -110,12 +121,16 @@ def find_ranks(trainer: L.Trainer, module: L.LightningModule) -> Ranks | None:
     strategy: Any = trainer.strategy
     if trainer.world_size == 1:
         return None
-    if not isinstance(strategy, DDPStrategy) or not isinstance(strategy.model, DistributedDataParallel):
+    if not isinstance(strategy, DDPStrategy) or not isinstance(
+        strategy.model, DistributedDataParallel
+    ):
         raise ConfigError(
             f"AdaptiveBatchSize works on one device or with DDP, not with {type(strategy).__name__}: use strategy=ddp, "
             "or train without this callback"
         )
-    names = [name for name, part in module.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)]
+    names = [
+        name for name, part in module.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)
+    ]
     if names:
         raise ConfigError(
             f"{names[0]} is a SyncBatchNorm, which waits for the other ranks in every forward, and AdaptiveBatchSize "
@@ -132,7 +147,9 @@ def _fill_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
     """Groups of tensors of one type, each about as large as a bucket of DDP."""
     bucket: list[Tensor] = []
     for tensor in sorted(tensors, key=lambda found: str(found.dtype)):
-        if bucket and (bucket[0].dtype != tensor.dtype or sum(t.nbytes for t in bucket) > _BUCKET_BYTES):
+        if bucket and (
+            bucket[0].dtype != tensor.dtype or sum(t.nbytes for t in bucket) > _BUCKET_BYTES
+        ):
             yield bucket
             bucket = []
         bucket.append(tensor)
@@ -141,5 +158,7 @@ def _fill_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def _copy_back(tensors: list[Tensor], flat: Tensor) -> None:
-    for tensor, part in zip(tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True):
+    for tensor, part in zip(
+        tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True
+    ):
         tensor.copy_(part.view_as(tensor))

@@ -28,7 +28,9 @@ from lit_data.out_of_memory import is_out_of_memory
 log = logging.getLogger(__name__)
 
 
-_ASKED: Final = re.compile(r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE)
+_ASKED: Final = re.compile(
+    r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE
+)
 
 
 def describe_no_room(hand: Hand, size: int, text: str, reading: MemoryReading) -> str:
@@ -131,7 +133,9 @@ class Replay:
         self.hand = None
         plain, facts = count_plain(batch), LoaderFacts()
         if not plain:
-            facts = read_loader(self.trainer, kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0))
+            facts = read_loader(
+                self.trainer, kwargs.get("dataloader_idx", args[1] if len(args) > 1 else 0)
+            )
         samples = self._count(batch, plain, facts)
         if not samples:
             return call(batch, *args, **kwargs)
@@ -160,8 +164,8 @@ class Replay:
     def run(self, hand: Hand, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
         """Call `attempt` until it does not run out of memory.
 
-        The next attempt begins after the ``except`` block, whose error holds the frames and tensors of the last one
-        (pytorch/pytorch#18853).
+        The next attempt begins after the ``except`` block, whose error holds the frames and tensors
+        of the last one (pytorch/pytorch#18853).
 
         Args:
             hand: The batch.
@@ -180,7 +184,8 @@ class Replay:
             self.shrink(hand, text)
 
     def note(self, error: Exception, hand: Hand) -> str:
-        """The text of an out-of-memory error, which all callbacks are told of; any other error is raised again.
+        """The text of an out-of-memory error, which all callbacks are told of; any other error is
+        raised again.
 
         Raises:
             BatchMemoryError: A single sample was left, and batch norm cannot train on it.
@@ -192,7 +197,11 @@ class Replay:
         self.ooms += 1
         text = str(error).split("\n")[0]
         values = {"size": float(hand.size), "index": float(hand.index)}
-        announce(self.trainer, Event("oom", f"{hand.size} samples ran out of memory: {text}", values), error)
+        announce(
+            self.trainer,
+            Event("oom", f"{hand.size} samples ran out of memory: {text}", values),
+            error,
+        )
         return text
 
     def shrink(self, hand: Hand, text: str, failed: int | None = None) -> None:
@@ -216,7 +225,12 @@ class Replay:
         if failed <= hand.search.min_size:
             raise BatchMemoryError(describe_no_room(hand, failed, text, self.gauge.read()))
         hand.search.fail(failed, self.gauge.read().limit_bytes)
-        log.warning("batch %d: %d samples at once ran out of memory; from here on %d", hand.index, failed, hand.size)
+        log.warning(
+            "batch %d: %d samples at once ran out of memory; from here on %d",
+            hand.index,
+            failed,
+            hand.size,
+        )
         self.tell(hand)
 
     def finish(self) -> Hand | None:
@@ -251,16 +265,24 @@ class Replay:
         """Tell all callbacks of the size."""
         pieces = -(-hand.samples // hand.size)
         text = f"{hand.size} samples go through the model at once"
-        announce(self.trainer, Event("batch_size", text, {"size": float(hand.size), "pieces": float(pieces)}))
+        announce(
+            self.trainer,
+            Event("batch_size", text, {"size": float(hand.size), "pieces": float(pieces)}),
+        )
 
     def _count(self, batch: Any, plain: int, facts: LoaderFacts) -> int:  # noqa: ANN401
-        """Samples of a batch, as the module or its datamodule counts them if one of them does; 0 without any.
+        """Samples of a batch, as the module or its datamodule counts them if one of them does; 0
+        without any.
 
         Raises:
             ConfigError: They cannot be told, and the batch is to be split.
         """
         count = self._method("count_samples")
-        samples = int(count(batch)) if count else plain or count_samples(batch, facts.sizes, stacked=facts.stacked)
+        samples = (
+            int(count(batch))
+            if count
+            else plain or count_samples(batch, facts.sizes, stacked=facts.stacked)
+        )
         if samples or not (lengths := sorted({len(tensor) for tensor in batch_tensors(batch)})):
             return samples
         text = (
@@ -277,14 +299,18 @@ class Replay:
     def _method(self, name: str) -> Callable[..., Any] | None:
         """A method that the module or its datamodule has for its own batches."""
         owners = (self.module, getattr(self.trainer, "datamodule", None))
-        return next((method for owner in owners if callable(method := getattr(owner, name, None))), None)
+        return next(
+            (method for owner in owners if callable(method := getattr(owner, name, None))), None
+        )
 
     def _move(self, hand: Hand) -> Any:  # noqa: ANN401 - a batch
         try:
             return hand.move(hand.host)
         except Exception as error:
             text = self.note(error, hand)
-        if hand.size > hand.search.min_size:  # else the step tries again, where other ranks hear that it failed
+        if (
+            hand.size > hand.search.min_size
+        ):  # else the step tries again, where other ranks hear that it failed
             self.shrink(hand, text)
         return None
 
@@ -313,4 +339,8 @@ class Replay:
     def _cut(self, batch: Any, start: int, stop: int, *, samples: int, stacked: bool) -> Any:  # noqa: ANN401
         """A piece, as the module or its datamodule cuts it if one of them does."""
         cut = self._method("slice_batch")
-        return cut(batch, start, stop) if cut else slice_batch(batch, start, stop, samples, stacked=stacked)
+        return (
+            cut(batch, start, stop)
+            if cut
+            else slice_batch(batch, start, stop, samples, stacked=stacked)
+        )

@@ -30,7 +30,8 @@ class ResizeRules:
         shrink_above: Share of the memory above which it shrinks.
         min_success: Share of the last batches that must have gone through at once before it grows.
         window: How many last batches.
-        learning_rate: How the learning rate follows the batch size: `none`, `linear`, or its square root (`sqrt`).
+        learning_rate: How the learning rate follows the batch size: `none`, `linear`, or its square
+            root (`sqrt`).
 
     Raises:
         ConfigError: A value is out of range.
@@ -65,7 +66,8 @@ class Resizing:
         base: The batch size that the learning rate belongs to.
 
     Raises:
-        ConfigError: The loader's batch size cannot change within an epoch, or several ranks would change theirs apart.
+        ConfigError: The loader's batch size cannot change within an epoch, or several ranks would
+            change theirs apart.
     """
 
     def __init__(self, loader: object, rules: ResizeRules, replay: Replay) -> None:
@@ -103,7 +105,11 @@ class Resizing:
     def rate_factor(self) -> float:
         """What the learning rate is multiplied with in the step under way."""
         hand = self.replay.hand
-        size = hand.samples if hand is not None and hand.samples in self._sizes else self.loader.batch_size
+        size = (
+            hand.samples
+            if hand is not None and hand.samples in self._sizes
+            else self.loader.batch_size
+        )
         ratio = size / self.base
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.rules.learning_rate]
 
@@ -116,7 +122,9 @@ class Resizing:
             self.loader.batch_size = size
             self._sizes.add(size)
             text = f"the loader's batches have {size} samples instead of {before}"
-            announce(self.replay.trainer, Event("batch_size", text, {"size": float(size), "pieces": 1.0}))
+            announce(
+                self.replay.trainer, Event("batch_size", text, {"size": float(size), "pieces": 1.0})
+            )
 
     def follow(self, hand: Hand) -> None:
         """Decide after a step: down after memory ran out or became scarce, up while there is room."""
@@ -130,7 +138,11 @@ class Resizing:
             elif after is not None and search.clean >= after:
                 search.clean = 0
                 has_room = reading.used_fraction < self.rules.grow_below
-                if not search.take_back() and has_room and self.success_rate > self.rules.min_success:
+                if (
+                    not search.take_back()
+                    and has_room
+                    and self.success_rate > self.rules.min_success
+                ):
                     search.enlarge(self.rules.shrink_above * reading.limit_bytes)
         self.set(search.size)
 

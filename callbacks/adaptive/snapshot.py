@@ -19,17 +19,22 @@ _DEVICES: Final = ("cpu", "cuda")
 class BufferCopy:
     """Keeps the values of tensors, and puts them back.
 
-    Lines (1-dim) and numbers (0-dim) of a type, which is what norms have, are joined into one tensor: for 30 on a CPU
-    this takes 0.6 of the time of ``torch._foreach_copy_``, which is used for all others.
+    Lines (1-dim) and numbers (0-dim) of a type, which is what norms have, are joined into one
+    tensor: for 30 on a CPU this takes 0.6 of the time of ``torch._foreach_copy_``, which is used
+    for all others.
 
     Args:
         tensors: What changes in a step.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        kinds: dict[Any, list[Tensor]] = {}  # a copy of mixed types is one call to the device for each tensor
+        kinds: dict[
+            Any, list[Tensor]
+        ] = {}  # a copy of mixed types is one call to the device for each tensor
         for tensor in tensors:
-            kinds.setdefault((tensor.dtype, tensor.device, min(tensor.ndim, 2), _is_plain(tensor)), []).append(tensor)
+            kinds.setdefault(
+                (tensor.dtype, tensor.device, min(tensor.ndim, 2), _is_plain(tensor)), []
+            ).append(tensor)
         lines = [kind for (_, _, ndim, is_plain), kind in kinds.items() if ndim == 1 and is_plain]
         numbers = [kind for (_, _, ndim, is_plain), kind in kinds.items() if ndim == 0 and is_plain]
         joined = {id(tensor) for tensor in chain.from_iterable(lines + numbers)}
@@ -37,7 +42,9 @@ class BufferCopy:
         with torch.no_grad():
             self._lines = [(kind, torch.cat(kind)) for kind in lines]
             self._numbers = [(kind, torch.stack(kind)) for kind in numbers]
-            self._others = [(kind, [torch.empty_like(tensor) for tensor in kind]) for kind in others]
+            self._others = [
+                (kind, [torch.empty_like(tensor) for tensor in kind]) for kind in others
+            ]
 
     @torch.no_grad()
     def take(self) -> None:
@@ -62,7 +69,11 @@ class BufferCopy:
 
 def _is_plain(tensor: Tensor) -> bool:
     """Whether torch can join it with others of its kind."""
-    is_dense = tensor.layout == torch.strided and tensor.device.type in _DEVICES and not tensor.is_quantized
+    is_dense = (
+        tensor.layout == torch.strided
+        and tensor.device.type in _DEVICES
+        and not tensor.is_quantized
+    )
     return is_dense and type(tensor) in (Tensor, torch.nn.Parameter)
 
 
@@ -82,7 +93,8 @@ class NumpyRandom:
         if not isinstance(generator, np.random.MT19937):
             return np.random.get_state(legacy=False)  # noqa: NPY002 - what users use
         bits = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-        # Normal values come in pairs: while the second is at hand, it can be taken without a change of the bits.
+        # Normal values come in pairs: while the second is at hand, it can be taken without a change
+        # of the bits.
         if bits != self._bits or self._state["has_gauss"]:
             self._bits, self._state = bits, np.random.get_state(legacy=False)  # noqa: NPY002
         return self._state
@@ -124,7 +136,9 @@ class _Attributes:
     def __init__(self, module: L.LightningModule) -> None:
         self.module = module
         self.values = dict(vars(module))
-        self.lengths = [(value, len(value)) for value in self.values.values() if type(value) is list]
+        self.lengths = [
+            (value, len(value)) for value in self.values.values() if type(value) is list
+        ]
 
     def restore(self) -> None:
         """Put them back; what is new is deleted."""
@@ -137,7 +151,8 @@ class _Attributes:
 
 
 class TransferSnapshot:
-    """Random generators and plain attributes of a module before a batch goes to the device, augmentation included.
+    """Random generators and plain attributes of a module before a batch goes to the device,
+    augmentation included.
 
     Args:
         module: Whose hooks are called.
@@ -164,7 +179,9 @@ class TransferSnapshot:
         if self._after is None:
             self.finish()
         before, after, found = self._before.values, self._after or {}, vars(self._before.module)
-        for name in [name for name, value in after.items() if before.get(name, _NOTHING) is not value]:
+        for name in [
+            name for name, value in after.items() if before.get(name, _NOTHING) is not value
+        ]:
             if name in found and found[name] is after[name]:
                 found.update({name: before[name]} if name in before else {})
                 if name not in before:
@@ -177,8 +194,8 @@ class TransferSnapshot:
 class StepSnapshot:
     """Buffers, metrics, logged values and plain attributes of a module at the beginning of a step.
 
-    Lists on the LightningModule itself are cut to their old length; what it does elsewhere (files, other objects)
-    cannot be undone.
+    Lists on the LightningModule itself are cut to their old length; what it does elsewhere (files,
+    other objects) cannot be undone.
 
     Args:
         module: Whose step is run.
@@ -223,7 +240,9 @@ class StepSnapshot:
                 vars(self.results[key]).update(state)
 
 
-def renew(snapshot: StepSnapshot | None, module: L.LightningModule, results: dict[str, Any] | None) -> StepSnapshot:
+def renew(
+    snapshot: StepSnapshot | None, module: L.LightningModule, results: dict[str, Any] | None
+) -> StepSnapshot:
     """A snapshot of now, in the memory of an old one if that fits."""
     if snapshot is None or not snapshot.fits(module, results):
         return StepSnapshot(module, results)
@@ -262,9 +281,11 @@ class GradientSnapshot:
 
 
 class OptimizerSnapshot:
-    """What an optimizer's step changes: all of it before its first step, and afterwards only whether it began.
+    """What an optimizer's step changes: all of it before its first step, and afterwards only
+    whether it began.
 
-    A first step makes the optimizer's state, and that is where memory runs out. Parameters are copied to the host.
+    A first step makes the optimizer's state, and that is where memory runs out. Parameters are
+    copied to the host.
 
     Args:
         optimizer: Whose steps.
@@ -283,7 +304,10 @@ class OptimizerSnapshot:
         self._saved = [_save(p) for p in self._parameters] if first else []
         if len(self._tensors) <= len(self._parameters):  # the first step makes the state
             states = (value for state in self.optimizer.state.values() for value in state.values())
-            self._tensors = [*self._parameters, *(value for value in states if isinstance(value, Tensor))]
+            self._tensors = [
+                *self._parameters,
+                *(value for value in states if isinstance(value, Tensor)),
+            ]
         self._version = sum(map(_VERSION, self._tensors))
 
     def has_written(self) -> bool:

@@ -22,14 +22,20 @@ from lit_data.callbacks.adaptive.snapshot import (
     save_random_state,
 )
 from lit_data.errors import BatchMemoryError
-from lit_data.lightning_internals import closure_parts, forget_scaling, is_accumulating, results_of, save_progress
+from lit_data.lightning_internals import (
+    closure_parts,
+    forget_scaling,
+    is_accumulating,
+    results_of,
+    save_progress,
+)
 
 
 class TrainingSteps:
     """Stands around Lightning's closure and optimizer step.
 
-    Because a failed forward or backward is repeated inside the closure, Lightning counts one step, and clipping,
-    unscaling and the optimizer run once, on the gradient of the whole batch.
+    Because a failed forward or backward is repeated inside the closure, Lightning counts one step,
+    and clipping, unscaling and the optimizer run once, on the gradient of the whole batch.
 
     Args:
         replay: Has the batch in hand.
@@ -45,7 +51,11 @@ class TrainingSteps:
         self._optimizer = OptimizerSnapshot(replay.trainer.optimizers[0])
 
     def make_closure(
-        self, call: Callable[..., Closure], kwargs: dict[str, Any], optimizer: Optimizer, batch_idx: int
+        self,
+        call: Callable[..., Closure],
+        kwargs: dict[str, Any],
+        optimizer: Optimizer,
+        batch_idx: int,
     ) -> Closure:
         """Around ``_make_closure``: the same closure, which runs in pieces."""
         closure = call(kwargs, optimizer, batch_idx)
@@ -56,7 +66,8 @@ class TrainingSteps:
         """Around ``_optimizer_step``: again from the start if memory runs out after the closure.
 
         Raises:
-            BatchMemoryError: The optimizer was under way, or the gradients are those of several ranks already.
+            BatchMemoryError: The optimizer was under way, or the gradients are those of several
+                ranks already.
         """
         hand, trainer = self.replay.hand, self.replay.trainer
         if hand is None:
@@ -66,7 +77,9 @@ class TrainingSteps:
             self._optimizer.take(first=not self._has_stepped)
             try:
                 call(batch_idx, closure)
-                self._has_stepped = self._has_stepped or self._optimizer.has_written()  # a gradient scaler may skip it
+                self._has_stepped = (
+                    self._has_stepped or self._optimizer.has_written()
+                )  # a gradient scaler may skip it
                 self._undo = _nothing
                 return None
             except Exception as error:
@@ -85,17 +98,23 @@ class TrainingSteps:
         undo = self._undo = self._prepare(hand, zero)
         if self.ranks is None:
             return self.replay.run(hand, lambda: self._attempt(closure, hand, kwargs, zero), undo)
-        with self.ranks.together(hand, self.replay.module, synchronise=not is_accumulating(self.replay.trainer)):
+        with self.ranks.together(
+            hand, self.replay.module, synchronise=not is_accumulating(self.replay.trainer)
+        ):
             return self.replay.run(hand, lambda: self._attempt(closure, hand, kwargs, zero), undo)
 
-    def _attempt(self, closure: Closure, hand: Hand, kwargs: dict[str, Any], zero: "_Zero") -> ClosureResult:
+    def _attempt(
+        self, closure: Closure, hand: Hand, kwargs: dict[str, Any], zero: "_Zero"
+    ) -> ClosureResult:
         if hand.size >= hand.samples and hand.whole is not None:
             hand.largest, hand.pieces = hand.samples, 1
             return Closure.closure(closure)
         with torch.enable_grad():  # as in Lightning's closure
             return self._attempt_pieces(closure, hand, kwargs, zero)
 
-    def _attempt_pieces(self, closure: Closure, hand: Hand, kwargs: dict[str, Any], zero: "_Zero") -> ClosureResult:
+    def _attempt_pieces(
+        self, closure: Closure, hand: Hand, kwargs: dict[str, Any], zero: "_Zero"
+    ) -> ClosureResult:
         step, backward, _ = closure_parts(closure)
         name = next(iter(kwargs))
         batch, logged = kwargs[name], LoggedPieces(results_of(self.replay.trainer))
@@ -129,7 +148,9 @@ class TrainingSteps:
         """Take the state at the beginning of the step; the result puts it back."""
         replay, results = self.replay, results_of(self.replay.trainer)
         snapshot = self._snapshot = renew(self._snapshot, replay.module, results)
-        restore_random = hand.restore_random or save_random_state(replay.trainer.strategy.root_device)
+        restore_random = hand.restore_random or save_random_state(
+            replay.trainer.strategy.root_device
+        )
         restore_progress = save_progress(replay.trainer)
 
         def undo() -> None:
@@ -164,10 +185,15 @@ class _Zero:
 
     def __init__(self, closure: Closure, parameters: list[torch.nn.Parameter]) -> None:
         self._parameters = parameters
-        # The closure keeps this object, or the next `closure` call of the same optimizer step would not zero again.
+        # The closure keeps this object, or the next `closure` call of the same optimizer step would
+        # not zero again.
         function = closure._zero_grad_fn
-        self._function: Callable[[], None] | None = function._function if isinstance(function, _Zero) else function
-        self._begun = GradientSnapshot(self._parameters, keep=True) if self._function is None else None
+        self._function: Callable[[], None] | None = (
+            function._function if isinstance(function, _Zero) else function
+        )
+        self._begun = (
+            GradientSnapshot(self._parameters, keep=True) if self._function is None else None
+        )
         if self._function is not None:
             closure._zero_grad_fn = self
 
@@ -185,11 +211,20 @@ class _Zero:
 
 
 def _merge(outputs: list[ClosureResult], counts: list[int]) -> ClosureResult:
-    kept = [(output, count) for output, count in zip(outputs, counts, strict=True) if output.closure_loss is not None]
+    kept = [
+        (output, count)
+        for output, count in zip(outputs, counts, strict=True)
+        if output.closure_loss is not None
+    ]
     if not kept:
         return ClosureResult(None)
-    loss = torch.stack([output.closure_loss for output, _ in kept if output.closure_loss is not None]).sum()
-    return ClosureResult(loss, extra=merge_outputs([output.extra for output, _ in kept], [count for _, count in kept]))
+    loss = torch.stack(
+        [output.closure_loss for output, _ in kept if output.closure_loss is not None]
+    ).sum()
+    return ClosureResult(
+        loss,
+        extra=merge_outputs([output.extra for output, _ in kept], [count for _, count in kept]),
+    )
 
 
 def _describe_optimizer(hand: Hand, text: str) -> str:
@@ -220,8 +255,12 @@ class EvaluationSteps:
         hand = self.replay.hand
         if hand is None:
             return call(batch, *args)
-        snapshot = self._snapshot = renew(self._snapshot, self.replay.module, results_of(self.replay.trainer))
-        restore_random = hand.restore_random or save_random_state(self.replay.trainer.strategy.root_device)
+        snapshot = self._snapshot = renew(
+            self._snapshot, self.replay.module, results_of(self.replay.trainer)
+        )
+        restore_random = hand.restore_random or save_random_state(
+            self.replay.trainer.strategy.root_device
+        )
 
         def undo() -> None:
             snapshot.restore()

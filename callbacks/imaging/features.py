@@ -28,12 +28,14 @@ _SMALL_WIDTHS: Final = (16, 32, 48, 48)
 
 
 class SmallFeatures(nn.Module):
-    """A net of four layers with random weights that are always the same: 288 features, without a file or a download.
+    """A net of four layers with random weights that are always the same: 288 features, without a
+    file or a download.
 
-    The mean response of each filter of three scales, and that of the coarsest in each quarter of the image. Random
-    filters see colours, contrasts, edges, textures and their places, and nothing of meaning; numbers made with them
-    compare runs on the same data, and never those of other people (Naeem et al., "Reliable fidelity and diversity
-    metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
+    The mean response of each filter of three scales, and that of the coarsest in each quarter of
+    the image. Random filters see colours, contrasts, edges, textures and their places, and nothing
+    of meaning; numbers made with them compare runs on the same data, and never those of other
+    people (Naeem et al., "Reliable fidelity and diversity metrics for generative models", ICML
+    2020, 4.2 compare such embeddings with trained ones).
     """
 
     num_features: Final = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
@@ -59,24 +61,29 @@ def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tup
     """The net that computes features, and the end of the names of what is measured with them.
 
     Args:
-        extractor: ``small``, ``inception`` or a net from images [B, 3, H, W] float32 in 0..1 to features [B, D].
+        extractor: ``small``, ``inception`` or a net from images [B, 3, H, W] float32 in 0..1 to
+            features [B, D].
         weights: File of Inception's weights.
 
     Returns:
-        The net, in evaluation mode and without gradients; and ``_small``, nothing for Inception, or ``_`` and the name
-        of the user's class.
+        The net, in evaluation mode and without gradients; and ``_small``, nothing for Inception, or
+        ``_`` and the name of the user's class.
 
     Raises:
-        ConfigError: There is no such file, it holds more than weights, a package is missing, or `weights` are given
-            for another net.
+        ConfigError: There is no such file, it holds more than weights, a package is missing, or
+            `weights` are given for another net.
     """
     if isinstance(extractor, nn.Module):
         net, suffix = extractor, f"_{type(extractor).__name__.lower()}"
     else:
         check_choice("extractor", extractor, get_args(Extractor))
-        net, suffix = (SmallFeatures(), "_small") if extractor == "small" else (_open_inception(weights), "")
+        net, suffix = (
+            (SmallFeatures(), "_small") if extractor == "small" else (_open_inception(weights), "")
+        )
     if weights is not None and extractor != "inception":
-        raise ConfigError(f"weights={weights!r} are read for extractor='inception' alone: leave them out")
+        raise ConfigError(
+            f"weights={weights!r} are read for extractor='inception' alone: leave them out"
+        )
     return net.eval().requires_grad_(False), suffix
 
 
@@ -106,13 +113,19 @@ def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
         ConfigError: The images have another number of channels, or the net gives no such features.
     """
     if images.shape[1] not in (1, 3):
-        raise ConfigError(f"images of {images.shape[1]} channels cannot be compared: features need one or three")
-    device = next((tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu"))
+        raise ConfigError(
+            f"images of {images.shape[1]} channels cannot be compared: features need one or three"
+        )
+    device = next(
+        (tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu")
+    )
     parts = []
     for part in torch.split(images.detach(), batch_size):
         features = net(part.to(device, torch.float32).expand(-1, 3, -1, -1))
         if not isinstance(features, Tensor) or features.ndim != 2:
-            raise ConfigError(f"extractor {type(net).__name__} must return features [B, D] of images [B, 3, H, W]")
+            raise ConfigError(
+                f"extractor {type(net).__name__} must return features [B, D] of images [B, 3, H, W]"
+            )
         parts.append(features.float().cpu())
     return torch.cat(parts)
 
@@ -138,23 +151,33 @@ def _open_inception(weights: str | None) -> nn.Module:
             "torch-fidelity's releases; extractor='small' needs none"
         )
     try:
-        torch.load(weights, map_location="cpu", weights_only=True)  # torch-fidelity would run what a pickle holds
+        torch.load(
+            weights, map_location="cpu", weights_only=True
+        )  # torch-fidelity would run what a pickle holds
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ConfigError(f"weights={weights!r} is not a file of weights alone: {reason}") from error
+        raise ConfigError(
+            f"weights={weights!r} is not a file of weights alone: {reason}"
+        ) from error
     try:
         return _Inception(
-            fid.NoTrainInceptionV3("inception-v3-compat", ["2048"], feature_extractor_weights_path=weights)
+            fid.NoTrainInceptionV3(
+                "inception-v3-compat", ["2048"], feature_extractor_weights_path=weights
+            )
         )
     except ModuleNotFoundError as error:
-        raise ConfigError("extractor='inception' needs torch-fidelity: pip install torch-fidelity") from error
+        raise ConfigError(
+            "extractor='inception' needs torch-fidelity: pip install torch-fidelity"
+        ) from error
 
 
 def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
     """[outputs, inputs, 3, 3] of variance 2 / fan-in, so that responses keep their size (He et al., ICCV 2015)."""
     fan_in = 9 * inputs
     drawn = uniform(_SMALL_SEED, Stream.USER, np.arange(outputs), number, fan_in)
-    return torch.from_numpy((2 * drawn - 1) * np.float32((6 / fan_in) ** 0.5)).view(outputs, inputs, 3, 3)
+    return torch.from_numpy((2 * drawn - 1) * np.float32((6 / fan_in) ** 0.5)).view(
+        outputs, inputs, 3, 3
+    )
 
 
 _SUBSET: Final = 1000
@@ -193,9 +216,14 @@ class Distances:
         """How far features [N, D] of generated images are from those of the real ones.
 
         Returns:
-            ``fid`` and ``kid``; not a number where there are fewer than two images on a side, or some are not finite.
+            ``fid`` and ``kid``; not a number where there are fewer than two images on a side, or
+            some are not finite.
         """
-        if self._metrics is None or min(self.samples, len(features)) < 2 or not bool(features.isfinite().all()):
+        if (
+            self._metrics is None
+            or min(self.samples, len(features)) < 2
+            or not bool(features.isfinite().all())
+        ):
             return {"fid": math.nan, "kid": math.nan}
         fid, kid = self._metrics
         for metric in self._metrics:
@@ -233,6 +261,8 @@ class _AsTheyAre(nn.Module):
 def _make_metrics(features: int) -> tuple[FrechetInceptionDistance, KernelInceptionDistance]:
     options: dict[str, Any] = {"reset_real_features": False, "sync_on_compute": False}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*will save all extracted features in buffer")  # a bounded number of them
+        warnings.filterwarnings(
+            "ignore", ".*will save all extracted features in buffer"
+        )  # a bounded number of them
         kid = KernelInceptionDistance(_AsTheyAre(features), **options)
     return FrechetInceptionDistance(_AsTheyAre(features), **options), kid

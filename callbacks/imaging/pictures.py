@@ -52,7 +52,9 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8
     times = max(1, math.ceil(_LEAST_PX / max(height, width)))
     cells = _to_bytes(images).repeat(times, 1).repeat(times, 2)
     height, width = times * height + _GAP_PX, times * width + _GAP_PX
-    grid = np.full((math.ceil(count / columns) * height + _GAP_PX, columns * width + _GAP_PX, 3), 255, np.uint8)
+    grid = np.full(
+        (math.ceil(count / columns) * height + _GAP_PX, columns * width + _GAP_PX, 3), 255, np.uint8
+    )
     for number, cell in enumerate(cells):
         top, left = number // columns * height + _GAP_PX, number % columns * width + _GAP_PX
         grid[top : top + height - _GAP_PX, left : left + width - _GAP_PX] = cell
@@ -91,12 +93,20 @@ def hand_over_table(trainer: L.Trainer, key: str, values: Mapping[str, float]) -
     figures = {name: float(value) for name, value in values.items()}
     for logger in trainer.loggers if figures else ():
         if isinstance(logger, TensorBoardLogger):
-            lines = ["| name | value |", "|---|---|", *(f"| {name} | {value:.4g} |" for name, value in figures.items())]
+            lines = [
+                "| name | value |",
+                "|---|---|",
+                *(f"| {name} | {value:.4g} |" for name, value in figures.items()),
+            ]
             logger.experiment.add_text(key, "\n".join(lines), count_logged_steps(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_dict(logger.run_id, figures, f"{key}.json")
         elif isinstance(logger, TakesTables):
-            logger.log_table(key, columns=["name", "value"], data=[[name, value] for name, value in figures.items()])
+            logger.log_table(
+                key,
+                columns=["name", "value"],
+                data=[[name, value] for name, value in figures.items()],
+            )
 
 
 def _takes_pictures(logger: Logger) -> bool:
@@ -106,5 +116,7 @@ def _takes_pictures(logger: Logger) -> bool:
 def _to_bytes(images: Tensor) -> NDArray[np.uint8]:
     """[N, H, W, 3] of images [N, C, H, W]."""
     colours = images if images.shape[1] == 3 else images[:, :1].expand(-1, 3, -1, -1)
-    whole: NDArray[np.uint8] = (colours.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    whole: NDArray[np.uint8] = (
+        (colours.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
+    )
     return whole

@@ -85,12 +85,19 @@ def turns(views: Tensor) -> bool:
 
 
 def read_images(batch: Any, key: str) -> Tensor:  # noqa: ANN401 - any batch
-    """The images [B, C, H, W] of a batch: under a key of a dict, otherwise the first tensor of four dimensions.
+    """The images [B, C, H, W] of a batch: under a key of a dict, otherwise the first tensor of four
+    dimensions.
 
     Raises:
         ConfigError: There are none.
     """
-    parts = [batch.get(key)] if isinstance(batch, Mapping) else batch if isinstance(batch, list | tuple) else [batch]
+    parts = (
+        [batch.get(key)]
+        if isinstance(batch, Mapping)
+        else batch
+        if isinstance(batch, list | tuple)
+        else [batch]
+    )
     for part in parts:
         if isinstance(part, Tensor) and part.ndim == 4:
             return part
@@ -110,5 +117,8 @@ def _check_images(images: Tensor, count: int, method: str, *, dimensions: int) -
 @contextmanager
 def _own_random_numbers(device: torch.device) -> Iterator[None]:
     """A module may draw from torch's generators: the training after it must be that of a run without samples."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"), torch.no_grad():
+    with (
+        torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"),
+        torch.no_grad(),
+    ):
         yield

@@ -80,12 +80,16 @@ def find_advice(trainer: L.Trainer, pl_module: L.LightningModule) -> list[str]:
     loaders = [*_flatten(trainer.train_dataloader), *_flatten(trainer.val_dataloaders)]
     found = [*_check_default_device(), *_check_zero_grad(pl_module)]
     for loader in loaders:
-        found += [*_check_workers(loader, trainer.world_size), *_check_pinning(loader, trainer.strategy.root_device)]
+        found += [
+            *_check_workers(loader, trainer.world_size),
+            *_check_pinning(loader, trainer.strategy.root_device),
+        ]
     return list(dict.fromkeys(found))
 
 
 def find_kept_graphs(pl_module: L.LightningModule, outputs: Any) -> list[str]:  # noqa: ANN401 - what a step returned
-    """Tensors of a finished training step that still hold its graph, and so the activations that it saved.
+    """Tensors of a finished training step that still hold its graph, and so the activations that it
+    saved.
 
     Args:
         pl_module: Whose lists and dicts are looked into.
@@ -110,7 +114,8 @@ def count_transport_bytes(trainer: L.Trainer, batch: Any) -> int:  # noqa: ANN40
     """Shared memory that the worker processes of the training loaders fill with batches that wait.
 
     Args:
-        trainer: Whose `torch.utils.data.DataLoader` passes batches through /dev/shm; other loaders count nothing.
+        trainer: Whose `torch.utils.data.DataLoader` passes batches through /dev/shm; other loaders
+            count nothing.
         batch: One as it came from the loader.
     """
     waiting = [
@@ -130,7 +135,8 @@ def free_shared_bytes() -> int | None:
 
 
 def advise_shared_memory(needed_bytes: int, free_bytes: int | None) -> list[str]:
-    """Say so if batches that wait do not fit into /dev/shm: a worker that meets its end dies of a bus error.
+    """Say so if batches that wait do not fit into /dev/shm: a worker that meets its end dies of a
+    bus error.
 
     Args:
         needed_bytes: See `count_transport_bytes`.

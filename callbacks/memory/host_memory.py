@@ -47,10 +47,12 @@ def read_rss_bytes() -> int:
 
 
 def read_tree() -> TreeMemory | None:
-    """Memory of this process and its workers, from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and later).
+    """Memory of this process and its workers, from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and
+    later).
 
     Returns:
-        Nothing where the system does not tell. Processes that end meanwhile, or are not ours to read, are left out.
+        Nothing where the system does not tell. Processes that end meanwhile, or are not ours to
+        read, are left out.
     """
     me = psutil.Process()
     own = _read_rollup(me.pid)
@@ -74,8 +76,8 @@ def read_pinned_bytes() -> int | None:
 class TreeReader:
     """Reads the memory of the process tree at no more than 0.25 % of the time.
 
-    The kernel walks all pages of each process, about 15 ms for 1 GiB in small pages, so a read is not repeated before
-    400 times as long as it took has passed.
+    The kernel walks all pages of each process, about 15 ms for 1 GiB in small pages, so a read is
+    not repeated before 400 times as long as it took has passed.
     """
 
     def __init__(self) -> None:
@@ -100,8 +102,8 @@ class TreeReader:
 class Growth:
     """Memory at the ends of epochs, and how much an epoch adds.
 
-    The first end is left out: caches, allocators and workers reach their size in the first epoch. Of the others, the
-    last 20 count.
+    The first end is left out: caches, allocators and workers reach their size in the first epoch.
+    Of the others, the last 20 count.
     """
 
     def __init__(self) -> None:
@@ -120,7 +122,8 @@ class Growth:
         return median(_slopes(self._ends)) if len(self._ends) >= _LEAST_ENDS else None
 
     def exceeds(self, bytes_per_epoch: float) -> bool:
-        """Whether memory grows faster than that, and neither noise nor a beginning that levels off explains it.
+        """Whether memory grows faster than that, and neither noise nor a beginning that levels off
+        explains it.
 
         The later half must grow that fast too, and three of four pairs of ends must have grown.
         """
@@ -128,7 +131,10 @@ class Growth:
         if growth is None or growth <= bytes_per_epoch:
             return False
         late = list(self._ends)[-(len(self._ends) // 2 + 1) :]
-        return median(_slopes(late)) > bytes_per_epoch and float(np.quantile(_slopes(self._ends), 0.25)) > 0
+        return (
+            median(_slopes(late)) > bytes_per_epoch
+            and float(np.quantile(_slopes(self._ends), 0.25)) > 0
+        )
 
     def describe(self) -> str:
         """The span of the ends that count, for messages."""
@@ -145,14 +151,23 @@ def format_bytes(value_bytes: float) -> str:
 
 
 def _slopes(ends: Iterable[_End]) -> list[float]:
-    return [(late[1] - early[1]) / (late[0] - early[0]) for early, late in itertools.combinations(ends, 2)]
+    return [
+        (late[1] - early[1]) / (late[0] - early[0])
+        for early, late in itertools.combinations(ends, 2)
+    ]
 
 
 def _read_rollup(pid: int) -> tuple[int, int] | None:
     """PSS and shared memory of a process in bytes."""
     try:
-        lines = (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]  # the first names the address range
+        lines = (
+            (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
+        )  # the first names the address range
     except OSError:
         return None
-    kib = {name: int(words.split()[0]) for name, _, words in (line.partition(":") for line in lines) if words.strip()}
+    kib = {
+        name: int(words.split()[0])
+        for name, _, words in (line.partition(":") for line in lines)
+        if words.strip()
+    }
     return (kib["Pss"] * 1024, kib.get("Pss_Shmem", 0) * 1024) if "Pss" in kib else None

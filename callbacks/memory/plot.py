@@ -13,7 +13,14 @@ from lit_data.callbacks.timing.plot import BoundedSeries
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-SERIES: Final = ("allocated_bytes", "peak_bytes", "reserved_bytes", "rss_bytes", "pss_bytes", "batch_size")
+SERIES: Final = (
+    "allocated_bytes",
+    "peak_bytes",
+    "reserved_bytes",
+    "rss_bytes",
+    "pss_bytes",
+    "batch_size",
+)
 """The values of each point of a timeline."""
 
 MARKS: Final = ("oom", "release", "precision", "checkpoint", "validation")
@@ -41,8 +48,8 @@ _MIB: Final = 2.0**20
 class Timeline:
     """Values and events over time, in bounded memory however long the run is.
 
-    Points that become one keep the lowest and the highest of each value. Of each kind of event every second is dropped
-    when there are too many, and all are counted.
+    Points that become one keep the lowest and the highest of each value. Of each kind of event
+    every second is dropped when there are too many, and all are counted.
 
     Args:
         most_points: Points kept at most.
@@ -99,7 +106,8 @@ class Marks:
 
 
 def draw_timeline(timeline: Timeline, path: Path, *, device: str, limit_bytes: int) -> None:
-    """Write a timeline as a PNG of 1210 x 770 pixels, or 1210 x 484 without a memory of the device's own.
+    """Write a timeline as a PNG of 1210 x 770 pixels, or 1210 x 484 without a memory of the
+    device's own.
 
     Args:
         timeline: What to draw.
@@ -118,7 +126,14 @@ def draw_timeline(timeline: Timeline, path: Path, *, device: str, limit_bytes: i
     unit_s, unit = next((size, name) for least, size, name in _TIME_UNITS if times_s[-1] >= least)
     times = times_s / unit_s
     if own:
-        _draw_memory(cells[0], times, low, high, ("reserved_bytes", "peak_bytes", "allocated_bytes"), limit_bytes)
+        _draw_memory(
+            cells[0],
+            times,
+            low,
+            high,
+            ("reserved_bytes", "peak_bytes", "allocated_bytes"),
+            limit_bytes,
+        )
         cells[0].set_title(f"{device} memory", loc="left", fontsize=10)
     _draw_memory(cells[-1], times, low, high, ("rss_bytes", "pss_bytes"), 0 if own else limit_bytes)
     cells[-1].set_title("host memory", loc="left", fontsize=10)
@@ -126,11 +141,26 @@ def draw_timeline(timeline: Timeline, path: Path, *, device: str, limit_bytes: i
     _draw_batch_size(cells[0], times, high[:, SERIES.index("batch_size")])
     for cell in cells:
         _draw_marks(cell, timeline, unit_s)
-        cell.set_xlim(times[0], times[-1] + max(0.01 * (times[-1] - times[0]), 1e-6))  # what ends a run shows too
-        cell.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=5, fontsize=8, frameon=False, borderaxespad=0.2)
+        cell.set_xlim(
+            times[0], times[-1] + max(0.01 * (times[-1] - times[0]), 1e-6)
+        )  # what ends a run shows too
+        cell.legend(
+            loc="lower right",
+            bbox_to_anchor=(1, 1),
+            ncols=5,
+            fontsize=8,
+            frameon=False,
+            borderaxespad=0.2,
+        )
     handles = _explain_marks(timeline)
     if handles:
-        figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), fontsize=9, frameon=False)
+        figure.legend(
+            handles=handles,
+            loc="outside lower center",
+            ncols=len(handles),
+            fontsize=9,
+            frameon=False,
+        )
     figure.savefig(path, format="png")
 
 
@@ -155,7 +185,12 @@ def _draw_memory(
             text, colour = _LABELS[name]
             label = f"{text}: up to {high[there, column].max() / scale:.1f} {unit}"
             cell.fill_between(
-                times[there], low[there, column] / scale, high[there, column] / scale, color=colour, lw=0, alpha=0.3
+                times[there],
+                low[there, column] / scale,
+                high[there, column] / scale,
+                color=colour,
+                lw=0,
+                alpha=0.3,
             )
             cell.plot(times[there], high[there, column] / scale, color=colour, lw=1.6, label=label)
     if limit_bytes and top > 0.5 * limit_bytes:
@@ -202,6 +237,8 @@ def _explain_marks(timeline: Timeline) -> list[Any]:
             text = f"{label} ({marks.count})"
             span = any(ended_s > began_s for began_s, ended_s in marks.spans_s)
             handles.append(
-                Patch(color=colour, label=text) if span else Line2D([], [], color=colour, ls=style, label=text)
+                Patch(color=colour, label=text)
+                if span
+                else Line2D([], [], color=colour, ls=style, label=text)
             )
     return handles

@@ -38,7 +38,8 @@ class HeldTensor:
         shape: Of the owner's tensor, else of the largest view.
         dtype: Its data type.
         device: Where it is.
-        kind: ``parameters``, ``gradients``, ``optimizer state``, ``buffers`` or ``activations and other``.
+        kind: ``parameters``, ``gradients``, ``optimizer state``, ``buffers`` or ``activations and
+            other``.
         owner: The kind with the name of the parameter or buffer, or what keeps an activation.
     """
 
@@ -51,7 +52,8 @@ class HeldTensor:
 
 
 def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[HeldTensor]:
-    """All tensors of this process, largest first: those that Python sees, and those that autograd saved for backward.
+    """All tensors of this process, largest first: those that Python sees, and those that autograd
+    saved for backward.
 
     Args:
         module: Whose parameters and buffers have names.
@@ -60,11 +62,15 @@ def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[Hel
     Returns:
         One for each storage.
     """
-    visible = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]  # isinstance could run a proxy
+    visible = [
+        item for item in gc.get_objects() if issubclass(type(item), Tensor)
+    ]  # isinstance could run a proxy
     held: dict[_Storage, HeldTensor] = {}
     for named in (_name_owned(module, optimizers), _name_saved(visible), _name_others(visible)):
         found = [pair for pair in itertools.starmap(_hold, named) if pair]
-        for storage, tensor in sorted(found, key=lambda pair: -torch.Size(pair[1].shape).numel()):  # whole before views
+        for storage, tensor in sorted(
+            found, key=lambda pair: -torch.Size(pair[1].shape).numel()
+        ):  # whole before views
             held.setdefault(storage, tensor)
     return sorted(held.values(), key=lambda tensor: -tensor.nbytes)
 
@@ -114,7 +120,9 @@ def _hold(tensor: Any, kind: str, owner: str) -> tuple[_Storage, HeldTensor] | N
         return None
     with suppress(Exception):
         storage = tensor.untyped_storage()
-        found = HeldTensor(storage.nbytes(), tuple(tensor.shape), tensor.dtype, tensor.device, kind, owner)
+        found = HeldTensor(
+            storage.nbytes(), tuple(tensor.shape), tensor.dtype, tensor.device, kind, owner
+        )
         return ((tensor.device, storage.data_ptr()), found) if storage.nbytes() else None
     return None
 
@@ -164,7 +172,8 @@ class PostMortems:
         Args:
             folder: For the file; it is made where it does not exist.
             trainer: Whose module and optimizers own tensors.
-            error: While it is being handled, so that the tensors of the failed step are still there.
+            error: While it is being handled, so that the tensors of the failed step are still
+                there.
             reading: Memory of the device.
             batches: The last ones.
 
@@ -176,7 +185,9 @@ class PostMortems:
         self._left -= 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path = next(p for n in itertools.count(1) if not (p := folder / f"oom-{n}.txt").exists())
+            path = next(
+                p for n in itertools.count(1) if not (p := folder / f"oom-{n}.txt").exists()
+            )
             path.write_text(describe_failure(trainer, error, reading, batches), encoding="utf-8")
         except Exception as problem:
             log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
@@ -189,7 +200,9 @@ def see_batch(trainer: L.Trainer, batch: Any, index: int, dataloader_idx: int = 
     """Note the samples and the shapes of the first 8 tensors of a batch; 0-dim tensors are left out."""
     shapes: list[tuple[torch.Size, torch.dtype]] = []
     _list_shapes(batch, shapes)
-    return SeenBatch(_name_stage(trainer), index, count_batch(trainer, batch, dataloader_idx), shapes)
+    return SeenBatch(
+        _name_stage(trainer), index, count_batch(trainer, batch, dataloader_idx), shapes
+    )
 
 
 def describe_failure(
@@ -212,11 +225,18 @@ def describe_failure(
         "error": lambda: _describe_error(error),
         "memory": lambda: _describe_memory(device, reading),
         "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
-        "tensors": lambda: _describe_tensors(find_tensors(trainer.lightning_module, trainer.optimizers)),
+        "tensors": lambda: _describe_tensors(
+            find_tensors(trainer.lightning_module, trainer.optimizers)
+        ),
     }
     if device.type == "cuda":
         parts["allocator"] = lambda: torch.cuda.memory_summary(device)
-    return "\n\n".join([headline, *(f"## {name}\n{_try(describe)}" for name, describe in parts.items())]) + "\n"
+    return (
+        "\n\n".join(
+            [headline, *(f"## {name}\n{_try(describe)}" for name, describe in parts.items())]
+        )
+        + "\n"
+    )
 
 
 def note_error(error: BaseException, text: str) -> None:
@@ -262,7 +282,10 @@ def _describe_error(error: BaseException | None) -> str:
 
 
 def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
-    allocated, reserved = format_bytes(reading.allocated_bytes), format_bytes(reading.reserved_bytes)
+    allocated, reserved = (
+        format_bytes(reading.allocated_bytes),
+        format_bytes(reading.reserved_bytes),
+    )
     peak, limit = format_bytes(reading.peak_bytes), format_bytes(reading.limit_bytes)
     lines = [
         f"{device}: {allocated} allocated, {reserved} reserved, peak {peak}, limit {limit}",
@@ -284,13 +307,22 @@ def _describe_tensors(tensors: Sequence[HeldTensor]) -> str:
         kinds[f"{found.device}  {found.kind}"].append(found.nbytes)
         alike[f"{what:<44}  {found.owner}"].append(found.nbytes)
     rows = _list_largest(alike)
-    return "\n".join([*_list_largest(kinds), "", f"the largest of {len(tensors)}, alike ones together:", *rows[:ROWS]])
+    return "\n".join(
+        [
+            *_list_largest(kinds),
+            "",
+            f"the largest of {len(tensors)}, alike ones together:",
+            *rows[:ROWS],
+        ]
+    )
 
 
 def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:
     """Lines of total size, count and name."""
     ordered = sorted(sizes.items(), key=lambda item: -sum(item[1]))
-    return [f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}" for name, nbytes in ordered]
+    return [
+        f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}" for name, nbytes in ordered
+    ]
 
 
 def _name_stage(trainer: L.Trainer) -> str:

@@ -48,7 +48,9 @@ def open_cache(device: torch.device) -> CachedMemory:
         )
     if device.type == "mps":
         return AllocatorCache(
-            torch.mps.driver_allocated_memory, torch.mps.current_allocated_memory, torch.mps.empty_cache
+            torch.mps.driver_allocated_memory,
+            torch.mps.current_allocated_memory,
+            torch.mps.empty_cache,
         )
     if device.type == "cpu":
         return HeapCache()
@@ -69,9 +71,16 @@ class AllocatorCache:
     """
 
     def __init__(
-        self, reserved_bytes: Callable[[], int], allocated_bytes: Callable[[], int], empty: Callable[[], None]
+        self,
+        reserved_bytes: Callable[[], int],
+        allocated_bytes: Callable[[], int],
+        empty: Callable[[], None],
     ) -> None:
-        self._reserved_bytes, self._allocated_bytes, self._empty = reserved_bytes, allocated_bytes, empty
+        self._reserved_bytes, self._allocated_bytes, self._empty = (
+            reserved_bytes,
+            allocated_bytes,
+            empty,
+        )
 
     def held_bytes(self) -> int:
         """Memory that the allocator holds."""
@@ -111,7 +120,11 @@ class HeapCache:
 def _find_trim() -> Callable[[int], int] | None:
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library, or none by that way on Windows
+    except (
+        AttributeError,
+        OSError,
+        TypeError,
+    ):  # another C library, or none by that way on Windows
         return None
     return trim
 
@@ -152,26 +165,34 @@ class MemoryRecord:
         """Seconds since the start."""
         return time.perf_counter() - self._began_s
 
-    def sample(self, batch_size: float, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
+    def sample(
+        self, batch_size: float, moment: Literal["step", "epoch", "event"] = "step"
+    ) -> dict[str, float]:
         """Measure, and add it to the timeline.
 
         Args:
             batch_size: Samples that go through the model at once; NaN where that is not known.
-            moment: At a step and at the end of an epoch the memory of the workers is read where it is due; at an event,
-                which may come often, it is not.
+            moment: At a step and at the end of an epoch the memory of the workers is read where it
+                is due; at an event, which may come often, it is not.
 
         Returns:
             The values of `MemoryMonitor`'s metrics.
         """
         self.reading = self.gauge.read()
         values: dict[str, float] = _list_values(self.reading) | {"rss_bytes": read_rss_bytes()}
-        pinned_bytes, workers = read_pinned_bytes(), None if moment == "event" else self._trees[moment].read()
+        pinned_bytes, workers = (
+            read_pinned_bytes(),
+            None if moment == "event" else self._trees[moment].read(),
+        )
         if workers is not None:
             self._knows_pss = True
             values |= {"pss_bytes": workers.pss_bytes, "shared_bytes": workers.shared_bytes}
         if pinned_bytes is not None:
             values["pinned_bytes"] = pinned_bytes
-        self.timeline.add(self.now_s, [{**values, "batch_size": batch_size}.get(name, math.nan) for name in SERIES])
+        self.timeline.add(
+            self.now_s,
+            [{**values, "batch_size": batch_size}.get(name, math.nan) for name in SERIES],
+        )
         return values
 
     def mark(self, kind: str, began_s: float | None = None) -> None:
@@ -182,7 +203,9 @@ class MemoryRecord:
     def draw(self, path: Path) -> None:
         """Write the picture; nothing before the second sample."""
         if len(self.timeline) > 1:
-            draw_timeline(self.timeline, path, device=str(self.device), limit_bytes=self.reading.limit_bytes)
+            draw_timeline(
+                self.timeline, path, device=str(self.device), limit_bytes=self.reading.limit_bytes
+            )
 
     def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         """An epoch of training ended with these values."""
@@ -199,8 +222,16 @@ class MemoryRecord:
 
     def find_alarms(self, bytes_per_epoch: float) -> list[str]:
         """A sentence for the host, and one for a device with memory of its own, that grow faster; each of them once."""
-        watched = {"host": self._host} if self.device.type == "cpu" else {"host": self._host, "device": "device"}
-        found = {place: name for place, name in watched.items() if self._growth[name].exceeds(bytes_per_epoch)}
+        watched = (
+            {"host": self._host}
+            if self.device.type == "cpu"
+            else {"host": self._host, "device": "device"}
+        )
+        found = {
+            place: name
+            for place, name in watched.items()
+            if self._growth[name].exceeds(bytes_per_epoch)
+        }
         fresh = {place: name for place, name in found.items() if place not in self._alarmed}
         self._alarmed.update(fresh)
         return [self._describe_growth(place, name) for place, name in fresh.items()]
@@ -226,7 +257,9 @@ def _list_values(reading: MemoryReading) -> dict[str, float]:
         "allocated_bytes": reading.allocated_bytes,
         "reserved_bytes": reading.reserved_bytes,
         "peak_bytes": reading.peak_bytes,
-        "fragmentation": max(0.0, 1 - reading.allocated_bytes / reserved_bytes) if reading.reserved_bytes else 0.0,
+        "fragmentation": max(0.0, 1 - reading.allocated_bytes / reserved_bytes)
+        if reading.reserved_bytes
+        else 0.0,
         "free_bytes": reading.limit_bytes - reading.reserved_bytes,
         "limit_bytes": reading.limit_bytes,
     }

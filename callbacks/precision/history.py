@@ -14,11 +14,12 @@ _SHOWN: Final = 20
 
 
 class WatchedScaler(torch.amp.GradScaler):
-    """torch's scaler, which also keeps what each update found: one scalar on the device, read by nobody yet.
+    """torch's scaler, which also keeps what each update found: one scalar on the device, read by
+    nobody yet.
 
     Attributes:
-        found: Of each optimizer step since the last `take`: ``id`` of the optimizer, and how many devices met a
-            gradient that is not finite ([] float32).
+        found: Of each optimizer step since the last `take`: ``id`` of the optimizer, and how many
+            devices met a gradient that is not finite ([] float32).
     """
 
     def __init__(self, device_type: str, init_scale: float, growth_interval: int) -> None:
@@ -48,11 +49,13 @@ class WatchedScaler(torch.amp.GradScaler):
 
 
 class StepHistory:
-    """Counts steps skipped for an overflow, and batches with a loss that is not finite, once they are read.
+    """Counts steps skipped for an overflow, and batches with a loss that is not finite, once they
+    are read.
 
     Attributes:
         skipped: Steps skipped of each optimizer, by its index.
-        rows: Of each optimizer, how many steps were skipped since the last that was not; under -1 the same of losses.
+        rows: Of each optimizer, how many steps were skipped since the last that was not; under -1
+            the same of losses.
     """
 
     def __init__(self) -> None:
@@ -61,35 +64,47 @@ class StepHistory:
         self._bad: list[str] = []
         self._starts: dict[int, int] = {}
         self._losses: list[Tensor] = []
-        self._unread: list[tuple[int, int, int, Tensor]] = []  # optimizer, first and last batch, found
+        self._unread: list[
+            tuple[int, int, int, Tensor]
+        ] = []  # optimizer, first and last batch, found
 
     def forget_windows(self) -> None:
         """No window reaches over the end of an epoch, or of a run."""
         self._starts.clear()
         self._losses.clear()
 
-    def add_steps(self, batch_idx: int, optimizers: int, found: Iterable[tuple[int, Tensor]]) -> None:
-        """Note the steps of a batch, which is the first in the window of each optimizer that stepped in the one before.
+    def add_steps(
+        self, batch_idx: int, optimizers: int, found: Iterable[tuple[int, Tensor]]
+    ) -> None:
+        """Note the steps of a batch, which is the first in the window of each optimizer that
+        stepped in the one before.
 
         Args:
             batch_idx: The batch that ends.
             optimizers: How many there are.
-            found: Index of the optimizer of each step, which was skipped if the number ([] float32) is not 0.
+            found: Index of the optimizer of each step, which was skipped if the number ([] float32)
+                is not 0.
         """
         for index in range(optimizers):
             self._starts.setdefault(index, batch_idx)
         for optimizer, number in found:
-            self._unread.append((optimizer, self._starts.pop(optimizer, batch_idx), batch_idx, number))
+            self._unread.append(
+                (optimizer, self._starts.pop(optimizer, batch_idx), batch_idx, number)
+            )
 
     def add_loss(self, loss: Tensor) -> None:
         """Note a loss of the batch under way; what is kept is one number."""
         loss = loss.detach()
-        self._losses.append(loss.clone() if loss.ndim == 0 else (loss * 0).sum())  # a copy alone costs half as much
+        self._losses.append(
+            loss.clone() if loss.ndim == 0 else (loss * 0).sum()
+        )  # a copy alone costs half as much
 
     def add_losses(self, batch_idx: int) -> None:
         """Note the losses of a batch that ends as one, which is not finite unless all are."""
         if self._losses:
-            loss = self._losses[0] if len(self._losses) == 1 else (torch.stack(self._losses) * 0).sum()
+            loss = (
+                self._losses[0] if len(self._losses) == 1 else (torch.stack(self._losses) * 0).sum()
+            )
             self._unread.append((_LOSS, batch_idx, batch_idx, loss))
             self._losses.clear()
 
@@ -117,7 +132,10 @@ class StepHistory:
     def state_dict(self) -> dict[str, Any]:
         """The counts, of plain types."""
         self.read()
-        return {name: {str(key): n for key, n in counts.items()} for name, counts in self._counts().items()}
+        return {
+            name: {str(key): n for key, n in counts.items()}
+            for name, counts in self._counts().items()
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""

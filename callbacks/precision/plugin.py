@@ -31,10 +31,11 @@ KeepFp32 = tuple[str, ...] | Callable[[str, nn.Module], bool]
 
 
 def keep_in_float32(model: nn.Module, keep: KeepFp32, device_type: str) -> list[Callable[[], None]]:
-    """Let some submodules and methods run without autocast, with what is float16 or bfloat16 given as float32.
+    """Let some submodules and methods run without autocast, with what is float16 or bfloat16 given
+    as float32.
 
-    Of a submodule it is the ``forward``. It can still be copied, pickled and compiled, and its state dict does not
-    change.
+    Of a submodule it is the ``forward``. It can still be copied, pickled and compiled, and its
+    state dict does not change.
 
     Args:
         model: Whose submodules and methods.
@@ -53,16 +54,22 @@ def keep_in_float32(model: nn.Module, keep: KeepFp32, device_type: str) -> list[
 
 def _find_methods(model: nn.Module, keep: KeepFp32) -> list[tuple[nn.Module, str]]:
     named = {
-        ".".join(part for part in name.split(".") if part != "_orig_mod"): module  # torch.compile puts it in between
+        ".".join(
+            part for part in name.split(".") if part != "_orig_mod"
+        ): module  # torch.compile puts it in between
         for name, module in model.named_modules(remove_duplicate=False)
     }
     if callable(keep):
-        return _unique([(module, "forward") for name, module in named.items() if name and keep(name, module)])
+        return _unique(
+            [(module, "forward") for name, module in named.items() if name and keep(name, module)]
+        )
     found = []
     for name in keep:
         owner, _, method = name.rpartition(".")
         if name and name in named:
-            found += [(m, "forward") for other, m in named.items() if f"{other}.".startswith(f"{name}.")]
+            found += [
+                (m, "forward") for other, m in named.items() if f"{other}.".startswith(f"{name}.")
+            ]
         elif method and owner in named and callable(getattr(type(named[owner]), method, None)):
             found.append((named[owner], method))
         else:
@@ -75,7 +82,9 @@ def _unique(found: list[tuple[nn.Module, str]]) -> list[tuple[nn.Module, str]]:
 
 
 def _explain_unknown(model: nn.Module, name: str, known: list[str]) -> ConfigError:
-    nearest = ", ".join(difflib.get_close_matches(name, known, cutoff=0.3) or known[:3]) or "no submodule"
+    nearest = (
+        ", ".join(difflib.get_close_matches(name, known, cutoff=0.3) or known[:3]) or "no submodule"
+    )
     return ConfigError(
         f"AMP: keep_fp32 has {name!r}, which is no submodule or method of {type(model).__name__} - allowed: names as in"
         f" its named_modules(), or of its methods - the nearest: {nearest}"
@@ -97,12 +106,17 @@ def _cast(tensor: Tensor) -> Tensor:
 Precision = Literal["fp16", "bf16", "fp32"]
 
 _FLAGS: Final = {"fp16": "16-mixed", "bf16": "bf16-mixed", "fp32": "32-true"}
-_SAFER: Final[dict[Precision, tuple[Precision, ...]]] = {"fp16": ("bf16", "fp32"), "bf16": ("fp32",), "fp32": ()}
+_SAFER: Final[dict[Precision, tuple[Precision, ...]]] = {
+    "fp16": ("bf16", "fp32"),
+    "bf16": ("fp32",),
+    "fp32": (),
+}
 _AUTOCAST: Final = ("cpu", "cuda", "mps")
 
 
 def choose_precision(wanted: Precision | Literal["auto"], device_type: str) -> Precision:
-    """The precision for a device; ``auto`` is bf16 where that is fast, else fp16 on CUDA and fp32 elsewhere.
+    """The precision for a device; ``auto`` is bf16 where that is fast, else fp16 on CUDA and fp32
+    elsewhere.
 
     Raises:
         ConfigError: If the device knows no autocast.
@@ -116,22 +130,26 @@ def choose_precision(wanted: Precision | Literal["auto"], device_type: str) -> P
             f" {', '.join(_AUTOCAST)} - use 'auto'"
         )
     if (wanted, device_type) == ("fp16", "cpu"):
-        log.warning("AMP: fp16 is for tests on a CPU: convolutions took 35 times as long as in fp32")
+        log.warning(
+            "AMP: fp16 is for tests on a CPU: convolutions took 35 times as long as in fp32"
+        )
     return wanted
 
 
 class MixedPrecision(LightningMixedPrecision):
-    """Lightning's plugin, with a precision that can change between steps, and if asked a scaler for each optimizer.
+    """Lightning's plugin, with a precision that can change between steps, and if asked a scaler for
+    each optimizer.
 
-    It has the name of Lightning's class because Lightning keeps the scaler's state under that name in checkpoints: a
-    run can go on with Lightning's own plugin, and the other way round.
+    It has the name of Lightning's class because Lightning keeps the scaler's state under that name
+    in checkpoints: a run can go on with Lightning's own plugin, and the other way round.
 
     Args:
         precision: Or ``auto``.
         device_type: Where autocast works.
         make_scaler: Makes a scaler for fp16.
         keep_fp32: Submodules that stay in float32.
-        watch_loss: Called with each loss before its backward while there is no scaler, which would see it.
+        watch_loss: Called with each loss before its backward while there is no scaler, which would
+            see it.
         per_optimizer: A scaler for each optimizer.
 
     Attributes:
@@ -152,7 +170,11 @@ class MixedPrecision(LightningMixedPrecision):
     ) -> None:
         super().__init__("bf16-mixed", device_type)
         self._watch_loss = watch_loss
-        self._make_scaler, self._per_optimizer, self._keep_fp32 = make_scaler, per_optimizer, keep_fp32
+        self._make_scaler, self._per_optimizer, self._keep_fp32 = (
+            make_scaler,
+            per_optimizer,
+            keep_fp32,
+        )
         self._optimizers: list[Optimizer] = []
         self._stepping: Optimizer | None = None
         self._unwraps: list[Callable[[], None]] = []
@@ -162,7 +184,9 @@ class MixedPrecision(LightningMixedPrecision):
         """Use another precision from the next step on."""
         self.in_use = precision
         self.precision = _FLAGS[precision]  # type: ignore[assignment]  # Lightning's class knows two of them
-        self.scalers: tuple[WatchedScaler, ...] = (self._make_scaler(),) if precision == "fp16" else ()
+        self.scalers: tuple[WatchedScaler, ...] = (
+            (self._make_scaler(),) if precision == "fp16" else ()
+        )
         self.scaler = self.scalers[0] if self.scalers else None
 
     def choose_safer(self, wanted: Precision | Literal["auto", "raise"]) -> Precision | None:
@@ -184,14 +208,25 @@ class MixedPrecision(LightningMixedPrecision):
 
     def take_found(self) -> list[tuple[int, Tensor]]:
         """Index of the optimizer and what was found, for each step since the last time; see `WatchedScaler`."""
-        return [(self._index_of(key), found) for scaler in self.scalers for key, found in scaler.take()]
+        return [
+            (self._index_of(key), found) for scaler in self.scalers for key, found in scaler.take()
+        ]
 
     def measure_norm(self, optimizer: Optimizer) -> Tensor:
         """L2 norm ([] float32) of an optimizer's gradients just before its step, unscaled."""
-        grads = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-        norm = torch.nn.utils.get_total_norm([g.coalesce().values() if g.is_sparse else g for g in grads])
+        grads = [
+            p.grad
+            for group in optimizer.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        norm = torch.nn.utils.get_total_norm(
+            [g.coalesce().values() if g.is_sparse else g for g in grads]
+        )
         scale = self.scaler._get_scale_async() if self.scaler is not None else None
-        handles_unscaling = getattr(optimizer, "_step_supports_amp_scaling", False)  # fused: they are still scaled
+        handles_unscaling = getattr(
+            optimizer, "_step_supports_amp_scaling", False
+        )  # fused: they are still scaled
         return norm / scale if handles_unscaling and scale is not None else norm
 
     @override
@@ -200,7 +235,9 @@ class MixedPrecision(LightningMixedPrecision):
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
         self._optimizers = list(optimizers)
         if self._per_optimizer and self.scalers:
-            self.scalers += tuple(self._make_scaler() for _ in self._optimizers[len(self.scalers) :])
+            self.scalers += tuple(
+                self._make_scaler() for _ in self._optimizers[len(self.scalers) :]
+            )
         return super().connect(model, optimizers, lr_schedulers)
 
     @override
@@ -235,7 +272,9 @@ class MixedPrecision(LightningMixedPrecision):
             self._watch_loss(tensor)
         if len(self.scalers) < 2:
             return super().pre_backward(tensor, module)
-        return LightningPrecision.pre_backward(self, tensor, module)  # scaled once the optimizer is known
+        return LightningPrecision.pre_backward(
+            self, tensor, module
+        )  # scaled once the optimizer is known
 
     @override
     def backward(  # type: ignore[override]
@@ -247,12 +286,18 @@ class MixedPrecision(LightningMixedPrecision):
         **kwargs: Any,
     ) -> None:
         if len(self.scalers) > 1:
-            tensor = self._scaler_of(optimizer or self._stepping or self._find_toggled(model)).scale(tensor)
+            tensor = self._scaler_of(
+                optimizer or self._stepping or self._find_toggled(model)
+            ).scale(tensor)
         super().backward(tensor, model, optimizer, *args, **kwargs)
 
     @override
     def optimizer_step(  # type: ignore[override]
-        self, optimizer: Optimizer, model: LightningModule, closure: Callable[[], Any], **kwargs: Any
+        self,
+        optimizer: Optimizer,
+        model: LightningModule,
+        closure: Callable[[], Any],
+        **kwargs: Any,
     ) -> Any:
         if len(self.scalers) < 2:
             return super().optimizer_step(optimizer, model, closure, **kwargs)
@@ -270,11 +315,16 @@ class MixedPrecision(LightningMixedPrecision):
         clip_val: int | float = 0.0,
         gradient_clip_algorithm: GradClipAlgorithmType = GradClipAlgorithmType.NORM,
     ) -> None:
-        # Lightning's class refuses fused optimizers in every precision: with fp16 alone they get gradients with the
-        # loss scale, and to clip these at as many times the limit is to clip the gradients.
-        still_scaled = self.scaler is not None and getattr(optimizer, "_step_supports_amp_scaling", False)
+        # Lightning's class refuses fused optimizers in every precision: with fp16 alone they get
+        # gradients with the loss scale, and to clip these at as many times the limit is to clip the
+        # gradients.
+        still_scaled = self.scaler is not None and getattr(
+            optimizer, "_step_supports_amp_scaling", False
+        )
         scale = self.scaler.get_scale() if self.scaler is not None and still_scaled else 1.0
-        LightningPrecision.clip_gradients(self, optimizer, clip_val * scale, gradient_clip_algorithm)
+        LightningPrecision.clip_gradients(
+            self, optimizer, clip_val * scale, gradient_clip_algorithm
+        )
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -288,14 +338,18 @@ class MixedPrecision(LightningMixedPrecision):
             scaler.load_state_dict(states[index] if index < len(states) else state_dict)
 
     def _index_of(self, optimizer_id: int) -> int:
-        return next((index for index, known in enumerate(self._optimizers) if id(known) == optimizer_id), 0)
+        return next(
+            (index for index, known in enumerate(self._optimizers) if id(known) == optimizer_id), 0
+        )
 
     def _scaler_of(self, optimizer: Optimizer) -> WatchedScaler:
         inner = optimizer.optimizer if isinstance(optimizer, LightningOptimizer) else optimizer
         return self.scalers[self._index_of(id(inner))]
 
     def _find_toggled(self, model: LightningModule) -> Optimizer:
-        before: Mapping[Any, bool] = model._param_requires_grad_state  # empty unless an optimizer is toggled
+        before: Mapping[Any, bool] = (
+            model._param_requires_grad_state
+        )  # empty unless an optimizer is toggled
         toggled = [known for known in self._optimizers if before and _is_toggled(known, before)]
         if len(toggled) != 1:
             raise ConfigError(
@@ -308,5 +362,7 @@ class MixedPrecision(LightningMixedPrecision):
 
 
 def _is_toggled(optimizer: Optimizer, before: Mapping[nn.Parameter, bool]) -> bool:
-    states = [(p.requires_grad, before[p]) for group in optimizer.param_groups for p in group["params"]]
+    states = [
+        (p.requires_grad, before[p]) for group in optimizer.param_groups for p in group["params"]
+    ]
     return any(now for now, _ in states) and all(now == then for now, then in states)

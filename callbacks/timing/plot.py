@@ -40,7 +40,8 @@ def _add_up(first: Sequence[float], second: Sequence[float]) -> tuple[float, ...
 
 
 class BoundedSeries:
-    """Rows of numbers over steps or time, in bounded memory: where there are too many, each two neighbours become one.
+    """Rows of numbers over steps or time, in bounded memory: where there are too many, each two
+    neighbours become one.
 
     From then on so many rows make one.
 
@@ -80,7 +81,9 @@ class BoundedSeries:
     def _thin(self) -> None:
         pairs = range(0, len(self) - 1, 2)
         last = self._rows[-1:] if len(self) % 2 else []
-        self._rows = [self._merge(self._rows[first], self._rows[first + 1]) for first in pairs] + last
+        self._rows = [
+            self._merge(self._rows[first], self._rows[first + 1]) for first in pairs
+        ] + last
         self._places = self._places[::2]
         self._in_last += 0 if last else self._stride
         self._stride *= 2
@@ -115,7 +118,8 @@ class Throughput:
 
 
 def draw_throughput(history: Throughput, path: Path, title: str) -> None:
-    """Write a PNG of 1210 x 770 pixels: samples per second with the batch size, and below it the shares of the time.
+    """Write a PNG of 1210 x 770 pixels: samples per second with the batch size, and below it the
+    shares of the time.
 
     Args:
         history: What to draw; at least one step.
@@ -144,23 +148,47 @@ def _draw_speed(cell: "Axes", history: Throughput) -> None:
     counts, samples, seconds, sizes = rows.T
     speeds = samples / seconds
     cell.plot(steps, speeds, ".", color=_SPEED_COLOUR, ms=3, alpha=0.25)
-    cell.plot(steps, _smooth(speeds), color=_SPEED_COLOUR, lw=1.6, label=f"median of {_SMOOTHED_POINTS} points")
+    cell.plot(
+        steps,
+        _smooth(speeds),
+        color=_SPEED_COLOUR,
+        lw=1.6,
+        label=f"median of {_SMOOTHED_POINTS} points",
+    )
     for place, step in enumerate(history.ooms):
         cell.axvline(
-            step, color=_OOM_COLOUR, lw=1.2, zorder=1, label="" if place else f"out of memory ({len(history.ooms)})"
+            step,
+            color=_OOM_COLOUR,
+            lw=1.2,
+            zorder=1,
+            label="" if place else f"out of memory ({len(history.ooms)})",
         )
-    cell.set_title(f"samples per second, {samples.sum() / seconds.sum():,.1f} on average", loc="left", fontsize=10)
+    cell.set_title(
+        f"samples per second, {samples.sum() / seconds.sum():,.1f} on average",
+        loc="left",
+        fontsize=10,
+    )
     cell.set_ylim(0, 1.25 * float(np.quantile(speeds, 0.98)))
     _tidy(cell)
     second = cell.twinx()
-    second.step(steps, sizes / counts, where="post", color=_SIZE_COLOUR, lw=1.1, ls=(0, (1, 1)), label="batch size")
+    second.step(
+        steps,
+        sizes / counts,
+        where="post",
+        color=_SIZE_COLOUR,
+        lw=1.1,
+        ls=(0, (1, 1)),
+        label="batch size",
+    )
     second.set_ylabel("samples at once", color=_SIZE_COLOUR)
     second.set_ylim(0, 1.25 * float((sizes / counts).max()))
     second.tick_params(axis="y", colors=_SIZE_COLOUR)
     second.yaxis.set_major_locator(MaxNLocator(integer=True))
     second.spines["top"].set_visible(False)
     handles = [*cell.get_legend_handles_labels()[0], *second.get_legend_handles_labels()[0]]
-    second.legend(handles=handles, loc="center left", bbox_to_anchor=(1.06, 0.5), fontsize=9, frameon=False)
+    second.legend(
+        handles=handles, loc="center left", bbox_to_anchor=(1.06, 0.5), fontsize=9, frameon=False
+    )
 
 
 def _draw_shares(cell: "Axes", history: Throughput) -> None:
@@ -171,7 +199,9 @@ def _draw_shares(cell: "Axes", history: Throughput) -> None:
     bars = np.add.reduceat(rows[:, columns], firsts)
     shares = 100 * bars / bars.sum(axis=1, keepdims=True)
     means = 100 * rows[:, columns].sum(axis=0) / rows.sum()
-    labels = [f"{label}  {mean:.0f} %" for (label, _), mean in zip(_LOOKS.values(), means, strict=True)]
+    labels = [
+        f"{label}  {mean:.0f} %" for (label, _), mean in zip(_LOOKS.values(), means, strict=True)
+    ]
     edges = np.append(steps[firsts], steps[-1] + 1)
     cell.stackplot(
         edges,
@@ -185,14 +215,23 @@ def _draw_shares(cell: "Axes", history: Throughput) -> None:
     cell.set_ylim(0, 100)
     _tidy(cell)
     handles, names = cell.get_legend_handles_labels()
-    cell.legend(handles[::-1], names[::-1], loc="center left", bbox_to_anchor=(1.06, 0.5), fontsize=9, frameon=False)
+    cell.legend(
+        handles[::-1],
+        names[::-1],
+        loc="center left",
+        bbox_to_anchor=(1.06, 0.5),
+        fontsize=9,
+        frameon=False,
+    )
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
     """Median of the points around each point, of those there are."""
     half = _SMOOTHED_POINTS // 2
     padded = np.pad(values, half, constant_values=np.nan)
-    return np.asarray(np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1))
+    return np.asarray(
+        np.nanmedian(np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1), axis=1)
+    )
 
 
 def _tidy(cell: "Axes") -> None:

@@ -17,7 +17,9 @@ from lit_data.callbacks.wrapping import wrap
 from lit_data.lightning_internals import AFTER_FETCH, BEFORE_FETCH
 from lit_data.types import CountsAssembly
 
-Part = Literal["wait", "assemble", "transfer", "augment", "forward", "backward", "optimizer", "other"]
+Part = Literal[
+    "wait", "assemble", "transfer", "augment", "forward", "backward", "optimizer", "other"
+]
 PARTS: Final[tuple[Part, ...]] = get_args(Part)
 
 Seconds = tuple[float, ...]
@@ -29,7 +31,8 @@ _PENDING: Final = 64
 
 
 class StepClock:
-    """Reads the host's clock. At any moment one part is on, so the parts of a step add up to all of its time.
+    """Reads the host's clock. At any moment one part is on, so the parts of a step add up to all of
+    its time.
 
     Attributes:
         known: Number and seconds of the parts of each step, for the owner to take out.
@@ -102,9 +105,9 @@ class _Mark(NamedTuple):
 class CudaStepClock(StepClock):
     """Reads the clock of a CUDA device: how long it does, or waits for, each part.
 
-    Of the waiting for a batch only that counts during which the device had nothing to do. The device is never waited
-    for: events are recorded between the parts, in some steps drawn at random (not every n-th one, which a number of
-    workers could beat with), and read when they are over.
+    Of the waiting for a batch only that counts during which the device had nothing to do. The
+    device is never waited for: events are recorded between the parts, in some steps drawn at random
+    (not every n-th one, which a number of workers could beat with), and read when they are over.
 
     Args:
         share: Of the steps to look at, above 0 to 1.
@@ -181,11 +184,14 @@ _BATCH_HOOKS: Final[dict[str, Part]] = {
 }
 
 
-def attach(clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule) -> Callable[[], None]:
+def attach(
+    clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule
+) -> Callable[[], None]:
     """Let a clock follow the training steps of a Trainer, with automatic or manual optimisation.
 
-    The caller's hooks ``on_before_backward``, ``on_after_backward`` and ``on_before_optimizer_step`` are for
-    ``backward``, for what was on before it, and for ``optimizer``, which ends with the optimizer's step.
+    The caller's hooks ``on_before_backward``, ``on_after_backward`` and
+    ``on_before_optimizer_step`` are for ``backward``, for what was on before it, and for
+    ``optimizer``, which ends with the optimizer's step.
 
     Args:
         clock: What is told of each part.
@@ -196,13 +202,24 @@ def attach(clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule) -
         A function that ends it.
     """
     strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
-    fetch = _Fetch(clock, [leaf for leaf in tree_leaves(trainer.train_dataloader) if isinstance(leaf, CountsAssembly)])
+    fetch = _Fetch(
+        clock,
+        [
+            leaf
+            for leaf in tree_leaves(trainer.train_dataloader)
+            if isinstance(leaf, CountsAssembly)
+        ],
+    )
     undo = [
         wrap(loop, BEFORE_FETCH, fetch.begin),
         wrap(loop, AFTER_FETCH, fetch.end),
         wrap(strategy, "training_step", partial(clock.measure, "forward")),
         wrap(strategy, "optimizer_step", partial(clock.measure, "other")),
-        *(undo for name, part in _BATCH_HOOKS.items() for undo in _attach_hook(clock, trainer, pl_module, name, part)),
+        *(
+            undo
+            for name, part in _BATCH_HOOKS.items()
+            for undo in _attach_hook(clock, trainer, pl_module, name, part)
+        ),
     ]
     return lambda: call_all(undo)
 
@@ -238,7 +255,9 @@ class _Fetch:
 
     def end(self, call: Callable[[], None]) -> None:
         if self._loaders:
-            self._clock.count_assembly(sum(loader.assemble_s for loader in self._loaders) - self._assembled_s)
+            self._clock.count_assembly(
+                sum(loader.assemble_s for loader in self._loaders) - self._assembled_s
+            )
         self._clock.enter(self._before)
         call()
 

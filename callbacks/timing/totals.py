@@ -30,14 +30,22 @@ _LIMITS: Final[dict[tuple[Part, ...], tuple[str, str]]] = {
         "the copy to the device",
         "page-locked memory (pin_memory), images that stay uint8 until they are there, or a cache on the device",
     ),
-    ("augment",): ("augmentation", "fewer or cheaper operations, or some of them in the loader's workers"),
-    ("optimizer",): ("the optimizer", "fused=True, or fewer steps by larger batches or gradient accumulation"),
+    ("augment",): (
+        "augmentation",
+        "fewer or cheaper operations, or some of them in the loader's workers",
+    ),
+    ("optimizer",): (
+        "the optimizer",
+        "fused=True, or fewer steps by larger batches or gradient accumulation",
+    ),
     ("other",): (
         "what is neither data nor model (callbacks, loggers, the Trainer)",
         "fewer callbacks, a larger log_every_n_steps or larger batches",
     ),
 }
-_ASSEMBLY: Final = "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
+_ASSEMBLY: Final = (
+    "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
+)
 _MUCH_READ: Final = 0.5
 """Bytes from the disk over bytes of the samples from which a run is said to be bound by the disk."""
 _DISK: Final = (
@@ -92,7 +100,10 @@ class Tally:
 
     def mean_parts(self) -> dict[Part, float]:
         """Mean seconds of each part of a step."""
-        return {part: seconds_s / self.measured for part, seconds_s in zip(PARTS, self.parts, strict=True)}
+        return {
+            part: seconds_s / self.measured
+            for part, seconds_s in zip(PARTS, self.parts, strict=True)
+        }
 
     def rate(self) -> dict[str, float]:
         """Share of the time spent waiting for data, samples per second, share of batches that had enough memory."""
@@ -130,13 +141,21 @@ class StepTotals:
         """Count a reading."""
         self.readings += 1
         self.allocated_bytes += reading.allocated_bytes
-        self.peak_bytes, self.limit_bytes = max(self.peak_bytes, reading.peak_bytes), reading.limit_bytes
+        self.peak_bytes, self.limit_bytes = (
+            max(self.peak_bytes, reading.peak_bytes),
+            reading.limit_bytes,
+        )
 
     def add_reads(self, disk_bytes: int, sample_bytes: int) -> None:
         """Count what was read from disks, and what the samples had that were trained meanwhile."""
-        self.disk_bytes, self.sample_bytes = self.disk_bytes + disk_bytes, self.sample_bytes + sample_bytes
+        self.disk_bytes, self.sample_bytes = (
+            self.disk_bytes + disk_bytes,
+            self.sample_bytes + sample_bytes,
+        )
 
-    def summarise(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> dict[str, float | int | str]:
+    def summarise(
+        self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False
+    ) -> dict[str, float | int | str]:
         """See `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally
         if not tally.measured:
@@ -152,7 +171,9 @@ class StepTotals:
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,
             "train/disk_read_bytes": self.disk_bytes,
-            "train/limited_by": self.describe(on_cpu=on_cpu, precision=precision, has_bf16=has_bf16),
+            "train/limited_by": self.describe(
+                on_cpu=on_cpu, precision=precision, has_bf16=has_bf16
+            ),
         }
 
     def describe(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> str:
@@ -184,16 +205,23 @@ class StepTotals:
             ValueError: These are not the numbers of one.
         """
         tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
-        sizes = {int(size): [steps, samples, seconds] for size, steps, samples, seconds in plain["sizes"]}
+        sizes = {
+            int(size): [steps, samples, seconds] for size, steps, samples, seconds in plain["sizes"]
+        }
         numbers = [*vars(tally).values(), *tally.parts, *chain(*sizes.values()), *plain.values()]
-        if len(tally.parts) != len(PARTS) or not all(isinstance(n, int | float | tuple | list | dict) for n in numbers):
+        if len(tally.parts) != len(PARTS) or not all(
+            isinstance(n, int | float | tuple | list | dict) for n in numbers
+        ):
             raise ValueError(f"the sums over training steps are {plain}")
         return cls(**{**plain, "tally": tally, "sizes": sizes})
 
     def _rate_sizes(self) -> dict[int, float]:
         """Samples per second at each batch size that was seen often enough, or at all if none was."""
         often = {size: counts for size, counts in self.sizes.items() if counts[0] >= _ENOUGH_STEPS}
-        return {size: samples / seconds_s for size, (_, samples, seconds_s) in (often or self.sizes).items()}
+        return {
+            size: samples / seconds_s
+            for size, (_, samples, seconds_s) in (often or self.sizes).items()
+        }
 
 
 def describe_limit(
@@ -214,7 +242,8 @@ def describe_limit(
         precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
         has_bf16: Whether the device is faster in bf16 than in float32.
         free_memory: Share of the memory that was free even at the peak, 0 to 1.
-        gain: Speed at the largest batch size over that at the next smaller one; none if only one was seen.
+        gain: Speed at the largest batch size over that at the next smaller one; none if only one
+            was seen.
         disk_ratio: Bytes read from disks over bytes of the samples.
     """
     total = sum(parts.values())

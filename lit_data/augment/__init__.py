@@ -39,5 +39,9 @@ def __getattr__(name: str) -> object:
     """Give `ExternalTransform` under its old name, for a release."""
     if name != "Foreign":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn("lit_data.augment.Foreign is ExternalTransform now; the old name goes with the next release", FutureWarning, 2)
+    warn(
+        "lit_data.augment.Foreign is ExternalTransform now; the old name goes with the next release",
+        FutureWarning,
+        2,
+    )
     return ExternalTransform

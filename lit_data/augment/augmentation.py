@@ -21,9 +21,10 @@ class Layers:
 
     Args:
         images: [B, C, H, W] float32 in 0..1, or uint8 in 0..255.
-        masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbour, so no new value appears.
-        boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in shares 0..1 of the image size, or
-            none.
+        masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbour, so no new
+            value appears.
+        boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in shares 0..1 of
+            the image size, or none.
 
     Raises:
         ConfigError: A shape or dtype is another, or the sizes disagree.
@@ -36,13 +37,17 @@ class Layers:
     def __post_init__(self) -> None:
         """Refuse what would be moved wrongly."""
         if self.images.ndim != 4 or self.images.dtype not in (torch.float32, torch.uint8):
-            raise ConfigError(f"images are {_describe(self.images)}: they must be [B, C, H, W] float32")
+            raise ConfigError(
+                f"images are {_describe(self.images)}: they must be [B, C, H, W] float32"
+            )
         if self.masks is not None and not self._fits(self.masks):
             raise ConfigError(
                 f"masks are {_describe(self.masks)} beside images {_describe(self.images)}: they must be [B, K, H, W]"
             )
         if self.boxes is not None and (self.boxes.ndim != 2 or self.boxes.shape[1] != BOX_COLUMNS):
-            raise ConfigError(f"boxes are {_describe(self.boxes)}: they must be [N, 6] = (row, class, cx, cy, w, h)")
+            raise ConfigError(
+                f"boxes are {_describe(self.boxes)}: they must be [N, 6] = (row, class, cx, cy, w, h)"
+            )
 
     @property
     def size_px(self) -> tuple[int, int]:
@@ -57,7 +62,11 @@ class Layers:
         return Layers(divided(self.images, 255.0), self.masks, self.boxes)
 
     def _fits(self, masks: Tensor) -> bool:
-        return masks.ndim == 4 and masks.shape[0] == self.images.shape[0] and masks.shape[2:] == self.images.shape[2:]
+        return (
+            masks.ndim == 4
+            and masks.shape[0] == self.images.shape[0]
+            and masks.shape[2:] == self.images.shape[2:]
+        )
 
 
 def _describe(tensor: Tensor) -> str:
@@ -67,8 +76,9 @@ def _describe(tensor: Tensor) -> str:
 class Augmentation(nn.Module, ABC):
     """Base of all augmentations.
 
-    `draw` makes every random number of a batch on the host, each sample's from its own stream. The numbers travel with
-    the batch, under keys that begin with ``augment_``, and `forward` applies them on the device and draws nothing.
+    `draw` makes every random number of a batch on the host, each sample's from its own stream. The
+    numbers travel with the batch, under keys that begin with ``augment_``, and `forward` applies
+    them on the device and draws nothing.
 
     A subclass writes `draw`, `draw_keys` and `transform`.
     """
@@ -93,7 +103,8 @@ class Augmentation(nn.Module, ABC):
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the numbers of a batch; each sample's are a pure function of (seed, epoch, its index).
+        """Draw the numbers of a batch; each sample's are a pure function of (seed, epoch, its
+        index).
 
         Args:
             seed: 0 <= seed < 2**64.
@@ -110,7 +121,8 @@ class Augmentation(nn.Module, ABC):
         """Apply drawn numbers; called without gradient and without autocast."""
 
     def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
-        """Pixels (above and below, left and right) that a patch must be read larger by, so that no padding is seen.
+        """Pixels (above and below, left and right) that a patch must be read larger by, so that no
+        padding is seen.
 
         Args:
             patch_px: (height, width) that shall come out, by a crop to it.
@@ -129,7 +141,9 @@ class Augmentation(nn.Module, ABC):
             New layers on the same device, with images of float32.
         """
         with torch.autocast(layers.images.device.type, enabled=False):
-            return self.transform(layers if self._keeps(layers) else layers.in_floats(), draws).in_floats()
+            return self.transform(
+                layers if self._keeps(layers) else layers.in_floats(), draws
+            ).in_floats()
 
     def _keeps(self, layers: Layers) -> bool:
         return self.takes_bytes and runs_on_cpu(layers.images)
@@ -138,9 +152,9 @@ class Augmentation(nn.Module, ABC):
 class Compiled(Augmentation):
     """Compiles an augmentation at its first batch, and again for each new shape of batches.
 
-    On two CPU cores `StripeAugment` took 0.55 of its time, after 16 s of compiling (``python -m benchmarks
-    synthesis suite.compile=true`` measures it on your machine). Needs a C++ compiler, on a GPU Triton. Pixels stay the
-    same but for the last bit of a float32.
+    On two CPU cores `StripeAugment` took 0.55 of its time, after 16 s of compiling (``python -m
+    benchmarks synthesis suite.compile=true`` measures it on your machine). Needs a C++ compiler, on
+    a GPU Triton. Pixels stay the same but for the last bit of a float32.
 
     Args:
         augmentation: What is compiled.
@@ -148,7 +162,9 @@ class Compiled(Augmentation):
         mode: Of `torch.compile`, e.g. `max-autotune`; none is its default.
     """
 
-    def __init__(self, augmentation: Augmentation, *, backend: str = "inductor", mode: str | None = None) -> None:
+    def __init__(
+        self, augmentation: Augmentation, *, backend: str = "inductor", mode: str | None = None
+    ) -> None:
         super().__init__()
         self.augmentation, self.crop_px = augmentation, augmentation.crop_px
         self.backend, self.mode = backend, mode
@@ -173,5 +189,7 @@ class Compiled(Augmentation):
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Apply drawn numbers."""
         if self._compiled is None:
-            self._compiled = torch.compile(self.augmentation.transform, backend=self.backend, mode=self.mode)
+            self._compiled = torch.compile(
+                self.augmentation.transform, backend=self.backend, mode=self.mode
+            )
         return self._compiled(layers, {key: draws[key] for key in self.draw_keys if key in draws})

@@ -27,10 +27,12 @@ def stripe_augment(
     noise: float = 0.02,
     registered: bool = False,
 ) -> Pipeline:
-    """For target, references and mask: one geometry for all, and for each image an exposure of its own.
+    """For target, references and mask: one geometry for all, and for each image an exposure of its
+    own.
 
-    `StripeAugment` is the part of it that copies whole pixels. Rotation and scale interpolate, which also softens thin
-    defects. The ranges are small on purpose and were not tuned: parts that are inspected lie and are lit almost alike.
+    `StripeAugment` is the part of it that copies whole pixels. Rotation and scale interpolate,
+    which also softens thin defects. The ranges are small on purpose and were not tuned: parts that
+    are inspected lie and are lit almost alike.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
@@ -91,10 +93,11 @@ def detection_augment(
 ) -> Pipeline:
     """For RGB images with boxes.
 
-    Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale`` 0.5, no rotation,
-    shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its ``translate`` of 0.1 is a tenth of the
-    side, here 32 px for 320. Its grey border is 0 here: a mirrored object would have no box. As there, samples that are
-    blended have each been moved by themselves, and share their colours.
+    Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale``
+    0.5, no rotation, shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its
+    ``translate`` of 0.1 is a tenth of the side, here 32 px for 320. Its grey border is 0 here: a
+    mirrored object would have no box. As there, samples that are blended have each been moved by
+    themselves, and share their colours.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -149,9 +152,10 @@ def segmentation_augment(
 ) -> Pipeline:
     """For images with label masks; all channels of a sample share their exposure.
 
-    Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and contrast 0.75 to
-    1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its gamma of 0.7 to 1.5 is 0.7 to 1.3
-    here. As there, each change touches 10 to 30 % of the samples: where all are changed, a short run learns less.
+    Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and
+    contrast 0.75 to 1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its
+    gamma of 0.7 to 1.5 is 0.7 to 1.3 here. As there, each change touches 10 to 30 % of the samples:
+    where all are changed, a short run learns less.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
@@ -165,7 +169,8 @@ def segmentation_augment(
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of the blur.
         noise: Largest standard deviation of the noise.
-        geometry_probability: Of a sample to be rotated and scaled; flips and turns have 1/2 and 3/4.
+        geometry_probability: Of a sample to be rotated and scaled; flips and turns have 1/2 and
+            3/4.
         photometry_probability: Of each of gain, contrast, gamma, blur and noise to touch a sample.
     """
     geometry = Geometry(

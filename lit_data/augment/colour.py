@@ -23,7 +23,8 @@ _MOST_HSV: Final = (math.inf, 1, 1, 0)
 class ColourJitter(Augmentation):
     """Turns the hue, and multiplies saturation and value, the same for all pixels of a sample.
 
-    Defaults are those of ultralytics (``hsv_h``, ``hsv_s``, ``hsv_v`` of ``ultralytics/cfg/default.yaml``).
+    Defaults are those of ultralytics (``hsv_h``, ``hsv_s``, ``hsv_v`` of
+    ``ultralytics/cfg/default.yaml``).
 
     Args:
         hue: Largest turn of the hue either way, as a share of the colour circle, up to 0.5.
@@ -31,7 +32,8 @@ class ColourJitter(Augmentation):
         value: The same for the value (the largest of R, G and B).
 
     Raises:
-        ConfigError: An argument is out of its range; later, that images have another number of channels than 3.
+        ConfigError: An argument is out of its range; later, that images have another number of
+            channels than 3.
     """
 
     def __init__(self, *, hue: float = 0.015, saturation: float = 0.7, value: float = 0.4) -> None:
@@ -64,14 +66,20 @@ class ColourJitter(Augmentation):
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the colours of each sample; see `Augmentation.draw`."""
-        return {} if self.is_off else {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
+        return (
+            {}
+            if self.is_off
+            else {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
+        )
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Change the colours as drawn."""
         if self.is_off:
             return layers
         if layers.images.shape[1] != _RGB:
-            raise ConfigError(f"images have {layers.images.shape[1]} channels: colours need the three of RGB")
+            raise ConfigError(
+                f"images have {layers.images.shape[1]} channels: colours need the three of RGB"
+            )
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
         factors = 6 * self.hue * turn, 1 + self.saturation * saturation, 1 + self.value * value
         change = change_planes if runs_on_cpu(layers.images) else change_colours
@@ -81,8 +89,9 @@ class ColourJitter(Augmentation):
 def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
     """Turn hues and multiply saturations and values, without a way through HSV.
 
-    Of the largest channel V, the difference C to the smallest, and the hue h in sixths of the circle from red, -3..3,
-    red is V - C (clip(|h|, 1, 2) - 1), and green and blue are V - C (2 - clip(|h +- 1|, 1, 2)).
+    Of the largest channel V, the difference C to the smallest, and the hue h in sixths of the
+    circle from red, -3..3, red is V - C (clip(|h|, 1, 2) - 1), and green and blue are V - C (2 -
+    clip(|h +- 1|, 1, 2)).
 
     Args:
         images: [B, 3, H, W] float32 in 0..1; R, G, B.
@@ -97,7 +106,8 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
     most = torch.maximum(torch.maximum(red, green), blue)
     least = torch.minimum(torch.minimum(red, green), blue)
     span = most - least
-    # No fused multiply and add here: whether it rounds in between depends on where a pixel lies in the batch.
+    # No fused multiply and add here: whether it rounds in between depends on where a pixel lies in
+    # the batch.
     hue = (red - green).sub_(blue).add_(least).div_(span.clamp(min=_TINY)).neg_().add_(1)
     hue = torch.copysign(hue, green - blue).add_(turn)
     hue.sub_(hue.div(6).round_().mul_(6))

@@ -36,7 +36,10 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's module may draw from it
     devices = [device] if device.type == "cuda" else []
     # torch.manual_seed would also seed devices that are not in use and are not put back.
-    generators = [torch.default_generator, *(torch.cuda.default_generators[d.index or 0] for d in devices)]
+    generators = [
+        torch.default_generator,
+        *(torch.cuda.default_generators[d.index or 0] for d in devices),
+    ]
     with torch.random.fork_rng(devices=devices):
         for generator in generators:
             generator.manual_seed(seed)
@@ -57,25 +60,29 @@ _KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2
 class ExternalTransform(Augmentation):
     """Runs a module with the global generators seeded, and puts their states back.
 
-    Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest neighbour) and boxes
-    together, through an ``AugmentationSequential``; their numbers are drawn on the host, so that they are the same for
-    any device. Boxes travel as the points of their corners. Any other module is called with (images, masks) if its
-    ``forward`` takes two arguments, else with images alone; it cannot move boxes.
+    Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest
+    neighbour) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
+    the host, so that they are the same for any device. Boxes travel as the points of their corners.
+    Any other module is called with (images, masks) if its ``forward`` takes two arguments, else
+    with images alone; it cannot move boxes.
 
-    The seeds come back to the host before the call, so this waits for the device once a batch, which the other
-    augmentations do not.
+    The seeds come back to the host before the call, so this waits for the device once a batch,
+    which the other augmentations do not.
 
     Args:
-        module: A Kornia augmentation or container, a list of augmentations to run in turn, or any other module.
-        seed_per: `batch`: one seed from (seed, epoch, the indices of the batch), so a sample's result depends on the
-            batch it is in; the parts of a batch that is split have the seed of the whole. `sample`: each sample goes
-            through by itself, with a seed from (seed, epoch, its index): slower, but the same for any number of ranks,
-            batch size and after a resume.
+        module: A Kornia augmentation or container, a list of augmentations to run in turn, or any
+            other module.
+        seed_per: `batch`: one seed from (seed, epoch, the indices of the batch), so a sample's
+            result depends on the batch it is in; the parts of a batch that is split have the seed
+            of the whole. `sample`: each sample goes through by itself, with a seed from (seed,
+            epoch, its index): slower, but the same for any number of ranks, batch size and after a
+            resume.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
 
     Raises:
-        ConfigError: An argument is of the wrong kind; later, that boxes cannot be moved or results do not fit.
+        ConfigError: An argument is of the wrong kind; later, that boxes cannot be moved or results
+            do not fit.
     """
 
     def __init__(
@@ -137,7 +144,9 @@ class ExternalTransform(Augmentation):
         if _is_kornia(self.module):
             return self._run_kornia(layers)
         if layers.boxes is not None:
-            raise ConfigError(f"{type(self.module).__name__} is not of Kornia and cannot move boxes")
+            raise ConfigError(
+                f"{type(self.module).__name__} is not of Kornia and cannot move boxes"
+            )
         if self._takes_masks:
             images, masks = self.module(layers.images, layers.masks)
         else:
@@ -150,7 +159,8 @@ class ExternalTransform(Augmentation):
         if layers.masks is not None:
             given["mask"] = layers.masks
         if layers.boxes is not None:
-            # Each sample moves the corners of all boxes, of which those of its own are taken: no padding by counts.
+            # Each sample moves the corners of all boxes, of which those of its own are taken: no
+            # padding by counts.
             corners = box_corners(layers.boxes, layers.size_px)
             given["keypoints"] = corners.reshape(1, -1, 2).expand(len(layers.images), -1, -1)
         result = self.module(*given.values(), data_keys=list(given))
@@ -161,12 +171,16 @@ class ExternalTransform(Augmentation):
         rows = layers.boxes[:, 0].long()
         each = torch.arange(len(rows), device=rows.device)
         corners = moved["keypoints"].view(len(layers.images), len(rows), 4, 2)[rows, each]
-        return replace(after, boxes=hull_boxes(layers.boxes, corners, after.size_px, self.box_limits))
+        return replace(
+            after, boxes=hull_boxes(layers.boxes, corners, after.size_px, self.box_limits)
+        )
 
     def _warn_about_masks(self, layers: Layers) -> None:
         if layers.masks is not None and not self._has_warned:
             self._has_warned = True
-            log.warning("%s takes images alone: masks are not moved with them", type(self.module).__name__)
+            log.warning(
+                "%s takes images alone: masks are not moved with them", type(self.module).__name__
+            )
 
 
 def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
@@ -174,12 +188,22 @@ def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
         return _chain(module)
     if type(module) is nn.Sequential and any(_is_kornia(part) for part in module):
         return _chain(list(module))
-    return _chain([module]) if _is_kornia(module) and not isinstance(module, AugmentationSequential) else module
+    return (
+        _chain([module])
+        if _is_kornia(module) and not isinstance(module, AugmentationSequential)
+        else module
+    )
 
 
 def _chain(parts: Sequence[nn.Module]) -> nn.Module:
-    if not isinstance(parts, Sequence) or not parts or not all(isinstance(part, nn.Module) for part in parts):
-        raise ConfigError(f"{parts!r} is not an augmentation: give a torch module or a list of them")
+    if (
+        not isinstance(parts, Sequence)
+        or not parts
+        or not all(isinstance(part, nn.Module) for part in parts)
+    ):
+        raise ConfigError(
+            f"{parts!r} is not an augmentation: give a torch module or a list of them"
+        )
     chain: nn.Module = AugmentationSequential(*parts)
     return chain
 
@@ -200,13 +224,17 @@ def _take_row(layers: Layers, row: int) -> Layers:
     if boxes is not None:
         boxes = boxes[boxes[:, 0] == row].clone()
         boxes[:, 0] = 0
-    return Layers(layers.images[row : row + 1], None if masks is None else masks[row : row + 1], boxes)
+    return Layers(
+        layers.images[row : row + 1], None if masks is None else masks[row : row + 1], boxes
+    )
 
 
 def _join(results: Sequence[Layers]) -> Layers:
     sizes = {result.size_px for result in results}
     if len(sizes) > 1:
-        raise ConfigError(f"samples came out in different sizes ({sorted(sizes)}): end with a crop or resize")
+        raise ConfigError(
+            f"samples came out in different sizes ({sorted(sizes)}): end with a crop or resize"
+        )
     masks = [result.masks for result in results if result.masks is not None]
     boxes = [result.boxes for result in results if result.boxes is not None]
     for row, part in enumerate(boxes):

@@ -54,8 +54,8 @@ class Reach:
     def margin_px(self, patch_px: Size) -> Size:
         """Pixels that a patch must be read larger by on each side.
 
-        The patch comes out of the middle of what was read. For shear and perspective this is a bound, for the rest the
-        exact number, rounded up.
+        The patch comes out of the middle of what was read. For shear and perspective this is a
+        bound, for the rest the exact number, rounded up.
 
         Args:
             patch_px: (height, width) of the patch.
@@ -72,8 +72,9 @@ class Reach:
         read = height + 2 * margin[0], width + 2 * margin[1]
         if not (self.turn and turn_covers(read, patch_px)):
             return margin
-        # What was read is large enough to be turned by 90 degrees, so it must be so for the other moves as well; the
-        # crop then lies half a pixel off the centre where one side is even and the other odd.
+        # What was read is large enough to be turned by 90 degrees, so it must be so for the other
+        # moves as well; the crop then lies half a pixel off the centre where one side is even and
+        # the other odd.
         y, x = self._half_extents(patch_px, (height - width) % 2 / 2)
         return (
             max(margin[0], _round_up(x - (height - 1) / 2)),
@@ -115,30 +116,36 @@ _LARGEST_PERSPECTIVE: Final = 0.3
 
 
 class Geometry(Augmentation):
-    """Flips, turns, shift, rotation, scale, shear, perspective and crop, the same for images, masks and boxes.
+    """Flips, turns, shift, rotation, scale, shear, perspective and crop, the same for images, masks
+    and boxes.
 
-    All that was drawn becomes one matrix for each sample, and the output, which may be a crop from the middle, is
-    looked up in the input once. While only whole pixels move (flips, turns, whole shifts, crops) values are copied and
-    keep their set; otherwise images are bilinear. Masks are always looked up by nearest neighbour. With everything off
-    and `crop_px` given this is a centre crop.
+    All that was drawn becomes one matrix for each sample, and the output, which may be a crop from
+    the middle, is looked up in the input once. While only whole pixels move (flips, turns, whole
+    shifts, crops) values are copied and keep their set; otherwise images are bilinear. Masks are
+    always looked up by nearest neighbour. With everything off and `crop_px` given this is a centre
+    crop.
 
-    Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from ``box_candidates`` of
-    ultralytics/yolov5. Flips and turns without a crop cut no box, so all are kept, and the device is not waited for.
+    Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from
+    ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop cut no box, so all are
+    kept, and the device is not waited for.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
         flip_top_bottom: Mirror top-bottom with probability 1/2.
-        turn: Turn by a random multiple of 90 degrees; of 180 where the input turned by 90 does not cover the output,
-            as for a patch that is not square and not cropped.
+        turn: Turn by a random multiple of 90 degrees; of 180 where the input turned by 90 does not
+            cover the output, as for a patch that is not square and not cropped.
         shift_px: Largest shift along each axis, by whole pixels.
         subpixel: Shift between pixels too.
         rotate_deg: Largest rotation about the centre, either way.
         scale: Smallest and largest factor; above 1 things become larger.
         shear_deg: Largest shear along each axis, either way, up to 40.
-        perspective: Largest tilt: the share by which the distance at an edge of the output grows or shrinks, up to 0.3.
-        probability: Of a sample to be shifted, rotated, scaled, sheared and tilted; flips and turns have their own.
+        perspective: Largest tilt: the share by which the distance at an edge of the output grows or
+            shrinks, up to 0.3.
+        probability: Of a sample to be shifted, rotated, scaled, sheared and tilted; flips and turns
+            have their own.
         crop_px: Size of the output, one number or (height, width); none keeps that of the input.
-        padding: What lies outside the input: `reflect` mirrors about the outermost pixels, `border` repeats them.
+        padding: What lies outside the input: `reflect` mirrors about the outermost pixels, `border`
+            repeats them.
         min_box_px: Smallest height and width of a box that is kept.
         min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
 
@@ -201,7 +208,8 @@ class Geometry(Augmentation):
         return self.moves_whole_pixels and not (any(self.flips) or self.turn or self.shift_px)
 
     def margin_px(self, patch_px: Size) -> Size:
-        """Pixels (above and below, left and right) that a patch must be read larger by, so that no padding is seen.
+        """Pixels (above and below, left and right) that a patch must be read larger by, so that no
+        padding is seen.
 
         Args:
             patch_px: (height, width) that shall come out, by `crop_px`.
@@ -220,7 +228,9 @@ class Geometry(Augmentation):
         """Draw the moves of a batch; see `Augmentation.draw`."""
         draws = uniform(seed, Stream.GEOMETRY, index, epoch, _DRAWS)
         quarters = np.floor(draws[:, :1] * 4) * self.turn
-        mirror = np.where((draws[:, 1:3] < 0.5) & np.array(self.flips), np.float32(-1), np.float32(1))
+        mirror = np.where(
+            (draws[:, 1:3] < 0.5) & np.array(self.flips), np.float32(-1), np.float32(1)
+        )
         linear = self._linear(draws[:, 5:9].astype(np.float64)).reshape(-1, 4)
         tilt = self.perspective * (2 * draws[:, 9:11] - 1)
         shift = self._shift(draws[:, 3:5])
@@ -234,7 +244,9 @@ class Geometry(Augmentation):
         size = layers.size_px
         crop = self.crop_px or size
         if crop[0] > size[0] or crop[1] > size[1]:
-            raise ConfigError(f"crop_px={crop} is larger than the images of {size[0]} x {size[1]} px")
+            raise ConfigError(
+                f"crop_px={crop} is larger than the images of {size[0]} x {size[1]} px"
+            )
         if self.is_still and crop == size:
             return layers
         matrix = compose(Moves.unpack(draws[_KEY]), size, crop)
@@ -272,22 +284,31 @@ class Geometry(Augmentation):
             return np.float32(self.shift_px) * (2 * draws - 1)
         # The product can round up to the next whole number, which is one too many.
         steps = np.floor(draws * np.float32(2 * self.shift_px + 1))
-        shift: NDArray[np.float32] = np.minimum(steps, 2 * self.shift_px) - np.float32(self.shift_px)
+        shift: NDArray[np.float32] = np.minimum(steps, 2 * self.shift_px) - np.float32(
+            self.shift_px
+        )
         return shift
 
     def _check(self) -> None:
         low, high = self.scale if len(self.scale) == 2 else (0.0, 0.0)
         if not 0 < low <= high:
             raise ConfigError(f"scale={list(self.scale)} must be [low, high] with 0 < low <= high")
-        for name, largest in (("shear_deg", _LARGEST_SHEAR_DEG), ("perspective", _LARGEST_PERSPECTIVE)):
+        for name, largest in (
+            ("shear_deg", _LARGEST_SHEAR_DEG),
+            ("perspective", _LARGEST_PERSPECTIVE),
+        ):
             if not 0 <= getattr(self, name) <= largest:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must lie between 0 and {largest}")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} must lie between 0 and {largest}"
+                )
         if self.shift_px < 0 or not 0 <= self.rotate_deg <= 180:
             raise ConfigError(
                 f"shift_px={self.shift_px}, rotate_deg={self.rotate_deg}: need shift_px >= 0, 0 <= rotate_deg <= 180"
             )
         if not self.subpixel and self.shift_px != int(self.shift_px):
-            raise ConfigError(f"shift_px={self.shift_px} is not whole: set subpixel=true to shift between pixels")
+            raise ConfigError(
+                f"shift_px={self.shift_px} is not whole: set subpixel=true to shift between pixels"
+            )
         check_share("probability", self.probability)
         check_choice("padding", self.padding, get_args(Padding))
 

@@ -18,7 +18,8 @@ class Moves:
         mirror: [B, 2] -1 or 1, along x and y.
         quarters: [B] int64, turns by 90 degrees, 0 to 3; x turns towards y.
         linear: [B, 2, 2], rotation, scale and shear about the centre.
-        tilt: [B, 2], what perspective adds to the distance at the right and the lower edge of the output, as a share.
+        tilt: [B, 2], what perspective adds to the distance at the right and the lower edge of the
+            output, as a share.
         shift: [B, 2] px, x and y.
     """
 
@@ -48,8 +49,8 @@ def turn_covers(size: Size, crop: Size) -> bool:
 def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
     """The matrix of each sample.
 
-    The crop lies in the middle of the turned input, at whole pixels. Where a quarter turn would not cover the crop,
-    turns are by 180 degrees only.
+    The crop lies in the middle of the turned input, at whole pixels. Where a quarter turn would not
+    cover the crop, turns are by 180 degrees only.
 
     Args:
         moves: What was drawn.
@@ -72,7 +73,8 @@ def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
 
 
 def invert(matrix: Tensor) -> Tensor:
-    """Inverse up to a factor that makes the last entry 1, from cofactors: no solver, which would wait for the device.
+    """Inverse up to a factor that makes the last entry 1, from cofactors: no solver, which would
+    wait for the device.
 
     Args:
         matrix: [B, 3, 3].
@@ -81,7 +83,9 @@ def invert(matrix: Tensor) -> Tensor:
         [B, 3, 3].
     """
     first, second, third = matrix.unbind(dim=1)
-    columns = [torch.linalg.cross(a, b) for a, b in ((second, third), (third, first), (first, second))]
+    columns = [
+        torch.linalg.cross(a, b) for a, b in ((second, third), (third, first), (first, second))
+    ]
     adjugate = torch.stack(columns, dim=-1)
     return adjugate / adjugate[:, 2:, 2:]
 
@@ -91,7 +95,9 @@ def _crop_centres(quarters: Tensor, size: Size, crop: Size) -> Tensor:
     turned = quarters % 2 == 1
     # Scalars, here and below: a small tensor made from a list would wait for the device.
     y, x = (
-        torch.where(turned, (other - 1) / 2 - (other - part) // 2, (whole - 1) / 2 - (whole - part) // 2)
+        torch.where(
+            turned, (other - 1) / 2 - (other - part) // 2, (whole - 1) / 2 - (whole - part) // 2
+        )
         for whole, other, part in zip(size, size[::-1], crop, strict=True)
     )
     return torch.stack((x, y), dim=-1)
@@ -174,7 +180,12 @@ def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits | N
     bounds = [edge[:, axis].clamp(0, crop[1 - axis]) for axis in (0, 1) for edge in (low, high)]
     left, right, top, bottom = bounds
     width, height = right - left, bottom - top
-    shares = ((left + right) / (2 * crop[1]), (top + bottom) / (2 * crop[0]), width / crop[1], height / crop[0])
+    shares = (
+        (left + right) / (2 * crop[1]),
+        (top + bottom) / (2 * crop[0]),
+        width / crop[1],
+        height / crop[0],
+    )
     moved = torch.cat((boxes[:, :2], torch.stack(shares, dim=-1).to(boxes.dtype)), dim=-1)
     if limits is None:
         return moved

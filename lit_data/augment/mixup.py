@@ -20,10 +20,11 @@ _KNOTS: Final = 2049
 class MixUp(Augmentation):
     """Blends a sample with another one of its batch and keeps the boxes of both.
 
-    The share of the sample itself is drawn from Beta(alpha, alpha) as by Zhang et al., "mixup: Beyond empirical risk
-    minimization" (ICLR 2018); boxes as in ultralytics (``data/augment.py``, `MixUp`), whose alpha is 32: both images
-    are seen about equally well. What is drawn for a sample is its own; which image that makes its partner depends on
-    the batch. A batch of one sample stays as it is.
+    The share of the sample itself is drawn from Beta(alpha, alpha) as by Zhang et al., "mixup:
+    Beyond empirical risk minimization" (ICLR 2018); boxes as in ultralytics (``data/augment.py``,
+    `MixUp`), whose alpha is 32: both images are seen about equally well. What is drawn for a sample
+    is its own; which image that makes its partner depends on the batch. A batch of one sample stays
+    as it is.
 
     Where boxes are mixed this waits for the device, because their number changes.
 
@@ -32,20 +33,25 @@ class MixUp(Augmentation):
         alpha: Above 0; small numbers leave one of the two images faint.
 
     Raises:
-        ConfigError: An argument is out of its range; later, that there are masks, which cannot be blended.
+        ConfigError: An argument is out of its range; later, that there are masks, which cannot be
+            blended.
     """
 
     def __init__(self, *, probability: float = 0.0, alpha: float = 32.0) -> None:
         super().__init__()
         if not (0 <= probability <= 1 and 0 < alpha < np.inf):
-            raise ConfigError(f"probability={probability}, alpha={alpha}: need a probability in 0..1 and alpha > 0")
+            raise ConfigError(
+                f"probability={probability}, alpha={alpha}: need a probability in 0..1 and alpha > 0"
+            )
         self.probability, self.alpha = probability, float(alpha)
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_mixup`` [B, 2] float32: the sample's own share, 1 where it is not blended, and its partner.
+        """``augment_mixup`` [B, 2] float32: the sample's own share, 1 where it is not blended, and
+        its partner.
 
-        The partner is a number in [0, 1), which `transform` spreads over the other samples of the batch.
+        The partner is a number in [0, 1), which `transform` spreads over the other samples of the
+        batch.
         """
         return (_KEY,)
 
@@ -107,7 +113,8 @@ def invert_beta(draws: NDArray[np.float32], alpha: float) -> NDArray[np.float64]
 def _tabulate_beta(alpha: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Logits, and the probability that Beta(alpha, alpha) stays below each.
 
-    As a logit it has a single hump for any alpha, with density (x (1 - x))^alpha; its tails end where e^-20 is left.
+    As a logit it has a single hump for any alpha, with density (x (1 - x))^alpha; its tails end
+    where e^-20 is left.
     """
     end = 20 / alpha + np.sqrt(80 / alpha)
     logits = np.linspace(-end, end, _KNOTS)

@@ -13,7 +13,8 @@ from lit_data.rng import Stream, uniform
 
 
 class SingleTexture(nn.Module):
-    """Small independent shift, gain and noise for each channel, where one texture stands for target and references.
+    """Small independent shift, gain and noise for each channel, where one texture stands for target
+    and references.
 
     Args:
         shift_px: Largest shift along each axis, between pixels too (bilinear).
@@ -33,13 +34,16 @@ class SingleTexture(nn.Module):
         self.shift_px, self.gain, self.noise = shift_px, gain, noise
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the parameters of a batch; each sample's are a pure function of (seed, epoch, its index).
+        """Draw the parameters of a batch; each sample's are a pure function of (seed, epoch, its
+        index).
 
         Returns:
             ``nuisance`` [B, C, 6] float32 in [0, 1), on the host.
         """
         draws = uniform(seed, Stream.NUISANCE, index, epoch, channels * (3 + NOISE_DRAWS))
-        return {"nuisance": torch.from_numpy(draws.copy()).view(len(draws), channels, 3 + NOISE_DRAWS)}
+        return {
+            "nuisance": torch.from_numpy(draws.copy()).view(len(draws), channels, 3 + NOISE_DRAWS)
+        }
 
     @torch.no_grad()
     def forward(self, images: Tensor, draws: dict[str, Tensor]) -> Tensor:
@@ -55,9 +59,15 @@ class SingleTexture(nn.Module):
         batch, channels, height, width = images.shape
         drawn = draws["nuisance"]
         shift = (2 * drawn[..., :2] - 1).reshape(-1, 2, 1) * self.shift_px
-        matrix = torch.cat((torch.eye(2, device=images.device).expand(batch * channels, 2, 2), shift), dim=-1)
+        matrix = torch.cat(
+            (torch.eye(2, device=images.device).expand(batch * channels, 2, 2), shift), dim=-1
+        )
         planes = warp_affine(
-            images.reshape(-1, 1, height, width), matrix, (height, width), padding_mode="reflection", align_corners=True
+            images.reshape(-1, 1, height, width),
+            matrix,
+            (height, width),
+            padding_mode="reflection",
+            align_corners=True,
         )
         gain = 1 + self.gain * (2 * drawn[..., 2] - 1)
         images = planes.view_as(images) * gain[..., None, None]
@@ -67,30 +77,38 @@ class SingleTexture(nn.Module):
 class StripeAugment(Pipeline):
     """Flips, turns by 90 degrees and whole-pixel shifts, then gain and noise.
 
-    The geometry moves whole pixels only, so pixel values and masks keep their set of values. What leaves the patch on
-    one side is mirrored in from the other. Samples that are not square turn by 180 degrees only. See `stripe_augment`
-    for one that does more.
+    The geometry moves whole pixels only, so pixel values and masks keep their set of values. What
+    leaves the patch on one side is mirrored in from the other. Samples that are not square turn by
+    180 degrees only. See `stripe_augment` for one that does more.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
         turn: Turn by a random multiple of 90 degrees.
-        shift_px: Largest shift along each axis. 0 by default: what is mirrored in at the edge shows a misregistration
-            of the opposite sign, which taught a net to overlook thin scratches (test average precision of the stripe
-            experiment 0.79 with 4 px, 0.92 without).
+        shift_px: Largest shift along each axis. 0 by default: what is mirrored in at the edge shows
+            a misregistration of the opposite sign, which taught a net to overlook thin scratches
+            (test average precision of the stripe experiment 0.79 with 4 px, 0.92 without).
         gain: Each image is multiplied by a factor in [1 - gain, 1 + gain].
-        noise: Largest standard deviation of the added noise, in units of the 0..1 value range; each image draws its
-            own from [0, noise].
+        noise: Largest standard deviation of the added noise, in units of the 0..1 value range; each
+            image draws its own from [0, noise].
 
     Raises:
         ConfigError: A size is negative, or gain is not below 1.
     """
 
     def __init__(
-        self, *, flip: bool = True, turn: bool = True, shift_px: int = 0, gain: float = 0.1, noise: float = 0.01
+        self,
+        *,
+        flip: bool = True,
+        turn: bool = True,
+        shift_px: int = 0,
+        gain: float = 0.1,
+        noise: float = 0.01,
     ) -> None:
         if shift_px < 0 or noise < 0 or not 0 <= gain < 1:
             raise ConfigError(
                 f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= gain < 1"
             )
-        geometry = Geometry(flip_left_right=flip, flip_top_bottom=flip, turn=turn, shift_px=shift_px)
+        geometry = Geometry(
+            flip_left_right=flip, flip_top_bottom=flip, turn=turn, shift_px=shift_px
+        )
         super().__init__([geometry, Photometry(gain=gain, noise=noise)])

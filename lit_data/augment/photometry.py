@@ -39,7 +39,9 @@ def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArra
     distance = np.arange(-radius, radius + 1)
     sigma = np.maximum(sigma_px.astype(np.float64), 1e-3)[..., None]
     weights = np.exp(-(distance**2) / (2 * sigma**2))
-    normalised: NDArray[np.float32] = (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
+    normalised: NDArray[np.float32] = (weights / weights.sum(axis=-1, keepdims=True)).astype(
+        np.float32
+    )
     return normalised
 
 
@@ -57,7 +59,9 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     taps = weights.shape[-1]
     planes, kernels = images.reshape(1, -1, height, width), weights.reshape(-1, 1, taps)
     count = planes.shape[1]
-    if count == 1:  # a single plane would not be a grouped convolution, and be summed in another order
+    if (
+        count == 1
+    ):  # a single plane would not be a grouped convolution, and be summed in another order
         planes, kernels = planes.expand(1, 2, -1, -1), kernels.expand(2, -1, -1)
     planes = F.pad(planes, [taps // 2] * 4, mode="replicate")
     planes = F.conv2d(planes, kernels[..., None], groups=len(kernels))
@@ -128,7 +132,9 @@ def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     return torch.from_numpy(windows).view(*draws.shape[:-1], height_px, width_px)
 
 
-def _cut_window(drawn: NDArray[np.float32], height_px: int, width_px: int) -> tuple[NDArray[np.float32], np.float32]:
+def _cut_window(
+    drawn: NDArray[np.float32], height_px: int, width_px: int
+) -> tuple[NDArray[np.float32], np.float32]:
     """A window of the field, and the sign that its values get."""
     field, sign = noise_field(_CPU).numpy(), np.float32(-1 if drawn[2] < 0.5 else 1)
     top, left = int(drawn[0] * FIELD_PX), int(drawn[1] * FIELD_PX)
@@ -153,23 +159,27 @@ _OFF: Final = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
 class Photometry(Augmentation):
     """Changes how bright and how sharp images are; masks and boxes stay.
 
-    In this order: blur, contrast, gain, offset, gamma, noise; then values are cut to 0..1. What is 0 is left out, and
-    with everything at 0 no pixel is touched. With g a uniform number from [-1, 1], an image x becomes
-    ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset * g``, raised to ``1 + gamma * g``.
+    In this order: blur, contrast, gain, offset, gamma, noise; then values are cut to 0..1. What is
+    0 is left out, and with everything at 0 no pixel is touched. With g a uniform number from [-1,
+    1], an image x becomes ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset *
+    g``, raised to ``1 + gamma * g``.
 
     Args:
         gain: Largest change of the factor.
         offset: Largest number added, in units of the 0..1 value range.
         contrast: Largest change of the distance from the image's own mean, as a share.
         gamma: Largest change of the exponent.
-        blur_px: Largest standard deviation of a Gaussian blur; each image draws its own from [0, blur_px].
-        noise: Largest standard deviation of added noise, in units of the 0..1 value range; each image draws its own
-            from [0, noise].
+        blur_px: Largest standard deviation of a Gaussian blur; each image draws its own from [0,
+            blur_px].
+        noise: Largest standard deviation of added noise, in units of the 0..1 value range; each
+            image draws its own from [0, noise].
         probability: Of each of these changes to touch an image, drawn for each of them apart.
-        registered: All channels of a sample share their numbers, as one exposure does; noise stays each one's own.
+        registered: All channels of a sample share their numbers, as one exposure does; noise stays
+            each one's own.
 
     Raises:
-        ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability is none.
+        ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability
+            is none.
     """
 
     def __init__(
@@ -209,22 +219,30 @@ class Photometry(Augmentation):
     @property
     def is_off(self) -> bool:
         """Whether no pixel changes."""
-        return not (self.gain or self.offset or self.contrast or self.gamma or self.blur_px or self.noise)
+        return not (
+            self.gain or self.offset or self.contrast or self.gamma or self.blur_px or self.noise
+        )
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the exposure of each image; see `Augmentation.draw`."""
         if self.is_off:
             return {}
-        draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, channels * (_FIRST + _MORE + len(_OFF)))
+        draws = uniform(
+            seed, Stream.PHOTOMETRY, index, epoch, channels * (_FIRST + _MORE + len(_OFF))
+        )
         ends = [channels * _FIRST, channels * (_FIRST + _MORE)]
-        first, more, chance = (_by_channel(part, channels) for part in np.split(draws, ends, axis=1))
+        first, more, chance = (
+            _by_channel(part, channels) for part in np.split(draws, ends, axis=1)
+        )
         numbers = np.concatenate((first, more), axis=-1)
         numbers[..., _SHARED] = np.where(chance < self.probability, numbers[..., _SHARED], _OFF)
         if self.registered:
             numbers[..., _SHARED] = numbers[:, :1, _SHARED]
         drawn = {_KEY: torch.from_numpy(numbers)}
         if self.blur_px:
-            drawn[_BLUR_KEY] = torch.from_numpy(gaussian_weights(self.blur_px * numbers[..., -1], self.blur_px))
+            drawn[_BLUR_KEY] = torch.from_numpy(
+                gaussian_weights(self.blur_px * numbers[..., -1], self.blur_px)
+            )
         return drawn
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
@@ -291,7 +309,9 @@ class Photometry(Augmentation):
         if self.offset or self.contrast:
             np.add(out, added, out=out)
         if self.gamma:
-            cv2.log(_clip(flat), dst=flat)  # with the exponential half of the time of a power; of 0 it is -inf
+            cv2.log(
+                _clip(flat), dst=flat
+            )  # with the exponential half of the time of a power; of 0 it is -inf
             np.multiply(out, 1 + self.gamma * numbers[:, _FIRST + 2], out=out)
             cv2.exp(flat, dst=flat)
         if self.noise:

@@ -15,7 +15,8 @@ from lit_data.types import Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
-    """An augmentation from what a user gives: one of ours, any other torch module (see `ExternalTransform`), or none.
+    """An augmentation from what a user gives: one of ours, any other torch module (see
+    `ExternalTransform`), or none.
 
     Raises:
         ConfigError: It is something else.
@@ -24,14 +25,17 @@ def as_augmentation(value: object) -> Augmentation | None:
         return value
     if isinstance(value, nn.Module):
         return ExternalTransform(value)
-    raise ConfigError(f"{value!r} is not an augmentation: give one of lit_data.augment or another torch module")
+    raise ConfigError(
+        f"{value!r} is not an augmentation: give one of lit_data.augment or another torch module"
+    )
 
 
 def stage_augmentations(value: object) -> dict[Stage, Augmentation]:
     """Which augmentation each stage has.
 
     Args:
-        value: None, one augmentation (for training alone), or a mapping of stage to augmentation or none.
+        value: None, one augmentation (for training alone), or a mapping of stage to augmentation or
+            none.
 
     Returns:
         The stages that have one.
@@ -62,14 +66,17 @@ class Pipeline(Augmentation):
         steps: Augmentations; other torch modules become `ExternalTransform`.
 
     Raises:
-        ConfigError: A step is no augmentation, or two are of one kind: they would draw the same numbers.
+        ConfigError: A step is no augmentation, or two are of one kind: they would draw the same
+            numbers.
     """
 
     def __init__(self, steps: Sequence[nn.Module]) -> None:
         super().__init__()
         made = [as_augmentation(step) for step in steps]
         self.steps = nn.ModuleList(step for step in made if step is not None)
-        self.crop_px = next((step.crop_px for step in reversed(list(self._each())) if step.crop_px), None)
+        self.crop_px = next(
+            (step.crop_px for step in reversed(list(self._each())) if step.crop_px), None
+        )
         twice = [key for key, times in Counter(self.draw_keys).items() if times > 1]
         if twice:
             raise ConfigError(f"two steps of the pipeline draw {twice[0]!r}: join them into one")

@@ -20,15 +20,19 @@ _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": 
 
 @dataclass(frozen=True, eq=False)
 class WholeMoves:
-    """Which input pixel each output pixel is, where only flips, quarter turns and whole shifts are on.
+    """Which input pixel each output pixel is, where only flips, quarter turns and whole shifts are
+    on.
 
-    A row of the output then runs along one axis of the input, so the places are those of the two axes of the output.
+    A row of the output then runs along one axis of the input, so the places are those of the two
+    axes of the output.
 
     Attributes:
         turned: [B] bool, whether rows of the output run down the input.
-        rows: [B, h] int64, for each row of the output that of the input, or its column where it is turned.
+        rows: [B, h] int64, for each row of the output that of the input, or its column where it is
+            turned.
         columns: [B, w] int64, the other axis.
-        inside: [B, h] and [B, w] bool, what is not padding; none where the padding has no value of its own.
+        inside: [B, h] and [B, w] bool, what is not padding; none where the padding has no value of
+            its own.
         width_px: Of the input.
     """
 
@@ -48,7 +52,9 @@ class WholeMoves:
             crop: (height, width) of the output.
             padding: What lies outside the input.
         """
-        (xx, xy, x0), (yx, yy, y0) = (row[:, :, None].unbind(dim=1) for row in inverse[:, :2].unbind(dim=1))
+        (xx, xy, x0), (yx, yy, y0) = (
+            row[:, :, None].unbind(dim=1) for row in inverse[:, :2].unbind(dim=1)
+        )
         turned = xy != 0
         height, width = size
         down = torch.arange(crop[0], device=inverse.device)
@@ -56,7 +62,9 @@ class WholeMoves:
         by_row = torch.where(turned, xy * down + x0, yy * down + y0)
         by_column = torch.where(turned, yx * right + y0, xx * right + x0)
         rows, row_inside = _fold(by_row.long(), torch.where(turned, width, height), padding)
-        columns, column_inside = _fold(by_column.long(), torch.where(turned, height, width), padding)
+        columns, column_inside = _fold(
+            by_column.long(), torch.where(turned, height, width), padding
+        )
         inside = (row_inside, column_inside) if padding == "zeros" else None
         return cls(turned[:, 0], rows, columns, inside, width)
 
@@ -66,11 +74,15 @@ class WholeMoves:
             taken = self._slice(planes)
         else:
             spread = self._index.view(len(planes), 1, -1).expand(-1, planes.shape[1], -1)
-            taken = planes.flatten(2).gather(2, spread).view(*planes.shape[:2], *self._index.shape[1:])
+            taken = (
+                planes.flatten(2).gather(2, spread).view(*planes.shape[:2], *self._index.shape[1:])
+            )
         if self.inside is None:
             return taken
         rows, columns = self.inside
-        if runs_on_cpu(planes) and rows.all() and columns.all():  # elsewhere to ask would wait for the device
+        if (
+            runs_on_cpu(planes) and rows.all() and columns.all()
+        ):  # elsewhere to ask would wait for the device
             return taken
         return taken.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
 
@@ -85,11 +97,22 @@ class WholeMoves:
         """On a CPU views of the input are copied, which takes a fifth of the time of an index."""
         shape = *planes.shape[:2], self.rows.shape[1], self.columns.shape[1]
         taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
-        moves = zip(planes.numpy(), self.turned.tolist(), self.rows.numpy(), self.columns.numpy(), strict=True)
+        moves = zip(
+            planes.numpy(),
+            self.turned.tolist(),
+            self.rows.numpy(),
+            self.columns.numpy(),
+            strict=True,
+        )
         mirrors = planes.dtype in _OPENCV_TYPES
         for out, (sample_planes, turned, rows, columns) in zip(taken.numpy(), moves, strict=True):
             view = sample_planes.transpose(0, 2, 1) if turned else sample_planes
-            if mirrors and not turned and isinstance(_as_slice(columns), slice) and columns[-1] < columns[0]:
+            if (
+                mirrors
+                and not turned
+                and isinstance(_as_slice(columns), slice)
+                and columns[-1] < columns[0]
+            ):
                 _mirror(view[:, _as_slice(rows), columns[-1] : columns[0] + 1], out)
             else:
                 out[...] = view[:, _as_slice(rows)][:, :, _as_slice(columns)]
@@ -129,7 +152,9 @@ def sampling_grid(inverse: Tensor, size: Size, crop: Size, *, tilted: bool) -> T
     x, y, last = inverse.unbind(dim=1)
     x, y = x / (max(size[1] - 1, 1) / 2) - last, y / (max(size[0] - 1, 1) / 2) - last
     rows = torch.stack((x, y, last) if tilted else (x, y), dim=1)
-    right, down = (torch.arange(length, device=inverse.device, dtype=inverse.dtype) for length in crop[::-1])
+    right, down = (
+        torch.arange(length, device=inverse.device, dtype=inverse.dtype) for length in crop[::-1]
+    )
     along, across = rows[..., :1] * right, rows[..., 1:2] * down + rows[..., 2:]
     places = across[..., :, None] + along[..., None, :]
     if tilted:
@@ -157,7 +182,12 @@ class Warp:
 
     def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
         """The pixels: from [B, C, H, W] those of [B, C, h, w], see `sample`."""
-        if self.tilted or not runs_on_cpu(planes) or planes.dtype not in _OPENCV_TYPES or not opencv_is_exact():
+        if (
+            self.tilted
+            or not runs_on_cpu(planes)
+            or planes.dtype not in _OPENCV_TYPES
+            or not opencv_is_exact()
+        ):
             return sample(planes, self._grid, self.padding, nearest=nearest)
         return self._take_planes(planes, nearest=nearest)
 
@@ -169,7 +199,11 @@ class Warp:
         """The same on a CPU, plane by plane: a third of the time. A place midway may have the other nearest pixel."""
         shape = *planes.shape[:2], *self.crop
         taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
-        sources, targets, matrices = planes.numpy(), taken.numpy(), self.inverse[:, :2].double().numpy()
+        sources, targets, matrices = (
+            planes.numpy(),
+            taken.numpy(),
+            self.inverse[:, :2].double().numpy(),
+        )
 
         def warp(number: int) -> None:
             for plane, row in zip(sources[number], targets[number], strict=True):
@@ -180,12 +214,21 @@ class Warp:
 
 
 def warp_plane(
-    plane: NDArray[Any], matrix: NDArray[np.float64], out: NDArray[Any], padding: Padding, *, nearest: bool
+    plane: NDArray[Any],
+    matrix: NDArray[np.float64],
+    out: NDArray[Any],
+    padding: Padding,
+    *,
+    nearest: bool,
 ) -> None:
     """Warp a plane, [H, W], into another by OpenCV."""
     import cv2
 
-    edges = {"reflect": cv2.BORDER_REFLECT_101, "zeros": cv2.BORDER_CONSTANT, "border": cv2.BORDER_REPLICATE}
+    edges = {
+        "reflect": cv2.BORDER_REFLECT_101,
+        "zeros": cv2.BORDER_CONSTANT,
+        "border": cv2.BORDER_REPLICATE,
+    }
     flags = cv2.WARP_INVERSE_MAP | (cv2.INTER_NEAREST if nearest else cv2.INTER_LINEAR)
     cv2.warpAffine(plane, matrix, out.shape[::-1], dst=out, flags=flags, borderMode=edges[padding])
 
@@ -202,8 +245,8 @@ def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = Fa
     """Look up planes at places between pixels.
 
     Args:
-        planes: [B, C, H, W]; of any dtype for nearest neighbour, whose values stay what they were (int64
-            up to 2**53, on an Apple GPU 2**24).
+        planes: [B, C, H, W]; of any dtype for nearest neighbour, whose values stay what they were
+            (int64 up to 2**53, on an Apple GPU 2**24).
         grid: [B, h, w, 2] of `sampling_grid`.
         padding: What lies outside the input.
         nearest: Nearest neighbour instead of bilinear.

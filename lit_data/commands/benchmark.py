@@ -19,37 +19,44 @@ log = logging.getLogger(__name__)
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Measure what `benchmark.mode` says.
 
-    `loaders` and `collate` print a table and write it as ``benchmark.csv`` and ``benchmark.png``. Every row is measured
-    several times, in turn with the others, and the table holds medians:
+    `loaders` and `collate` print a table and write it as ``benchmark.csv`` and ``benchmark.png``.
+    Every row is measured several times, in turn with the others, and the table holds medians:
 
     - ``samples_per_s``: after start and warm-up, until batches are finished on the device
     - ``ratio_to_dataloader``: to torch's DataLoader with as many workers
-    - ``process_cpu_ms_per_1000``: processor time of the main process, all its threads, for 1000 samples
+    - ``process_cpu_ms_per_1000``: processor time of the main process, all its threads, for 1000
+      samples
     - ``main_thread_cpu_ms_per_1000``: the same of its main thread alone
-    - ``first_batch_ms``: from asking for an iterator, which starts workers, to the first finished batch
+    - ``first_batch_ms``: from asking for an iterator, which starts workers, to the first finished
+      batch
     - ``load_ms_mean``, ``load_ms_std``: from asking for a batch to having it finished
     - ``transfer_ms``: copy of a batch from host to device; 0 where that is the CPU
     - ``pss_mib``: memory of the main process and its workers, shared pages counted once
     - ``samples``, ``repeats``, ``note``: what was measured, or why it was not
 
-    With `suite`, a `Suite` of a package that ``--package`` names is run in place of a mode, as those are that lie
-    beside this package in the repository, under ``benchmarks``.
+    With `suite`, a `Suite` of a package that ``--package`` names is run in place of a mode, as
+    those are that lie beside this package in the repository, under ``benchmarks``.
 
     Returns:
         Keys ``benchmark/NAME``:
 
-        - ``cores``, ``cpu``, ``memory_bytes``, ``device``, ``python``, ``torch``, ``numpy``, ``lightning``: where
+        - ``cores``, ``cpu``, ``memory_bytes``, ``device``, ``python``, ``torch``, ``numpy``,
+          ``lightning``: where
         - ``batch_size``: that of all figures below
-        - mode `loaders` with ``finish=both``: the keys of the second table, on the host, begin with ``host_``
-        - modes `loaders` and `collate`: the columns above under ``METHOD_COLUMN``, of each method's fastest row;
-          ``best_method`` and ``best_samples_per_s`` of the methods of lit_data; ``ratio_to_original``,
-          ``ratio_to_improved``, ``ratio_to_dataloader``, ``ratio_to_textbook`` and ``share_of_copy`` of that best one
-          to the fastest row of the other
-        - mode `loaders`: ``recommended_worker_kind``, ``recommended_num_workers``, ``recommended_micro_batch_size``
-        - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of training on batches
-          that are replayed from the device's memory, ``fit_share_of_headroom``
-        - mode `callbacks`: ``step_us``, the median step of a small net without callbacks; for each callback of lit_data
-          in the configuration and for ``all``: ``NAME_us`` on top of it, ``NAME_share_of_5_ms`` as a share of 5 ms
+        - mode `loaders` with ``finish=both``: the keys of the second table, on the host, begin with
+          ``host_``
+        - modes `loaders` and `collate`: the columns above under ``METHOD_COLUMN``, of each method's
+          fastest row; ``best_method`` and ``best_samples_per_s`` of the methods of lit_data;
+          ``ratio_to_original``, ``ratio_to_improved``, ``ratio_to_dataloader``,
+          ``ratio_to_textbook`` and ``share_of_copy`` of that best one to the fastest row of the
+          other
+        - mode `loaders`: ``recommended_worker_kind``, ``recommended_num_workers``,
+          ``recommended_micro_batch_size``
+        - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of
+          training on batches that are replayed from the device's memory, ``fit_share_of_headroom``
+        - mode `callbacks`: ``step_us``, the median step of a small net without callbacks; for each
+          callback of lit_data in the configuration and for ``all``: ``NAME_us`` on top of it,
+          ``NAME_share_of_5_ms`` as a share of 5 ms
 
     Raises:
         ConfigError: An option is out of its range, or the mode does not fit the data.

@@ -27,7 +27,11 @@ log = logging.getLogger(__name__)
 
 
 _NAMED: Final = ("best", "last")
-_RESUMED: Final = ("last", "interrupted", "step")  # checkpoints that hold the whole state of a training
+_RESUMED: Final = (
+    "last",
+    "interrupted",
+    "step",
+)  # checkpoints that hold the whole state of a training
 _OURS: Final = ("lit_data.", "lightning.")
 _RESTORING: Final = "trainer.connectors.checkpoint_connector"
 _KEY: Final = "lit_data"
@@ -40,13 +44,15 @@ Look = dict[str, Any]
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Writes beside the target, brings it to the disk, and renames it.
 
-    Lightning builds a checkpoint in memory and then in TMPDIR, and moves it from there: where that is another file
-    system, the move is a copy over the old checkpoint, which a kill leaves cut short. Addresses such as ``s3://`` are
-    written as Lightning writes them.
+    Lightning builds a checkpoint in memory and then in TMPDIR, and moves it from there: where that
+    is another file system, the move is a copy over the old checkpoint, which a kill leaves cut
+    short. Addresses such as ``s3://`` are written as Lightning writes them.
     """
 
     @override
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: str | Path, storage_options: Any | None = None
+    ) -> None:
         if "://" in str(path) or storage_options is not None:
             super().save_checkpoint(checkpoint, path, storage_options)
             return
@@ -57,7 +63,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
 
 class TrainedRecord(L.Callback):
-    """Writes into each checkpoint what it is trained on: the data, how they are read, the model and its scores.
+    """Writes into each checkpoint what it is trained on: the data, how they are read, the model and
+    its scores.
 
     Args:
         cfg: The configuration of the run.
@@ -73,11 +80,21 @@ class TrainedRecord(L.Callback):
         self._look = None if bank is None else look_at(bank)
 
     @override
-    def on_save_checkpoint(self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         data = to_plain(self.cfg.data)
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
-        scores = {name: float(value) for name, value in trainer.callback_metrics.items() if name.startswith("val/")}
-        monitors = [found.monitor for found in trainer.checkpoint_callbacks if isinstance(found, ModelCheckpoint)]
+        scores = {
+            name: float(value)
+            for name, value in trainer.callback_metrics.items()
+            if name.startswith("val/")
+        }
+        monitors = [
+            found.monitor
+            for found in trainer.checkpoint_callbacks
+            if isinstance(found, ModelCheckpoint)
+        ]
         checkpoint[_KEY] = {
             "version": _VERSION,
             "experiment": str(self.cfg.name),
@@ -123,12 +140,16 @@ def _is_record(record: object) -> bool:
     if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
         return False
     look = record["look"]
-    return all(isinstance(score, float) for score in record["scores"].values()) and (look is None or _is_look(look))
+    return all(isinstance(score, float) for score in record["scores"].values()) and (
+        look is None or _is_look(look)
+    )
 
 
 def _is_look(look: Mapping[str, Any]) -> bool:
     """Whether it has the parts of what `look_at` gives."""
-    if look.keys() != {"channels", "size_px", "grey", "spread"} or not isinstance(look["size_px"], list):
+    if look.keys() != {"channels", "size_px", "grey", "spread"} or not isinstance(
+        look["size_px"], list
+    ):
         return False
     numbers = [look["channels"], look["grey"], look["spread"], *look["size_px"]]
     return len(look["size_px"]) == 2 and all(isinstance(number, int | float) for number in numbers)
@@ -140,15 +161,19 @@ def _is_plain(value: object) -> bool:
         return all(isinstance(name, str) and _is_plain(part) for name, part in value.items())
     if isinstance(value, list):
         return all(map(_is_plain, value))
-    return value is None or (isinstance(value, str) and "${" not in value) or isinstance(value, int | float)
+    return (
+        value is None
+        or (isinstance(value, str) and "${" not in value)
+        or isinstance(value, int | float)
+    )
 
 
 def look_at(bank: ImageBank) -> Look:
     """Describe images.
 
     Returns:
-        ``channels``, the median ``size_px`` [height, width], and of the means of up to 32 images their mean ``grey``
-        and standard deviation ``spread``, in parts of the range of the dtype.
+        ``channels``, the median ``size_px`` [height, width], and of the means of up to 32 images
+        their mean ``grey`` and standard deviation ``spread``, in parts of the range of the dtype.
     """
     numbers = np.unique(np.linspace(0, len(bank) - 1, min(_LOOKED_AT, len(bank))).astype(np.int64))
     dtype: np.dtype[Any] = np.dtype(bank.dtype)
@@ -172,10 +197,12 @@ def to_plain(node: DictConfig) -> dict[str, Any]:
 
 
 def find_checkpoint(cfg: DictConfig) -> Path:
-    """The checkpoint `cfg.ckpt`: a path, or `best` or `last` of `cfg.run`, the newest of that name; null: `best`.
+    """The checkpoint `cfg.ckpt`: a path, or `best` or `last` of `cfg.run`, the newest of that name;
+    null: `best`.
 
     Raises:
-        ConfigError: `cfg.ckpt` or `cfg.run` is no text, or empty, or a path is given along with a run.
+        ConfigError: `cfg.ckpt` or `cfg.run` is no text, or empty, or a path is given along with a
+            run.
         DataError: The file or the run does not exist, or there is none to choose.
     """
     run = cfg.get("run")
@@ -183,18 +210,23 @@ def find_checkpoint(cfg: DictConfig) -> Path:
         raise ConfigError(f"run={run!r}: give latest, or the folder of a run")
     if cfg.ckpt not in (None, *_NAMED):
         if run is not None:
-            raise ConfigError(f"run={run} and ckpt={cfg.ckpt}: give one of them, or ckpt=best or last")
+            raise ConfigError(
+                f"run={run} and ckpt={cfg.ckpt}: give one of them, or ckpt=best or last"
+            )
         return _check_checkpoint(cfg.ckpt)
     runs = Path(cfg.paths.runs) / "fit" / cfg.name
     if run in (None, "latest"):
         return _choose_newest(runs, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
     if not Path(run).is_dir():
-        raise DataError(f"run={run} is not a folder: give latest, or the folder of a run below {runs}")
+        raise DataError(
+            f"run={run} is not a folder: give latest, or the folder of a run below {runs}"
+        )
     return _choose_newest(Path(run), f"checkpoints/{cfg.ckpt or 'best'}.ckpt")
 
 
 def find_start(cfg: DictConfig) -> Path | None:
-    """The checkpoint that ``fit`` goes on from, if any: that of `ckpt`, or the newest of the run `resume`.
+    """The checkpoint that ``fit`` goes on from, if any: that of `ckpt`, or the newest of the run
+    `resume`.
 
     Raises:
         ConfigError: Both are given, or one of them is no text, or empty.
@@ -202,7 +234,9 @@ def find_start(cfg: DictConfig) -> Path | None:
     """
     resume = cfg.get("resume")
     if cfg.get("run") is not None:
-        raise ConfigError(f"run={cfg.run} chooses the checkpoint of other commands: fit goes on with resume={cfg.run}")
+        raise ConfigError(
+            f"run={cfg.run} chooses the checkpoint of other commands: fit goes on with resume={cfg.run}"
+        )
     if resume is None:
         return None if cfg.ckpt is None else _check_training(find_checkpoint(cfg))
     if cfg.ckpt is not None:
@@ -211,8 +245,12 @@ def find_start(cfg: DictConfig) -> Path | None:
         raise ConfigError(f"resume={resume!r}: give latest, or the folder of a run")
     runs = Path(cfg.paths.runs) / "fit" / cfg.name
     if resume != "latest" and not Path(resume).is_dir():
-        raise DataError(f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}")
-    patterns = [f"{'**/' if resume == 'latest' else ''}checkpoints/{name}.ckpt" for name in _RESUMED]
+        raise DataError(
+            f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}"
+        )
+    patterns = [
+        f"{'**/' if resume == 'latest' else ''}checkpoints/{name}.ckpt" for name in _RESUMED
+    ]
     return _check_training(_choose_newest(runs if resume == "latest" else Path(resume), *patterns))
 
 
@@ -228,10 +266,14 @@ def _choose_newest(folder: Path, *patterns: str) -> Path:
 
 def _check_checkpoint(ckpt: object) -> Path:
     if not isinstance(ckpt, str) or not ckpt:
-        raise ConfigError(f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none")
+        raise ConfigError(
+            f"ckpt={ckpt!r}: give the path of a checkpoint, {' or '.join(_NAMED)}; null for none"
+        )
     path = Path(ckpt)
     if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
-        raise DataError(f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last")
+        raise DataError(
+            f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last"
+        )
     return path
 
 
@@ -249,7 +291,8 @@ def _check_training(path: Path) -> Path:
 
 
 def load_weights(model: L.LightningModule, path: Path) -> None:
-    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
+    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is
+    unpickled.
 
     Raises:
         StoreError: The file is no checkpoint, or that of another model.
@@ -266,12 +309,15 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
         model.load_state_dict(found["state_dict"])
     except (KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
-        raise StoreError(f"{path} does not hold weights of {type(model).__name__}: {reason}") from error
+        raise StoreError(
+            f"{path} does not hold weights of {type(model).__name__}: {reason}"
+        ) from error
 
 
 @contextmanager
 def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) -> Iterator[None]:
-    """Hold the state of a training against what is to take it over, and let errors of taking it over name the file.
+    """Hold the state of a training against what is to take it over, and let errors of taking it
+    over name the file.
 
     Raises:
         StoreError: The checkpoint is damaged, or that of another model or of other callbacks.
@@ -283,7 +329,9 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
     _check_weights(found, model, start)
     for name, state, like in _pair_states(found, trainer):
         if fault := _find_fault(state, like):
-            raise StoreError(f"{start} is damaged: the state of {name} has {fault}; go on from an earlier checkpoint")
+            raise StoreError(
+                f"{start} is damaged: the state of {name} has {fault}; go on from an earlier checkpoint"
+            )
     try:
         yield
     except LitDataError:
@@ -303,8 +351,16 @@ def _check_weights(found: Mapping[str, Any], model: L.LightningModule, path: Pat
     weights = found.get("state_dict")
     if not isinstance(weights, Mapping):
         return  # said where they are loaded
-    learned = {name: weights[name] for name, _ in model.named_parameters() if isinstance(weights.get(name), Tensor)}
-    bad = [name for name, weight in learned.items() if weight.is_floating_point() and weight.isnan().any()]
+    learned = {
+        name: weights[name]
+        for name, _ in model.named_parameters()
+        if isinstance(weights.get(name), Tensor)
+    }
+    bad = [
+        name
+        for name, weight in learned.items()
+        if weight.is_floating_point() and weight.isnan().any()
+    ]
     if bad:
         raise StoreError(
             f"{path} holds NaN in {len(bad)} of {len(learned)} weights, first in {bad[0]}: training diverged before it "
@@ -312,8 +368,11 @@ def _check_weights(found: Mapping[str, Any], model: L.LightningModule, path: Pat
         )
 
 
-def _pair_states(found: Mapping[str, Any], trainer: L.Trainer) -> Iterator[tuple[str, object, object]]:
-    """Each state of a checkpoint that this run would take over, with what this run has in its place.
+def _pair_states(
+    found: Mapping[str, Any], trainer: L.Trainer
+) -> Iterator[tuple[str, object, object]]:
+    """Each state of a checkpoint that this run would take over, with what this run has in its
+    place.
 
     Those of foreign callbacks are their own business: they may hold what a new one does not.
     """
@@ -321,7 +380,11 @@ def _pair_states(found: Mapping[str, Any], trainer: L.Trainer) -> Iterator[tuple
     yield "all callbacks", states, {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
         if callback.state_key in states and type(callback).__module__.startswith(_OURS):
-            yield callback.state_key.partition("{")[0], states[callback.state_key], callback.state_dict()
+            yield (
+                callback.state_key.partition("{")[0],
+                states[callback.state_key],
+                callback.state_dict(),
+            )
     yield "the loops", found["loops"], {"fit_loop": trainer.fit_loop.state_dict()}
 
 
@@ -330,8 +393,12 @@ def _find_fault(state: object, like: object, place: str = "") -> str:
     if isinstance(like, Mapping):
         if not isinstance(state, Mapping):
             return f"{place or 'nothing'} = {str(state)[:40]!r}"
-        pairs = ((f"{place}.{key}".lstrip("."), state.get(key, like[key]), like[key]) for key in like)
-        return next((fault for pair in pairs if (fault := _find_fault(pair[1], pair[2], pair[0]))), "")
+        pairs = (
+            (f"{place}.{key}".lstrip("."), state.get(key, like[key]), like[key]) for key in like
+        )
+        return next(
+            (fault for pair in pairs if (fault := _find_fault(pair[1], pair[2], pair[0]))), ""
+        )
     for kind in (Number, str, list):
         if isinstance(like, kind) and state is not None and not isinstance(state, kind | Tensor):
             return f"{place} = {str(state)[:40]!r}"
@@ -342,6 +409,7 @@ def _is_restoring(error: Exception) -> bool:
     """Whether an error comes from where Lightning takes over the state of a checkpoint."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(
-        str(frame.f_globals.get("__name__")).endswith(_RESTORING) and "restore" in frame.f_code.co_name
+        str(frame.f_globals.get("__name__")).endswith(_RESTORING)
+        and "restore" in frame.f_code.co_name
         for frame in frames
     )

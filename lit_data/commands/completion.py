@@ -10,7 +10,15 @@ from lit_data.commands import COMMANDS, TOOLS
 from lit_data.commands.configuration.help import CONF, choose_option, read_keys
 from lit_data.files import write_text
 
-_OPTIONS: Final = ("--help", "--version", "--multirun", "--config-dir", "--package", "--cfg", "--resolve")
+_OPTIONS: Final = (
+    "--help",
+    "--version",
+    "--multirun",
+    "--config-dir",
+    "--package",
+    "--cfg",
+    "--resolve",
+)
 _NO_GROUPS: Final = ("hydra", "cluster", "paths")
 
 _BASH: Final = """\
@@ -41,7 +49,11 @@ complete -c lit-data -f -a '(lit-data --complete (commandline -opc) (commandline
 """
 _SHELLS: Final = {
     "bash": (_BASH, "~/.local/share/bash-completion/completions/lit-data", "open a new shell"),
-    "zsh": (_ZSH, "~/.zfunc/_lit-data", "have `fpath+=~/.zfunc; autoload -U compinit; compinit` in ~/.zshrc"),
+    "zsh": (
+        _ZSH,
+        "~/.zfunc/_lit-data",
+        "have `fpath+=~/.zfunc; autoload -U compinit; compinit` in ~/.zshrc",
+    ),
     "fish": (_FISH, "~/.config/fish/completions/lit-data.fish", "open a new shell"),
 }
 
@@ -68,7 +80,8 @@ def complete(words: Sequence[str]) -> list[str]:
     """What the last word may become.
 
     Args:
-        words: The command line as far as it is typed, the program's name first; the last one may be empty.
+        words: The command line as far as it is typed, the program's name first; the last one may be
+            empty.
 
     Returns:
         Whole words; keys end in ``=``.
@@ -82,7 +95,10 @@ def complete(words: Sequence[str]) -> list[str]:
     elif before[0] not in COMMANDS:
         return []
     elif "=" in name:
-        found = (f"{name.partition('=')[0]}={value}" for value in _list_values(name.partition("=")[0], before))
+        found = (
+            f"{name.partition('=')[0]}={value}"
+            for value in _list_values(name.partition("=")[0], before)
+        )
     else:
         found = (f"{key}=" for key in _list_keys(before))
     return sorted({f"{plus}{one}" for one in found if one.startswith(name)})
@@ -116,12 +132,19 @@ def _read_all(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
     """Keys of the command, of all commands, and of the options that are chosen, with values and comments."""
     for name in (words[0], "base"):
         yield from read_keys(CONF / f"{name}.yaml") if (CONF / f"{name}.yaml").is_file() else ()
-    for group, option in {"data": "stripe", "model": "segmentation", "trainer": "auto", "callbacks": "default"}.items():
+    for group, option in {
+        "data": "stripe",
+        "model": "segmentation",
+        "trainer": "auto",
+        "callbacks": "default",
+    }.items():
         path = CONF / group / f"{choose_option(group, words, option)}.yaml"
         for key, value, comment in read_keys(path) if path.is_file() else ():
             yield f"{group}.{key}", value, comment
 
 
 def _folders(words: Sequence[str]) -> list[Path]:
-    own = [words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")]
+    own = [
+        words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")
+    ]
     return [CONF, *(Path(os.path.expandvars(folder)).expanduser() for folder in own)]

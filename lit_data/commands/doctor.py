@@ -36,9 +36,11 @@ _STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok"
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Look at versions, cores, memory, limits, disks, devices and the environment, as this configuration uses them.
+    """Look at versions, cores, memory, limits, disks, devices and the environment, as this
+    configuration uses them.
 
-    Prints a table, the worst first, and writes it to ``doctor.json``. Nothing is changed, and no images are read.
+    Prints a table, the worst first, and writes it to ``doctor.json``. Nothing is changed, and no
+    images are read.
 
     Returns:
         How many faults, warnings and notes there are.
@@ -60,7 +62,9 @@ def _look(cfg: DictConfig) -> list[Finding]:
         *check_packages(),
         *check_machine(),
         *check_disks({f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}),
-        *check_devices(count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))),
+        *check_devices(
+            count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))
+        ),
         _check_precision(cfg),
         *check_environment(os.environ),
         *check_last_run(Path(cfg.paths.runs) / "fit" / str(cfg.name)),
@@ -77,12 +81,15 @@ def _check_precision(cfg: DictConfig) -> Finding:
 
 
 def check_last_run(folder: Path) -> Iterator[Finding]:
-    """What the newest run of an experiment waited for: data, and there the disk too, or nothing worth a word.
+    """What the newest run of an experiment waited for: data, and there the disk too, or nothing
+    worth a word.
 
     Args:
         folder: Of its runs; it need not exist.
     """
-    newest = max(folder.glob("**/summary.json"), key=lambda path: path.stat().st_mtime, default=None)
+    newest = max(
+        folder.glob("**/summary.json"), key=lambda path: path.stat().st_mtime, default=None
+    )
     found: dict[str, Any] = {}
     with suppress(DataError):
         found = read_summary(newest.parent) if newest else {}
@@ -90,7 +97,12 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     if newest and limit and isinstance(waited, int | float):
         what, _, remedy = limit.partition(": try ")
         text = f"{newest.parent.name}: {what}; {waited:.0%} of it went by waiting for data"
-        yield judge("last run", text, bad=waited >= _LEAST_WAIT, remedy=f"try {remedy or 'docs/choosing.md'}")
+        yield judge(
+            "last run",
+            text,
+            bad=waited >= _LEAST_WAIT,
+            remedy=f"try {remedy or 'docs/choosing.md'}",
+        )
 
 
 def _choose_device() -> torch.device:
@@ -101,6 +113,7 @@ def _make_table(findings: Sequence[Finding]) -> Table:
     table = Table("", "what", "found", "what to do", pad_edge=False)
     for finding in findings:
         table.add_row(
-            f"[{_STYLES[finding.level]}]{finding.level}[/]", *map(escape, (finding.what, finding.found, finding.remedy))
+            f"[{_STYLES[finding.level]}]{finding.level}[/]",
+            *map(escape, (finding.what, finding.found, finding.remedy)),
         )
     return table

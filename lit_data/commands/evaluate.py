@@ -10,7 +10,13 @@ from omegaconf import DictConfig, OmegaConf
 from lit_data.commands.checkpoints import find_checkpoint, load_weights
 from lit_data.commands.configuration.targets import allow_packages
 from lit_data.commands.result import join_scores
-from lit_data.commands.session import build_any_datamodule, build_model, build_trainer, name_classes, prepare
+from lit_data.commands.session import (
+    build_any_datamodule,
+    build_model,
+    build_trainer,
+    name_classes,
+    prepare,
+)
 from lit_data.commands.trained import take_trained
 
 
@@ -27,7 +33,9 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     model = build_model(cfg, trained=True)
     load_weights(model, checkpoint)
     prepare(datamodule)
-    score, stage = (trainer.validate, "val") if cfg.command == "validate" else (trainer.test, "test")
+    score, stage = (
+        (trainer.validate, "val") if cfg.command == "validate" else (trainer.test, "test")
+    )
     metrics: dict[str, Any] = {}
     for scores in score(model, datamodule=datamodule):
         metrics = join_scores(metrics, scores, stage)

@@ -64,7 +64,11 @@ def export_set(
     about = about | {"stage": stage, "epoch": epoch}
     (folder / "export.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
     log.info("exported %d samples to %s", len(book.images), folder)
-    return {"samples": len(book.images), "defects": len(book.lists[True]), "distractors": len(book.lists[False])}
+    return {
+        "samples": len(book.images),
+        "defects": len(book.lists[True]),
+        "distractors": len(book.lists[False]),
+    }
 
 
 class _Book:
@@ -93,7 +97,10 @@ class _Book:
         for number in range(len(plan)):
             row = int(plan.row[number])
             shows = annotations.labels[row] == number + 1
-            entry = _outline(shows) | {"image_id": first + row, "category_id": _category(plan, number)}
+            entry = _outline(shows) | {
+                "image_id": first + row,
+                "category_id": _category(plan, number),
+            }
             strength = {"change": round(change[number], 5), "severity": round(severity[number], 3)}
             channels = {"channels": shows.flatten(1).any(1).nonzero().flatten().tolist()}
             is_true = bool(plan.is_true[number])
@@ -104,7 +111,9 @@ class _Book:
         """Write the annotations."""
         categories = [{"id": number, "name": name} for number, name in enumerate(FAMILIES, start=1)]
         for is_true, name in ((True, "annotations.json"), (False, "distractors.json")):
-            entries = [{"id": number} | entry for number, entry in enumerate(self.lists[is_true], start=1)]
+            entries = [
+                {"id": number} | entry for number, entry in enumerate(self.lists[is_true], start=1)
+            ]
             content = {"images": self.images, "categories": categories, "annotations": entries}
             (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
 
@@ -116,7 +125,9 @@ class _Book:
         known = finished.keys() & {"image_index", "position"}
         place: dict[str, Any] = {key: finished[key][row].tolist() for key in sorted(known)}
         size = {"height": image.shape[1], "width": image.shape[2]}
-        self.images.append({"id": len(self.images), "file_name": f"images/{name}", "index": index, **size, **place})
+        self.images.append(
+            {"id": len(self.images), "file_name": f"images/{name}", "index": index, **size, **place}
+        )
 
     def _to_pixels(self, image: Tensor) -> Array:
         whole = self.inspection.whole_values()

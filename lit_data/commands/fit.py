@@ -42,16 +42,19 @@ _STEPS: Final = {"val": "validation_step", "test": "test_step"}
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Train.
 
-    Writes into the run folder: checkpoints, logs, ``samples.png`` before training, ``predictions.png`` after it,
-    ``loader.json`` with the workers of each stage and the measurement that chose them, ``machine.json`` with processor,
-    device and versions, ``splits.csv`` with the split of each image, which `data.splits` takes, and at its end, also
-    where it fails, ``report.html``; see `lit_data.commands.report`.
+    Writes into the run folder: checkpoints, logs, ``samples.png`` before training,
+    ``predictions.png`` after it, ``loader.json`` with the workers of each stage and the measurement
+    that chose them, ``machine.json`` with processor, device and versions, ``splits.csv`` with the
+    split of each image, which `data.splits` takes, and at its end, also where it fails,
+    ``report.html``; see `lit_data.commands.report`.
 
     Returns:
-        Metrics of the best checkpoint on the validation and the test split, and what the callbacks measured.
+        Metrics of the best checkpoint on the validation and the test split, and what the callbacks
+        measured.
 
     Raises:
-        ConfigError: Lightning refuses options, such as the name of a metric that the model does not log.
+        ConfigError: Lightning refuses options, such as the name of a metric that the model does not
+            log.
     """
     start = find_start(cfg)
     datamodule, trainer = build_any_datamodule(cfg), build_trainer(cfg)  # reads no data
@@ -70,16 +73,25 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ) from error
     finally:
         if isinstance(datamodule, BaseDataModule):
-            datamodule.teardown("fit")  # Lightning does not when training is broken off, and the workers would stay
+            datamodule.teardown(
+                "fit"
+            )  # Lightning does not when training is broken off, and the workers would stay
 
 
 def _fit(
-    cfg: DictConfig, trainer: L.Trainer, datamodule: L.LightningDataModule, model: L.LightningModule, start: Path | None
+    cfg: DictConfig,
+    trainer: L.Trainer,
+    datamodule: L.LightningDataModule,
+    model: L.LightningModule,
+    start: Path | None,
 ) -> dict[str, Any]:
     folder = Path(cfg.paths.run)
     datamodule.trainer = trainer
     if not isinstance(datamodule, BaseDataModule):
-        log.info("%s is no datamodule of lit_data: its samples and predictions are not drawn", _name(datamodule))
+        log.info(
+            "%s is no datamodule of lit_data: its samples and predictions are not drawn",
+            _name(datamodule),
+        )
     elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
         if splits := datamodule.list_splits():
@@ -112,11 +124,19 @@ def _tell_loggers(trainer: L.Trainer, folder: Path, metrics: dict[str, Any]) -> 
     if trainer.is_global_zero:
         for name in ("samples.png", "predictions.png"):
             hand_over_file(trainer, folder / name)
-        hand_over_table(trainer, "scores", {key: value for key, value in metrics.items() if is_score(key, value)})
+        hand_over_table(
+            trainer,
+            "scores",
+            {key: value for key, value in metrics.items() if is_score(key, value)},
+        )
 
 
 def _draw_predictions(
-    cfg: DictConfig, trainer: L.Trainer, datamodule: BaseDataModule, model: L.LightningModule, best: str
+    cfg: DictConfig,
+    trainer: L.Trainer,
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    best: str,
 ) -> None:
     path, spread = Path(cfg.paths.run) / "predictions.png", spreads_weights(trainer)
     with _telling(path):
@@ -165,11 +185,14 @@ def _score(
 ) -> dict[str, Any]:
     """The metrics with those of the best checkpoint, whose weights the model then has.
 
-    A strategy that spreads the weights over the ranks changes the model for good, so each stage gets a new one.
+    A strategy that spreads the weights over the ranks changes the model for good, so each stage
+    gets a new one.
     """
     spread = spreads_weights(trainer)
     if spread and Path(best).is_dir():
-        rank_zero_warn(f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes one file")
+        rank_zero_warn(
+            f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes one file"
+        )
         return metrics
     if best and not spread:
         load_weights(model, Path(best))

@@ -44,7 +44,8 @@ _TOLD: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class RankWatch(threading.Thread):
-    """Takes over the processes that Lightning has started and would watch, and ends this one with them.
+    """Takes over the processes that Lightning has started and would watch, and ends this one with
+    them.
 
     Attributes:
         children: The other ranks of this machine, from rank 1 on.
@@ -91,7 +92,9 @@ class RankWatch(threading.Thread):
 
     def _find_failed(self) -> tuple[int, int] | None:
         """Rank and exit code of one that failed, if possible not just because another did."""
-        failed = [(rank, code) for rank, child in enumerate(self.children, 1) if (code := child.poll())]
+        failed = [
+            (rank, code) for rank, child in enumerate(self.children, 1) if (code := child.poll())
+        ]
         return min(failed, key=lambda found: found[1] == WorkerDiedError.exit_code, default=None)
 
     def _waits_for_cause(self, failed: tuple[int, int] | None) -> bool:
@@ -122,14 +125,18 @@ def watching_ranks() -> Iterator[None]:
             raise
         watch.stop()
         dead = watch.describe_dead(wait_s=GRACE_S)
-        raise WorkerDiedError(dead or f"the connection to another rank broke{_ELSEWHERE}") from error
+        raise WorkerDiedError(
+            dead or f"the connection to another rank broke{_ELSEWHERE}"
+        ) from error
     finally:
         watch.stop()
         watch.end_others(wait_s=GRACE_S)
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    dist = sys.modules.get("torch.distributed")  # where nothing has loaded it there is no connection
+    dist = sys.modules.get(
+        "torch.distributed"
+    )  # where nothing has loaded it there is no connection
     text = str(error)
     return (dist is not None and isinstance(error, dist.DistError)) or (
         isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
@@ -137,12 +144,17 @@ def _is_lost_connection(error: Exception) -> bool:
 
 
 def _describe(rank: int, code: int) -> str:
-    how = f"failed with exit code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+    how = (
+        f"failed with exit code {code}"
+        if code > 0
+        else f"was killed by {signal.Signals(-code).name}"
+    )
     return f"rank {rank} of this machine {how}{_ELSEWHERE}"
 
 
 class _Guard(logging.Filter):
-    """Lets no name act on the terminal or forge a line, and lists the bad files of a warning in the run folder.
+    """Lets no name act on the terminal or forge a line, and lists the bad files of a warning in the
+    run folder.
 
     A line that repeats the one before it is left out.
     """
@@ -158,11 +170,17 @@ class _Guard(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         if not getattr(record, "is_settled", False):  # by the filter of another handler
             if isinstance(record.args, tuple) and record.msg != "%s":
-                record.args = tuple(show_path(a) if isinstance(a, str | os.PathLike) else a for a in record.args)
+                record.args = tuple(
+                    show_path(a) if isinstance(a, str | os.PathLike) else a for a in record.args
+                )
             text, problems = record.getMessage(), getattr(record, "problems", ())
             if record.name.startswith("lit_data"):
                 text = settle_lines(self.add_place(text, problems))
-            record.msg, record.args, record.is_settled = "\n".join(map(escape, text.split("\n"))), (), True
+            record.msg, record.args, record.is_settled = (
+                "\n".join(map(escape, text.split("\n"))),
+                (),
+                True,
+            )
             line = (record.name, record.levelno, record.msg)
             record.is_repeated, self._last = line == self._last, line
         return not getattr(record, "is_repeated", False)
@@ -204,7 +222,8 @@ _WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 @naming_unfit_torchvision()
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
-    """Run the command of a composed configuration inside Hydra's job and print the path of its summary.
+    """Run the command of a composed configuration inside Hydra's job and print the path of its
+    summary.
 
     Args:
         cfg: the configuration without Hydra's node.
@@ -216,21 +235,32 @@ def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -
         _run_command(cfg, folder, flags=flags, packages=packages)
 
 
-def _run_command(cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]) -> None:
+def _run_command(
+    cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]
+) -> None:
     started = time.perf_counter()
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
     try:
-        with noting_failure(cfg, folder), allow_packages(packages), _as_first_of_ranks(cfg.command, flags):
+        with (
+            noting_failure(cfg, folder),
+            allow_packages(packages),
+            _as_first_of_ranks(cfg.command, flags),
+        ):
             metrics, failure = module.run(cfg), None
     except PartlyDoneError as error:
         metrics, failure = error.metrics, error
-    measured = {"seconds": time.perf_counter() - started, "peak_rss_bytes": _measure_peak_rss_bytes()}
+    measured = {
+        "seconds": time.perf_counter() - started,
+        "peak_rss_bytes": _measure_peak_rss_bytes(),
+    }
     if is_first_rank():
         with warning_after(cfg.command):
             path = write_summary(folder, cfg.command, cfg.name, {**metrics, **measured})
             add_report(cfg, folder)
             if cfg.command == "fit":
-                from lit_data.commands.terminal import print_end  # after Lightning, which the command has imported
+                from lit_data.commands.terminal import (
+                    print_end,
+                )  # after Lightning, which the command has imported
 
                 print_end({**metrics, **measured}, folder)
             print(path, flush=True)
@@ -246,10 +276,12 @@ def _as_first_of_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
-    """Let Lightning's launcher start the other ranks with this job's own command line and run folder.
+    """Let Lightning's launcher start the other ranks with this job's own command line and run
+    folder.
 
-    It runs `sys.argv[1:]` again and adds `hydra.run.dir`, read from Hydra's configuration. With the words as typed,
-    every rank of a sweep's job would start the whole sweep again (Lightning-AI/pytorch-lightning#11300).
+    It runs `sys.argv[1:]` again and adds `hydra.run.dir`, read from Hydra's configuration. With the
+    words as typed, every rank of a sweep's job would start the whole sweep again
+    (Lightning-AI/pytorch-lightning#11300).
     """
     before, hydra = sys.argv, HydraConfig.get()
     sys.argv = [before[0], *list_job_words(command, flags)]
@@ -283,10 +315,17 @@ def _leaving_no_ranks() -> Iterator[None]:
 
 
 def _read_words(overrides: object) -> list[str]:
-    return cast(list[str], OmegaConf.to_container(overrides, resolve=False))  # interpolations stay as typed
+    return cast(
+        list[str], OmegaConf.to_container(overrides, resolve=False)
+    )  # interpolations stay as typed
 
 
 def _measure_peak_rss_bytes() -> int:
-    unit_bytes = 1 if sys.platform == "darwin" else 1024  # getrusage(2): bytes on macOS, KiB on Linux
-    own, ended = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    unit_bytes = (
+        1 if sys.platform == "darwin" else 1024
+    )  # getrusage(2): bytes on macOS, KiB on Linux
+    own, ended = (
+        resource.getrusage(who).ru_maxrss
+        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
     return (own + ended) * unit_bytes

@@ -1,7 +1,8 @@
-"""What torchrun, srun or Lightning say of this process before there is a Trainer: which one it is, and where it writes.
+"""What torchrun, srun or Lightning say of this process before there is a Trainer: which one it is,
+and where it writes.
 
-Lightning starts ranks with the run folder of the first on their command line. torchrun and srun start all of them with
-the same words, and a folder named by the time would be another one for each.
+Lightning starts ranks with the run folder of the first on their command line. torchrun and srun
+start all of them with the same words, and a folder named by the time would be another one for each.
 """
 
 import os
@@ -13,7 +14,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.errors import ConfigError
 
-_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")  # in the order Lightning reads them
+_RANKS = (
+    "RANK",
+    "LOCAL_RANK",
+    "SLURM_PROCID",
+    "JSM_NAMESPACE_RANK",
+)  # in the order Lightning reads them
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _NODES = ("NODE_RANK", "GROUP_RANK")  # with ranks of a machine only: those of Lightning
 _WAIT_S = 300.0  # machines of one job need not start at the same time
@@ -34,8 +40,9 @@ def is_first_of_machine() -> bool:
 def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
     """Overrides that give all processes which torchrun or srun started one run folder.
 
-    Under torchrun the first process chooses the folder and the others ask for it, in the store of the job; under srun
-    its name is that of the job, so that a job that is requeued finds its checkpoints. A folder that was given stays.
+    Under torchrun the first process chooses the folder and the others ask for it, in the store of
+    the job; under srun its name is that of the job, so that a job that is requeued finds its
+    checkpoints. A folder that was given stays.
 
     Args:
         cfg: The composed configuration with Hydra's node.
@@ -55,7 +62,11 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
             f"{launcher} started {world_size} processes, and each would run the whole sweep: start the sweep alone and "
             "let trainer=ddp start the ranks of each job"
         )
-    own = [] if is_first_rank() else [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
+    own = (
+        []
+        if is_first_rank()
+        else [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
+    )
     folder = Path(cfg.hydra.run.dir)
     if "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False)):
         named = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
@@ -66,12 +77,16 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
 def _find_launcher() -> tuple[str, int]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun", int(os.environ.get("WORLD_SIZE", 1))
-    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # as Lightning tells it
+    interactive = os.environ.get("SLURM_JOB_NAME") in (
+        "bash",
+        "interactive",
+    )  # as Lightning tells it
     return "srun", 1 if interactive else int(os.environ.get("SLURM_NTASKS", 1))
 
 
 def _share(text: str) -> str:
-    """What the first process says, in each of them; the agents of torchrun keep a store for their processes.
+    """What the first process says, in each of them; the agents of torchrun keep a store for their
+    processes.
 
     Where they keep none, the ranks find out later that their folders differ.
     """

@@ -36,12 +36,16 @@ def draw_samples(
     return planned, task.draw_samples(planned, batch, path, title, stage=stage, count=count)
 
 
-def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8) -> None:
-    """Draw samples of the test split (of the next one if that is empty) beside what the model makes of them.
+def draw_predictions(
+    datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8
+) -> None:
+    """Draw samples of the test split (of the next one if that is empty) beside what the model makes
+    of them.
 
     Args:
         datamodule: A prepared and opened datamodule.
-        model: A module with the method that the view of the datamodule asks for; otherwise nothing is drawn.
+        model: A module with the method that the view of the datamodule asks for; otherwise nothing
+            is drawn.
         path: The PNG to write.
         count: Samples in the picture.
     """
@@ -53,11 +57,20 @@ def draw_predictions(datamodule: BaseDataModule, model: L.LightningModule, path:
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
     _, batch = _read_samples(datamodule, stage, 0, task.candidates)
     asked: Any = AskedModule(model, datamodule)
-    if not task.draw_predictions(asked, batch, path, f"predictions on {stage} samples", count=count):
-        log.info("no predictions.png: %s of %s returns no %s", task.method, type(model).__name__, task.predicts)
+    if not task.draw_predictions(
+        asked, batch, path, f"predictions on {stage} samples", count=count
+    ):
+        log.info(
+            "no predictions.png: %s of %s returns no %s",
+            task.method,
+            type(model).__name__,
+            task.predicts,
+        )
 
 
-def _read_samples(datamodule: BaseDataModule, stage: Stage, epoch: int, most: int) -> tuple[Batch, Batch]:
+def _read_samples(
+    datamodule: BaseDataModule, stage: Stage, epoch: int, most: int
+) -> tuple[Batch, Batch]:
     """Some samples, spread over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
     length = loader.order.length

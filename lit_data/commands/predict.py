@@ -17,7 +17,12 @@ from lit_data.commands.checkpoints import find_checkpoint, load_weights, to_plai
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.targets import allowed_names, read_options, trusted_names
 from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, check_outside_root
+from lit_data.commands.session import (
+    build_datamodule,
+    build_model,
+    build_trainer,
+    check_outside_root,
+)
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
@@ -29,19 +34,22 @@ from lit_data.tasks.writer import FINGERPRINT
 
 log = logging.getLogger(__name__)
 
-_NOT_CHOSEN: Final = -1.0  # image threshold of a model whose validation had images of one kind only, or none
+_NOT_CHOSEN: Final = (
+    -1.0
+)  # image threshold of a model whose validation had images of one kind only, or none
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Predict everything below the root.
 
-    What is written depends on the data, see `lit_data.tasks`. A run goes on where it was interrupted with
-    ``predict.resume=true predict.folder=FOLDER``: inputs of which all files are there are left as they are, if weights
-    and options are those of the run before; if not, the differences are named.
+    What is written depends on the data, see `lit_data.tasks`. A run goes on where it was
+    interrupted with ``predict.resume=true predict.folder=FOLDER``: inputs of which all files are
+    there are left as they are, if weights and options are those of the run before; if not, the
+    differences are named.
 
-    Bad inputs are left out, listed at the end and in ``bad.csv``, and do not stop the rest. As they have no prediction,
-    the command then ends with exit code 3, as for any bad image, but after all else is written, summary.json too.
-    ``predict.on_bad=error`` ends before anything is predicted.
+    Bad inputs are left out, listed at the end and in ``bad.csv``, and do not stop the rest. As they
+    have no prediction, the command then ends with exit code 3, as for any bad image, but after all
+    else is written, summary.json too. ``predict.on_bad=error`` ends before anything is predicted.
 
     Returns:
         How much was predicted and found.
@@ -68,26 +76,33 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     place = PredictRun(
         folder=folder,
         identity=_identify(cfg, checkpoint, task.neutral_data),
-        make_trainer=lambda callbacks: _build_trainer_of_one(cfg, callbacks=list(callbacks), logger=False),
+        make_trainer=lambda callbacks: _build_trainer_of_one(
+            cfg, callbacks=list(callbacks), logger=False
+        ),
         doubt=find_doubt(record),
     )
     metrics, bad = task.predict(model, place, options)
     if bad:
         problems, done = list_problems(bad), f"all others are predicted in {show_path(folder)}"
-        error = PartlyDoneError(problems.describe(f"{len(bad)} inputs are bad and have no prediction, {done}"), metrics)
+        error = PartlyDoneError(
+            problems.describe(f"{len(bad)} inputs are bad and have no prediction, {done}"), metrics
+        )
         error.problems = problems.entries
         raise error
     return metrics
 
 
 def _refuse_links(folder: Path) -> None:
-    """Refuse a folder with links, through which files elsewhere would be overwritten; checkpoints never are.
+    """Refuse a folder with links, through which files elsewhere would be overwritten; checkpoints
+    never are.
 
     Raises:
         ConfigError: Names the first.
     """
     for place, folders, files in os.walk(folder):
-        for path in (Path(place) / name for name in (*folders, *files) if not name.endswith(".ckpt")):
+        for path in (
+            Path(place) / name for name in (*folders, *files) if not name.endswith(".ckpt")
+        ):
             if path.is_symlink():
                 raise ConfigError(
                     f"predict.folder={show_path(folder)} holds a link, {show_path(path.relative_to(folder))} to "
@@ -111,7 +126,9 @@ def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> 
         ConfigError: The threshold was chosen for another score.
     """
     if options.image_score_fraction is None:
-        options = replace(options, image_score_fraction=getattr(model, "image_score_fraction", None))
+        options = replace(
+            options, image_score_fraction=getattr(model, "image_score_fraction", None)
+        )
     chosen = float(getattr(model, "image_threshold", _NOT_CHOSEN))
     if options.image_threshold is not None or chosen == _NOT_CHOSEN:
         return options
@@ -131,10 +148,13 @@ def _open_data(cfg: DictConfig, options: PredictOptions) -> BaseDataModule:
 
     All images are predicted, so they need not be enough to be split, nor have masks.
 
-    A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs it serves here too.
+    A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs
+    it serves here too.
     """
     kind = resolve_target(cfg.data._target_, "data", allowed_names(), trusted_names())
-    takes = inspect.signature(kind).parameters  # a datamodule of the user's own may have none of these choices
+    takes = inspect.signature(
+        kind
+    ).parameters  # a datamodule of the user's own may have none of these choices
     for name, value in find_task_of(kind).predict_data.items():
         if name in takes:
             _set(cfg, name, value)
@@ -168,11 +188,17 @@ def _identify(cfg: DictConfig, checkpoint: Path, neutral: Collection[str]) -> di
     """What decides the predictions beside the options, as plain data."""
     data = {name: value for name, value in to_plain(cfg.data).items() if name not in neutral}
     seed = OmegaConf.select(cfg, "data.loader.seed")  # of the nuisance of layout `single`
-    return {"checkpoint_sha256": find_sha256(checkpoint), "model": to_plain(cfg.model), "data": data, "seed": seed}
+    return {
+        "checkpoint_sha256": find_sha256(checkpoint),
+        "model": to_plain(cfg.model),
+        "data": data,
+        "seed": seed,
+    }
 
 
 def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
-    """A Trainer of one process, because files and tables are written by one, and images come in order.
+    """A Trainer of one process, because files and tables are written by one, and images come in
+    order.
 
     Raises:
         ConfigError: A launcher has started several.
@@ -181,7 +207,11 @@ def _build_trainer_of_one(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # no
     if not isinstance(trainer.strategy, ParallelStrategy):
         return trainer
     environment = trainer.strategy.cluster_environment
-    if environment is not None and environment.creates_processes_externally and environment.world_size() > 1:
+    if (
+        environment is not None
+        and environment.creates_processes_externally
+        and environment.world_size() > 1
+    ):
         raise ConfigError(
             f"predict runs in one process, and {environment.world_size()} were started: "
             "start it without torchrun or srun"

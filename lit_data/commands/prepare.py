@@ -53,14 +53,17 @@ class PrepareOptions:
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see whether it is good.
+    """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see
+    whether it is good.
 
-    ``prepare.store=ADDRESS`` writes it in shards to another place instead, see `lit_data.io.shards`.
-    ``prepare.export=FOLDER`` then writes the samples of a stage with their defects, see `lit_data.commands.export`; of
-    CT volumes it writes the occupied voxels, all of them.
+    ``prepare.store=ADDRESS`` writes it in shards to another place instead, see
+    `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
+    defects, see `lit_data.commands.export`; of CT volumes it writes the occupied voxels, all of
+    them.
 
     Returns:
-        Images, patches of each split and bytes of the store; samples, defects and distractors of an export.
+        Images, patches of each split and bytes of the store; samples, defects and distractors of an
+        export.
 
     Raises:
         DataError: Files are bad; all of them are listed.
@@ -80,9 +83,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if options.verify:
         damaged = datamodule.verify_sources()
         if damaged:
-            raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100]))
+            raise StoreCorruptError(
+                f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100])
+            )
     report: dict[str, Any] = datamodule.describe()
-    if isinstance(datamodule.bank, DecodedStore) and (told := datamodule.bank.describe_compression()):
+    if isinstance(datamodule.bank, DecodedStore) and (
+        told := datamodule.bank.describe_compression()
+    ):
         report["compression"] = told
     if options.export:
         report |= _export(cfg, options, datamodule)
@@ -95,15 +102,24 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 def _print_counts(counts: Mapping[str, Any]) -> None:
     """Print two tables of what was counted: of the set, and of each split."""
     splits = [split for split in SPLITS if any(key.startswith(f"{split}_") for key in counts)]
-    whole = {key: value for key, value in counts.items() if not key.startswith(tuple(f"{one}_" for one in splits))}
+    whole = {
+        key: value
+        for key, value in counts.items()
+        if not key.startswith(tuple(f"{one}_" for one in splits))
+    }
     columns = dict.fromkeys(key.partition("_")[2] for key in counts if key not in whole)
     for headings, rows in (
         (("found", ""), [(key.replace("_", " "), value) for key, value in whole.items()]),
-        (("split", *columns), [(split, *(counts.get(f"{split}_{key}", "") for key in columns)) for split in splits]),
+        (
+            ("split", *columns),
+            [(split, *(counts.get(f"{split}_{key}", "") for key in columns)) for split in splits],
+        ),
     ):
         table = Table()
         for place, heading in enumerate(headings):
-            table.add_column(heading.replace("_", " "), justify="right" if place else "left", overflow="fold")
+            table.add_column(
+                heading.replace("_", " "), justify="right" if place else "left", overflow="fold"
+            )
         for row in rows:
             table.add_row(*(escape(str(cell)) for cell in row))
         if rows:
@@ -113,7 +129,11 @@ def _print_counts(counts: Mapping[str, Any]) -> None:
 def _warn_of_no_masks(cfg: DictConfig, report: Mapping[str, Any]) -> None:
     """Warn where training would find nothing that says what a defect is."""
     learns_good = cfg.data.get("train_on") == "good"
-    if report.get("images_with_masks") == 0 and cfg.data.get("synthesis") is None and not learns_good:
+    if (
+        report.get("images_with_masks") == 0
+        and cfg.data.get("synthesis") is None
+        and not learns_good
+    ):
         log.warning(
             "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw defects, "
             "synthesis=library, learn good parts alone, +experiment=anomaly, or folders as labels, +experiment=labelled"
@@ -137,14 +157,22 @@ def _describe_good(report: Mapping[str, Any]) -> str:
     left_out = f", {report['skipped']} left out" if report.get("skipped") else ""
     splits = [split for split in ("train", "val", "test") if f"{split}_{what}" in report]
     shares = " / ".join(str(report[f"{split}_{what}"]) for split in splits)
-    return f"{report.get(what, 'all')} {what} good{left_out}" + (f"; {shares} {', '.join(splits)}" if splits else "")
+    return f"{report.get(what, 'all')} {what} good{left_out}" + (
+        f"; {shares} {', '.join(splits)}" if splits else ""
+    )
 
 
 def _export(cfg: DictConfig, options: PrepareOptions, datamodule: BaseDataModule) -> dict[str, int]:
-    about = {"name": cfg.name, "seed": cfg.seed, "data": OmegaConf.to_container(cfg.data, resolve=True)}
+    about = {
+        "name": cfg.name,
+        "seed": cfg.seed,
+        "data": OmegaConf.to_container(cfg.data, resolve=True),
+    }
     folder = Path(str(options.export))
     check_outside_root(cfg, folder, "prepare.export")
     done = datamodule.export_files(folder)
     if done is None:
-        done = export_set(datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about)
+        done = export_set(
+            datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about
+        )
     return {f"exported_{key}": value for key, value in done.items()}

@@ -27,7 +27,10 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_json, write_text
 
 _DEEPEST: Final = 4
-_SKIPPED: Final = (".", "replaced")  # a sweep that went on with other values keeps the earlier jobs there
+_SKIPPED: Final = (
+    ".",
+    "replaced",
+)  # a sweep that went on with other values keeps the earlier jobs there
 _WHAT_IT_IS: Final = (
     "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in it; a sweep, or "
     "runs/fit/NAME, is a folder of runs"
@@ -51,7 +54,9 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     found: dict[Path, Path] = {}
     for path in paths:
         if not path.is_dir():
-            raise DataError(f"{path} is {'not a folder' if path.exists() else 'not there'}: {_WHAT_IT_IS}")
+            raise DataError(
+                f"{path} is {'not a folder' if path.exists() else 'not there'}: {_WHAT_IT_IS}"
+            )
         try:
             runs = [path] if is_run(path) else _find_below(path)
         except OSError as error:
@@ -65,13 +70,19 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 def choose_folder(paths: Sequence[Path]) -> Path:
     """Where the page goes: into the one folder that was named, of several into the one that holds them all."""
-    return paths[0] if len(paths) == 1 else Path(os.path.commonpath([path.resolve() for path in paths]))
+    return (
+        paths[0]
+        if len(paths) == 1
+        else Path(os.path.commonpath([path.resolve() for path in paths]))
+    )
 
 
 def _find_below(folder: Path, depth: int = 1) -> list[Path]:
     """Runs in the order of their names, numbers as numbers; within a run nothing is looked for."""
     found: list[Path] = []
-    for child in _sort(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_SKIPPED)):
+    for child in _sort(
+        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_SKIPPED)
+    ):
         if is_run(child):
             found.append(child)
         elif depth < _DEEPEST:
@@ -81,7 +92,10 @@ def _find_below(folder: Path, depth: int = 1) -> list[Path]:
 
 def _sort(paths: Iterable[Path]) -> list[Path]:
     return sorted(
-        paths, key=lambda path: [part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)]
+        paths,
+        key=lambda path: [
+            part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)
+        ],
     )
 
 
@@ -110,7 +124,9 @@ def read_sweep(folder: Path) -> SweepFolder:
 
 def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
     try:
-        with io.TextIOWrapper(open_inside(path.parent, path), "utf-8", "replace", newline="") as file:
+        with io.TextIOWrapper(
+            open_inside(path.parent, path), "utf-8", "replace", newline=""
+        ) as file:
             rows = [row for row in csv.DictReader(file) if row.get("status") not in (None, "done")]
     except (OSError, csv.Error):
         return []
@@ -154,19 +170,27 @@ def main(words: Sequence[str]) -> None:
         return
     metrics = [name.strip() for name in options.metrics.split(",") if name.strip()]
     paths = [Path(word) for word in options.runs]
-    print(write_report(paths, output=options.output, metrics=metrics, width_px=options.picture_width))
+    print(
+        write_report(paths, output=options.output, metrics=metrics, width_px=options.picture_width)
+    )
 
 
 def write_report(
-    paths: Sequence[Path], *, output: str | Path | None = None, metrics: Sequence[str] = (), width_px: int | None = None
+    paths: Sequence[Path],
+    *,
+    output: str | Path | None = None,
+    metrics: Sequence[str] = (),
+    width_px: int | None = None,
 ) -> Path:
     """Write a page of runs.
 
     Args:
         paths: Folders of runs, of sweeps, or folders of runs.
-        output: The file; by default `FILE` in the folder of the run or sweep, or in the folder that holds them all.
+        output: The file; by default `FILE` in the folder of the run or sweep, or in the folder that
+            holds them all.
         metrics: Keys of summary.json to compare; by default scores and what the machine did.
-        width_px: Pictures are scaled down to this; 0 leaves them out; by default it depends on the number of runs.
+        width_px: Pictures are scaled down to this; 0 leaves them out; by default it depends on the
+            number of runs.
 
     Returns:
         The file.
@@ -183,9 +207,15 @@ def write_report(
     sweeps = [(path, read_sweep(path)) for path in paths if path not in folders]
     metrics = choose_metrics(runs, metrics, first=next((sweep.metric for _, sweep in sweeps), ""))
     runs, notes = _picture(runs, metrics, width_px)
-    pictures = [p for path, _ in sweeps for p in read_pictures(path, notes, width_px=width_px, names=["sweep"])]
+    pictures = [
+        p
+        for path, _ in sweeps
+        for p in read_pictures(path, notes, width_px=width_px, names=["sweep"])
+    ]
     lost = [job for path, sweep in sweeps for job in sweep.jobs if not is_run(path / job[0])]
-    page = make_page(runs, title=_entitle(runs), metrics=metrics, pictures=pictures, notes=notes, lost=lost)
+    page = make_page(
+        runs, title=_entitle(runs), metrics=metrics, pictures=pictures, notes=notes, lost=lost
+    )
     path = Path(output) if output is not None else choose_folder(paths) / FILE
     write_text(path, page)
     return path
@@ -199,9 +229,13 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("runs", nargs="*")
     options = parser.read(words)
     if not options.runs and not options.help:
-        raise ConfigError("report needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00")
+        raise ConfigError(
+            "report needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00"
+        )
     if options.picture_width is not None and options.picture_width < 0:
-        raise ConfigError(f"--picture-width {options.picture_width} is below 0: give pixels, or 0 for no pictures")
+        raise ConfigError(
+            f"--picture-width {options.picture_width} is below 0: give pixels, or 0 for no pictures"
+        )
     return options
 
 
@@ -220,14 +254,20 @@ def _entitle(runs: Sequence[Run]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _picture(runs: Sequence[Run], metrics: Sequence[str], width_px: int) -> tuple[list[Run], list[str]]:
+def _picture(
+    runs: Sequence[Run], metrics: Sequence[str], width_px: int
+) -> tuple[list[Run], list[str]]:
     """The runs with their pictures, of very many runs only the best, and a sentence that says so."""
     places = list(range(len(runs)))
     ranked = rank(runs, metrics[0]) if metrics else []
     chosen = [*ranked, *(place for place in places if place not in ranked)][:MOST_PICTURED]
-    shown = [add_pictures(run, width_px) if place in chosen else run for place, run in enumerate(runs)]
+    shown = [
+        add_pictures(run, width_px) if place in chosen else run for place, run in enumerate(runs)
+    ]
     left_out = len(runs) - len(chosen)
-    note = f"{left_out} runs are shown without their pictures, which would make this page too large."
+    note = (
+        f"{left_out} runs are shown without their pictures, which would make this page too large."
+    )
     return shown, [note] if left_out and width_px else []
 
 
@@ -236,7 +276,8 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
-    """Write failure.json (status, exit code, reason in one line) and the report if what runs within fails.
+    """Write failure.json (status, exit code, reason in one line) and the report if what runs within
+    fails.
 
     Args:
         cfg: The configuration.
@@ -257,10 +298,12 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
-    """Let nothing that comes after training end a run: of an error there is a warning, and the exit code stays 0.
+    """Let nothing that comes after training end a run: of an error there is a warning, and the exit
+    code stays 0.
 
     Args:
-        command: Errors of commands other than ``fit``, whose result is what they write, pass through.
+        command: Errors of commands other than ``fit``, whose result is what they write, pass
+            through.
         what: What may be missing then.
     """
     try:
@@ -268,7 +311,9 @@ def warning_after(command: str, what: str = "the end of the run") -> Iterator[No
     except Exception as error:
         if command != "fit":
             raise
-        log.warning("%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error)
+        log.warning(
+            "%s: %s: %s; training itself is done", what, type(error).__name__, error, exc_info=error
+        )
 
 
 def add_report(cfg: DictConfig, folder: Path) -> None:

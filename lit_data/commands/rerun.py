@@ -31,7 +31,8 @@ class Started:
 
     Attributes:
         command: The word on the command line.
-        words: The overrides but for Hydra's own, which may name programs: the folder may be anybody's.
+        words: The overrides but for Hydra's own, which may name programs: the folder may be
+            anybody's.
         config_dir: The user's own folder of configurations, if any.
         folder: Where it was started.
         sweeps: Whether it is a sweep.
@@ -56,7 +57,10 @@ class Started:
             word
             for word in self.words
             if _key(word) not in keys
-            and (_key(word) != "paths.runs" or (self.folder / word.partition("=")[2]).resolve() != runs)
+            and (
+                _key(word) != "paths.runs"
+                or (self.folder / word.partition("=")[2]).resolve() != runs
+            )
         ]
 
 
@@ -71,13 +75,19 @@ def read_started(run: Path) -> Started:
     try:
         said, config = (as_dict(parse_yaml(read_text(run, run / name))) for name in names)
     except FileNotFoundError as error:
-        raise DataError(f"{run} is no run and no sweep of lit_data: there is no {names[0]} in it") from error
+        raise DataError(
+            f"{run} is no run and no sweep of lit_data: there is no {names[0]} in it"
+        ) from error
     except (OSError, ValueError, YAMLError, RecursionError) as error:
-        raise DataError(f"{run} does not say how it was started: {str(error).splitlines()[0]}") from error
+        raise DataError(
+            f"{run} does not say how it was started: {str(error).splitlines()[0]}"
+        ) from error
     hydra = as_dict(said.get("hydra"))
     words, command = as_dict(hydra.get("overrides")).get("task"), config.get("command")
     if not isinstance(words, list) or not isinstance(command, str):
-        raise DataError(f"{run} does not say how it was started: its configuration is not one of lit_data")
+        raise DataError(
+            f"{run} does not say how it was started: its configuration is not one of lit_data"
+        )
     folder = Path(str(as_dict(hydra.get("runtime")).get("cwd")))
     config_dir = dict(zip(*[iter(find_config_dir(hydra))] * 2, strict=True)).get("--config-dir")
     plain = tuple(str(word) for word in words if not re.match(r"hydra\b", _key(str(word))))
@@ -102,7 +112,9 @@ def main(words: Sequence[str]) -> None:
         print(_HELP)
         return
     if not options.words:
-        raise ConfigError("rerun needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00")
+        raise ConfigError(
+            "rerun needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00"
+        )
     place, typed = Path(options.words[0]), options.words[1:]
     started = read_started(place)
     read = started.list_read(place, typed)
@@ -113,11 +125,18 @@ def main(words: Sequence[str]) -> None:
         return
     print(line, file=sys.stderr)
     if started.folder.is_dir():
-        sys.path[:] = [place or str(Path.cwd()) for place in sys.path]  # imports nothing of the folder that it goes to
+        sys.path[:] = [
+            place or str(Path.cwd()) for place in sys.path
+        ]  # imports nothing of the folder that it goes to
         os.chdir(started.folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 
-    places = {"config_dir": started.config_dir, "packages": options.package, "multirun": started.sweeps, "read": read}
+    places = {
+        "config_dir": started.config_dir,
+        "packages": options.package,
+        "multirun": started.sweeps,
+        "read": read,
+    }
     run(started.command, overrides, **places)
 
 

@@ -26,7 +26,9 @@ KEYS = (
 )
 
 _OF_CALLBACKS = ("amp/", "batch/", "cache/", "memory/", "train/")
-_STAGE = re.compile(r"(?:(?P<train>train)|(?P<val>val|valid|validation)|(?P<test>test))(?:[/_.-]|$)")
+_STAGE = re.compile(
+    r"(?:(?P<train>train)|(?P<val>val|valid|validation)|(?P<test>test))(?:[/_.-]|$)"
+)
 
 Value = str | SupportsFloat | None
 
@@ -44,20 +46,25 @@ class PartlyDoneError(DataError):
         self.metrics = metrics
 
 
-def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[str, Value]) -> Path:
+def write_summary(
+    folder: Path, command: str, experiment: str, metrics: Mapping[str, Value]
+) -> Path:
     """Write `folder`/summary.json, whole or not at all.
 
-    The file is one flat JSON object. These keys come first and are always there, null where the command does not
-    measure them; the command's own metrics follow by name:
+    The file is one flat JSON object. These keys come first and are always there, null where the
+    command does not measure them; the command's own metrics follow by name:
 
     - ``command``: the word on the command line
     - ``experiment``: the configuration's ``name``
     - ``seconds``: wall-clock time of the command, from the composed configuration to its end
     - ``samples_per_s``: training samples per second over the epochs, without validation
     - ``data_wait_fraction``: share of the training time spent waiting for a batch, 0 to 1
-    - ``peak_rss_bytes``: largest resident memory of the main process plus that of its largest ended child process
-    - ``samples_sha256``: sum of the digests of the training samples, see `lit_data.callbacks.SampleDigest`
-    - any other name: a metric of the command, such as ``test/average_precision``, or of the model, as it logs it
+    - ``peak_rss_bytes``: largest resident memory of the main process plus that of its largest ended
+      child process
+    - ``samples_sha256``: sum of the digests of the training samples, see
+      `lit_data.callbacks.SampleDigest`
+    - any other name: a metric of the command, such as ``test/average_precision``, or of the model,
+      as it logs it
 
     Args:
         folder: the run folder; it exists.
@@ -72,7 +79,9 @@ def write_summary(folder: Path, command: str, experiment: str, metrics: Mapping[
         StoreError: the file cannot be written.
     """
     values = {**metrics, "command": command, "experiment": experiment}
-    ordered = {key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))}
+    ordered = {
+        key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))
+    }
     path = folder / "summary.json"
     write_json(path, ordered)
     return path
@@ -95,13 +104,18 @@ def read_summary(folder: Path) -> dict[str, Any]:
 
 
 def split_stage(name: str) -> tuple[str, str]:
-    """The stage that a metric's name begins with, as anybody writes it, and the rest: ``valid_iou`` is (val, iou).
+    """The stage that a metric's name begins with, as anybody writes it, and the rest: ``valid_iou``
+    is (val, iou).
 
     Returns:
         ``train``, ``val``, ``test`` or nothing, and the name without it.
     """
     match = _STAGE.match(name)
-    return (str(match.lastgroup), name[match.end() :]) if match and match.end() < len(name) else ("", name)
+    return (
+        (str(match.lastgroup), name[match.end() :])
+        if match and match.end() < len(name)
+        else ("", name)
+    )
 
 
 def is_score(key: str, value: object) -> bool:
@@ -110,8 +124,11 @@ def is_score(key: str, value: object) -> bool:
     return is_number and key not in KEYS and not key.startswith(_OF_CALLBACKS)
 
 
-def join_scores(metrics: Mapping[str, Value], scores: Mapping[str, Value], stage: str) -> dict[str, Value]:
-    """Metrics with the scores of a stage of any model: each under its own name, or behind the stage if that is taken.
+def join_scores(
+    metrics: Mapping[str, Value], scores: Mapping[str, Value], stage: str
+) -> dict[str, Value]:
+    """Metrics with the scores of a stage of any model: each under its own name, or behind the stage
+    if that is taken.
 
     Args:
         metrics: What is there.
@@ -119,7 +136,10 @@ def join_scores(metrics: Mapping[str, Value], scores: Mapping[str, Value], stage
         stage: ``val`` or ``test``.
     """
     taken = {*metrics, *KEYS}
-    return {**metrics, **{f"{stage}/{key}" if key in taken else key: value for key, value in scores.items()}}
+    return {
+        **metrics,
+        **{f"{stage}/{key}" if key in taken else key: value for key, value in scores.items()},
+    }
 
 
 def _make_plain(value: Value) -> str | int | float | None:

@@ -34,7 +34,8 @@ def run(
     multirun: bool = False,
     read: Sequence[str] = (),
 ) -> Path:
-    """Check the command line, then run the command in Hydra's run folder, once or for each job of a sweep.
+    """Check the command line, then run the command in Hydra's run folder, once or for each job of a
+    sweep.
 
     Args:
         command: one of `lit_data.commands.COMMANDS`.
@@ -48,20 +49,30 @@ def run(
         The folder of the run or the sweep.
 
     Raises:
-        LitDataError: as the check raises it, or with the exit code of a sweep's first job that failed.
+        LitDataError: as the check raises it, or with the exit code of a sweep's first job that
+            failed.
         SystemExit: a single job failed with the error that is its cause.
     """
     with reporting_to_sweep(), open_hydra(config_dir) as hydra:
-        cfg, words = check_run(hydra, command, overrides, multirun=multirun, packages=packages, read=read)
+        cfg, words = check_run(
+            hydra, command, overrides, multirun=multirun, packages=packages, read=read
+        )
         sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
-        options, placed = read_options(SweepOptions, cfg.get("sweep", {}), "sweep"), place_run(cfg, sweeps=sweeps)
+        options, placed = (
+            read_options(SweepOptions, cfg.get("sweep", {}), "sweep"),
+            place_run(cfg, sweeps=sweeps),
+        )
         folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()
         _check_place(folder)
         flags = [word for name in packages for word in ("--package", name)]
-        flags += ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
+        flags += (
+            ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
+        )
         if sweeps:
             options, settled = settle_direction(cfg, options)
-            run_sweep(hydra, cfg, [*words, *settled], options=options, flags=flags, packages=packages)
+            run_sweep(
+                hydra, cfg, [*words, *settled], options=options, flags=flags, packages=packages
+            )
             return folder
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")

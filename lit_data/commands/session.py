@@ -38,12 +38,13 @@ def find_typed() -> set[str]:
 
 
 def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig:
-    """The node without what files say for another class, so that ``model._target_=mine.Net`` is enough.
+    """The node without what files say for another class, so that ``model._target_=mine.Net`` is
+    enough.
 
-    Where the target was typed and its class is none of lit_data and derives from none, all keys that were not typed are
-    left out, and told; of a class of lit_data those that it has no argument for. `synthesis` and `augment`, which
-    every configuration brings along, are left out of data that take none. A typed key stays, so one that is wrong is
-    an error still.
+    Where the target was typed and its class is none of lit_data and derives from none, all keys
+    that were not typed are left out, and told; of a class of lit_data those that it has no argument
+    for. `synthesis` and `augment`, which every configuration brings along, are left out of data
+    that take none. A typed key stays, so one that is wrong is an error still.
 
     Args:
         node: The node with a ``_target_``.
@@ -52,7 +53,9 @@ def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig
     """
     target = resolve_target(node._target_, key, allowed_names(), trusted_names())
     arguments = _arguments(target)
-    left_out = [str(name) for name in node if key == "data" and name in _BROUGHT_ALONG and name not in typed]
+    left_out = [
+        str(name) for name in node if key == "data" and name in _BROUGHT_ALONG and name not in typed
+    ]
     if f"{key}._target_" in typed:
         left_out = [str(name) for name in node if name not in ("_target_", "_args_", "_partial_")]
         arguments = arguments if _is_ours(target) else set()
@@ -67,10 +70,12 @@ def leave_out_unknown(node: DictConfig, key: str, typed: set[str]) -> DictConfig
 
 
 class OwnMonitor(L.Callback):
-    """Keeps the last checkpoint as the best where a model of the user's own does not log what is monitored.
+    """Keeps the last checkpoint as the best where a model of the user's own does not log what is
+    monitored.
 
-    What it logs is known after Lightning's sanity check or, without one, after the first validation, before a
-    checkpoint is written; of a model without validation, after its first epoch.
+    What it logs is known after Lightning's sanity check or, without one, after the first
+    validation, before a checkpoint is written; of a model without validation, after its first
+    epoch.
     """
 
     def __init__(self) -> None:
@@ -108,7 +113,8 @@ class OwnMonitor(L.Callback):
 class LogInterval(L.Callback):
     """Logs once an epoch at least, where an epoch has fewer batches than ``log_every_n_steps``.
 
-    Lightning warns of it in every run of a small set; `trainer.log_every_n_steps` that was typed stays as it is.
+    Lightning warns of it in every run of a small set; `trainer.log_every_n_steps` that was typed
+    stays as it is.
     """
 
     @override
@@ -137,7 +143,9 @@ def _arguments(target: Callable[..., object]) -> set[str]:
 def _initialisers(target: Callable[..., object]) -> list[Callable[..., object]]:
     if not isinstance(target, type):
         return [target]
-    return [vars(parent)["__init__"] for parent in target.__mro__[:-1] if "__init__" in vars(parent)]
+    return [
+        vars(parent)["__init__"] for parent in target.__mro__[:-1] if "__init__" in vars(parent)
+    ]
 
 
 def build_datamodule(cfg: DictConfig, *, prepared: bool = True) -> BaseDataModule:
@@ -172,19 +180,28 @@ def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
     L.seed_everything(cfg.seed % 2**32, verbose=False)  # some split at random as they are made
     datamodule = instantiate(leave_out_unknown(cfg.data, "data", find_typed()))
     if not isinstance(datamodule, L.LightningDataModule):
-        raise ConfigError(f"data._target_ gives a {type(datamodule).__name__}: {_tell_kind(datamodule, 'DataModule')}")
+        raise ConfigError(
+            f"data._target_ gives a {type(datamodule).__name__}: {_tell_kind(datamodule, 'DataModule')}"
+        )
     return datamodule
 
 
 def check_outside_root(cfg: DictConfig, folder: Path, key: str) -> None:
-    """Refuse to write into the folder that is read: what is written there would be images of the next run.
+    """Refuse to write into the folder that is read: what is written there would be images of the
+    next run.
 
     Raises:
         ConfigError: It lies below `data.root`.
     """
     root = cfg.data.get("root")
-    if root and "://" not in str(root) and folder.resolve().is_relative_to(Path(str(root)).expanduser().resolve()):
-        raise ConfigError(f"{key}={folder} lies in data.root={root}, where it would be read as data: choose another")
+    if (
+        root
+        and "://" not in str(root)
+        and folder.resolve().is_relative_to(Path(str(root)).expanduser().resolve())
+    ):
+        raise ConfigError(
+            f"{key}={folder} lies in data.root={root}, where it would be read as data: choose another"
+        )
 
 
 def prepare(datamodule: L.LightningDataModule) -> None:
@@ -194,7 +211,8 @@ def prepare(datamodule: L.LightningDataModule) -> None:
 
 
 def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
-    """Let `cfg.data.classes`, to which models refer, have the names that the data give where none are chosen.
+    """Let `cfg.data.classes`, to which models refer, have the names that the data give where none
+    are chosen.
 
     Labels are read for that, and no images.
     """
@@ -207,12 +225,13 @@ def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
 
 
 def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
-    """The module of `cfg.model`, with weights that depend on the seed alone, and on `model.net.weights`.
+    """The module of `cfg.model`, with weights that depend on the seed alone, and on
+    `model.net.weights`.
 
     Args:
         cfg: The configuration.
-        trained: A checkpoint gives it its weights next, so those that it would start from are not read: their file or
-            server need not be there.
+        trained: A checkpoint gives it its weights next, so those that it would start from are not
+            read: their file or server need not be there.
 
     Raises:
         ConfigError: It is no LightningModule.
@@ -221,7 +240,9 @@ def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
     node = leave_out_unknown(cfg.model, "model", find_typed())
     model = instantiate(_start_at_random(node) if trained else node)
     if not isinstance(model, L.LightningModule):
-        raise ConfigError(f"model._target_ gives a {type(model).__name__}: {_tell_kind(model, 'Module')}")
+        raise ConfigError(
+            f"model._target_ gives a {type(model).__name__}: {_tell_kind(model, 'Module')}"
+        )
     return model
 
 
@@ -267,7 +288,9 @@ def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN4
         callbacks.append(TrainedRecord(cfg))
         if "trainer.log_every_n_steps" not in find_typed():
             callbacks.insert(0, LogInterval())  # others read the interval as training starts
-            warnings.filterwarnings("ignore", "The number of training batches .* is smaller than the logging interval")
+            warnings.filterwarnings(
+                "ignore", "The number of training batches .* is smaller than the logging interval"
+            )
     else:
         callbacks = [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
     shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))

@@ -50,10 +50,14 @@ _SIDE_PX = 64
 _CANDIDATES = 4  # drawn of a family for each that is shown
 
 
-def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4) -> int:
-    """Draw each family of defects in a row of its own: for each example the patch around it, and its mask.
+def draw_families(
+    datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4
+) -> int:
+    """Draw each family of defects in a row of its own: for each example the patch around it, and
+    its mask.
 
-    Over an example stands its severity: the mean change in standard deviations of the noise around it.
+    Over an example stands its severity: the mean change in standard deviations of the noise around
+    it.
 
     Args:
         datamodule: A prepared and opened datamodule.
@@ -65,7 +69,11 @@ def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, sta
     Returns:
         Families drawn.
     """
-    batch = {key: value[: _CANDIDATES * count] for key, value in planned.items() if isinstance(value, Tensor)}
+    batch = {
+        key: value[: _CANDIDATES * count]
+        for key, value in planned.items()
+        if isinstance(value, Tensor)
+    }
     families = datamodule.inspect(stage).preview_families(batch)
     if not families:
         return 0
@@ -73,13 +81,20 @@ def draw_families(datamodule: BaseDataModule, planned: Batch, path: Path, *, sta
     figure, axes = open_figure(len(families), ["with the defect", "mask"] * count)
     for cells, family in zip(axes, families, strict=True):
         cells[0].set_ylabel(family.name, fontsize=9)
-        is_seen = family.mask.flatten(1).any(dim=1)  # some draws change less than what counts as a defect
+        is_seen = family.mask.flatten(1).any(
+            dim=1
+        )  # some draws change less than what counts as a defect
         chosen = torch.argsort(is_seen.int(), descending=True, stable=True)[:count].tolist()
         for place, number in enumerate(chosen):
             window = _window_around(family.centre[number], family.after.shape[1:])
-            show_images(cells[2 * place : 2 * place + 1], family.after[number : number + 1][(slice(None), *window)])
+            show_images(
+                cells[2 * place : 2 * place + 1],
+                family.after[number : number + 1][(slice(None), *window)],
+            )
             show_mask(cells[2 * place + 1], family.mask[number][window])
-            cells[2 * place].set_xlabel(f"severity {float(family.severity[number]):.1f}", fontsize=8)
+            cells[2 * place].set_xlabel(
+                f"severity {float(family.severity[number]):.1f}", fontsize=8
+            )
             cells[2 * place + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
     save_figure(figure, path, f"families of defects on {stage} patches", ())
     return len(families)
@@ -107,12 +122,16 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     path, stage = folder / "samples.png", options.stage
-    batch, shown = draw_samples(datamodule, path, stage=stage, count=options.count, epoch=options.epoch)
+    batch, shown = draw_samples(
+        datamodule, path, stage=stage, count=options.count, epoch=options.epoch
+    )
     rows = datamodule.inspect(stage).describe_plan(batch, shown)
     if rows:
         path = folder / "plan.csv"
         write_table(path, list(rows[0]), rows)
         log.info("plan: %s", path)
-    families = draw_families(datamodule, batch, folder / "families.png", stage=stage, count=options.examples)
+    families = draw_families(
+        datamodule, batch, folder / "families.png", stage=stage, count=options.examples
+    )
     find_task(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
     return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}

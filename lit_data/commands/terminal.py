@@ -47,21 +47,33 @@ def shorten(name: str) -> str:
 
 
 def quieten() -> None:
-    """Leave out what others say in every run and nobody can act on, and write lines above the bar, not into it.
+    """Leave out what others say in every run and nobody can act on, and write lines above the bar,
+    not into it.
 
     A live bar takes over `sys.stdout`, but a log handler keeps the stream that it was made with.
     """
     # lightning 2.6.6 asks torch 2.13 for a tree spec in the old way.
-    warnings.filterwarnings("ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning)
+    warnings.filterwarnings(
+        "ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning
+    )
     # Lightning takes the weights for float32 then, which under autocast they are.
-    warnings.filterwarnings("ignore", "Precision .* is not supported by the model summary", UserWarning)
-    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):  # imported before there were handlers
+    warnings.filterwarnings(
+        "ignore", "Precision .* is not supported by the model summary", UserWarning
+    )
+    for name in (
+        "lightning",
+        "lightning.pytorch",
+        "lightning.fabric",
+    ):  # imported before there were handlers
         logger = logging.getLogger(name)
         logger.handlers.clear()  # they would print every line a second time, or past the filter
         logger.propagate = True
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_noise)
-        if type(handler) is logging.StreamHandler and handler.stream in (sys.stdout, sys.__stdout__):
+        if type(handler) is logging.StreamHandler and handler.stream in (
+            sys.stdout,
+            sys.__stdout__,
+        ):
             handler.setStream(_CurrentStdout())
 
 
@@ -75,7 +87,11 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     table = Table(title="best checkpoint", title_justify="left")
     table.add_column("metric", overflow="fold")
     rows = _arrange(metrics)
-    columns = [name for name in ("validation", "test", "baseline") if any(name in row for row in rows.values())]
+    columns = [
+        name
+        for name in ("validation", "test", "baseline")
+        if any(name in row for row in rows.values())
+    ]
     for name in columns:
         table.add_column(name, justify="right")
     for name, row in rows.items():
@@ -84,7 +100,10 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     if rows:
         console.print(table)
     speed = metrics.get("samples_per_s")
-    said = [f"{metrics['seconds']:.0f} s", *([f"{speed:.0f} samples/s in training"] if speed else [])]
+    said = [
+        f"{metrics['seconds']:.0f} s",
+        *([f"{speed:.0f} samples/s in training"] if speed else []),
+    ]
     print(", ".join(said))
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
@@ -97,8 +116,12 @@ def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
         if not is_score(key, value):
             continue
         stage, name = split_stage(key)
-        name = split_stage(name)[1] if stage else name  # test/val_loss is of a model that calls both so
-        is_plain = not stage and f"test/{key}" in metrics  # then the name itself is that of validation
+        name = (
+            split_stage(name)[1] if stage else name
+        )  # test/val_loss is of a model that calls both so
+        is_plain = (
+            not stage and f"test/{key}" in metrics
+        )  # then the name itself is that of validation
         column = "validation" if is_plain or stage == "val" else "test"
         is_baseline = name.endswith("_baseline")
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})

@@ -21,14 +21,21 @@ log = logging.getLogger(__name__)
 _SCORES: Final = 3  # that are printed
 _NEAR_GREY: Final = 0.15  # of the value range: sets whose mean grey levels are so near are alike
 _PLAIN_TARGETS: Final = ("lit_data.modules.", "torch.optim.", "torch.nn.")
-_LEAST_SCORES: Final = {"val/image_auroc": 0.6, "val/f1_max": 0.02}  # below them a model is no better than chance
-_EXCLUSIVE: Final = ({"size_px", "scale"}, {"size_px", "patch_px"})  # options of which one alone may be set
+_LEAST_SCORES: Final = {
+    "val/image_auroc": 0.6,
+    "val/f1_max": 0.02,
+}  # below them a model is no better than chance
+_EXCLUSIVE: Final = (
+    {"size_px", "scale"},
+    {"size_px", "patch_px"},
+)  # options of which one alone may be set
 
 
 def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     """Let a command have the model and the reading options that a checkpoint was trained with.
 
-    What is typed stays, and is told where it contradicts. Checkpoints without a record leave all as it is.
+    What is typed stays, and is told where it contradicts. Checkpoints without a record leave all as
+    it is.
 
     Returns:
         The record, for `warn_of_other_data`.
@@ -46,7 +53,11 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
     if cfg.data._target_ == record["kind"]:
         kind = resolve_target(cfg.data._target_, "data", allowed_names(), trusted_names())
         names = find_task_of(kind).trained_data
-        trained_data = {name: value for name, value in record["data"].items() if name in names and name in cfg.data}
+        trained_data = {
+            name: value
+            for name, value in record["data"].items()
+            if name in names and name in cfg.data
+        }
         _take_data(cfg, trained_data, typed)
     else:
         log.warning(
@@ -58,7 +69,11 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
         log.info("as it was trained: %s", escape(", ".join(taken)))
     used = {"model": after["model"], "data": {name: after["data"][name] for name in trained_data}}
     if others := list(_differ(used, {"model": record["model"], "data": trained_data})):
-        log.warning("%s was trained with %s: what is found may be worse", checkpoint, escape(", ".join(others)))
+        log.warning(
+            "%s was trained with %s: what is found may be worse",
+            checkpoint,
+            escape(", ".join(others)),
+        )
     return record
 
 
@@ -79,18 +94,26 @@ def find_doubt(record: Mapping[str, Any] | None) -> str | None:
     return None
 
 
-def _take_model(cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path) -> None:
+def _take_model(
+    cfg: DictConfig, trained: Mapping[str, Any], typed: set[str], checkpoint: Path
+) -> None:
     if "model" in typed:
         return
     known = {*_list_targets(to_plain(cfg.model))}
-    unknown = [name for name in _list_targets(trained) if name not in known and not name.startswith(_PLAIN_TARGETS)]
+    unknown = [
+        name
+        for name in _list_targets(trained)
+        if name not in known and not name.startswith(_PLAIN_TARGETS)
+    ]
     if unknown:  # a checkpoint may be anybody's, and does not choose what is imported
         names = escape(", ".join(unknown))
         log.warning("%s was trained with %s: name it with model._target_=...", checkpoint, names)
         return
     model = OmegaConf.create(copy.deepcopy(dict(trained)))
     for key in sorted(name for name in typed if name.startswith("model.")):
-        OmegaConf.update(model, key.removeprefix("model."), OmegaConf.select(cfg, key), force_add=True)
+        OmegaConf.update(
+            model, key.removeprefix("model."), OmegaConf.select(cfg, key), force_add=True
+        )
     with open_dict(cfg):
         cfg.model = model
 
@@ -103,7 +126,10 @@ def _take_data(cfg: DictConfig, trained: Mapping[str, Any], typed: set[str]) -> 
         if name in chosen and not (isinstance(value, Mapping) and isinstance(given, DictConfig)):
             continue
         if name in chosen:
-            value = {**value, **{str(key): given[key] for key in given if f"data.{name}.{key}" in typed}}
+            value = {
+                **value,
+                **{str(key): given[key] for key in given if f"data.{name}.{key}" in typed},
+            }
         with open_dict(cfg.data):
             cfg.data[name] = value
 
@@ -128,8 +154,11 @@ def _list_targets(node: Any) -> Iterator[str]:  # noqa: ANN401 - plain data
             yield from _list_targets(value)
 
 
-def warn_of_other_data(record: Mapping[str, Any] | None, root: str | None, bank: ImageBank | None) -> None:
-    """Warn where images are of another folder than those that a checkpoint was trained on, and unlike them.
+def warn_of_other_data(
+    record: Mapping[str, Any] | None, root: str | None, bank: ImageBank | None
+) -> None:
+    """Warn where images are of another folder than those that a checkpoint was trained on, and
+    unlike them.
 
     Args:
         record: From `take_trained`.
@@ -153,7 +182,10 @@ def warn_of_other_data(record: Mapping[str, Any] | None, root: str | None, bank:
 def _list_unlike(trained: Mapping[str, Any], here: Look) -> Iterator[str]:
     if here["channels"] != trained["channels"]:
         yield f"{here['channels']} channels, not {trained['channels']}"
-    ratios = [length / max(1, other) for length, other in zip(here["size_px"], trained["size_px"], strict=True)]
+    ratios = [
+        length / max(1, other)
+        for length, other in zip(here["size_px"], trained["size_px"], strict=True)
+    ]
     if not all(1 / 2 <= ratio <= 2 for ratio in ratios):
         yield "{} x {} px, not {} x {}".format(*here["size_px"], *trained["size_px"])
     if abs(here["grey"] - trained["grey"]) > max(_NEAR_GREY, 2 * trained["spread"]):

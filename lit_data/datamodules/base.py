@@ -75,27 +75,29 @@ Loaders = MicroBatchLoader | list[MicroBatchLoader]
 class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     """Loaders for each stage, and a batch that is planned on the host and finished on the device.
 
-    Everything random about a batch is drawn in `plan_batch`, on the host and from the sample indices, so the device
-    is never waited for; the few numbers travel with the batch. `finish_batch` then works on the device and draws
-    nothing.
+    Everything random about a batch is drawn in `plan_batch`, on the host and from the sample
+    indices, so the device is never waited for; the few numbers travel with the batch.
+    `finish_batch` then works on the device and draws nothing.
 
-    Hooks around the transfer that a LightningModule has itself run behind those of this class, see `BatchTransfer`.
+    Hooks around the transfer that a LightningModule has itself run behind those of this class, see
+    `BatchTransfer`.
 
-    A subclass writes `build_dataset`, and mostly `plan_batch` and `finish_batch`, sets `batch_keys` and
-    `channel_names`, and opens its files in `open_source`. With a `source`, `prepare_data`, `setup` and the command
-    ``prepare`` work.
+    A subclass writes `build_dataset`, and mostly `plan_batch` and `finish_batch`, sets `batch_keys`
+    and `channel_names`, and opens its files in `open_source`. With a `source`, `prepare_data`,
+    `setup` and the command ``prepare`` work.
 
     Args:
         loader: Batch size, workers, seed.
-        batch_format: `dict`, a preset, a mapping of new key to our key, a sequence of keys for a tuple, or a function
-            of our batch; see `lit_data.datamodules.batch_format`.
+        batch_format: `dict`, a preset, a mapping of new key to our key, a sequence of keys for a
+            tuple, or a function of our batch; see `lit_data.datamodules.batch_format`.
 
     Attributes:
-        task: The class of how samples are drawn and predictions written, if this class brings its own; see
-            `lit_data.tasks.find_task`.
+        task: The class of how samples are drawn and predictions written, if this class brings its
+            own; see `lit_data.tasks.find_task`.
         source: Where the files lie, if they are those of a `Source`.
         bank: The decoded images, if there are any; after `setup`.
-        split_images: For train, val and test the numbers of their images, where whole images are split; after `setup`.
+        split_images: For train, val and test the numbers of their images, where whole images are
+            split; after `setup`.
 
     Raises:
         ConfigError: The format names unknown keys.
@@ -108,7 +110,9 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     batch_keys: ClassVar[Sequence[str]] = ()
     channel_names: ClassVar[Mapping[str, int]] = {}
 
-    def __init__(self, *, loader: LoaderOptions | None = None, batch_format: BatchFormat = "dict") -> None:
+    def __init__(
+        self, *, loader: LoaderOptions | None = None, batch_format: BatchFormat = "dict"
+    ) -> None:
         super().__init__()
         self.loader = loader or LoaderOptions()
         check_format(batch_format, self.batch_keys, self.channel_names)
@@ -147,7 +151,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return batch
 
     def is_by_sample(self, stage: Stage) -> bool:
-        """Whether `plan_batch` and `finish_batch` make the same of a sample in any batch, and lists of nothing.
+        """Whether `plan_batch` and `finish_batch` make the same of a sample in any batch, and lists
+        of nothing.
 
         Then workers may do both, see `lit_data.loading.LoaderOptions.augment_on`.
         """
@@ -167,7 +172,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """
         self._open()
         if stage == "fit" and self.loader.augment_on == "worker" and not self._can_workers_finish():
-            # Not later: what is raised while the Trainer asks for loaders leaves all of torch's patched by Lightning.
+            # Not later: what is raised while the Trainer asks for loaders leaves all of torch's
+            # patched by Lightning.
             raise ConfigError(
                 f"loader.augment_on=worker: workers cannot finish batches of {type(self).__name__} that hold boxes or "
                 "voxels, are cut on the device (cache=device, progressive), or whose samples depend on each other "
@@ -178,8 +184,11 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """What there is to say about the samples of a stage, for pictures and exports."""
         return Visuals()
 
-    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
-        """For ``benchmark``: map-style datasets that give a stage's samples as people make them without lit_data.
+    def baseline_datasets(
+        self, stage: Stage, *, finished: bool = True
+    ) -> Mapping[str, Dataset[Batch]]:
+        """For ``benchmark``: map-style datasets that give a stage's samples as people make them
+        without lit_data.
 
         Args:
             stage: Whose samples.
@@ -225,12 +234,18 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """Each image below the root with its split, which `splits` takes from a file; none without whole images."""
         if self.bank is None or self.source is None:
             return []
-        split_of = {n: split for split, numbers in self.split_images.items() for n in numbers.tolist()}
+        split_of = {
+            n: split for split, numbers in self.split_images.items() for n in numbers.tolist()
+        }
         name = self.bank.name
-        return [{"image": self.source.name(name(number)), "split": split} for number, split in sorted(split_of.items())]
+        return [
+            {"image": self.source.name(name(number)), "split": split}
+            for number, split in sorted(split_of.items())
+        ]
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
-        """For ``prepare.export``: write the set in a format of its own; none where samples are written as images.
+        """For ``prepare.export``: write the set in a format of its own; none where samples are
+        written as images.
 
         Args:
             folder: A new or an empty one.
@@ -254,9 +269,13 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return self._load(dataset, stage)
 
     def _load(self, rows: RowWriter, stage: Stage) -> MicroBatchLoader:
-        rank, world_size = (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        rank, world_size = (
+            (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
+        )
         shuffle = stage == "train" and not getattr(self.trainer, "overfit_batches", 0)
-        return MicroBatchLoader(rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage)
+        return MicroBatchLoader(
+            rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage
+        )
 
     @contextmanager
     def predicting(self, samples: Sequence[int], batch_size: int | None = None) -> Iterator[None]:
@@ -267,7 +286,9 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             batch_size: In the place of that of the loader.
         """
         before = self.loader, self._wanted
-        self.loader = self.loader if batch_size is None else replace(self.loader, batch_size=batch_size)
+        self.loader = (
+            self.loader if batch_size is None else replace(self.loader, batch_size=batch_size)
+        )
         self._wanted = samples
         try:
             yield
@@ -319,7 +340,11 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """For each stage that was read: which workers its loader has, and why; and who finishes training batches."""
-        loaders = {stage: loader.choice.to_plain() for stage, loader in self._loaders.items() if loader.has_chosen}
+        loaders = {
+            stage: loader.choice.to_plain()
+            for stage, loader in self._loaders.items()
+            if loader.has_chosen
+        }
         return loaders | ({"augmentation": asdict(self._finishing)} if self._finishing else {})
 
     def teardown(self, stage: str) -> None:
@@ -345,7 +370,12 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """Plan the batch on the host."""
         return self._transfer.before(batch, dataloader_idx)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:  # noqa: ANN401
+    def transfer_batch_to_device(
+        self,
+        batch: Any,  # noqa: ANN401
+        device: torch.device,
+        dataloader_idx: int,
+    ) -> Any:  # noqa: ANN401
         """Move the planned batch."""
         usual = partial(super().transfer_batch_to_device, batch, device, dataloader_idx)
         return self._transfer.move(batch, device, dataloader_idx, usual)
@@ -369,14 +399,21 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader for the Trainer, which asks on all ranks."""
         rows = self._let_workers_finish() if stage == "train" and self.trainer else None
-        loader = self._loaders[stage] = self.make_loader(stage) if rows is None else self._load(rows, stage)
+        loader = self._loaders[stage] = (
+            self.make_loader(stage) if rows is None else self._load(rows, stage)
+        )
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         device = self.trainer.strategy.root_device if self.trainer else None
         if device is not None and device.type != "cuda" and self.loader.pin_memory == "auto":
-            loader.options = replace(loader.options, pin_memory=False)  # or a run on the CPU would wake up the GPU
+            loader.options = replace(
+                loader.options, pin_memory=False
+            )  # or a run on the CPU would wake up the GPU
         elif device is not None and self.loader.pins_memory:
-            loader.pin_device, loader.device = device, device if self._transfer.copies_ahead() else None
+            loader.pin_device, loader.device = (
+                device,
+                device if self._transfer.copies_ahead() else None,
+            )
         return loader
 
     def _can_workers_finish(self) -> bool:
@@ -395,5 +432,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
 def _says_last(kind: type[BaseDataModule[Any]], method: str) -> bool:
     """Whether a method was written for the `plan_batch` and `finish_batch` of a class, not for those of a parent."""
-    made = {name: next(k for k, each in enumerate(kind.__mro__) if name in vars(each)) for name in (method, *_OF_BATCH)}
+    made = {
+        name: next(k for k, each in enumerate(kind.__mro__) if name in vars(each))
+        for name in (method, *_OF_BATCH)
+    }
     return all(made[method] <= made[name] for name in _OF_BATCH)

@@ -10,8 +10,9 @@ from lit_data.errors import ConfigError
 from lit_data.types import COUNT_SUFFIX, Batch
 
 BatchFormat = str | Mapping[str, str] | Sequence[str] | Callable[[Batch], Any]
-"""`dict`; `classes`, `anomalib` (batches with masks), `torchvision` or `ultralytics` (batches with boxes); a mapping of
-new key to our key; a sequence of our keys for a tuple in that order; or a function of our batch."""
+"""`dict`; `classes`, `anomalib` (batches with masks), `torchvision` or `ultralytics` (batches with
+boxes); a mapping of new key to our key; a sequence of our keys for a tuple in that order; or a
+function of our batch."""
 
 
 class _Preset(NamedTuple):
@@ -21,7 +22,9 @@ class _Preset(NamedTuple):
     gives_dict: bool
 
 
-def check_format(batch_format: BatchFormat, keys: Sequence[str], channels: Mapping[str, int]) -> None:
+def check_format(
+    batch_format: BatchFormat, keys: Sequence[str], channels: Mapping[str, int]
+) -> None:
     """Refuse a format that names unknown keys.
 
     Args:
@@ -46,7 +49,9 @@ def check_format(batch_format: BatchFormat, keys: Sequence[str], channels: Mappi
     wanted = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
     unknown = [key for key in wanted if key not in keys and key not in channels]
     if unknown:
-        raise ConfigError(f"batch_format names unknown keys {unknown}: choose from {[*keys, *channels]}")
+        raise ConfigError(
+            f"batch_format names unknown keys {unknown}: choose from {[*keys, *channels]}"
+        )
 
 
 def gives_dict(batch_format: BatchFormat) -> bool:
@@ -70,15 +75,19 @@ def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str,
         channels: For each channel name its number in ``image``; such a key gives [B, 1, H, W].
 
     Returns:
-        The batch itself; a dict with renamed keys; a tuple; or what the preset or function makes. A mask that the
-        stage does not have is left out.
+        The batch itself; a dict with renamed keys; a tuple; or what the preset or function makes. A
+        mask that the stage does not have is left out.
     """
     if isinstance(batch_format, str):
         return batch if batch_format == "dict" else _PRESETS[batch_format].make(batch)
     if callable(batch_format):
         return batch_format(batch)
     if isinstance(batch_format, Mapping):
-        return {new: _pick(batch, key, channels) for new, key in batch_format.items() if _has(batch, key, channels)}
+        return {
+            new: _pick(batch, key, channels)
+            for new, key in batch_format.items()
+            if _has(batch, key, channels)
+        }
     return tuple(_pick(batch, key, channels) for key in batch_format if _has(batch, key, channels))
 
 
@@ -91,26 +100,33 @@ def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]
     """Images and targets as torchvision's detectors take them.
 
     Returns:
-        Images [C, H, W], and for each a dict of ``boxes`` [N, 4] float32 (left, top, right, bottom) px, ``labels`` [N]
-        int64, where class 0 is 1, because 0 is the background, and ``image_id`` [1] int64.
+        Images [C, H, W], and for each a dict of ``boxes`` [N, 4] float32 (left, top, right, bottom)
+        px, ``labels`` [N] int64, where class 0 is 1, because 0 is the background, and ``image_id``
+        [1] int64.
     """
     images, boxes = batch["image"], batch["boxes"]
     height, width = images.shape[2:]
     size = torch.tensor([width, height] * 2, dtype=boxes.dtype, device=boxes.device)
     middle, half = boxes[:, 2:4], boxes[:, 4:6] / 2
-    corners, labels = torch.cat((middle - half, middle + half), dim=1) * size, boxes[:, 1].long() + 1
+    corners, labels = (
+        torch.cat((middle - half, middle + half), dim=1) * size,
+        boxes[:, 1].long() + 1,
+    )
     counts = batch["boxes" + COUNT_SUFFIX].tolist()
     sizes = ((corners, counts), (labels, counts), (batch["image_index"], 1))
     parts = zip(*(torch.split(part, size) for part, size in sizes), strict=True)
-    return list(images), [{"boxes": box, "labels": label, "image_id": image} for box, label, image in parts]
+    return list(images), [
+        {"boxes": box, "labels": label, "image_id": image} for box, label, image in parts
+    ]
 
 
 def to_ultralytics(batch: Batch) -> dict[str, Any]:
     """The dict of Ultralytics' v8 losses.
 
     Returns:
-        ``img`` [B, 3, H, W] float32 in 0..1, ``cls`` [N, 1], ``bboxes`` [N, 4] (cx, cy, w, h) in shares of W and H and
-        ``batch_idx`` [N], the image of each box, all float32; ``im_file``, B paths, and ``ori_shape``, B pairs of px.
+        ``img`` [B, 3, H, W] float32 in 0..1, ``cls`` [N, 1], ``bboxes`` [N, 4] (cx, cy, w, h) in
+        shares of W and H and ``batch_idx`` [N], the image of each box, all float32; ``im_file``, B
+        paths, and ``ori_shape``, B pairs of px.
     """
     boxes = batch["boxes"]
     return {
@@ -124,7 +140,8 @@ def to_ultralytics(batch: Batch) -> dict[str, Any]:
 
 
 def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
-    """Anomalib's ``ImageBatch``: ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool.
+    """Anomalib's ``ImageBatch``: ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label``
+    [B] bool.
 
     Raises:
         ConfigError: Anomalib is not installed.
@@ -132,7 +149,9 @@ def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
     try:
         from anomalib.data import ImageBatch
     except ImportError as error:
-        raise ConfigError("batch_format=anomalib needs its package: pip install anomalib") from error
+        raise ConfigError(
+            "batch_format=anomalib needs its package: pip install anomalib"
+        ) from error
     if "mask" not in batch:
         return ImageBatch(image=batch["image"])
     masks = batch["mask"][:, 0] > 0.5

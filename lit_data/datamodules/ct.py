@@ -10,7 +10,15 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.ct_source import CTSource, CTVolumes, SampleKind, TooFew, read_most, read_range, read_sdf
+from lit_data.datamodules.ct_source import (
+    CTSource,
+    CTVolumes,
+    SampleKind,
+    TooFew,
+    read_most,
+    read_range,
+    read_sdf,
+)
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.ct.distance import PointDistances
 from lit_data.datasets.ct.points import PointRows, WindowRows
@@ -44,7 +52,13 @@ def widen_labels(batch: Batch) -> Batch:
     return batch | {name: batch[name].long() for name in ("label", "mask") if name in batch}
 
 
-def cut_batch(batch: Any, batch_format: BatchFormat, keys: Sequence[str], start: int, stop: int) -> Any:  # noqa: ANN401
+def cut_batch(
+    batch: Any,  # noqa: ANN401
+    batch_format: BatchFormat,
+    keys: Sequence[str],
+    start: int,
+    stop: int,
+) -> Any:  # noqa: ANN401
     """Some samples of a batch in a user's format.
 
     Args:
@@ -77,10 +91,14 @@ def _find_points(named: Sequence[tuple[str, Any]], start: int, stop: int) -> sli
         return slice(int(ends[min(start, stop)]), int(ends[stop]))
     if "coords" in parts:
         rows = parts["coords"][:, 0].contiguous()
-        first, last = torch.searchsorted(rows, torch.tensor((start, stop), dtype=rows.dtype, device=rows.device))
+        first, last = torch.searchsorted(
+            rows, torch.tensor((start, stop), dtype=rows.dtype, device=rows.device)
+        )
         return slice(int(first), int(last))
     if parts.keys() & set(_RAGGED):
-        raise ConfigError(f"batch_format names {sorted(parts)}: add coords or {COUNT}, or a batch cannot be divided")
+        raise ConfigError(
+            f"batch_format names {sorted(parts)}: add coords or {COUNT}, or a batch cannot be divided"
+        )
     return slice(0)
 
 
@@ -93,7 +111,8 @@ def _cut(part: Any, name: str, start: int, stop: int, span: slice) -> Any:  # no
 
 
 class CTDataModule(BaseDataModule[CTDataset]):
-    """CT volumes, indexed once; a sample is the set of occupied voxels of a volume, or a dense window of them.
+    """CT volumes, indexed once; a sample is the set of occupied voxels of a volume, or a dense
+    window of them.
 
     A batch of points is a dict:
 
@@ -132,13 +151,14 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ``epoch``           [B] int64           epoch the sample was drawn for
     ==================  ==================  ====================================================================
 
-    Workers scale values, because they touch occupied voxels only; the device would scale whole windows. Distances are
-    those from a voxel's centre to the nearest one of the other kind, negative in the occupied set.
+    Workers scale values, because they touch occupied voxels only; the device would scale whole
+    windows. Distances are those from a voxel's centre to the nearest one of the other kind,
+    negative in the occupied set.
 
     Args, beside those of `CTSource` and `BaseDataModule`:
-        sample: `points` or `windows`.
-        window: Name of a window of `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in HU.
-        max_points: Of volumes with more points, this many are drawn in each epoch, see `choose_points`; `None` takes
+        sample: `points` or `windows`. window: Name of a window of
+        `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in HU. max_points: Of volumes
+        with more points, this many are drawn in each epoch, see `choose_points`; `None` takes
             all.
         sdf: Largest signed distance in mm, `exact` for no limit; `None` leaves distances out.
         windows: Size and places of windows.
@@ -181,8 +201,16 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         check_choice("sample", sample, get_args(SampleKind))
-        self.sample, self.window, self.windows = sample, read_window(window), windows or WindowSpec()
-        self.max_points, self.most_mm, self.has_sdf = read_most(max_points), read_sdf(sdf), sdf is not None
+        self.sample, self.window, self.windows = (
+            sample,
+            read_window(window),
+            windows or WindowSpec(),
+        )
+        self.max_points, self.most_mm, self.has_sdf = (
+            read_most(max_points),
+            read_sdf(sdf),
+            sdf is not None,
+        )
         occupied_hu = read_range(occupied_hu, self.window)
         self.source: CTSource = CTSource.of(locals())
 
@@ -190,7 +218,9 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def prepare_data(self) -> None:
         super().prepare_data()
         distances = self._distances()
-        if distances is not None and self.source.shards is None:  # else this would fetch all of them
+        if (
+            distances is not None and self.source.shards is None
+        ):  # else this would fetch all of them
             distances.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
@@ -241,7 +271,9 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def sample_keys(self) -> Sequence[str]:
         """The keys of `batch_keys` that batches have, as the options and the set are."""
         fields = {*self.dataset("predict").fields, "path"}
-        return [key for key in self.batch_keys if key in fields or key.removesuffix("_count") in fields]
+        return [
+            key for key in self.batch_keys if key in fields or key.removesuffix("_count") in fields
+        ]
 
     @override
     def verify_sources(self) -> list[str]:

@@ -85,7 +85,9 @@ class CTVolumes:
         counts = self.bank.counts
         if counts is None:
             if most is None:
-                raise ConfigError("max_points=null needs precompute=true, which counts points: set data.max_points")
+                raise ConfigError(
+                    "max_points=null needs precompute=true, which counts points: set data.max_points"
+                )
             return most
         largest = max(1, int(counts[self.of("predict")].max(initial=0)))
         return largest if most is None else min(most, largest)
@@ -99,9 +101,20 @@ class CTVolumes:
         }
         bank = self.bank
         if bank.counts is not None:
-            parts = [bank] if isinstance(bank, ShardedVolumes) else [bank[number] for number in range(len(bank))]
-            dense_bytes, sparse_bytes = sum(part.dense_bytes for part in parts), sum(part.nbytes for part in parts)
-            found |= {"points": int(bank.counts.sum()), "dense_bytes": dense_bytes, "sparse_bytes": sparse_bytes}
+            parts = (
+                [bank]
+                if isinstance(bank, ShardedVolumes)
+                else [bank[number] for number in range(len(bank))]
+            )
+            dense_bytes, sparse_bytes = (
+                sum(part.dense_bytes for part in parts),
+                sum(part.nbytes for part in parts),
+            )
+            found |= {
+                "points": int(bank.counts.sum()),
+                "dense_bytes": dense_bytes,
+                "sparse_bytes": sparse_bytes,
+            }
             found["sparse_share"] = sparse_bytes / dense_bytes
         return found | {f"{split}_volumes": len(self.splits[split]) for split in SPLITS}
 
@@ -127,7 +140,8 @@ SampleKind = Literal["points", "windows"]
 
 
 def read_range(given: Sequence[float | None] | None, window: Window) -> tuple[float, float | None]:
-    """Which Hounsfield units are occupied: above the first number, and not above the second one if there is one.
+    """Which Hounsfield units are occupied: above the first number, and not above the second one if
+    there is one.
 
     Raises:
         ConfigError: Not two numbers.
@@ -136,7 +150,9 @@ def read_range(given: Sequence[float | None] | None, window: Window) -> tuple[fl
         return window.low_hu, None
     pair = (given,) if isinstance(given, str | float | int) else tuple(given)
     if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
-        raise ConfigError(f"occupied_hu={given!r} is not allowed: [low, high] in HU or null is; null for no limit")
+        raise ConfigError(
+            f"occupied_hu={given!r} is not allowed: [low, high] in HU or null is; null for no limit"
+        )
     low, high = pair
     return (window.low_hu if low is None else low), high
 
@@ -148,7 +164,9 @@ def read_most(most: int | None) -> int | None:
         ConfigError: No number that allows any.
     """
     if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise ConfigError(f"max_points={most!r} is not allowed: a whole number of at least 1, or null")
+        raise ConfigError(
+            f"max_points={most!r} is not allowed: a whole number of at least 1, or null"
+        )
     return most
 
 
@@ -179,15 +197,16 @@ class CTSource(Source):
     Args:
         splits: `auto`, `folders`, shares, or lists, see `split_images`.
         split_seed: Chooses the volumes of each share.
-        occupied_hu: Voxels above the first and not above the second number are occupied, `None` has no limit; by
-            default those above the lower edge of the window.
+        occupied_hu: Voxels above the first and not above the second number are occupied, `None` has
+            no limit; by default those above the lower edge of the window.
         resolution: What volumes are brought to before they are indexed.
         min_points: Volumes with fewer occupied voxels are bad.
         too_few: `error` lists them and ends; `skip` leaves them out and counts them.
-        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use; False at every use.
+        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use;
+            False at every use.
         cache_data: Keep what was read in the memory of each process.
-        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of up to 100 volumes
-            that fit into `preload_share`.
+        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of
+            up to 100 volumes that fit into `preload_share`.
         preload_share: Share of the available memory.
         processes: Of the indexing; `auto` takes the cores.
         nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
@@ -221,15 +240,23 @@ class CTSource(Source):
         check_choice("preload", self.preload, get_args(Preload))
         check_choice("cache_data", self.cache_data, (True, False))
         if not 0 < self.preload_share <= 1:
-            raise ConfigError(f"preload_share={self.preload_share!r} is not allowed: a share above 0 and up to 1 is")
+            raise ConfigError(
+                f"preload_share={self.preload_share!r} is not allowed: a share above 0 and up to 1 is"
+            )
         for name, least in (("min_points", 0), ("processes", 1)):
             value = getattr(self, name)
             wrong = isinstance(value, bool) or not isinstance(value, int) or value < least
             if wrong and not (name == "processes" and value == "auto"):
-                raise ConfigError(f"{name}={value!r} is not allowed: a whole number of at least {least} is")
+                raise ConfigError(
+                    f"{name}={value!r} is not allowed: a whole number of at least {least} is"
+                )
         if self.too_few == "skip" and self.precompute is not True:
-            raise ConfigError("too_few=skip needs precompute=true, which counts points before the first epoch")
-        if is_sharded(self.root) and (self.precompute is not True or self.cache_data or self.preload is True):
+            raise ConfigError(
+                "too_few=skip needs precompute=true, which counts points before the first epoch"
+            )
+        if is_sharded(self.root) and (
+            self.precompute is not True or self.cache_data or self.preload is True
+        ):
             raise ConfigError(
                 f"root={self.root}: a set of shards is indexed, and its volumes come when they are needed: leave "
                 "precompute=true, cache_data=false and preload=auto"
@@ -242,10 +269,22 @@ class CTSource(Source):
 
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        sources, root = find_volumes(self.folder), self.folder if self.folder.is_dir() else self.folder.parent
-        names = {path: Path(path).relative_to(root).as_posix() for source in sources for path in source.all_files}
+        sources, root = (
+            find_volumes(self.folder),
+            self.folder if self.folder.is_dir() else self.folder.parent,
+        )
+        names = {
+            path: Path(path).relative_to(root).as_posix()
+            for source in sources
+            for path in source.all_files
+        }
         return publish_volumes(
-            writer, sources, names, options=self.index_options, processes=self.workers, on_bad=self.on_bad
+            writer,
+            sources,
+            names,
+            options=self.index_options,
+            processes=self.workers,
+            on_bad=self.on_bad,
         )
 
     @property
@@ -257,7 +296,9 @@ class CTSource(Source):
     def index_options(self) -> IndexOptions:
         """Which voxels are occupied, and how volumes are read."""
         low_hu, high_hu = self.occupied_hu
-        return IndexOptions(low_hu=low_hu, high_hu=high_hu, resolution=self.resolution, nan_fill=self.nan_fill)
+        return IndexOptions(
+            low_hu=low_hu, high_hu=high_hu, resolution=self.resolution, nan_fill=self.nan_fill
+        )
 
     @property
     def workers(self) -> int:
@@ -265,14 +306,17 @@ class CTSource(Source):
         return count_cores() if self.processes == "auto" else self.processes
 
     def open(self) -> CTVolumes:
-        """The volumes that are good, and their splits; the first call indexes them, unless that is to be done later.
+        """The volumes that are good, and their splits; the first call indexes them, unless that is
+        to be done later.
 
         Raises:
             DataError: Volumes are bad or have too few points; all of them are listed.
         """
         sources, bank = self._open_bank()
         good = _find_good(sources, bank)
-        splits = split_images([source.name for source in sources], self.splits, seed=self.split_seed)
+        splits = split_images(
+            [source.name for source in sources], self.splits, seed=self.split_seed
+        )
         few = self._find_few(bank)
         places = {number: place for place, number in enumerate(good) if place not in few}
         known = [self._look(bank, place, sources[number]) for place, number in enumerate(good)]
@@ -280,7 +324,10 @@ class CTSource(Source):
             bank,
             [sources[number] for number in good],
             [shape for shape, _ in known],
-            {split: _number([places[n] for n in splits[split].tolist() if n in places]) for split in SPLITS},
+            {
+                split: _number([places[n] for n in splits[split].tolist() if n in places])
+                for split in SPLITS
+            },
             has_labels=any(has_labels for _, has_labels in known),
             too_few=len(few),
         )
@@ -317,7 +364,10 @@ class CTSource(Source):
             if isinstance(count, str):
                 problems.add(source.path, count)
             elif count < self.min_points:
-                problems.add(source.path, f"{count} occupied voxels, fewer than data.min_points={self.min_points}")
+                problems.add(
+                    source.path,
+                    f"{count} occupied voxels, fewer than data.min_points={self.min_points}",
+                )
             else:
                 points += count
         problems.raise_if_any(f"{len(problems)} of {len(sources)} volumes are bad")
@@ -332,10 +382,16 @@ class CTSource(Source):
         damaged = []
         for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
             kept, fresh = volumes.bank[number], index_source(source, self.index_options)
-            pairs = ((kept.positions, fresh.positions), (kept.values, fresh.values), (kept.slices, fresh.slices))
+            pairs = (
+                (kept.positions, fresh.positions),
+                (kept.values, fresh.values),
+                (kept.slices, fresh.slices),
+            )
             if not all(np.array_equal(one, other) for one, other in pairs):
                 damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
-        return damaged + (volumes.bank.find_damages() if isinstance(volumes.bank, SparseStore) else [])
+        return damaged + (
+            volumes.bank.find_damages() if isinstance(volumes.bank, SparseStore) else []
+        )
 
     def _count(self, source: VolumeSource) -> int | str:
         """Occupied voxels of a volume, or what is wrong with it."""
@@ -345,7 +401,8 @@ class CTSource(Source):
             return str(error)
 
     def _find_few(self, bank: VolumeBank) -> set[int]:
-        """Volumes with too few points, where that is known; the others are refused when they are read.
+        """Volumes with too few points, where that is known; the others are refused when they are
+        read.
 
         Raises:
             DataError: There are any, and they are not to be skipped.
@@ -355,11 +412,16 @@ class CTSource(Source):
         problems, few = Problems(), np.flatnonzero(bank.counts < self.min_points).tolist()
         for place in few:
             count = bank.counts[place]
-            problems.add(bank.name(place), f"{count} occupied voxels, fewer than data.min_points={self.min_points}")
+            problems.add(
+                bank.name(place),
+                f"{count} occupied voxels, fewer than data.min_points={self.min_points}",
+            )
         what = f"{len(few)} of {len(bank)} volumes have too few points"
         if self.too_few == "error":
             problems.raise_if_any(what, "lower data.min_points, or set data.too_few=skip")
-        problems.warn_if_any(log, f"{len(few)} of {len(bank)} volumes have too few points; they are left out")
+        problems.warn_if_any(
+            log, f"{len(few)} of {len(bank)} volumes have too few points; they are left out"
+        )
         return set(few)
 
     def _look(self, bank: VolumeBank, place: int, source: VolumeSource) -> tuple[Triple, bool]:

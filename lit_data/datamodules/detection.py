@@ -59,14 +59,17 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths, and for each sample
-    ``((height, width), ((scale of y, scale of x), (left, top)))``, how its image was fitted; ``None`` for mosaics.
-    `torchvision` is (images, targets) for its detectors, `ultralytics` the dict of the v8 losses.
+    `batch_format=yolo` is the tuple that YOLO trainers take: images, targets (``boxes``), paths,
+    and for each sample ``((height, width), ((scale of y, scale of x), (left, top)))``, how its
+    image was fitted; ``None`` for mosaics. `torchvision` is (images, targets) for its detectors,
+    `ultralytics` the dict of the v8 losses.
 
     Args, beside those of `DetectionSource` and `BaseDataModule`:
-        mosaic: How training samples are put together; none shows each image alone.
-        mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross the bus once, and
-            makes mosaics there of images of the same batch, see `DetectionDataset.plan_batch`: for fast devices.
+        mosaic: How training samples are put together; none shows each image alone. mosaic_on:
+        `worker` draws mosaics of any images of the split. `device` has each image cross the bus
+        once, and
+            makes mosaics there of images of the same batch, see `DetectionDataset.plan_batch`: for
+            fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
@@ -111,7 +114,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         batch_format: BatchFormat = "dict",
     ) -> None:
         spelled = spell_out(batch_format)
-        super().__init__(loader=loader, batch_format=batch_format if spelled is batch_format else "dict")
+        super().__init__(
+            loader=loader, batch_format=batch_format if spelled is batch_format else "dict"
+        )
         self.batch_format = spelled
         size_px = pair_px("size_px", size_px)
         classes = tuple(classes) if classes else None
@@ -162,7 +167,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         if stage not in self.augment:
             return planned
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        return planned | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
+        return planned | self.augment[stage].draw(
+            self.loader.seed, epoch, index, batch["image"].shape[1]
+        )
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cast to 0..1, draw mosaics that are left to the device, and augment."""
@@ -170,7 +177,9 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
 
     @override
     def inspect(self, stage: Stage) -> DetectionVisuals:
-        return DetectionVisuals(partial(self._finish, augment=None) if stage in self.augment else None)
+        return DetectionVisuals(
+            partial(self._finish, augment=None) if stage in self.augment else None
+        )
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
         """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
@@ -199,7 +208,12 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
             return None
         if most <= self.mosaic.close_epochs:
             level = logging.DEBUG if self._loaders else logging.WARNING  # once, not for each stage
-            log.log(level, "no mosaics: the run has %d epochs, the last %d without", most, self.mosaic.close_epochs)
+            log.log(
+                level,
+                "no mosaics: the run has %d epochs, the last %d without",
+                most,
+                self.mosaic.close_epochs,
+            )
         return max(0, most - self.mosaic.close_epochs)
 
     @override

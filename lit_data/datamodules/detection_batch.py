@@ -64,19 +64,26 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
 def to_layers(batch: Batch) -> Layers:
     """Images and boxes of a planned batch, its mosaics drawn."""
     images = batch["image"]
-    return Layers(draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else images, boxes=batch["boxes"])
+    return Layers(
+        draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else images,
+        boxes=batch["boxes"],
+    )
 
 
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
     """How each image was fitted into its sample, as YOLO trainers know it.
 
     Returns:
-        For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the image on the disk,
-        and px of the sample that lie before it; ``None`` for each sample where mosaics are made.
+        For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the
+        image on the disk, and px of the sample that lie before it; ``None`` for each sample where
+        mosaics are made.
     """
     if dataset.mosaic_of(int(batch["epoch"][0])) is not None:
         return [None] * len(batch["image_index"])
-    original_px, places_px = batch["shape"].numpy(), dataset.find_places(batch["image_index"].numpy())
+    original_px, places_px = (
+        batch["shape"].numpy(),
+        dataset.find_places(batch["image_index"].numpy()),
+    )
     return [_describe_one(*pair) for pair in zip(original_px, places_px, strict=True)]
 
 

@@ -57,7 +57,8 @@ class DetectionSource(ImageSet):
     draw = staticmethod(ensure_detection_samples)
 
     def open(self) -> tuple[DetectionFiles, DecodedStore | ShardedStore]:
-        """The images that are good with their boxes and splits, and their pixels; the first call decodes them.
+        """The images that are good with their boxes and splits, and their pixels; the first call
+        decodes them.
 
         Raises:
             DataError: Files or boxes are bad; all of them are listed.
@@ -83,7 +84,11 @@ class DetectionSource(ImageSet):
     def list_beside(self, scratch: Path) -> dict[str, Path]:
         """The boxes and splits, in one file for all formats of labels."""
         names = [self.name(path) for path in self._found.images]
-        told = {"images": names, "classes": self._found.labels.classes, "splits": self._found.splits}
+        told = {
+            "images": names,
+            "classes": self._found.labels.classes,
+            "splits": self._found.splits,
+        }
         text = json.dumps(told | {"options": self._labelling})
         labels = self._found.labels
         with replacing(scratch / _LABELS) as file:
@@ -137,9 +142,12 @@ class DetectionSource(ImageSet):
                 wanted["classes"] = told.get("classes")
             if wanted["splits"] == _ALL:
                 wanted["splits"] = told.get("splits")
-                files = replace(files, splits={"train": list(range(len(files.images))), "val": [], "test": []})
+                files = replace(
+                    files, splits={"train": list(range(len(files.images))), "val": [], "test": []}
+                )
             changes = [
-                change.removeprefix("decoder.") for change in describe_options(json.dumps(told), json.dumps(wanted))
+                change.removeprefix("decoder.")
+                for change in describe_options(json.dumps(told), json.dumps(wanted))
             ]
             if changes:
                 raise ConfigError(
@@ -188,7 +196,9 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
             raise ValueError("its options are none")
         return DetectionFiles(images, labels, told["splits"], parts["sizes_px"]), options
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
-        raise DataError(f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})") from error
+        raise DataError(
+            f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})"
+        ) from error
 
 
 def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
@@ -202,6 +212,9 @@ def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
     return DetectionFiles(
         tuple(files.images[number] for number in kept),
         LabelTable(files.labels.classes, np.concatenate(parts), ends),
-        {split: [places[number] for number in part if number in places] for split, part in files.splits.items()},
+        {
+            split: [places[number] for number in part if number in places]
+            for split, part in files.splits.items()
+        },
         files.sizes_px[kept],
     )

@@ -47,19 +47,19 @@ class GANDataModule(BaseDataModule[GANDataset]):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    Objects have k * k views, of k azimuths and k elevations. The azimuth changes fastest: view = number of the
-    elevation * k + number of the azimuth. Views lie in a folder for each object, in the order of their names, or are
-    the tiles of a sheet, row by row. A split has whole objects.
+    Objects have k * k views, of k azimuths and k elevations. The azimuth changes fastest: view =
+    number of the elevation * k + number of the azimuth. Views lie in a folder for each object, in
+    the order of their names, or are the tiles of a sheet, row by row. A split has whole objects.
 
     Args, beside those of `GANSource` and `BaseDataModule`:
-        splits: Images, or objects, to train, val, test: `auto`, `folders`, shares, or lists, see `split_images`; or
+        splits: Images, or objects, to train, val, test: `auto`, `folders`, shares, or lists, see
+        `split_images`; or
             `same`: each split has all of them, as metrics of generated images are mostly given.
-        split_seed: Chooses the images of each share.
-        image_px: Size of a sample, one number or (height, width).
-        labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
-        samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        split_seed: Chooses the images of each share. image_px: Size of a sample, one number or
+        (height, width). labels: `none`, `folders` (the folder of the image or object), `views` or
+        `objects`. samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
+        float32. augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -67,7 +67,16 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     bank: ImageBank
     table: SampleTable
-    batch_keys: ClassVar[Sequence[str]] = ("image", "label", "view", "object", "pose", "index", "image_index", "epoch")
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "label",
+        "view",
+        "object",
+        "pose",
+        "index",
+        "image_index",
+        "epoch",
+    )
 
     def __init__(
         self,
@@ -127,7 +136,9 @@ class GANDataModule(BaseDataModule[GANDataset]):
         return GANDataset(
             self.bank,
             self.table,
-            samples=None if stage == "predict" else self.table.samples_of(self.split_objects[stage]),
+            samples=None
+            if stage == "predict"
+            else self.table.samples_of(self.split_objects[stage]),
             image_px=self.image_px,
             cut=cut if self.source.fit == "patches" else "whole",
             samples_per_image=self.samples_per_image,
@@ -143,7 +154,9 @@ class GANDataModule(BaseDataModule[GANDataset]):
         if stage not in self.augment:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        return batch | self.augment[stage].draw(self.loader.seed, epoch, index, batch["image"].shape[1])
+        return batch | self.augment[stage].draw(
+            self.loader.seed, epoch, index, batch["image"].shape[1]
+        )
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cast to 0..1 and augment."""
@@ -184,7 +197,9 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     def _tabulate(self, names: Sequence[str], skipped: Sequence[str]) -> SampleTable:
         in_splits = lie_in_splits(names, self.splits)
-        return tabulate(names, self.source.layout, self.labels, skipped=skipped, in_splits=in_splits)
+        return tabulate(
+            names, self.source.layout, self.labels, skipped=skipped, in_splits=in_splits
+        )
 
     def _split(self, table: SampleTable) -> dict[str, Ints]:
         if self.splits == "same":

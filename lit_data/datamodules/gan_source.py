@@ -41,13 +41,16 @@ class GANSource(ImageFolder):
     """The files of a GAN set; by default alpha is dropped and grey images keep one channel.
 
     Args:
-        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none` without it.
+        views: `none`, `folders`, `sheet`, or `auto`: as ``views.json`` in the root says, and `none`
+            without it.
         tiles: Views along each side of a sheet; by default tiles have the size of a sample.
-        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json`` says, or 0 to 360.
+        azimuth_deg: Of the first view, and where the circle ends; by default as ``views.json``
+            says, or 0 to 360.
         elevation_deg: Lowest and highest; by default as ``views.json`` says, or 0 to 60.
         image_px: (height, width) of a sample.
         fit: `cover`, `contain`, `stretch` and `keep` as `Fit` says, once for the store. `patches`
-            scales nothing: samples are patches of images of any size, at random places for training, else of a grid.
+            scales nothing: samples are patches of images of any size, at random places for
+            training, else of a grid.
         padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
     """
 
@@ -66,9 +69,13 @@ class GANSource(ImageFolder):
         for name, choices in _CHOICES.items():
             check_choice(name, getattr(self, name), choices)
         if self.tiles is not None and self.views != "sheet":
-            raise ConfigError(f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out")
+            raise ConfigError(
+                f"tiles={self.tiles} divides sheets: set data.views=sheet, or leave data.tiles out"
+            )
         if self.fit == "patches" and self.views in ("folders", "sheet"):
-            raise ConfigError(f"views={self.views} with fit=patches: patches have no pose; choose another fit")
+            raise ConfigError(
+                f"views={self.views} with fit=patches: patches have no pose; choose another fit"
+            )
 
     part = "gan"
     takes_shards = True
@@ -131,9 +138,13 @@ class GANSource(ImageFolder):
                 continue  # found again, and listed, where it is decoded
             rows, columns = header.height_px / height, header.width_px / width
             if rows != columns or rows != int(rows):
-                problems.add(source.paths[0], f"{rows:g} x {columns:g} views of {height} x {width} px")
+                problems.add(
+                    source.paths[0], f"{rows:g} x {columns:g} views of {height} x {width} px"
+                )
             counts[self.name(source.paths[0])] = int(rows * columns)
-        problems.raise_if_any("sheets need as many views across as down: set data.tiles or data.image_px")
+        problems.raise_if_any(
+            "sheets need as many views across as down: set data.tiles or data.image_px"
+        )
         return check_views(counts) if counts else 1
 
 
@@ -146,7 +157,9 @@ class GANVisuals(Visuals):
         plain: Finishes a planned batch without augmentation; none where nothing is augmented.
     """
 
-    def __init__(self, dataset: GANDataset, values: ValueRange, plain: Callable[[Batch], Batch] | None) -> None:
+    def __init__(
+        self, dataset: GANDataset, values: ValueRange, plain: Callable[[Batch], Batch] | None
+    ) -> None:
         self._dataset, self._values, self._plain = dataset, values, plain
 
     @override

@@ -19,7 +19,12 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
 from lit_data.datamodules.stripe_files import find_recipe
-from lit_data.datamodules.stripe_transform import PatchVisuals, StripeTransform, find_margins, find_unit_range
+from lit_data.datamodules.stripe_transform import (
+    PatchVisuals,
+    StripeTransform,
+    find_margins,
+    find_unit_range,
+)
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
@@ -61,27 +66,32 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     ===============  =======================  ==================================================================
 
     Args, beside those of `InspectionFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val a part of train; else
-            70 / 15 / 15 % of each kind of defect, of their classes and sizes, and images that are equal to the byte in
-            the same split. `folders`, shares, lists or the ``splits.csv`` of a run as for `split_images`; shares are
-            shared out so too.
-        split_seed: Chooses the images of each share.
-        similar: `together` keeps images that show the same (saved anew, scaled, brighter) in one split; `apart` does
+        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val a
+        part of train; else
+            70 / 15 / 15 % of each kind of defect, of their classes and sizes, and images that are
+            equal to the byte in the same split. `folders`, shares, lists or the ``splits.csv`` of a
+            run as for `split_images`; shares are shared out so too.
+        split_seed: Chooses the images of each share. similar: `together` keeps images that show the
+        same (saved anew, scaled, brighter) in one split; `apart` does
             not look at them.
-        groups: A regular expression; images in whose paths it, or its first group, matches the same (a lot, a panel)
+        groups: A regular expression; images in whose paths it, or its first group, matches the same
+        (a lot, a panel)
             stay in one split.
-        train_on: `all`, or `good`: only images without a defect train, also where there are no masks at all. An image
-            shows one where its mask marks a pixel, or where folders are named after kinds and its own is not ``good``.
-            Splits are then those of `ImageSplitter.split_good`; without masks, defective images are in none.
-        sampling: Which patches train, see `SamplingOptions`.
-        patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
-        size_px: Makes a sample of each whole image, in the place of patches: image and mask are scaled, aspect ratio
-            kept, to fit this size, one number or (height, width), and reflect-padded to it. `None` cuts patches. See
-            `lit_data.io.images.scaling`.
-        scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None` leaves them.
-        stride_px: Distance between patches; by default they lie side by side.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
-        synthesis: Defects that are drawn too: on training samples beside those that masks show, and without masks, of
+        train_on: `all`, or `good`: only images without a defect train, also where there are no
+        masks at all. An image
+            shows one where its mask marks a pixel, or where folders are named after kinds and its
+            own is not ``good``. Splits are then those of `ImageSplitter.split_good`; without masks,
+            defective images are in none.
+        sampling: Which patches train, see `SamplingOptions`. patch_px: Patch size, one number or
+        (height, width); smaller images are mirrored on. size_px: Makes a sample of each whole
+        image, in the place of patches: image and mask are scaled, aspect ratio
+            kept, to fit this size, one number or (height, width), and reflect-padded to it. `None`
+            cuts patches. See `lit_data.io.images.scaling`.
+        scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
+        leaves them. stride_px: Distance between patches; by default they lie side by side.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
+        float32. synthesis: Defects that are drawn too: on training samples beside those that masks
+        show, and without masks, of
             good parts alone, on all of train, val and test.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
@@ -94,8 +104,17 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     grid: PatchGrid
     transformation: StripeTransform
     _masks: PartialMasks | None
-    _is_positive: NDArray[np.bool_] | None = None  # [images] whether its mask shows a defect, once that was counted
-    batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
+    _is_positive: NDArray[np.bool_] | None = (
+        None  # [images] whether its mask shows a defect, once that was counted
+    )
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "mask",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
 
     def __init__(
         self,
@@ -131,9 +150,21 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         batch_format: BatchFormat = "dict",
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source: InspectionFiles = InspectionFiles.of(locals() | {"scaling": Scaling.of(size_px, scale)})
-        self.splits, self.split_seed, self.similar, self.groups = splits, split_seed, similar, groups
-        self.synthesis, self.augment, self.train_on, self.value_range = synthesis, augment, train_on, value_range
+        self.source: InspectionFiles = InspectionFiles.of(
+            locals() | {"scaling": Scaling.of(size_px, scale)}
+        )
+        self.splits, self.split_seed, self.similar, self.groups = (
+            splits,
+            split_seed,
+            similar,
+            groups,
+        )
+        self.synthesis, self.augment, self.train_on, self.value_range = (
+            synthesis,
+            augment,
+            train_on,
+            value_range,
+        )
         self.classes = self._choose_classes()
         self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
@@ -152,7 +183,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         if self._masks is None and self.train_on == "good" and self.synthesis is None:
             nothing_marked = np.full(len(self.bank), -1)
             masks = PartialMasks(self.bank, images, self.bank, nothing_marked)
-            return InspectionDataset(self.bank, self.grid, images=images, masks=masks, margin_px=margin_px)
+            return InspectionDataset(
+                self.bank, self.grid, images=images, masks=masks, margin_px=margin_px
+            )
         if self._masks is None:
             if self.synthesis is None:
                 raise ConfigError(
@@ -167,7 +200,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             images=images,
             masks=self._masks.select(images),
             margin_px=margin_px,
-            sampling=self._look_for_samples(self._masks) if stage == "train" and len(images) else None,
+            sampling=self._look_for_samples(self._masks)
+            if stage == "train" and len(images)
+            else None,
         )
 
     @override
@@ -188,11 +223,17 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
 
-    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
+    def baseline_datasets(
+        self, stage: Stage, *, finished: bool = True
+    ) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: image and mask decoded for each patch, and kept in memory."""
         dataset, source = self.dataset(stage), self.source
         recipe = find_recipe(
-            dataset, ImageDecoder(source.read), source.mask_options, self.transformation, finished=finished
+            dataset,
+            ImageDecoder(source.read),
+            source.mask_options,
+            self.transformation,
+            finished=finished,
         )
         recipe = replace(recipe, scaling=source.scaling)
         return build_inspection_baselines(dataset, recipe, cache_bytes=source.cache_bytes)
@@ -208,31 +249,46 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     def _foretell(self) -> str:
         """What was found and will be drawn, in one line, before an image is decoded."""
         found, classes, synthesis = self.source.found, self.classes, self.synthesis
-        told = [f"layout {found.layout}, {found.describe()}"] + ([f"classes {', '.join(classes)}"] if classes else [])
+        told = [f"layout {found.layout}, {found.describe()}"] + (
+            [f"classes {', '.join(classes)}"] if classes else []
+        )
         if synthesis is None:
             return "; ".join([*told, "no defects are drawn"])
         splits = "train" if any(found.masks) else ", ".join(SPLITS)
         families = ", ".join(family.name for family in synthesis.members)
         return "; ".join(
-            [*told, f"defects are drawn on {synthesis.probability:.0%} of the samples of {splits}: {families}"]
+            [
+                *told,
+                f"defects are drawn on {synthesis.probability:.0%} of the samples of {splits}: {families}",
+            ]
         )
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, those with masks or defects, patches of each split."""
         about = describe_bank(self.bank) | {"layout": self.source.found.layout}
-        about |= {"images_with_masks": 0 if self._masks is None else int((self._masks.of_image >= 0).sum())}
+        about |= {
+            "images_with_masks": 0
+            if self._masks is None
+            else int((self._masks.of_image >= 0).sum())
+        }
         about |= {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         if self._masks is not None:
             self.count_classes()
             assert self._is_positive is not None
-            positive = {split: int(self._is_positive[numbers].sum()) for split, numbers in self.split_images.items()}
+            positive = {
+                split: int(self._is_positive[numbers].sum())
+                for split, numbers in self.split_images.items()
+            }
             about |= {f"{split}_positive_images": count for split, count in positive.items()}
         return about | (
-            {f"{split}_patches": len(self.dataset(split)) for split in SPLITS} if self._masks is not None else {}
+            {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
+            if self._masks is not None
+            else {}
         )
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask is bad.
+        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask
+        is bad.
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
@@ -263,7 +319,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
-        """[n, classes] pixels of each class, the background first, in the images of a split; of all images for None.
+        """[n, classes] pixels of each class, the background first, in the images of a split; of all
+        images for None.
 
         Raises:
             ConfigError: There are no masks.
@@ -282,7 +339,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         heights_px, widths_px = np.maximum(
             [self.bank.heights_px, self.bank.widths_px], np.array(self.patch_px)[:, None]
         )
-        self.grid = PatchGrid(heights_px, widths_px, self.patch_px, self.stride_px, name=self.bank.name)
+        self.grid = PatchGrid(
+            heights_px, widths_px, self.patch_px, self.stride_px, name=self.bank.name
+        )
         self._masks, self._bad = self.source.open_all_masks(self.bank)
         self.original_sizes = self.source.find_original_sizes(self.bank)
         self.split_images = {
@@ -290,7 +349,10 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             for split, numbers in self._choose_splits().items()
         }
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
-            log.info("splits: %s", describe_splits(self.split_images, self.image_kinds, self._is_positive))
+            log.info(
+                "splits: %s",
+                describe_splits(self.split_images, self.image_kinds, self._is_positive),
+            )
         augment = stage_augmentations(self.augment)
         self.margins_px = find_margins(augment, self.patch_px)
         self.transformation = StripeTransform(
@@ -312,7 +374,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         check_choice("similar", self.similar, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.source.classes is not None:
-            raise ConfigError("drawn defects are of no class: set synthesis=none, or leave data.classes out")
+            raise ConfigError(
+                "drawn defects are of no class: set synthesis=none, or leave data.classes out"
+            )
         return self.source.classes
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
@@ -350,7 +414,11 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     def _find_groups(self, names: Sequence[str]) -> NDArray[np.int64]:
         return find_groups(
-            self.bank, names, pattern=self.groups, similar=self.similar == "together", folder=self._kept_folder
+            self.bank,
+            names,
+            pattern=self.groups,
+            similar=self.similar == "together",
+            folder=self._kept_folder,
         )
 
     @property
@@ -360,9 +428,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
 
 def _choose_grid(
-    scaling: Scaling | None, patch_px: int | tuple[int, int], stride_px: int | tuple[int, int] | None
+    scaling: Scaling | None,
+    patch_px: int | tuple[int, int],
+    stride_px: int | tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return size and distance of patches, (height, width) each: those of whole images where each one is scaled to fit.
+    """Return size and distance of patches, (height, width) each: those of whole images where each
+    one is scaled to fit.
 
     Raises:
         ConfigError: A size is not positive, or patches are chosen beside whole images.

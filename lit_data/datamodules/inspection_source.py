@@ -16,8 +16,18 @@ from typing_extensions import override
 
 from lit_data.datamodules.masked_source import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
-from lit_data.datasets.inspection.annotations import ANNOTATION_SUFFIXES, Annotated, draw_masks, read_annotations
-from lit_data.datasets.inspection.layouts import InspectionSet, describe_counts, find_inspection_set, leave_out_stray
+from lit_data.datasets.inspection.annotations import (
+    ANNOTATION_SUFFIXES,
+    Annotated,
+    draw_masks,
+    read_annotations,
+)
+from lit_data.datasets.inspection.layouts import (
+    InspectionSet,
+    describe_counts,
+    find_inspection_set,
+    leave_out_stray,
+)
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
@@ -37,7 +47,13 @@ from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.masks import MaskOptions, choose_mask_options
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
-from lit_data.io.images.scaling import OriginalSizes, ScaledDecoder, Scaling, check_mask_sizes, read_sizes
+from lit_data.io.images.scaling import (
+    OriginalSizes,
+    ScaledDecoder,
+    Scaling,
+    check_mask_sizes,
+    read_sizes,
+)
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.io.remote import Scope
@@ -63,14 +79,17 @@ class InspectionFiles(MaskedImageFolder):
     """The files of an inspection set; by default grey images are copied to three channels.
 
     Args:
-        masks: Folder of the masks; `None` looks for them, see `lit_data.datasets.inspection.layouts`.
-        classes: Names of the kinds of defects that are told apart, numbered from 1: of categories of annotations, of
-            the numbers in masks, or of the kinds of images whose masks are black and white; `None`: a defect is a
-            defect.
-        scaling: Size that images and masks are brought to before they are stored; `None` keeps that of the files.
+        masks: Folder of the masks; `None` looks for them, see
+            `lit_data.datasets.inspection.layouts`.
+        classes: Names of the kinds of defects that are told apart, numbered from 1: of categories
+            of annotations, of the numbers in masks, or of the kinds of images whose masks are black
+            and white; `None`: a defect is a defect.
+        scaling: Size that images and masks are brought to before they are stored; `None` keeps that
+            of the files.
 
     Raises:
-        ConfigError: Masks of several classes, and no names of them; or a set of shards is to be scaled.
+        ConfigError: Masks of several classes, and no names of them; or a set of shards is to be
+            scaled.
     """
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True))
@@ -130,7 +149,11 @@ class InspectionFiles(MaskedImageFolder):
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        masks = {f"masks/{n}{mask.suffix}": mask for n, mask in enumerate(self.found.masks) if mask is not None}
+        masks = {
+            f"masks/{n}{mask.suffix}": mask
+            for n, mask in enumerate(self.found.masks)
+            if mask is not None
+        }
         names = {mask: name for name, mask in masks.items()}
         told = {
             "layout": self.found.layout,
@@ -165,7 +188,11 @@ class InspectionFiles(MaskedImageFolder):
     def mask_options(self) -> MaskOptions:
         """How the masks are read: `mask_read`, or numbers of `classes`."""
         is_drawn = self.found.layout in _DRAWN
-        masks = [] if self.shards is not None or is_drawn else [mask for mask in self.found.masks if mask is not None]
+        masks = (
+            []
+            if self.shards is not None or is_drawn
+            else [mask for mask in self.found.masks if mask is not None]
+        )
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, self.mask_read)
         options = MaskOptions() if is_drawn else self.mask_read
@@ -178,7 +205,8 @@ class InspectionFiles(MaskedImageFolder):
             bank: The images.
 
         Returns:
-            The masks of all images; and the images that are to be left out, as what marks their defects is bad.
+            The masks of all images; and the images that are to be left out, as what marks their
+            defects is bad.
 
         Raises:
             DataError: Masks are bad, and are not to be skipped.
@@ -188,7 +216,11 @@ class InspectionFiles(MaskedImageFolder):
         place_of = [places[bank.name(number)] for number in range(len(bank))]
         wanted = [found.masks[place] for place in place_of]
         bad = {number for number, place in enumerate(place_of) if found.images[place] in found.bad}
-        sources = [ImageSource((str(mask),)) for n, mask in enumerate(wanted) if mask is not None and n not in bad]
+        sources = [
+            ImageSource((str(mask),))
+            for n, mask in enumerate(wanted)
+            if mask is not None and n not in bad
+        ]
         if not sources:
             return None, bad
         masks = self._open_bank(sources, self.mask_decoder, "masks")
@@ -198,7 +230,9 @@ class InspectionFiles(MaskedImageFolder):
             sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
             mask_sizes_px = read_sizes(masks, MaskDecoder(self.mask_options), self.kept_folder)
             check_mask_sizes((bank, sizes_px), (masks, mask_sizes_px), of_image)
-        bad |= {image for image, mask in enumerate(wanted) if mask is not None and of_image[image] < 0}
+        bad |= {
+            image for image, mask in enumerate(wanted) if mask is not None and of_image[image] < 0
+        }
         if bad:
             log.warning("%d images are left out with their masks, which are bad", len(bad))
         kinds = self._number_kinds([found.kinds[place] for place in place_of], of_image >= 0)
@@ -210,15 +244,21 @@ class InspectionFiles(MaskedImageFolder):
         self.refresh()
         images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
         problems = find_faults(images, self.decoder)
-        problems.extend(find_faults([ImageSource((str(mask),)) for mask in masks], self.mask_decoder))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING)
+        problems.extend(
+            find_faults([ImageSource((str(mask),)) for mask in masks], self.mask_decoder)
+        )
+        problems.raise_if_any(
+            f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING
+        )
         return {"images": len(images), "masks": len(masks)}
 
     def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
         """Read the sizes of the files of scaled images from their headers, once for a store; None if none is scaled."""
         if self.scaling is None:
             return None
-        return OriginalSizes(self.scaling, read_sizes(bank, ImageDecoder(self.read), self.kept_folder))
+        return OriginalSizes(
+            self.scaling, read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
+        )
 
     @property
     def kept_folder(self) -> Path:
@@ -228,17 +268,29 @@ class InspectionFiles(MaskedImageFolder):
     @property
     def _kinds_are_classes(self) -> bool:
         """Whether masks are black and white, and the kind of an image says what its mask marks."""
-        is_kind = self.found.layout not in _DRAWN and set(self.classes or ()) & set(self.found.kinds)
+        is_kind = self.found.layout not in _DRAWN and set(self.classes or ()) & set(
+            self.found.kinds
+        )
         return bool(is_kind) and self.mask_read.classes == 2
 
-    def _number_kinds(self, kinds: Sequence[str], has_mask: NDArray[np.bool_]) -> NDArray[np.int64] | None:
+    def _number_kinds(
+        self, kinds: Sequence[str], has_mask: NDArray[np.bool_]
+    ) -> NDArray[np.int64] | None:
         if self.classes is None or not self._kinds_are_classes:
             return None
-        _check_known(self.classes, {kind for kind, has in zip(kinds, has_mask, strict=True) if has}, "kinds of images")
-        return np.array([self.classes.index(kind) + 1 if kind in self.classes else 0 for kind in kinds], np.int64)
+        _check_known(
+            self.classes,
+            {kind for kind, has in zip(kinds, has_mask, strict=True) if has},
+            "kinds of images",
+        )
+        return np.array(
+            [self.classes.index(kind) + 1 if kind in self.classes else 0 for kind in kinds],
+            np.int64,
+        )
 
     def _draw_annotations(self, found: InspectionSet) -> InspectionSet:
-        """The set with masks drawn from its files of annotations, once; as it is where there are none.
+        """The set with masks drawn from its files of annotations, once; as it is where there are
+        none.
 
         Raises:
             DataError: Annotations are bad, and are not to be skipped.
@@ -251,7 +303,9 @@ class InspectionFiles(MaskedImageFolder):
             _check_known(self.classes, set(categories), "categories of the annotations")
         sources = [ImageSource((str(path),)) for path in (*annotated.files, *found.images)]
         listed = list_sources(sources, progress=False)
-        folder = self._cache / "annotations" / listed.digest(f"masks {ANNOTATION_FORMAT} {self.classes}")
+        folder = (
+            self._cache / "annotations" / listed.digest(f"masks {ANNOTATION_FORMAT} {self.classes}")
+        )
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with temp_folder(folder.parent) as temp:
@@ -263,7 +317,9 @@ class InspectionFiles(MaskedImageFolder):
         return replace(
             found,
             layout=annotated.layout,
-            masks=tuple(mask if number in annotated.marks else None for number, mask in enumerate(drawn)),
+            masks=tuple(
+                mask if number in annotated.marks else None for number, mask in enumerate(drawn)
+            ),
             where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}",
             bad=frozenset(found.images[number] for number in said["images"]),
         )
@@ -276,9 +332,14 @@ class InspectionFiles(MaskedImageFolder):
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
             with temp_folder(folder.parent) as temp:
-                for number, parts in enumerate(track(found.parts.values(), "joining masks", len(found.parts))):
+                for number, parts in enumerate(
+                    track(found.parts.values(), "joining masks", len(found.parts))
+                ):
                     marked = [read_image(path, self.mask_read.read)[0] > 0 for path in parts]
-                    write_png(temp / f"{number}.png", np.logical_or.reduce(marked).astype(np.uint8) * np.uint8(255))
+                    write_png(
+                        temp / f"{number}.png",
+                        np.logical_or.reduce(marked).astype(np.uint8) * np.uint8(255),
+                    )
                 publish(temp, folder)
         joined = {mask: folder / f"{number}.png" for number, mask in enumerate(found.parts)}
         masks = tuple(None if mask is None else joined.get(mask, mask) for mask in found.masks)
@@ -288,7 +349,10 @@ class InspectionFiles(MaskedImageFolder):
         masks = draw_masks(annotated, images, self.classes)
         for number, mask in track(masks, "drawing masks", len(annotated.marks)):
             write_png(folder / f"{number}.png", mask)
-        write_json(folder / "bad.json", {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)})
+        write_json(
+            folder / "bad.json",
+            {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)},
+        )
 
     def _tell(self, entries: Sequence[tuple[str, str]]) -> None:
         problems = list_problems(entries)
@@ -317,7 +381,8 @@ class InspectionFiles(MaskedImageFolder):
 
 
 def _read_set(folder: Path) -> InspectionSet:
-    """What `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not there.
+    """What `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not
+    there.
 
     Raises:
         DataError: It cannot be read.
@@ -325,7 +390,10 @@ def _read_set(folder: Path) -> InspectionSet:
     try:
         told = json.loads((folder / _SET).read_bytes())
         names = [*told["images"], *filter(None, told["masks"])]
-        if any(find_fault(name) for name in names) or len({len(told[k]) for k in ("images", "masks", "kinds")}) > 1:
+        if (
+            any(find_fault(name) for name in names)
+            or len({len(told[k]) for k in ("images", "masks", "kinds")}) > 1
+        ):
             raise ValueError("its lists do not fit")
         return InspectionSet(
             layout=told["layout"],
@@ -336,20 +404,26 @@ def _read_set(folder: Path) -> InspectionSet:
             bad=frozenset(folder / name for name in told["bad"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{show_path(folder / _SET)}: no list of an inspection set ({error!s:.80})") from error
+        raise DataError(
+            f"{show_path(folder / _SET)}: no list of an inspection set ({error!s:.80})"
+        ) from error
 
 
 def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:
     unknown = [name for name in classes if name not in found]
     if unknown:
-        raise ConfigError(f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}")
+        raise ConfigError(
+            f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}"
+        )
 
 
 class MarkedPatches(StripeBaseline):
-    """A mask for each patch: of zeros where an image has none, and of the class of its image where that says it.
+    """A mask for each patch: of zeros where an image has none, and of the class of its image where
+    that says it.
 
     Attributes:
-        numbers: Class of what the mask of an image marks, for those whose masks are black and white.
+        numbers: Class of what the mask of an image marks, for those whose masks are black and
+            white.
     """
 
     numbers: Mapping[int, int]
@@ -388,7 +462,10 @@ def build_inspection_baselines(
     names = [dataset.bank.name(number) for number in dataset.images.tolist()]
     has_mask = set(dataset.images[masks.of_image >= 0].tolist())
     listed = list_patches(dataset, {name: ImageSource((name,)) for name in names})
-    patches = [patch if patch.image_index in has_mask else patch._replace(mask_path=None) for patch in listed]
+    patches = [
+        patch if patch.image_index in has_mask else patch._replace(mask_path=None)
+        for patch in listed
+    ]
     built: list[MarkedPatches] = [
         OriginalPatches(patches, recipe),
         ImprovedPatches(patches, recipe, cache_bytes=cache_bytes),

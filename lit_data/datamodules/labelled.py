@@ -15,7 +15,12 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datasets.detection.voc import NameIndex
-from lit_data.datasets.inspection.annotations import CLASS_COLUMNS, IMAGE_COLUMNS, choose_column, read_table
+from lit_data.datasets.inspection.annotations import (
+    CLASS_COLUMNS,
+    IMAGE_COLUMNS,
+    choose_column,
+    read_table,
+)
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set, leave_out_stray
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
@@ -40,8 +45,8 @@ log = logging.getLogger(__name__)
 class LabelledFiles(InspectionFiles):
     """Images, the label of each, and the size they are brought to.
 
-    The label is what a CSV file says, else the kind of the image's folder; where all are of one kind, ``defect`` for
-    images with a mask and ``good`` for those without.
+    The label is what a CSV file says, else the kind of the image's folder; where all are of one
+    kind, ``defect`` for images with a mask and ``good`` for those without.
 
     Args:
         size_px: (height, width) that each image is scaled to fit; what is missing is mirrored on.
@@ -64,14 +69,17 @@ class LabelledFiles(InspectionFiles):
         found = found if labels else leave_out_stray(self.folder, found)
         if labels is None and len(set(found.kinds)) < 2 and any(found.masks):
             labels = tuple("good" if mask is None else "defect" for mask in found.masks)
-        return replace(found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none")
+        return replace(
+            found, kinds=labels or found.kinds, masks=(None,) * len(found.images), layout="none"
+        )
 
     @override
     def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
         return None, set()
 
     def _read_labels(self, found: InspectionSet) -> tuple[str, ...] | None:
-        """The labels of a table with a column of images and one of classes; None where there is none.
+        """The labels of a table with a column of images and one of classes; None where there is
+        none.
 
         Raises:
             DataError: It names images that are not there, or leaves some out: all are listed.
@@ -80,7 +88,9 @@ class LabelledFiles(InspectionFiles):
         for path in list_shown(self.folder, "*.csv"):
             check_inside(path, self.folder)
             columns, rows = read_table(path)
-            image, label = (choose_column(columns, known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS))
+            image, label = (
+                choose_column(columns, known) for known in (IMAGE_COLUMNS, CLASS_COLUMNS)
+            )
             told = [(str(row[image]), str(row[label])) for row in rows] if image and label else []
             if told:
                 return self._match(found, index, told, str(path))
@@ -99,7 +109,10 @@ class LabelledFiles(InspectionFiles):
             if number >= index.count:
                 continue
             if labels.setdefault(number, label) != label:
-                problems.add(f"{path}, row {place}", f"a second label {label!r} of {name}, beside {labels[number]!r}")
+                problems.add(
+                    f"{path}, row {place}",
+                    f"a second label {label!r} of {name}, beside {labels[number]!r}",
+                )
         for number, image in enumerate(found.images):
             if number not in labels:
                 problems.add(image, f"an image that {show_path(path)} gives no label")
@@ -110,20 +123,29 @@ class LabelledFiles(InspectionFiles):
 class LabelledImageDataModule(InspectionDataModule):
     """Whole images with one label each.
 
-    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the image's class from
-    0, in place of ``mask``; not when predicting. Options are those of `InspectionDataModule`, but for:
+    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the
+    image's class from 0, in place of ``mask``; not when predicting. Options are those of
+    `InspectionDataModule`, but for:
 
     Args:
-        classes: Names of the classes, in the order of their numbers; images of others are left out. None takes all of
-            them, ``good`` first and the others by name.
-        size_px: Size of a sample, one number or (height, width): images are scaled to fit, and what is missing is
-            mirrored on.
+        classes: Names of the classes, in the order of their numbers; images of others are left out.
+            None takes all of them, ``good`` first and the others by name.
+        size_px: Size of a sample, one number or (height, width): images are scaled to fit, and what
+            is missing is mirrored on.
 
     Raises:
-        ConfigError: An option is out of its range; later, that classes are named which there are not.
+        ConfigError: An option is out of its range; later, that classes are named which there are
+            not.
     """
 
-    batch_keys: ClassVar[Sequence[str]] = ("image", "label", "index", "image_index", "position", "epoch")
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "label",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
 
     def __init__(
         self,
@@ -149,7 +171,11 @@ class LabelledImageDataModule(InspectionDataModule):
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
     ) -> None:
-        given = {name: value for name, value in locals().items() if name not in ("self", "size_px", "__class__")}
+        given = {
+            name: value
+            for name, value in locals().items()
+            if name not in ("self", "size_px", "__class__")
+        }
         size_px, whole = pair_px("size_px", size_px), StoreOptions(band_px=None)
         super().__init__(**given, patch_px=size_px)
         unused = dict.fromkeys(("masks", "mask_read", "scaling"))
@@ -163,7 +189,9 @@ class LabelledImageDataModule(InspectionDataModule):
             return InspectionDataset(self.bank, self.grid, margin_px=margin_px)
         self._check_classes()
         images = self.split_images[stage]
-        return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels)
+        return InspectionDataset(
+            self.bank, self.grid, images=images, margin_px=margin_px, labels=self._labels
+        )
 
     @override
     def is_by_sample(self, stage: Stage) -> bool:
@@ -176,13 +204,19 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def describe(self) -> dict[str, Any]:
-        about = {key: value for key, value in super().describe().items() if key != "images_with_masks"}
-        return about | {f"{split}_patches": len(numbers) for split, numbers in self.split_images.items()}
+        about = {
+            key: value for key, value in super().describe().items() if key != "images_with_masks"
+        }
+        return about | {
+            f"{split}_patches": len(numbers) for split, numbers in self.split_images.items()
+        }
 
     @override
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
         labels = self._labels if split is None else self._labels[self.split_images[split]]
-        counts: NDArray[np.int64] = (labels[:, None] == np.arange(len(self.classes or ()))).astype(np.int64)
+        counts: NDArray[np.int64] = (labels[:, None] == np.arange(len(self.classes or ()))).astype(
+            np.int64
+        )
         return counts
 
     @override
@@ -198,8 +232,12 @@ class LabelledImageDataModule(InspectionDataModule):
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
         names = list(self.classes or ())
-        self._labels = np.array([names.index(k) if k in names else -1 for k in self.image_kinds], np.int64)
-        self.split_images = {split: part[self._labels[part] >= 0] for split, part in self.split_images.items()}
+        self._labels = np.array(
+            [names.index(k) if k in names else -1 for k in self.image_kinds], np.int64
+        )
+        self.split_images = {
+            split: part[self._labels[part] >= 0] for split, part in self.split_images.items()
+        }
 
     def _check_classes(self) -> None:
         known = sorted(set(self.image_kinds) - {""})

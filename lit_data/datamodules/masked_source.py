@@ -25,7 +25,8 @@ class MaskedImageFolder(ImageFolder):
     """Images that may have masks.
 
     Args:
-        masks: Folder (absolute or below the root) of masks with the stems of their images, or `None`.
+        masks: Folder (absolute or below the root) of masks with the stems of their images, or
+            `None`.
         mask_read: How masks are read: their values, palettes.
         store: How decoded images lie on the disk with `cache=store`.
     """
@@ -37,7 +38,9 @@ class MaskedImageFolder(ImageFolder):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.cache != "store" and self.store.compression != "none":
-            raise ConfigError(f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}")
+            raise ConfigError(
+                f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}"
+            )
 
     @property
     @override
@@ -49,12 +52,14 @@ class MaskedImageFolder(ImageFolder):
         """Where the masks lie, if there are any."""
         return self.folder / self.masks if self.masks else None
 
-    def open_masks(self, numbers: Sequence[int], bank: ImageBank, split: str) -> tuple[ImageBank | None, Sequence[int]]:
+    def open_masks(
+        self, numbers: Sequence[int], bank: ImageBank, split: str
+    ) -> tuple[ImageBank | None, Sequence[int]]:
         """Decoded masks of some images, in their order.
 
         Returns:
-            The masks, `None` where the set has no masks, and the images that they are of: under `on_bad=skip` those
-            whose masks are bad are left out.
+            The masks, `None` where the set has no masks, and the images that they are of: under
+            `on_bad=skip` those whose masks are bad are left out.
 
         Raises:
             DataError: An image has no mask, or a mask is bad.
@@ -88,7 +93,9 @@ class MaskedImageFolder(ImageFolder):
         masks = [ImageSource((str(path),)) for path in self._list_masks(folder)] if folder else []
         problems = find_faults(images, self.decoder)
         problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
-        problems.raise_if_any(f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING)
+        problems.raise_if_any(
+            f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING
+        )
         return {"images": len(images), "masks": len(masks)}
 
     def _list_masks(self, folder: Path) -> list[Path]:
@@ -104,7 +111,9 @@ def stem_of(path: str | Path) -> str:
     return unicodedata.normalize("NFC", Path(path).stem)
 
 
-def _leave_out(numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str) -> Sequence[int]:
+def _leave_out(
+    numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str
+) -> Sequence[int]:
     """The images whose masks are good, and a line about the others.
 
     Args:
@@ -116,5 +125,9 @@ def _leave_out(numbers: Sequence[int], masks: Sequence[ImageSource], opened: Ima
     bad = {path for path, _ in opened.skipped}
     kept = [number for number, mask in zip(numbers, masks, strict=True) if mask.paths[0] not in bad]
     if len(kept) < len(numbers):
-        log.warning("%s: %d images are left out with their masks, which are bad", split, len(numbers) - len(kept))
+        log.warning(
+            "%s: %d images are left out with their masks, which are bad",
+            split,
+            len(numbers) - len(kept),
+        )
     return kept

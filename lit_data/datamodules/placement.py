@@ -65,10 +65,17 @@ class DrawingBackend:
 
     def __init__(self, backend: Backend) -> None:
         check_choice("backend", backend, get_args(Backend))
-        self.backend, self.choice = backend, None if backend == "auto" else Placement(backend, "as configured")
+        self.backend, self.choice = (
+            backend,
+            None if backend == "auto" else Placement(backend, "as configured"),
+        )
 
     def choose(
-        self, dataset: StripeDataset, writer: DefectWriter | None, loader: LoaderOptions, trainer: L.Trainer | None
+        self,
+        dataset: StripeDataset,
+        writer: DefectWriter | None,
+        loader: LoaderOptions,
+        trainer: L.Trainer | None,
     ) -> DefectWriter | None:
         """What the workers of a loader draw with; none where the device of the batch draws.
 
@@ -89,7 +96,9 @@ class DrawingBackend:
             return None
         if self.choice is None:
             places = Places.of(loader, trainer)
-            self.choice = choose_drawing(dataset, writer, loader.count_batch(places.world_size), places)
+            self.choice = choose_drawing(
+                dataset, writer, loader.count_batch(places.world_size), places
+            )
         return writer if self.choice.backend == "cpu" else None
 
     def to_plain(self) -> dict[str, dict[str, Any]]:
@@ -121,13 +130,17 @@ class Places:
         return cls(0 if loader.worker_kind == "inline" else workers, device, ranks)
 
     def choose(
-        self, work: str, by_worker: Callable[[], object], on_device: Callable[[], object], count: int
+        self,
+        work: str,
+        by_worker: Callable[[], object],
+        on_device: Callable[[], object],
+        count: int,
     ) -> Placement:
         """Measure both, and print what was found.
 
-        A device works between two steps, so all of its time counts. Workers do so beside the training: where that
-        happens on a CUDA device, their time counts for as much as all of them together would hold up a batch; where it
-        happens on their own cores, all of it counts.
+        A device works between two steps, so all of its time counts. Workers do so beside the
+        training: where that happens on a CUDA device, their time counts for as much as all of them
+        together would hold up a batch; where it happens on their own cores, all of it counts.
 
         Args:
             work: What it is called in the message.
@@ -137,7 +150,9 @@ class Places:
         """
         if self.world_size > 1:
             backend: Literal["cpu", "device"] = "device" if self.device.type == "cuda" else "cpu"
-            return Placement(backend, f"{self.world_size} ranks must agree, so nothing was measured")
+            return Placement(
+                backend, f"{self.world_size} ranks must agree, so nothing was measured"
+            )
         cpu_us, device_us = (measure(do, self.device) / count for do in (by_worker, on_device))
         beside = cpu_us / max(1, self.workers) if self.device.type == "cuda" else cpu_us
         choice = Placement(
@@ -146,11 +161,18 @@ class Places:
             cpu_us,
             device_us,
         )
-        log.info("%s by the %s: %s", work, "workers" if choice.backend == "cpu" else "device", choice.reason)
+        log.info(
+            "%s by the %s: %s",
+            work,
+            "workers" if choice.backend == "cpu" else "device",
+            choice.reason,
+        )
         return choice
 
 
-def choose_drawing(dataset: StripeDataset, writer: DefectWriter, batch_size: int, places: Places) -> Placement:
+def choose_drawing(
+    dataset: StripeDataset, writer: DefectWriter, batch_size: int, places: Places
+) -> Placement:
     """Who draws the defects of a set, which may not be empty: measured on its first samples.
 
     Args:
@@ -193,11 +215,13 @@ def measure(draw: Callable[[], object], device: torch.device) -> float:
 
 
 class FinishedRows:
-    """Training samples as the model sees them: who reads them casts, draws into and augments them as well.
+    """Training samples as the model sees them: who reads them casts, draws into and augments them
+    as well.
 
     Args:
         dataset: The samples as they are stored; none of their fields is ragged.
-        finish: Plans a batch of the CPU and finishes it on a device, each sample as it would in any other batch.
+        finish: Plans a batch of the CPU and finishes it on a device, each sample as it would in any
+            other batch.
     """
 
     def __init__(self, dataset: RowWriter, finish: Callable[[Batch, torch.device], Batch]) -> None:
@@ -206,15 +230,23 @@ class FinishedRows:
     @cached_property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Those of a finished sample."""
-        blank = {key: torch.from_numpy(np.zeros((1, *f.shape), f.dtype)) for key, f in self.dataset.fields.items()}
+        blank = {
+            key: torch.from_numpy(np.zeros((1, *f.shape), f.dtype))
+            for key, f in self.dataset.fields.items()
+        }
         made = self.finish(blank, _CPU)  # nothing is read, which may have to be fetched first
-        return {key: FieldSpec(tuple(value.shape[1:]), value.numpy().dtype.name) for key, value in made.items()}
+        return {
+            key: FieldSpec(tuple(value.shape[1:]), value.numpy().dtype.name)
+            for key, value in made.items()
+        }
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what a dataset may have beside, see `RowWriter`
-        if name in ("dataset", "finish", "fields") or name.startswith("__"):  # pickle asks before there is a dataset
+        if name in ("dataset", "finish", "fields") or name.startswith(
+            "__"
+        ):  # pickle asks before there is a dataset
             raise AttributeError(name)
         return getattr(self.dataset, name)
 
@@ -232,14 +264,21 @@ class FinishedRows:
             return Placement("device", "the main thread reads the samples")
         on_cpu = places.device.type == "cpu"
         if getattr(self.dataset, "fetches", False):
-            return Placement("cpu" if on_cpu else "device", "samples that must be fetched are not measured")
+            return Placement(
+                "cpu" if on_cpu else "device", "samples that must be fetched are not measured"
+            )
         count = min(loader.count_batch(places.world_size), len(self), _MEASURED)
         batch = self._read(np.arange(count), 0)
         here, there = (partial(self.finish, batch, device) for device in (_CPU, places.device))
         if not on_cpu:
             return places.choose("batches: finished", here, there, count)
         us = measure(here, _CPU) / count
-        return Placement("cpu" if us > LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us)
+        return Placement(
+            "cpu" if us > LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us
+        )
 
     def _read(self, indices: NDArray[np.int64], epoch: int) -> Batch:
-        return {key: torch.from_numpy(rows) for key, rows in read_rows(self.dataset, indices, epoch).items()}
+        return {
+            key: torch.from_numpy(rows)
+            for key, rows in read_rows(self.dataset, indices, epoch).items()
+        }

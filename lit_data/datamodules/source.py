@@ -34,18 +34,20 @@ Sharded = TypeVar("Sharded", bound=ShardedRoot)
 
 @dataclass(frozen=True, kw_only=True)
 class Source(ABC):
-    """A root or its mirror; without one, a drawn set. A subclass names the set, and the wanted files of a server.
+    """A root or its mirror; without one, a drawn set. A subclass names the set, and the wanted
+    files of a server.
 
     Args:
-        root: A folder or an address, such as ``s3://bucket/folder`` or ``https://host/folder``; `None` makes the drawn
-            set once in the cache.
+        root: A folder or an address, such as ``s3://bucket/folder`` or ``https://host/folder``;
+            `None` makes the drawn set once in the cache.
         on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
         cache_dir: Where stores, mirrors and drawn sets lie.
         samples: Parameters of the drawn set.
         remote: How a server is read.
 
     Raises:
-        ConfigError: The root is empty, or an address that cannot be read; or an option is out of its range.
+        ConfigError: The root is empty, or an address that cannot be read; or an option is out of
+            its range.
     """
 
     root: str | None
@@ -62,7 +64,8 @@ class Source(ABC):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Made of the arguments of a datamodule with the names of the fields; `None` takes the default of a field.
+        """Made of the arguments of a datamodule with the names of the fields; `None` takes the
+        default of a field.
 
         A path becomes text, a list a tuple.
         """
@@ -78,7 +81,9 @@ class Source(ABC):
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         if not isinstance(self.root, str | None):
-            raise ConfigError(f"root is {self.root!r}: give one folder or address; data.patterns choose its files")
+            raise ConfigError(
+                f"root is {self.root!r}: give one folder or address; data.patterns choose its files"
+            )
         if self.root is not None and not self.root.strip():
             raise ConfigError(
                 "root is empty: is it a shell variable that is not set? Name a folder, or leave root out for the drawn "
@@ -92,7 +97,9 @@ class Source(ABC):
         check_choice("on_bad", self.on_bad, get_args(OnBad))
         check_root(self.root)
         if is_sharded(self.root) and not self.takes_shards:
-            raise ConfigError(f"root={self.root}: this kind of data does not read sets of shards; give its folder")
+            raise ConfigError(
+                f"root={self.root}: this kind of data does not read sets of shards; give its folder"
+            )
 
     @cached_property
     def folder(self) -> Path:
@@ -132,7 +139,8 @@ class Source(ABC):
             Numbers for a report.
 
         Raises:
-            ConfigError: The address is no name of a set of shards, or this set is one already, or cannot be one.
+            ConfigError: The address is no name of a set of shards, or this set is one already, or
+                cannot be one.
             DataError: Files are bad, or the address cannot be written.
         """
         check_root(address)
@@ -142,7 +150,10 @@ class Source(ABC):
                 "the files of a set, of a kind that can lie in shards"
             )
         self.refresh()
-        return self._publish(SetWriter(open_objects(address, self.remote), self.store_folder / "publish"), shard_bytes)
+        return self._publish(
+            SetWriter(open_objects(address, self.remote), self.store_folder / "publish"),
+            shard_bytes,
+        )
 
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
         """Write the set, of a kind that can lie in shards."""
@@ -150,7 +161,9 @@ class Source(ABC):
 
     def _refuse_shards(self) -> None:
         if self.shards is not None:
-            raise ConfigError("prepare.check reads files, and a set of shards has none: set prepare.verify=true")
+            raise ConfigError(
+                "prepare.check reads files, and a set of shards has none: set prepare.verify=true"
+            )
 
     def _find_shards(self, kind: Callable[..., Sharded], max_bytes: int) -> Sharded | None:
         if self.root is None or not is_sharded(self.root):
@@ -160,7 +173,9 @@ class Source(ABC):
     @property
     def store_folder(self) -> Path:
         """Where the stores of this set lie: one folder for each root and way of finding its files."""
-        digest = hashlib.sha256((self._identity + self._exclusion).encode("utf-8", "surrogateescape")).hexdigest()[:12]
+        digest = hashlib.sha256(
+            (self._identity + self._exclusion).encode("utf-8", "surrogateescape")
+        ).hexdigest()[:12]
         return self._cache / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
@@ -210,7 +225,8 @@ class ImageSet(Source):
         exclude: Globs below the root of files that are left out; a folder stands for all in it.
 
     Raises:
-        ConfigError: A pattern leaves the root or cannot be understood, or the root is a set of shards.
+        ConfigError: A pattern leaves the root or cannot be understood, or the root is a set of
+            shards.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
@@ -257,11 +273,14 @@ class ImageSet(Source):
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
         sources = self.list_images()
         names = {path: self.name(path) for source in sources for path in source.paths}
-        publisher = ImagePublisher(writer, self.decoder, names, self._choose_publishing(shard_bytes))
+        publisher = ImagePublisher(
+            writer, self.decoder, names, self._choose_publishing(shard_bytes)
+        )
         return publisher.write(sources, self.list_beside(writer.scratch))
 
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """What is read beside the images, for a set of shards: local files by their paths below the root.
+        """What is read beside the images, for a set of shards: local files by their paths below the
+        root.
 
         Args:
             scratch: Folder for files that have to be written for it.
@@ -269,7 +288,9 @@ class ImageSet(Source):
         return {}
 
     def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        return PublishOptions(shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad)
+        return PublishOptions(
+            shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad
+        )
 
     @override
     def check(self) -> dict[str, int]:
@@ -292,9 +313,9 @@ class ImageFolder(ImageSet):
 
     Args:
         patterns: Globs below the root.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store into the memory of
-            the device once and cuts patches there; `lru` decodes on access and keeps `cache_bytes`; `none` decodes on
-            each access.
+        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
+            into the memory of the device once and cuts patches there; `lru` decodes on access and
+            keeps `cache_bytes`; `none` decodes on each access.
     """
 
     patterns: tuple[str, ...]
@@ -347,15 +368,23 @@ class ImageFolder(ImageSet):
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
-            layout = self._layout if self.cache == "store" else None  # a device cuts patches out of whole images
+            layout = (
+                self._layout if self.cache == "store" else None
+            )  # a device cuts patches out of whole images
             if self.shards is not None and layout is not None and layout.compression == "none":
-                layout = replace(layout, compression="lz4")  # masks: a hundredth of the disk, which may be small
+                layout = replace(
+                    layout, compression="lz4"
+                )  # masks: a hundredth of the disk, which may be small
             folder = self.store_folder / part
-            return DecodedStore.build(sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout)
+            return DecodedStore.build(
+                sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
+            )
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
 
 
 def cache_folder(cache_dir: str | None) -> Path:
     """Where lit_data keeps what it can make again: `cache_dir`, else LIT_DATA_CACHE, else ~/.cache/lit_data."""
-    return Path(cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data").expanduser()
+    return Path(
+        cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data"
+    ).expanduser()

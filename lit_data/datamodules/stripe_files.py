@@ -15,7 +15,12 @@ from lit_data.augment import SingleTexture
 from lit_data.datamodules.masked_source import MaskedImageFolder, stem_of
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.baselines import ImprovedStripes, OriginalStripes, StripeRecipe, list_patches
+from lit_data.datasets.stripes.baselines import (
+    ImprovedStripes,
+    OriginalStripes,
+    StripeRecipe,
+    list_patches,
+)
 from lit_data.datasets.stripes.drawn import Floats
 from lit_data.datasets.stripes.layouts import SourceList, list_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
@@ -37,9 +42,12 @@ class StripeFiles(MaskedImageFolder):
     """The files of a stripe set.
 
     Args:
-        layout: `channels`, `files`, `pairs` or `single`, see `lit_data.datasets.stripes.layouts.list_sources`.
-        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and ref2.
-        files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the other layouts.
+        layout: `channels`, `files`, `pairs` or `single`, see
+            `lit_data.datasets.stripes.layouts.list_sources`.
+        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
+            ref2.
+        files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the
+            other layouts.
     """
 
     layout: str
@@ -109,24 +117,36 @@ class StripeFiles(MaskedImageFolder):
         orphans = [str(path) for path in masks if stem_of(path) not in stems]
         if orphans:
             problems = list_problems([(path, "a mask without an image") for path in orphans])
-            raise problems.make_error(f"{len(orphans)} masks have no image in {show_path(self.folder)}")
+            raise problems.make_error(
+                f"{len(orphans)} masks have no image in {show_path(self.folder)}"
+            )
 
     @property
     @override
     def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.layout, self.patterns, sorted((self.files or {}).items())))
+        return repr(
+            (
+                os.path.realpath(self.folder),
+                self.layout,
+                self.patterns,
+                sorted((self.files or {}).items()),
+            )
+        )
 
     @property
     @override
     def _scope(self) -> Scope:
-        patterns = tuple((self.files or {}).values()) if rule_of(self.layout).roles else self.patterns
+        patterns = (
+            tuple((self.files or {}).values()) if rule_of(self.layout).roles else self.patterns
+        )
         return Scope.of_images(patterns, masks=self.masks)
 
 
 def build_stripe_baselines(
     dataset: StripeDataset, files: StripeFiles, transformation: StripeTransform, *, finished: bool
 ) -> Mapping[str, Dataset[Batch]]:
-    """The original loader of a split and its improved form; none where they cannot do what the transformation does.
+    """The original loader of a split and its improved form; none where they cannot do what the
+    transformation does.
 
     Args:
         dataset: The split.
@@ -134,7 +154,9 @@ def build_stripe_baselines(
         transformation: What is drawn on them; augmentation is left out.
         finished: Cast, and draw the defects; otherwise patches stay as stored.
     """
-    library = transformation.synthesis is not None and not transformation.synthesis.has_plain_spots_only
+    library = (
+        transformation.synthesis is not None and not transformation.synthesis.has_plain_spots_only
+    )
     if (finished and library) or any(dataset.margin_px):
         return {}
     recipe = find_recipe(dataset, files.decoder, files.mask_read, transformation, finished=finished)
@@ -172,7 +194,9 @@ def find_recipe(
         expand=transformation.expand,
         seed=transformation.seed,
         synthesis=transformation.synthesis,
-        nuisance=PatchNuisance(transformation.nuisance, transformation.seed) if transformation.nuisance else None,
+        nuisance=PatchNuisance(transformation.nuisance, transformation.seed)
+        if transformation.nuisance
+        else None,
         finished=finished,
     )
 
@@ -192,5 +216,7 @@ class PatchNuisance:
     def __call__(self, patch: Floats, index: int, epoch: int) -> Floats:
         """Change a patch, [3, h, w] in 0..1."""
         draws = self.nuisance.draw(self.seed, epoch, np.array([index]), len(patch))
-        changed: Floats = self.nuisance.forward(torch.from_numpy(patch.copy())[None], draws)[0].numpy()
+        changed: Floats = self.nuisance.forward(torch.from_numpy(patch.copy())[None], draws)[
+            0
+        ].numpy()
         return changed

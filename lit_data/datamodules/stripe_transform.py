@@ -29,7 +29,8 @@ PLAN_KEY: Final = "plan"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripeTransform:
-    """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment; in this order.
+    """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment; in this
+    order.
 
     Args:
         values: Pixel values that become 0 and 1.
@@ -62,7 +63,11 @@ class StripeTransform:
             The batch with a few small tensors more.
         """
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
-        if self.synthesis and stage != "predict" and batch.keys().isdisjoint(("mask", "mask_index")):
+        if (
+            self.synthesis
+            and stage != "predict"
+            and batch.keys().isdisjoint(("mask", "mask_index"))
+        ):
             batch = self.add_plan(batch, stage)
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
@@ -131,12 +136,21 @@ class StripeTransform:
     def build_writer(self) -> DefectWriter | None:
         """What workers draw defects with; none where they cannot, or nothing is drawn.
 
-        They draw into stored pixels, so these must be whole numbers, and target and references as they are.
+        They draw into stored pixels, so these must be whole numbers, and target and references as
+        they are.
         """
-        stored = self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
-        return DefectWriter(self.synthesis, self.seed, self.values) if self.synthesis and stored else None
+        stored = (
+            self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
+        )
+        return (
+            DefectWriter(self.synthesis, self.seed, self.values)
+            if self.synthesis and stored
+            else None
+        )
 
-    def annotate(self, clean: Tensor, batch: PlannedBatch, stage: Stage) -> tuple[DefectPlan, Annotations] | None:
+    def annotate(
+        self, clean: Tensor, batch: PlannedBatch, stage: Stage
+    ) -> tuple[DefectPlan, Annotations] | None:
         """Where the defects of a planned batch end up, and how strong they are.
 
         Args:
@@ -145,7 +159,8 @@ class StripeTransform:
             stage: The stage it was planned for.
 
         Returns:
-            The plan and its annotations, with labels as the model sees them; none for a batch without a plan.
+            The plan and its annotations, with labels as the model sees them; none for a batch
+            without a plan.
         """
         plan = self._plan_of(batch)
         if plan is None:
@@ -154,11 +169,14 @@ class StripeTransform:
         found = annotate(images.contiguous(), plan, values)
         if stage in self.augment:
             layers = Layers(torch.zeros(found.labels.shape), found.labels)
-            found = replace(found, labels=cast(Tensor, self.augment[stage].forward(layers, batch).masks))
+            found = replace(
+                found, labels=cast(Tensor, self.augment[stage].forward(layers, batch).masks)
+            )
         return plan, found
 
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The defects planned for some samples of a batch, one dict each; places are those before augmentation.
+        """The defects planned for some samples of a batch, one dict each; places are those before
+        augmentation.
 
         Args:
             batch: A planned batch on the host.
@@ -185,19 +203,24 @@ class StripeTransform:
         return plan
 
 
-def find_margins(augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]) -> dict[Stage, tuple[int, int]]:
+def find_margins(
+    augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]
+) -> dict[Stage, tuple[int, int]]:
     """Pixels that patches of each stage are read larger by: what their augmentation needs if it crops to a patch."""
     margins: dict[Stage, tuple[int, int]] = dict.fromkeys(get_args(Stage), (0, 0))
     crops = {stage: step for stage, step in augment.items() if step.crop_px == patch_px}
     return margins | {stage: step.margin_px(patch_px) for stage, step in crops.items()}
 
 
-def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None) -> ValueRange:
+def find_unit_range(
+    dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None
+) -> ValueRange:
     """The pixel values that become 0 and 1.
 
     Args:
         dtype: Dtype of the pixels.
-        value_range: (low, high), or none for the whole range of an unsigned dtype, and 0..1 for float32.
+        value_range: (low, high), or none for the whole range of an unsigned dtype, and 0..1 for
+            float32.
 
     Raises:
         ConfigError: low >= high, or the dtype has no natural range.
@@ -205,7 +228,9 @@ def find_unit_range(dtype: "np.dtype[np.generic]", value_range: Sequence[float] 
     if value_range is not None:
         low, high = (float(value) for value in value_range)
         if not low < high:
-            raise ConfigError(f"value_range={list(value_range)} must be [low, high] with low < high")
+            raise ConfigError(
+                f"value_range={list(value_range)} must be [low, high] with low < high"
+            )
         return ValueRange(low, high, whole=dtype.kind != "f")
     if dtype.kind == "u":
         return ValueRange(0.0, float(np.iinfo(dtype.name).max), whole=True)
@@ -226,7 +251,10 @@ def to_unit(images: Tensor, values: ValueRange) -> Tensor:
 def _describe_shape(plan: DefectPlan, number: int) -> str:
     """The parameters of one defect, ``name=value`` each."""
     names = plan.spec.members[int(plan.family[number])].parameters
-    return " ".join(f"{name}={value:.4g}" for name, value in zip(names, plan.values[number].tolist(), strict=False))
+    return " ".join(
+        f"{name}={value:.4g}"
+        for name, value in zip(names, plan.values[number].tolist(), strict=False)
+    )
 
 
 class PatchVisuals(Visuals):
@@ -259,14 +287,20 @@ class StripeVisuals(PatchVisuals):
     """
 
     def __init__(
-        self, dataset: StripeDataset, transformation: StripeTransform, pixels: DevicePatches, stage: Stage
+        self,
+        dataset: StripeDataset,
+        transformation: StripeTransform,
+        pixels: DevicePatches,
+        stage: Stage,
     ) -> None:
         super().__init__(transformation, stage)
         self._dataset, self._pixels = dataset, pixels
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
-        return self._transformation.annotate(self._cut_clean(batch), self._with_plan(batch), self._stage)
+        return self._transformation.annotate(
+            self._cut_clean(batch), self._with_plan(batch), self._stage
+        )
 
     @override
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -286,7 +320,11 @@ class StripeVisuals(PatchVisuals):
         return (self._dataset.bank.dtype.name, self._transformation.values) if whole else None
 
     def _with_plan(self, batch: PlannedBatch) -> PlannedBatch:
-        return self._transformation.add_plan(batch, self._stage) if self._dataset.defects is not None else batch
+        return (
+            self._transformation.add_plan(batch, self._stage)
+            if self._dataset.defects is not None
+            else batch
+        )
 
     def _with_pixels(self, batch: PlannedBatch) -> PlannedBatch:
         return batch if "image" in batch else self._pixels.fill(batch, self._dataset)
@@ -296,10 +334,14 @@ class StripeVisuals(PatchVisuals):
         if self._dataset.defects is None:
             images: Tensor = self._with_pixels(batch)["image"]
             return images
-        return torch.from_numpy(self._dataset.cut(batch["image_index"].numpy(), batch["position"].numpy()))
+        return torch.from_numpy(
+            self._dataset.cut(batch["image_index"].numpy(), batch["position"].numpy())
+        )
 
 
-def _preview_families(transformation: StripeTransform, clean: Tensor, batch: PlannedBatch) -> list[FamilyPreview]:
+def _preview_families(
+    transformation: StripeTransform, clean: Tensor, batch: PlannedBatch
+) -> list[FamilyPreview]:
     """Draw every family of a synthesis on the same patches.
 
     Args:
@@ -316,15 +358,21 @@ def _preview_families(transformation: StripeTransform, clean: Tensor, batch: Pla
     return [_preview(plain, spec, family, planned) for family in spec.members]
 
 
-def _preview(plain: StripeTransform, spec: DefectSpec, family: Family, batch: PlannedBatch) -> FamilyPreview:
+def _preview(
+    plain: StripeTransform, spec: DefectSpec, family: Family, batch: PlannedBatch
+) -> FamilyPreview:
     alone = replace(spec, families=(family,), probability=1.0, count=(1, 1), true_count=(1, 1))
     clean = batch["image"]
     shape = (len(plain.expand), *clean.shape[-2:])
-    plan = sample_plan(alone, plain.seed, int(batch["epoch"][0]), batch["index"].numpy(), shape).to("cpu")
+    plan = sample_plan(alone, plain.seed, int(batch["epoch"][0]), batch["index"].numpy(), shape).to(
+        "cpu"
+    )
     before, _ = plain.draw(batch | {"image": clean.clone()})
     after, masks = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
     images, values = plain.spread(clean, batch)
     severity = annotate(images, plan, values).severity
     order = torch.argsort(plan.row)
     centre = torch.stack((plan.y, plan.x), dim=1)[order]
-    return FamilyPreview(family.name, before[:, 0], after[:, 0], cast(Tensor, masks)[:, 0], severity[order], centre)
+    return FamilyPreview(
+        family.name, before[:, 0], after[:, 0], cast(Tensor, masks)[:, 0], severity[order], centre
+    )

@@ -15,7 +15,12 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.stripe_files import StripeFiles, build_stripe_baselines
-from lit_data.datamodules.stripe_transform import StripeTransform, StripeVisuals, find_margins, find_unit_range
+from lit_data.datamodules.stripe_transform import (
+    StripeTransform,
+    StripeVisuals,
+    find_margins,
+    find_unit_range,
+)
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.splits import SPLITS, Splits, split_images
 from lit_data.datasets.stripes.device_bank import DevicePatches
@@ -36,7 +41,8 @@ log = logging.getLogger(__name__)
 
 
 class StripeDataModule(BaseDataModule[StripeDataset]):
-    """Patches of inspection images; defects are drawn on the device, real masks are used where there are any.
+    """Patches of inspection images; defects are drawn on the device, real masks are used where
+    there are any.
 
     A batch is a dict:
 
@@ -51,24 +57,22 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     ``epoch``        [B] int64                    epoch the sample was drawn for
     ===============  ===========================  ======================================================
 
-    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2`` ([B, 1, H, W]).
-    `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
+    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2``
+    ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
 
     Args, beside those of `StripeFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
-        split_seed: Chooses the images of each share.
-        mask_splits: Splits that use the masks instead of synthesis.
-        patch_px: Patch size, one number or (height, width).
-        stride_px: Distance between patches.
-        edges: `cover`, `drop` or `pad`, see `PatchGrid`.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for float32.
-        synthesis: Defects to draw; none draws none.
-        augment: Augmentation of the training split, or a mapping of stages to theirs; an `Augmentation`, or any module
+        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see
+        `split_images`. split_seed: Chooses the images of each share. mask_splits: Splits that use
+        the masks instead of synthesis. patch_px: Patch size, one number or (height, width).
+        stride_px: Distance between patches. edges: `cover`, `drop` or `pad`, see `PatchGrid`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
+        float32. synthesis: Defects to draw; none draws none. augment: Augmentation of the training
+        split, or a mapping of stages to theirs; an `Augmentation`, or any module
             of yours (see `lit_data.augment.ExternalTransform`). None leaves images as they are.
-        nuisance: For layout `single`: what makes target and references differ.
-        backend: Where defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
-            where a short measurement says. The samples are the same to the byte on the CPU, and to one grey level of
-            255 between CPU and GPU.
+        nuisance: For layout `single`: what makes target and references differ. backend: Where
+        defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
+            where a short measurement says. The samples are the same to the byte on the CPU, and to
+            one grey level of 255 between CPU and GPU.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -77,7 +81,14 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     bank: ImageBank
     grid: PatchGrid
     transformation: StripeTransform
-    batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "index", "image_index", "position", "epoch")
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "mask",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
     def __init__(
@@ -116,8 +127,16 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: StripeFiles = StripeFiles.of(locals())
         self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
-        self.patch_px, self.stride_px = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
-        self.edges, self.value_range, self.synthesis, self.augment = edges, value_range, synthesis, augment
+        self.patch_px, self.stride_px = (
+            pair_px("patch_px", patch_px),
+            pair_px("stride_px", stride_px),
+        )
+        self.edges, self.value_range, self.synthesis, self.augment = (
+            edges,
+            value_range,
+            synthesis,
+            augment,
+        )
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.backend, self._device_patches = DrawingBackend(backend), DevicePatches()
 
@@ -138,14 +157,22 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
             masks, kept = self.source.open_masks(images.tolist(), self.bank, stage)
             images = np.asarray(kept, np.int64)
         if masks is None and self.synthesis is None and len(images):
-            raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
-        dataset = StripeDataset(self.bank, self.grid, images=images, masks=masks, pixels=pixels, margin_px=margin_px)
+            raise ConfigError(
+                f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis"
+            )
+        dataset = StripeDataset(
+            self.bank, self.grid, images=images, masks=masks, pixels=pixels, margin_px=margin_px
+        )
         if masks is not None or self.synthesis is None:
             return dataset
-        writer = self.backend.choose(dataset, self.transformation.build_writer(), self.loader, self.trainer)
+        writer = self.backend.choose(
+            dataset, self.transformation.build_writer(), self.loader, self.trainer
+        )
         if writer is None:
             return dataset
-        return StripeDataset(self.bank, self.grid, images=images, defects=writer, margin_px=margin_px)
+        return StripeDataset(
+            self.bank, self.grid, images=images, defects=writer, margin_px=margin_px
+        )
 
     @override
     def is_by_sample(self, stage: Stage) -> bool:
@@ -167,7 +194,9 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         """The plans of samples, where their defects show, and each family of defects on its own."""
         return StripeVisuals(self.dataset(stage), self.transformation, self._device_patches, stage)
 
-    def baseline_datasets(self, stage: Stage, *, finished: bool = True) -> Mapping[str, Dataset[Batch]]:
+    def baseline_datasets(
+        self, stage: Stage, *, finished: bool = True
+    ) -> Mapping[str, Dataset[Batch]]:
         """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
         dataset = self.dataset(stage)
         return build_stripe_baselines(dataset, self.source, self.transformation, finished=finished)
@@ -191,17 +220,29 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     def open_source(self) -> None:
         self.bank = self.source.open_images()
         sizes_px = self.bank.heights_px, self.bank.widths_px
-        self.grid = PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
+        self.grid = PatchGrid(
+            *sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name
+        )
         names = self.source.names(self.bank)
         self.split_images = split_images(names, self.splits, seed=self.split_seed)
-        is_shared_out = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1  # not to predict
-        if self.source.root and self.source.masks is None and self.synthesis is not None and is_shared_out:
+        is_shared_out = (
+            sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
+        )  # not to predict
+        if (
+            self.source.root
+            and self.source.masks is None
+            and self.synthesis is not None
+            and is_shared_out
+        ):
             log.info("no masks: targets are taken as good, and defects are drawn into them")
         augment, patch_px = stage_augmentations(self.augment), self.grid.patch_px
         self.margins_px = find_margins(augment, patch_px)
         self.transformation = StripeTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
-            read_px={s: (patch_px[0] + 2 * m[0], patch_px[1] + 2 * m[1]) for s, m in self.margins_px.items()},
+            read_px={
+                s: (patch_px[0] + 2 * m[0], patch_px[1] + 2 * m[1])
+                for s, m in self.margins_px.items()
+            },
             expand=rule_of(self.source.layout).expand,
             seed=self.loader.seed,
             synthesis=self.synthesis,

@@ -1,7 +1,8 @@
-"""A batch on its way from the loader to the step: planned on the host, moved, and finished on the device.
+"""A batch on its way from the loader to the step: planned on the host, moved, and finished on the
+device.
 
-Where both the datamodule and the module have a hook around the transfer, Lightning alone calls the datamodule's and
-drops the module's. A `BatchTransfer` runs both.
+Where both the datamodule and the module have a hook around the transfer, Lightning alone calls the
+datamodule's and drops the module's. A `BatchTransfer` runs both.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -86,17 +87,18 @@ class Plans(Protocol):
 class BatchTransfer:
     """The three hooks around the transfer of a batch, for one run of a Trainer.
 
-    The datamodule plans a batch on the host, moves it, and finishes it on the device. Hooks that the module has too run
-    behind those:
+    The datamodule plans a batch on the host, moves it, and finishes it on the device. Hooks that
+    the module has too run behind those:
 
-    - ``on_before_batch_transfer``: ours first, because it draws from the loader's batch and its indices; the module's
-      may then change values and add keys, which reach the step beside ours.
+    - ``on_before_batch_transfer``: ours first, because it draws from the loader's batch and its
+      indices; the module's may then change values and add keys, which reach the step beside ours.
     - ``transfer_batch_to_device``: the module's in place of ours, on host tensors.
-    - ``on_after_batch_transfer``: ours first, then the module's on the batch in the format it was written for.
+    - ``on_after_batch_transfer``: ours first, then the module's on the batch in the format it was
+      written for.
 
     The module's hooks run as Lightning alone runs them: with gradient, and with its profiler. Its
-    ``example_input_array`` (for a summary, a graph) meets its hooks alone. A datamodule whose class overrides a hook of
-    ours takes that hook over: Lightning's rule and its warning hold.
+    ``example_input_array`` (for a summary, a graph) meets its hooks alone. A datamodule whose class
+    overrides a hook of ours takes that hook over: Lightning's rule and its warning hold.
 
     Args:
         datamodule: Plans and finishes.
@@ -104,26 +106,41 @@ class BatchTransfer:
         base: The class whose hooks call these.
     """
 
-    def __init__(self, datamodule: Plans, trainer: L.Trainer | None, base: type[L.LightningDataModule]) -> None:
+    def __init__(
+        self, datamodule: Plans, trainer: L.Trainer | None, base: type[L.LightningDataModule]
+    ) -> None:
         self._datamodule, self._trainer, self._base = datamodule, trainer, base
         self._decided: dict[str, bool] = {}
         self._added: set[str] = set()
         self._has_example = False
-        self._module = choose_hooks(trainer, cast(L.LightningDataModule, datamodule), self._runs_both)
+        self._module = choose_hooks(
+            trainer, cast(L.LightningDataModule, datamodule), self._runs_both
+        )
 
     def before(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - ours, or the module's example
         """Draw what the batch needs while its indices are still on the host."""
         if self._sees_example(batch):
             return self._pass_on("on_before_batch_transfer", batch, dataloader_idx)
         stage = self._stage()
-        planned = batch if self._datamodule.is_finished(stage) else self._datamodule.plan_batch(batch, stage)
+        planned = (
+            batch
+            if self._datamodule.is_finished(stage)
+            else self._datamodule.plan_batch(batch, stage)
+        )
         if self._has("on_before_batch_transfer"):
             # A copy that is under way is given up, as values may change in place.
             return self._change("on_before_batch_transfer", dict(planned), dataloader_idx)
         return batch.extended(planned) if isinstance(batch, StagedBatch) else planned
 
-    def move(self, batch: Any, device: torch.device, dataloader_idx: int, usual: Callable[[], Any]) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, if it did; leave all to a module that moves batches itself.
+    def move(
+        self,
+        batch: Any,  # noqa: ANN401
+        device: torch.device,
+        dataloader_idx: int,
+        usual: Callable[[], Any],
+    ) -> Any:  # noqa: ANN401
+        """Take over the copy that the loader began, if it did; leave all to a module that moves
+        batches itself.
 
         Args:
             batch: On the host.
@@ -138,10 +155,12 @@ class BatchTransfer:
         return finish_transfer(batch, device) if isinstance(batch, StagedBatch) else usual()
 
     def after(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
-        """Finish the batch on its device: no gradient, and float32 whatever the precision of the run.
+        """Finish the batch on its device: no gradient, and float32 whatever the precision of the
+        run.
 
         Returns:
-            What the step gets: the batch in the user's format with what the module's hooks added, through its hook.
+            What the step gets: the batch in the user's format with what the module's hooks added,
+                through its hook.
         """
         if self._has_example:
             return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
@@ -159,7 +178,9 @@ class BatchTransfer:
     def _stage(self) -> Stage:
         stage = self._trainer.state.stage if self._trainer else None
         if stage is None:
-            raise ConfigError("this datamodule has no running Trainer: call transform(batch, stage) instead")
+            raise ConfigError(
+                "this datamodule has no running Trainer: call transform(batch, stage) instead"
+            )
         return _STAGES[stage]
 
     def _runs_both(self, hook: str) -> bool:
@@ -196,7 +217,9 @@ class BatchTransfer:
         try:
             found = self._pass_on(hook, batch, *args)
         except Exception as error:
-            error.add_note(f"{self._place(hook)} was given the batch of {_name(self._datamodule)}, {_describe(keys)}")
+            error.add_note(
+                f"{self._place(hook)} was given the batch of {_name(self._datamodule)}, {_describe(keys)}"
+            )
             raise
         problem = self._find_problem(keys, found)
         if problem is None:
@@ -210,13 +233,18 @@ class BatchTransfer:
 
     def _find_problem(self, keys: list[str], found: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
         if not isinstance(found, dict):
-            return f"returned {'None' if found is None else type(found).__name__} in place of a dict"
+            return (
+                f"returned {'None' if found is None else type(found).__name__} in place of a dict"
+            )
         if missing := [key for key in keys if key not in found]:
             return f"left out the keys {missing}"
         new, batch_format = [key for key in found if key not in keys], self._datamodule.batch_format
         if new and not gives_dict(batch_format):
             return f"added the keys {new}, for which a batch that is no dict has no place"
-        taken = {*self._datamodule.batch_keys, *(batch_format if isinstance(batch_format, Mapping) else ())}
+        taken = {
+            *self._datamodule.batch_keys,
+            *(batch_format if isinstance(batch_format, Mapping) else ()),
+        }
         if clash := [key for key in new if key in taken]:
             return f"added the keys {clash}, which the datamodule makes itself"
         return None
@@ -227,11 +255,15 @@ class BatchTransfer:
 
 def plan_and_finish(datamodule: Plans, stage: Stage, batch: Batch, device: torch.device) -> Batch:
     """What a step on a device would get of a batch on the host, in our format."""
-    return _finish(datamodule, stage, move_data_to_device(datamodule.plan_batch(batch, stage), device))
+    return _finish(
+        datamodule, stage, move_data_to_device(datamodule.plan_batch(batch, stage), device)
+    )
 
 
 def _finish(datamodule: Plans, stage: Stage, batch: PlannedBatch) -> Batch:
-    devices = [value.device for value in batch.values() if isinstance(value, Tensor)]  # a plan may be an object
+    devices = [
+        value.device for value in batch.values() if isinstance(value, Tensor)
+    ]  # a plan may be an object
     with torch.no_grad(), torch.autocast(devices[0].type, enabled=False):
         return datamodule.finish_batch(batch, stage)
 

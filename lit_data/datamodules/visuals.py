@@ -21,7 +21,8 @@ class FamilyPreview:
         before: [n, H, W] float32 in 0..1, the target without its defect.
         after: [n, H, W] float32 in 0..1, the target with it.
         mask: [n, H, W] float32 in {0, 1}.
-        severity: [n] float32, mean change in standard deviations of the noise; 0 where nothing can be seen.
+        severity: [n] float32, mean change in standard deviations of the noise; 0 where nothing can
+            be seen.
         centre: [n, 2] float32, (y, x) of the defect.
     """
 

@@ -42,12 +42,15 @@ class BatchPlan:
 
     def slice_samples(self, start: int, stop: int) -> "BatchPlan":
         """The same for the samples from `start` to `stop`."""
-        return BatchPlan(self.size_px, None if self.look is None else self.look.slice_samples(start, stop))
+        return BatchPlan(
+            self.size_px, None if self.look is None else self.look.slice_samples(start, stop)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkTransform:
-    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment; in this order.
+    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment; in this
+    order.
 
     Args:
         spec: The watermarks; none where all samples have masks of their own.
@@ -68,7 +71,9 @@ class WatermarkTransform:
         planned = BatchPlan(dataset.size_at(epoch), None if plan is None else Look.of(plan))
         batch = batch | {PLAN_KEY: planned}
         if stage in self.augment:
-            batch = batch | self.augment[stage].draw(self.seed, epoch, index, batch["image"].shape[1])
+            batch = batch | self.augment[stage].draw(
+                self.seed, epoch, index, batch["image"].shape[1]
+            )
         return batch
 
     def sample(self, batch: PlannedBatch, dataset: WatermarkDataset) -> WatermarkPlan | None:
@@ -87,8 +92,8 @@ class WatermarkTransform:
             stage: The stage it was planned for.
 
         Returns:
-            ``image`` [B, 3, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32 where there is any, ``clean`` as
-            ``image`` if it is wanted.
+            ``image`` [B, 3, h, w] float32 in 0..1, ``mask`` [B, 1, h, w] float32 where there is
+            any, ``clean`` as ``image`` if it is wanted.
         """
         drawn = self.draw(batch)
         if stage not in self.augment:
@@ -109,9 +114,16 @@ class WatermarkTransform:
         images = batch["image"][corner]
         if look is None:
             drawn = {"image": divided(images, 255.0)}
-            return drawn | {"mask": batch["mask"][corner].to(torch.float32)} if "mask" in batch else drawn
+            return (
+                drawn | {"mask": batch["mask"][corner].to(torch.float32)}
+                if "mask" in batch
+                else drawn
+            )
         cover = batch["cover"][corner]
-        finished = {"image": degrade(blend(images, cover, look), look), "mask": self._mask(cover, look)}
+        finished = {
+            "image": degrade(blend(images, cover, look), look),
+            "mask": self._mask(cover, look),
+        }
         return finished | ({"clean": divided(images, 255.0)} if self.clean else {})
 
     def describe_plan(
@@ -170,7 +182,9 @@ class WatermarkVisuals(Visuals):
         stage: Which stage.
     """
 
-    def __init__(self, dataset: WatermarkDataset, transformation: WatermarkTransform, stage: Stage) -> None:
+    def __init__(
+        self, dataset: WatermarkDataset, transformation: WatermarkTransform, stage: Stage
+    ) -> None:
         self._dataset, self._transformation, self._stage = dataset, transformation, stage
 
     @override
@@ -179,7 +193,11 @@ class WatermarkVisuals(Visuals):
 
     @override
     def draw(self, batch: Batch) -> Batch | None:
-        return self._transformation.draw(batch) if self._stage in self._transformation.augment else None
+        return (
+            self._transformation.draw(batch)
+            if self._stage in self._transformation.augment
+            else None
+        )
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:

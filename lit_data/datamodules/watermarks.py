@@ -47,7 +47,9 @@ class WatermarkSource(MaskedImageFolder):
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
         if self.masks and not self.root:
-            raise ConfigError("the drawn backgrounds have no masks: set data.root, or leave data.masks out")
+            raise ConfigError(
+                "the drawn backgrounds have no masks: set data.root, or leave data.masks out"
+            )
         super().__post_init__()
 
     @override
@@ -87,21 +89,21 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
     ``epoch``        [B] int64                epoch the sample was drawn for
     ===============  =======================  ==================================================================
 
-    Training patches are cut at random; those of the other stages lie on a grid and have the same watermarks in every
-    epoch. Prediction takes the grid of all images, as they are.
+    Training patches are cut at random; those of the other stages lie on a grid and have the same
+    watermarks in every epoch. Prediction takes the grid of all images, as they are.
 
     Args, beside those of `WatermarkSource` and `BaseDataModule`:
-        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see `split_images`.
-        split_seed: Chooses the images of each share.
-        mask_splits: Splits that use the masks instead of drawn watermarks.
-        patch_px: Patch size, one number or (height, width); smaller images are mirrored on.
-        stride_px: Distance between the patches of the grid; by default they lie side by side.
-        samples_per_image: Training patches of each image in an epoch.
-        progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side in px) each, or
+        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see
+        `split_images`. split_seed: Chooses the images of each share. mask_splits: Splits that use
+        the masks instead of drawn watermarks. patch_px: Patch size, one number or (height, width);
+        smaller images are mirrored on. stride_px: Distance between the patches of the grid; by
+        default they lie side by side. samples_per_image: Training patches of each image in an
+        epoch. progressive: Sizes of training patches by epoch, in place of `patch_px`; (first
+        epoch, side in px) each, or
             a `ProgressiveSize`.
-        clean: Batches hold ``clean`` too, for modules that restore images; of drawn watermarks alone.
-        synthesis: Watermarks to draw; none draws none.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        clean: Batches hold ``clean`` too, for modules that restore images; of drawn watermarks
+        alone. synthesis: Watermarks to draw; none draws none. augment: Augmentation of the training
+        split, or a mapping of stages to theirs.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -109,7 +111,15 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
 
     bank: ImageBank
     marks: GlyphBank | None
-    batch_keys: ClassVar[Sequence[str]] = ("image", "mask", "clean", "index", "image_index", "position", "epoch")
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "mask",
+        "clean",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
 
     def __init__(
         self,
@@ -166,7 +176,9 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
             masks, kept = self.source.open_masks(images.tolist(), self.bank, stage)
             images = np.asarray(kept, np.int64)
         if masks is None and self.marks is None and len(images):
-            raise ConfigError(f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis")
+            raise ConfigError(
+                f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis"
+            )
         is_train = stage == "train"
         return WatermarkDataset(
             self.bank,
@@ -214,7 +226,9 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         spec = self.transformation.spec
         self.marks = GlyphBank(spec) if spec else None
         self.bank = self.source.open_images()
-        self.split_images = split_images(self.source.names(self.bank), self.splits, seed=self.split_seed)
+        self.split_images = split_images(
+            self.source.names(self.bank), self.splits, seed=self.split_seed
+        )
 
     def _check(self) -> None:
         spec, augment = self.transformation.spec, self.transformation.augment
@@ -224,10 +238,20 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
             )
         unknown = set(self.mask_splits) - set(SPLITS)
         if unknown:
-            raise ConfigError(f"mask_splits={list(self.mask_splits)} names no split: choose from {', '.join(SPLITS)}")
+            raise ConfigError(
+                f"mask_splits={list(self.mask_splits)} names no split: choose from {', '.join(SPLITS)}"
+            )
         if self.progressive and "train" in augment and augment["train"].crop_px:
-            raise ConfigError("progressive sets the size of training patches: leave crop_px out of the augmentation")
+            raise ConfigError(
+                "progressive sets the size of training patches: leave crop_px out of the augmentation"
+            )
 
 
-def _read_sizes(given: ProgressiveSize | Sequence[tuple[int, int]] | None) -> ProgressiveSize | None:
-    return given if given is None or isinstance(given, ProgressiveSize) else ProgressiveSize(tuple(given))
+def _read_sizes(
+    given: ProgressiveSize | Sequence[tuple[int, int]] | None,
+) -> ProgressiveSize | None:
+    return (
+        given
+        if given is None or isinstance(given, ProgressiveSize)
+        else ProgressiveSize(tuple(given))
+    )

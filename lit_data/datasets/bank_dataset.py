@@ -102,7 +102,8 @@ class BankDataset(ABC):
         return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.cache.fits
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; nothing where the images are here.
+        """Begin to fetch the shards that samples of an epoch need; nothing where the images are
+        here.
 
         Args:
             indices: Gives the samples, in their order.
@@ -111,11 +112,17 @@ class BankDataset(ABC):
         if not isinstance(self.bank, ShardedStore) or not self.pixels:
             return None
         samples = indices()
-        parts = [self.images_of(samples[at : at + _PLACED], epoch) for at in range(0, len(samples), _PLACED)]
-        return self.bank.cache.look_ahead(self.bank.shard_of[np.concatenate(parts)]) if parts else None
+        parts = [
+            self.images_of(samples[at : at + _PLACED], epoch)
+            for at in range(0, len(samples), _PLACED)
+        ]
+        return (
+            self.bank.cache.look_ahead(self.bank.shard_of[np.concatenate(parts)]) if parts else None
+        )
 
     def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a store was cut short while it was read; cheap.
+        """Find out, after a worker was killed, whether a store was cut short while it was read;
+        cheap.
 
         Raises:
             StoreCorruptError: It was.

@@ -18,7 +18,8 @@ from lit_data.synthesis.watermarks.plan import sample_crops
 class ProgressiveSize:
     """The side of training patches as a pure function of the epoch.
 
-    So nothing is started anew when it changes, and a run that is resumed goes on with the size it would have had.
+    So nothing is started anew when it changes, and a run that is resumed goes on with the size it
+    would have had.
 
     Args:
         sizes: (first epoch, side in px) of each stage; the first begins with epoch 0.
@@ -34,14 +35,18 @@ class ProgressiveSize:
         rows = [tuple(row) if isinstance(row, Sequence) else () for row in self.sizes]
         object.__setattr__(self, "sizes", tuple(rows))
         whole = all(
-            len(row) == 2 and all(isinstance(n, int) and not isinstance(n, bool) for n in row) and row[1] > 0
+            len(row) == 2
+            and all(isinstance(n, int) and not isinstance(n, bool) for n in row)
+            and row[1] > 0
             for row in rows
         )
         if not rows or not whole:
             raise ConfigError(f"sizes={self.sizes!r} must be a list of [first epoch, side in px]")
         epochs = [row[0] for row in rows]
         if epochs[0] != 0 or any(late <= early for early, late in pairwise(epochs)):
-            raise ConfigError(f"sizes={self.sizes!r}: the epochs must ascend, and the first must be 0")
+            raise ConfigError(
+                f"sizes={self.sizes!r}: the epochs must ascend, and the first must be 0"
+            )
 
     @property
     def largest_px(self) -> int:
@@ -63,7 +68,8 @@ class Places:
     Attributes:
         split_image: [M] number of the image in the split.
         image: [M] number of the image in the bank.
-        index: [M] number of the sample among those of all images, of which its random stream is made.
+        index: [M] number of the sample among those of all images, of which its random stream is
+            made.
         position: [M, 2] (y, x) px.
     """
 
@@ -85,7 +91,9 @@ class RandomPatches:
 
     def __init__(self, bank: ImageBank, images: Ints, per_image: int, seed: int) -> None:
         if isinstance(per_image, bool) or not isinstance(per_image, int) or per_image < 1:
-            raise ConfigError(f"samples_per_image={per_image!r} must be a whole number of at least 1")
+            raise ConfigError(
+                f"samples_per_image={per_image!r} must be a whole number of at least 1"
+            )
         self.images, self.per_image, self.seed = images, per_image, seed
         self._sizes_px = _sizes_of(bank)
 
@@ -116,7 +124,11 @@ class GridPatches:
     """
 
     def __init__(
-        self, bank: ImageBank, images: Ints, patch_px: tuple[int, int], stride_px: int | tuple[int, int]
+        self,
+        bank: ImageBank,
+        images: Ints,
+        patch_px: tuple[int, int],
+        stride_px: int | tuple[int, int],
     ) -> None:
         self.images = images
         heights, widths = np.maximum(_sizes_of(bank), patch_px).T
@@ -141,4 +153,6 @@ class GridPatches:
 
 
 def _sizes_of(bank: ImageBank) -> Ints:
-    return np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)
+    return np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(
+        np.int64
+    )

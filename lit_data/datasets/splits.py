@@ -15,32 +15,40 @@ from lit_data.io.source import decode_text, naming
 from lit_data.rng import Stream, uniform
 
 Splits = str | Mapping[str, float | str | Sequence[str]]
-"""`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with one a line), or a CSV
-file with the columns `image` and `split`, as a run writes it."""
+"""`folders`, `auto`, shares that add up to 1, for each split a list of names (or a text file with
+one a line), or a CSV file with the columns `image` and `split`, as a run writes it."""
 
 SPLITS: Final = ("train", "val", "test")
 DEFAULT_SHARES: Final = {"train": 0.7, "val": 0.15, "test": 0.15}
 
 
-def split_images(names: Sequence[str], splits: Splits = "auto", *, seed: int = 0) -> dict[str, NDArray[np.int64]]:
+def split_images(
+    names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
+) -> dict[str, NDArray[np.int64]]:
     """Share images out over train, val and test.
 
     Args:
         names: Each image's path relative to the root, with forward slashes.
-        splits: `folders`: by the first folder of the path, which must be train, val or test. `auto`: `folders` where
-            each image lies in such a folder, otherwise 70 / 15 / 15 %. A mapping gives shares, or lists of names; a
-            path that ends in ``.csv`` a table of ``image`` and ``split``, such as the ``splits.csv`` of a run.
-        seed: Chooses the images of a share; each image's place depends on the seed and on how many images there are.
+        splits: `folders`: by the first folder of the path, which must be train, val or test.
+            `auto`: `folders` where each image lies in such a folder, otherwise 70 / 15 / 15 %. A
+            mapping gives shares, or lists of names; a path that ends in ``.csv`` a table of
+            ``image`` and ``split``, such as the ``splits.csv`` of a run.
+        seed: Chooses the images of a share; each image's place depends on the seed and on how many
+            images there are.
 
     Returns:
         For each of train, val, test the ascending numbers of its images.
 
     Raises:
-        ConfigError: Shares do not add up to 1, a share is left without an image, or a split is unknown.
-        DataError: A listed image does not exist or is listed twice, or a folder is none of the three.
+        ConfigError: Shares do not add up to 1, a share is left without an image, or a split is
+            unknown.
+        DataError: A listed image does not exist or is listed twice, or a folder is none of the
+            three.
     """
     if splits == "auto":
-        splits = "folders" if {_first_folder(name) for name in names} <= set(SPLITS) else DEFAULT_SHARES
+        splits = (
+            "folders" if {_first_folder(name) for name in names} <= set(SPLITS) else DEFAULT_SHARES
+        )
     if splits == "folders":
         return _split_by_folder(names)
     if isinstance(splits, str) and splits.lower().endswith(".csv"):
@@ -51,7 +59,9 @@ def split_images(names: Sequence[str], splits: Splits = "auto", *, seed: int = 0
             f"{', '.join(SPLITS)}"
         )
     if all(isinstance(share, int | float) for share in splits.values()):
-        return _split_by_share(len(names), {name: float(splits.get(name, 0)) for name in SPLITS}, seed)  # type: ignore[arg-type]
+        return _split_by_share(
+            len(names), {name: float(splits.get(name, 0)) for name in SPLITS}, seed
+        )  # type: ignore[arg-type]
     return _split_by_list(names, {name: _read_list(splits.get(name, ())) for name in SPLITS})
 
 
@@ -63,34 +73,49 @@ def _split_by_folder(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     folders = np.array([_first_folder(name) for name in names])
     others = sorted(set(folders.tolist()) - set(SPLITS))
     if others:
-        raise DataError(f"splits=folders expects only {', '.join(SPLITS)} below the root, found: {', '.join(others)}")
+        raise DataError(
+            f"splits=folders expects only {', '.join(SPLITS)} below the root, found: {', '.join(others)}"
+        )
     return {split: np.flatnonzero(folders == split) for split in SPLITS}
 
 
-def _split_by_share(count: int, shares: Mapping[str, float], seed: int) -> dict[str, NDArray[np.int64]]:
+def _split_by_share(
+    count: int, shares: Mapping[str, float], seed: int
+) -> dict[str, NDArray[np.int64]]:
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         raise ConfigError(f"splits={dict(shares)} must be shares of at least 0 that add up to 1")
     wanted = [split for split in SPLITS if shares[split] > 0]
     if count < len(wanted):
-        raise ConfigError(f"{count} images cannot be split into {', '.join(wanted)}: give one image or more to each")
+        raise ConfigError(
+            f"{count} images cannot be split into {', '.join(wanted)}: give one image or more to each"
+        )
     sizes = {split: max(round(shares[split] * count), int(shares[split] > 0)) for split in SPLITS}
     largest = max(sizes, key=lambda split: sizes[split])
     sizes[largest] += count - sum(sizes.values())
     order = np.argsort(uniform(seed, Stream.SPLIT, np.arange(count), 0, 1)[:, 0], kind="stable")
     ends = np.cumsum([sizes[split] for split in SPLITS])
-    return {split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends[:-1]), strict=True)}
+    return {
+        split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends[:-1]), strict=True)
+    }
 
 
-def _split_by_list(names: Sequence[str], lists: Mapping[str, Sequence[str]]) -> dict[str, NDArray[np.int64]]:
+def _split_by_list(
+    names: Sequence[str], lists: Mapping[str, Sequence[str]]
+) -> dict[str, NDArray[np.int64]]:
     numbers = {name: number for number, name in enumerate(names)}
     listed = [name for split in SPLITS for name in lists[split]]
     missing = sorted(set(listed) - set(numbers))
     if missing:
-        raise DataError(f"{len(missing)} listed images do not exist below the root: {', '.join(missing[:100])}")
+        raise DataError(
+            f"{len(missing)} listed images do not exist below the root: {', '.join(missing[:100])}"
+        )
     twice = sorted(name for name, count in Counter(listed).items() if count > 1)
     if twice:
         raise DataError(f"{len(twice)} images are listed more than once: {', '.join(twice[:100])}")
-    return {split: np.sort(np.array([numbers[name] for name in lists[split]], dtype=np.int64)) for split in SPLITS}
+    return {
+        split: np.sort(np.array([numbers[name] for name in lists[split]], dtype=np.int64))
+        for split in SPLITS
+    }
 
 
 def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
@@ -117,4 +142,6 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     if not path.is_file():
         raise DataError(f"the list of a split is not a file: {entry}")
     with naming(path):
-        return [line.strip() for line in decode_text(path.read_bytes()).splitlines() if line.strip()]
+        return [
+            line.strip() for line in decode_text(path.read_bytes()).splitlines() if line.strip()
+        ]

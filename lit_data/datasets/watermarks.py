@@ -31,27 +31,32 @@ class WatermarkDataset(BankDataset):
     A sample is a dict:
 
     - ``image`` [3, h, w] uint8: the patch without a watermark, R, G, B;
-    - ``cover`` [1, h, w] uint8: how far its watermark covers each pixel, 255 wholly; only with `marks`. What the mark
-      looks like is the plan's, and blended in where the batch is used (`lit_data.synthesis.watermarks.blend`);
+    - ``cover`` [1, h, w] uint8: how far its watermark covers each pixel, 255 wholly; only with
+      `marks`. What the mark looks like is the plan's, and blended in where the batch is used
+      (`lit_data.synthesis.watermarks.blend`);
     - ``under`` [32, 3] uint8: colours of some pixels under the watermark; only with `marks`;
     - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks`;
-    - ``index`` int64: number of the sample among those of *all* images, of which its random stream is made;
+    - ``index`` int64: number of the sample among those of *all* images, of which its random stream
+      is made;
     - ``image_index`` int64: number of the image in the bank;
     - ``position`` [2] int64: (y, x) of the patch in the image, px;
     - ``epoch`` int64: the epoch it was read for.
 
-    With `progressive`, rows of a batch are as large as the largest patches, and samples are written into their upper
-    left corner, see `size_at`.
+    With `progressive`, rows of a batch are as large as the largest patches, and samples are written
+    into their upper left corner, see `size_at`.
 
     Args:
-        bank: Decoded images, [3, h, w] uint8 each, of any size; those smaller than a patch are mirrored on.
+        bank: Decoded images, [3, h, w] uint8 each, of any size; those smaller than a patch are
+            mirrored on.
         images: Numbers of this split's images; all of them by default.
         patch_px: Patch size, one number or (height, width).
-        samples_per_image: Patches of each image that are cut at random in each epoch; none takes those of a grid.
+        samples_per_image: Patches of each image that are cut at random in each epoch; none takes
+            those of a grid.
         stride_px: Distance between the patches of the grid; by default they lie side by side.
         progressive: Patch sizes by epoch, in place of `patch_px`, for patches cut at random.
         marks: Texts of the watermarks that are drawn; none draws none.
-        masks: Decoded masks of this split's images in the same order, [1, h, w] uint8 each, instead of `marks`.
+        masks: Decoded masks of this split's images in the same order, [1, h, w] uint8 each, instead
+            of `marks`.
         seed: Seed of every draw.
 
     Raises:
@@ -79,7 +84,9 @@ class WatermarkDataset(BankDataset):
             )
         self.bank, self.masks, self.marks, self.seed = bank, masks, marks, seed
         self.patch_px, self.progressive = pair_px("patch_px", patch_px), progressive
-        self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        self.images = (
+            np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        )
         self._check(samples_per_image)
         self._patches: RandomPatches | GridPatches = (
             GridPatches(bank, self.images, self.patch_px, stride_px or self.patch_px)
@@ -112,7 +119,11 @@ class WatermarkDataset(BankDataset):
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         size_px = self.size_at(epoch)
         places, corner = self._patches.locate(indices, epoch, size_px), corner_of(size_px)
-        rows["index"][:], rows["image_index"][:], rows["epoch"][:] = places.index, places.image, epoch
+        rows["index"][:], rows["image_index"][:], rows["epoch"][:] = (
+            places.index,
+            places.image,
+            epoch,
+        )
         rows["position"][:] = places.position
         y, x = places.position.T
         cut_patches(self.bank, places.image, y, x, rows["image"][corner])
@@ -142,8 +153,16 @@ class WatermarkDataset(BankDataset):
         if self.masks is not None:
             fields["mask"] = FieldSpec((1, *self.row_px), "uint8")
         elif self.marks is not None:
-            fields |= {"cover": FieldSpec((1, *self.row_px), "uint8"), "under": FieldSpec((PROBES, 3), "uint8")}
-        numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}
+            fields |= {
+                "cover": FieldSpec((1, *self.row_px), "uint8"),
+                "under": FieldSpec((PROBES, 3), "uint8"),
+            }
+        numbers: dict[str, tuple[int, ...]] = {
+            "index": (),
+            "image_index": (),
+            "position": (2,),
+            "epoch": (),
+        }
         return fields | {name: FieldSpec(shape, "int64") for name, shape in numbers.items()}
 
     def _check(self, samples_per_image: int | None) -> None:
@@ -154,12 +173,21 @@ class WatermarkDataset(BankDataset):
         if self.masks is None:
             return
         if len(self.masks) != len(self.images):
-            raise DataError(f"{len(self.masks)} masks for {len(self.images)} images: give one mask for each image")
-        found, wanted = (np.stack((bank.heights_px, bank.widths_px), axis=1) for bank in (self.masks, self.bank))
+            raise DataError(
+                f"{len(self.masks)} masks for {len(self.images)} images: give one mask for each image"
+            )
+        found, wanted = (
+            np.stack((bank.heights_px, bank.widths_px), axis=1) for bank in (self.masks, self.bank)
+        )
         wrong = np.flatnonzero((found != wanted[self.images]).any(1)).tolist()
         if wrong:
-            sizes = [(self.masks.name(number), f"{found[number, 0]} x {found[number, 1]} px") for number in wrong]
-            raise list_problems(sizes).make_error(f"{len(wrong)} masks differ in size from their image")
+            sizes = [
+                (self.masks.name(number), f"{found[number, 0]} x {found[number, 1]} px")
+                for number in wrong
+            ]
+            raise list_problems(sizes).make_error(
+                f"{len(wrong)} masks differ in size from their image"
+            )
 
 
 def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:

@@ -22,8 +22,9 @@ from lit_data.out_of_memory import is_out_of_memory
 def measure_peak_bytes(call: Callable[[], object]) -> int:
     """Most bytes of tensors that a call holds at one time, on any device.
 
-    Counted from the tensors that its operations return, so what a library takes for itself within an operation (cuDNN's
-    workspaces) is not in it, and torch's counters, which others may be reading, are left alone.
+    Counted from the tensors that its operations return, so what a library takes for itself within
+    an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
+    reading, are left alone.
     """
     counter = _Counter()
     with counter:
@@ -33,7 +34,9 @@ def measure_peak_bytes(call: Callable[[], object]) -> int:
 
 def count_weight_bytes(model: nn.Module) -> int:
     """Bytes of parameters and buffers."""
-    return sum(tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors)
+    return sum(
+        tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors
+    )
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -44,7 +47,11 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
-        known = {leaf.untyped_storage() for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)}
+        known = {
+            leaf.untyped_storage()
+            for leaf in tree_leaves((args, kwargs))
+            if isinstance(leaf, Tensor)
+        }
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor):
                 self._add(leaf.untyped_storage(), known)
@@ -65,7 +72,9 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 T = TypeVar("T")
 
-ADVICE: Final = "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
+ADVICE: Final = (
+    "use a smaller tile_px or model, precision=bf16, or free the device of other programs"
+)
 
 
 def try_twice(call: Callable[[], T], what: str, device: torch.device) -> T:
@@ -131,8 +140,8 @@ class BatchRange:
 class BatchSize:
     """The size for tiles of one kind.
 
-    After a failure it is halved, or goes back to what fitted before; it grows half way towards what failed and never
-    reaches it.
+    After a failure it is halved, or goes back to what fitted before; it grows half way towards what
+    failed and never reaches it.
 
     Args:
         limits: What it may be.
@@ -184,11 +193,14 @@ class BatchSizes:
     Args:
         forward: The net.
         limits: What the sizes may be.
-        memory_limit_bytes: What weights and the batches under way may take; None leaves it to the device.
+        memory_limit_bytes: What weights and the batches under way may take; None leaves it to the
+            device.
         lanes: Batches that are computed at one time.
     """
 
-    def __init__(self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None, lanes: int = 1) -> None:
+    def __init__(
+        self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None, lanes: int = 1
+    ) -> None:
         self._forward, self._limits, self._lanes = forward, limits, lanes
         self._memory_limit_bytes = memory_limit_bytes
         self._sizes: dict[Kind, BatchSize] = {}
@@ -231,7 +243,9 @@ class BatchSizes:
 
         def measure() -> tuple[int, int]:
             values_bytes: list[int] = []
-            peak = measure_peak_bytes(lambda: values_bytes.append(self._forward.call_plain(tile).nbytes))
+            peak = measure_peak_bytes(
+                lambda: values_bytes.append(self._forward.call_plain(tile).nbytes)
+            )
             return max(1, peak), values_bytes[0]
 
         return try_twice(measure, f"a single tile of {kind}", self._forward.device)

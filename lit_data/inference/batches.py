@@ -50,7 +50,9 @@ class Meter:
         clock: Seconds, for tests.
     """
 
-    def __init__(self, listener: OnProgress | None, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, listener: OnProgress | None, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._listener, self._clock = listener, clock
         self._images = self._tiles = 0
         self._start_s = clock()

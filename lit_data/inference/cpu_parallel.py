@@ -15,10 +15,12 @@ _MOST: Final = 4  # by default: each more has tensors of its own
 
 
 class Lanes:
-    """Threads that compute side by side; one lane is the caller's own thread, and a call then ends at once.
+    """Threads that compute side by side; one lane is the caller's own thread, and a call then ends
+    at once.
 
-    The cores that torch uses for one operation are shared out: several threads with few cores each do more than one
-    thread with all of them, as the operations of a small image are too short to be divided, and some are not at all.
+    The cores that torch uses for one operation are shared out: several threads with few cores each
+    do more than one thread with all of them, as the operations of a small image are too short to be
+    divided, and some are not at all.
 
     Args:
         count: How many.

@@ -27,7 +27,9 @@ TURNS: Final[dict[Augment, tuple[Turn, ...]]] = {
 }
 
 
-def average_turned(call: Callable[[Tensor], Tensor], tiles: Tensor, turns: tuple[Turn, ...]) -> Tensor:
+def average_turned(
+    call: Callable[[Tensor], Tensor], tiles: Tensor, turns: tuple[Turn, ...]
+) -> Tensor:
     """Mean of a net's answers to all turns of the tiles, one turn at a time.
 
     Args:
@@ -95,7 +97,9 @@ class ForwardOptions:
         ):
             check_choice(name, value, allowed)
         if self.value_range is not None and not self.value_range[0] < self.value_range[1]:
-            raise ConfigError(f"value_range={list(self.value_range)} must be [low, high] with low < high")
+            raise ConfigError(
+                f"value_range={list(self.value_range)} must be [low, high] with low < high"
+            )
 
 
 class Forward:
@@ -147,7 +151,9 @@ class Forward:
             images = images.contiguous(memory_format=self._format)
             if self.options.augment is None:
                 return self._predict(images, call)
-            return average_turned(lambda turned: self._predict(turned, call), images, TURNS[self.options.augment])
+            return average_turned(
+                lambda turned: self._predict(turned, call), images, TURNS[self.options.augment]
+            )
 
     def _predict(self, images: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
         found = call(images)
@@ -170,7 +176,9 @@ def check_compiler(device: torch.device) -> None:
     """
     names = [os.environ["CXX"]] if "CXX" in os.environ else ["g++", "clang++", "c++"]
     if device.type == "cpu" and not any(shutil.which(name) for name in names):
-        raise ConfigError(f"compile=true needs a C++ compiler, and none of {', '.join(names)} is installed")
+        raise ConfigError(
+            f"compile=true needs a C++ compiler, and none of {', '.join(names)} is installed"
+        )
     if device.type == "cuda" and find_spec("triton") is None:
         raise ConfigError("compile=true needs Triton on a GPU, and it is not installed")
 
@@ -179,7 +187,8 @@ def _to_unit(tiles: Tensor, value_range: tuple[float, float] | None) -> Tensor:
     """Pixels as float32, whole numbers as 0..1."""
     if value_range is None and tiles.dtype == torch.int16:
         raise ConfigError("int16 pixels have no natural range: set value_range=[low, high]")
-    # Copied even where they are float32, as nets that work in place would change what may be needed again.
+    # Copied even where they are float32, as nets that work in place would change what may be needed
+    # again.
     images = tiles.to(torch.float32, copy=True)
     if value_range is not None:
         low, high = value_range
@@ -193,7 +202,11 @@ def _check_output(found: object, images: Tensor, model: nn.Module) -> None:
     wanted = (len(images), *images.shape[2:])
     if isinstance(found, Tensor) and found.ndim == 4 and (len(found), *found.shape[2:]) == wanted:
         return
-    given = f"a tensor {list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+    given = (
+        f"a tensor {list(found.shape)}"
+        if isinstance(found, Tensor)
+        else f"a {type(found).__name__}"
+    )
     raise ConfigError(
         f"{type(model).__name__} gives {given} for images {list(images.shape)}: it must give "
         f"[{wanted[0]}, K, {wanted[1]}, {wanted[2]}], a value of every pixel"
@@ -212,7 +225,9 @@ class _Evaluation:
     def on(self) -> Iterator[None]:
         with self._lock:
             self._calls += 1
-            if self._calls == 1 and (training := [part for part in self._model.modules() if part.training]):
+            if self._calls == 1 and (
+                training := [part for part in self._model.modules() if part.training]
+            ):
                 self._training = training
                 self._model.eval()
         try:

@@ -26,16 +26,18 @@ class _Facts:
         try:
             found = path.stat()
         except OSError as error:
-            raise DataError(f"{show_path(path)}: the model cannot be read ({error.strerror})") from error
+            raise DataError(
+                f"{show_path(path)}: the model cannot be read ({error.strerror})"
+            ) from error
         return cls(found.st_size, found.st_mtime_ns, found.st_ino)
 
 
 class ModelCache:
     """Gives the model of a file, and reads the file only where its content is new.
 
-    A file whose size and time are as before is not read; otherwise its SHA-256 decides, so a file that was copied or
-    touched gives the model that is there already, and one that was trained on is read again. The models are shared:
-    whoever changes one changes it for all.
+    A file whose size and time are as before is not read; otherwise its SHA-256 decides, so a file
+    that was copied or touched gives the model that is there already, and one that was trained on is
+    read again. The models are shared: whoever changes one changes it for all.
 
     Args:
         build: Makes a model from a path.
@@ -82,5 +84,7 @@ class ModelCache:
         model = self._build(path)
         if _Facts.of(path) != self._digests[path][0]:
             del self._digests[path]
-            raise DataError(f"{show_path(path)}: the file changed while its model was read: try again")
+            raise DataError(
+                f"{show_path(path)}: the file changed while its model was read: try again"
+            )
         return model

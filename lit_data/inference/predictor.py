@@ -39,7 +39,8 @@ _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 class NpyTarget:
     """Rows of a ``.npy`` file, each written to its place.
 
-    The rows are written and not mapped, because a full disk then is an error and not a signal that kills the process.
+    The rows are written and not mapped, because a full disk then is an error and not a signal that
+    kills the process.
 
     Args:
         fd: A new, empty file.
@@ -50,7 +51,11 @@ class NpyTarget:
     def __init__(self, fd: int, shape: tuple[int, int, int], dtype: FileDtype) -> None:
         self._fd, self._shape, self._dtype = fd, shape, np.dtype(dtype)
         header = io.BytesIO()
-        form = {"descr": np.lib.format.dtype_to_descr(self._dtype), "fortran_order": False, "shape": shape}
+        form = {
+            "descr": np.lib.format.dtype_to_descr(self._dtype),
+            "fortran_order": False,
+            "shape": shape,
+        }
         np.lib.format.write_array_header_1_0(header, form)
         self._offset = header.tell()
         reserve(fd, self._offset + int(np.prod(shape)) * self._dtype.itemsize)
@@ -71,7 +76,8 @@ class NpyTarget:
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[int]:
-    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error comes.
+    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error
+    comes.
 
     Yields:
         A descriptor open for writing.
@@ -106,41 +112,49 @@ def _write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 class TiledPredictor:
-    """Cuts images into overlapping tiles, predicts tiles of all images in common batches, and stitches their values.
+    """Cuts images into overlapping tiles, predicts tiles of all images in common batches, and
+    stitches their values.
 
-    Where the overlap is at least the net's receptive field, the values are those that the net gives for the whole
-    image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A side shorter than a tile is
-    filled up to a multiple of `round_px` by repeating its edge, and cut back.
+    Where the overlap is at least the net's receptive field, the values are those that the net gives
+    for the whole image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A
+    side shorter than a tile is filled up to a multiple of `round_px` by repeating its edge, and cut
+    back.
 
-    If memory runs out, the batch is predicted in halves and the size that works is kept for later calls. The model goes
-    to `device` (and to the format of `channels_last`) and stays there; in every other way it is as before when no batch
-    is under way, its training mode too. One predictor may serve one thread at a time.
+    If memory runs out, the batch is predicted in halves and the size that works is kept for later
+    calls. The model goes to `device` (and to the format of `channels_last`) and stays there; in
+    every other way it is as before when no batch is under way, its training mode too. One predictor
+    may serve one thread at a time.
 
     Args:
-        model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they are.
+        model: From [B, C, h, w] float32 to [B, K, h, w]. Whole numbers come as 0..1, floats as they
+            are.
         tile_px: Tile size, one number or (height, width).
         overlap_px: Least number of pixels that neighbouring tiles share.
-        blend: `constant` takes a pixel from the tile in which it is farthest from a seam, `gaussian` averages by the
-            distance from the middle.
-        margin_px: Pixels next to a seam that count nothing. None: for `constant` half of the overlap, for `gaussian` as
-            far as the net sees (measured at the first image that has seams, see `measure_reach_px`), or a quarter of
-            the overlap if half does not hold that.
+        blend: `constant` takes a pixel from the tile in which it is farthest from a seam,
+            `gaussian` averages by the distance from the middle.
+        margin_px: Pixels next to a seam that count nothing. None: for `constant` half of the
+            overlap, for `gaussian` as far as the net sees (measured at the first image that has
+            seams, see `measure_reach_px`), or a quarter of the overlap if half does not hold that.
         multiple_px: Total stride of the net, if it has one: tiles begin at multiples of it.
-        round_px: See above; None: an eighth of a tile. 1 gives each size of small images batches of its own.
+        round_px: See above; None: an eighth of a tile. 1 gives each size of small images batches of
+            its own.
         batch_size: Tiles of the first batch.
         min_batch_size: If so many tiles do not fit, a `BatchMemoryError` comes.
-        max_batch_size: The batch grows up to this while batches go well, never to a size that failed. None: batch_size.
-        memory_limit_bytes: What weights and the batches under way may take on the device; batches are made smaller by
-            it.
+        max_batch_size: The batch grows up to this while batches go well, never to a size that
+            failed. None: batch_size.
+        memory_limit_bytes: What weights and the batches under way may take on the device; batches
+            are made smaller by it.
         precision: `bf16` and `fp16` by autocast.
         channels_last: Memory format of weights and tiles.
-        compile: By `torch.compile`, at the first batch of a size; all tiles then have the full size. Needs a C++
-            compiler, on a GPU Triton.
-        augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) sides. For values without a direction.
+        compile: By `torch.compile`, at the first batch of a size; all tiles then have the full
+            size. Needs a C++ compiler, on a GPU Triton.
+        augment: Average over 4 (`flips`) or 8 (`d4`, flips and quarter turns) sides. For values
+            without a direction.
         activation: `sigmoid` or `softmax` over the K channels, before anything is averaged.
         value_range: Pixels (low, high) that become 0 and 1; None: the range of the dtype.
-        lanes: Threads that call the net side by side, each with its share of the cores; for the CPU, and not for what
-            is compiled. The net must bear that: one that changes itself in `forward` does not.
+        lanes: Threads that call the net side by side, each with its share of the cores; for the
+            CPU, and not for what is compiled. The net must bear that: one that changes itself in
+            `forward` does not.
         readers: Threads that load images, if they must be loaded.
         device: Where the net computes; None: where it is.
 
@@ -177,14 +191,20 @@ class TiledPredictor:
         sides = pair_px("tile_px", tile_px)
         check_lanes(lanes)
         self._readers, self._lanes = readers, lanes
-        self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, max(sides) if compile else round_px)
+        self._tiling = Tiling(
+            sides, overlap_px, margin_px, blend, multiple_px, max(sides) if compile else round_px
+        )
         self._measured = blend == "constant" or margin_px is not None
         limits = BatchRange(batch_size, min_batch_size, max_batch_size)
-        options = ForwardOptions(precision, channels_last, compile, augment, activation, value_range)
+        options = ForwardOptions(
+            precision, channels_last, compile, augment, activation, value_range
+        )
         place = torch.device(device) if device else _find_device(model)
         if lanes > 1 and (compile or place.type != "cpu"):
             what = "what is compiled" if compile else str(place)
-            raise ConfigError(f"lanes={lanes} is not for {what}, which uses all cores by itself: leave it out")
+            raise ConfigError(
+                f"lanes={lanes} is not for {what}, which uses all cores by itself: leave it out"
+            )
         self._forward = Forward(model, place, options)
         self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, lanes)
 
@@ -200,13 +220,15 @@ class TiledPredictor:
         Memory holds the images whose tiles share a batch, and a few that were read ahead.
 
         Args:
-            images: [C, H, W] each: arrays, tensors, functions that load one when its turn comes, or a bank.
-            on_bad: Called with the number of an image that is bad, which is then left out; None raises.
+            images: [C, H, W] each: arrays, tensors, functions that load one when its turn comes, or
+                a bank.
+            on_bad: Called with the number of an image that is bad, which is then left out; None
+                raises.
             on_progress: Called after each batch and each image.
 
         Yields:
-            (number in the input, [K, H, W] float32 on the CPU), in the order of the input, as soon as all images before
-            are complete.
+            (number in the input, [K, H, W] float32 on the CPU), in the order of the input, as soon
+            as all images before are complete.
 
         Raises:
             DataError: An image is bad.
@@ -230,7 +252,8 @@ class TiledPredictor:
     ) -> NDArray[Any]:
         """Predict an image that is larger than memory.
 
-        Rows of tiles are read and written one after the other. The file appears when it is complete.
+        Rows of tiles are read and written one after the other. The file appears when it is
+        complete.
 
         Args:
             image: [C, H, W]; only slices of it are read, so it may be a memory map.
@@ -251,7 +274,9 @@ class TiledPredictor:
             raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
         source = open_source(0, image)
         with replacing_file(path) as fd:
-            job = ImageJob(source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype))
+            job = ImageJob(
+                source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype)
+            )
             for _ in self._stream([job], meter := Meter(on_progress)):
                 meter.add_image()
         found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
@@ -260,9 +285,15 @@ class TiledPredictor:
     def _tiling_of(self, source: OpenedImage) -> Tiling:
         """How an image is cut, with the margin the net needs, which is measured when the first seam comes."""
         sides = self._tiling.sides_px
-        if self._measured or not any(length > side for length, side in zip(source.size_px, sides, strict=True)):
+        if self._measured or not any(
+            length > side for length, side in zip(source.size_px, sides, strict=True)
+        ):
             return self._tiling
-        call, multiple, channels = self._forward.call_plain, self._tiling.multiple_px, source.pixels.shape[0]
+        call, multiple, channels = (
+            self._forward.call_plain,
+            self._tiling.multiple_px,
+            source.pixels.shape[0],
+        )
         reach = try_twice(
             lambda: measure_reach_px(call, channels, sides, multiple_px=multiple),
             f"a single tile of {channels}x{sides[0]}x{sides[1]}",
@@ -275,7 +306,9 @@ class TiledPredictor:
 
     def _stream(self, jobs: Iterable[ImageJob], meter: Meter) -> Iterator[ImageJob]:
         with closing(Lanes(self._lanes)) as lanes:
-            yield from TileStream(Runner(self._forward, self._sizes, lanes, meter.add_tiles), lanes.count).run(jobs)
+            yield from TileStream(
+                Runner(self._forward, self._sizes, lanes, meter.add_tiles), lanes.count
+            ).run(jobs)
 
 
 def _find_device(model: nn.Module) -> torch.device:

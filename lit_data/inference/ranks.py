@@ -11,7 +11,8 @@ T = TypeVar("T")
 
 
 def rank_share(length: int, rank: int, world_size: int) -> range:
-    """Images of one rank: every world_size-th from the rank-th on, as in evaluation. Each belongs to one rank.
+    """Images of one rank: every world_size-th from the rank-th on, as in evaluation. Each belongs
+    to one rank.
 
     Args:
         length: Images of all ranks together; may be fewer than ranks.
@@ -39,16 +40,19 @@ def merge_shares(shares: Sequence[Sequence[T]], length: int) -> list[T]:
     wanted = [len(rank_share(length, rank, len(shares))) for rank in range(len(shares))]
     given = [len(share) for share in shares]
     if given != wanted:
-        raise RankMismatchError(f"the ranks predicted {given} of {length} images, and their shares are {wanted}")
+        raise RankMismatchError(
+            f"the ranks predicted {given} of {length} images, and their shares are {wanted}"
+        )
     return [shares[image % len(shares)][image // len(shares)] for image in range(length)]
 
 
 def gather_in_order(found: Sequence[T], length: int) -> list[T]:
-    """Exchange what every rank found for its share; without a process group there is nothing to exchange.
+    """Exchange what every rank found for its share; without a process group there is nothing to
+    exchange.
 
     Args:
-        found: One entry for each image of this rank's `rank_share`; anything that can be pickled, small rather than
-            whole maps.
+        found: One entry for each image of this rank's `rank_share`; anything that can be pickled,
+            small rather than whole maps.
         length: Images of all ranks together.
 
     Returns:

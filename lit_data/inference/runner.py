@@ -69,7 +69,8 @@ class Flight(NamedTuple):
 class Runner:
     """Sends batches to the device.
 
-    The values of a batch are put into their images while the next ones are computed: on a GPU, or in several lanes.
+    The values of a batch are put into their images while the next ones are computed: on a GPU, or
+    in several lanes.
 
     Args:
         forward: The net.
@@ -78,7 +79,9 @@ class Runner:
         on_tiles: Called with the number of tiles that came back.
     """
 
-    def __init__(self, forward: Forward, sizes: BatchSizes, lanes: Lanes, on_tiles: Callable[[int], None]) -> None:
+    def __init__(
+        self, forward: Forward, sizes: BatchSizes, lanes: Lanes, on_tiles: Callable[[int], None]
+    ) -> None:
         self._forward, self._sizes, self._lanes, self._on_tiles = forward, sizes, lanes, on_tiles
         self._flights: deque[Flight] = deque()
         self._depth = AHEAD * lanes.count if lanes.count > 1 else int(forward.device.type == "cuda")
@@ -132,7 +135,12 @@ class Runner:
     def _retry(self, piece: Piece, failure: str) -> None:
         """Predict a piece that did not fit, in smaller ones and with nothing else under way."""
         wait([flight.answer for flight in self._flights])
-        size, start, failed, again = self._sizes.of(piece.batch.kind), piece.start, len(piece), False
+        size, start, failed, again = (
+            self._sizes.of(piece.batch.kind),
+            piece.start,
+            len(piece),
+            False,
+        )
         while start < piece.stop:
             if failed:
                 release_memory(self._forward.device)
@@ -171,7 +179,9 @@ def _attempt(forward: Forward, piece: Piece, size: int) -> Answer:
         if forward.options.compile and len(tiles) < size:
             tiles = _fill_up(tiles, size)  # another length would be compiled again
         images = torch.from_numpy(tiles)
-        return _send_back(forward(_lock(images) if forward.device.type == "cuda" else images)[: len(piece)])
+        return _send_back(
+            forward(_lock(images) if forward.device.type == "cuda" else images)[: len(piece)]
+        )
     except Exception as error:
         if not is_out_of_memory(error):
             raise
@@ -191,7 +201,9 @@ def _send_back(values: Tensor) -> Answer:
         return Answer(values.cpu())
     host = values.to("cpu", non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(torch.cuda.current_stream(values.device))  # which may not be that of the current device
+    arrived.record(
+        torch.cuda.current_stream(values.device)
+    )  # which may not be that of the current device
     return Answer(host, arrived)
 
 
@@ -206,8 +218,8 @@ _WAITING: Final = 2
 class TileStream:
     """Shares batches among images.
 
-    Images whose tiles have one size fill batches together. An image is handed out when all before it are; so that none
-    waits long for a batch that others do not fill, such a batch goes early.
+    Images whose tiles have one size fill batches together. An image is handed out when all before
+    it are; so that none waits long for a batch that others do not fill, such a batch goes early.
 
     Args:
         runner: Sends batches to the device.
@@ -239,7 +251,9 @@ class TileStream:
     def _cut(self, job: ImageJob) -> None:
         for tile in job.tiles:
             if job.kind not in self._batches:
-                self._batches[job.kind] = TileBatch.make(job.kind, self._runner.size_of(job.kind).size)
+                self._batches[job.kind] = TileBatch.make(
+                    job.kind, self._runner.size_of(job.kind).size
+                )
             batch = self._batches[job.kind]
             batch.add(job, tile)
             if batch.full:

@@ -63,24 +63,31 @@ class OpenedImage:
         for top in rows.starts:
             slab = np.asarray(self.pixels[:, top : min(top + rows.tile_px, rows.length_px), :])
             for left in columns.starts:
-                yield _fill(slab[:, :, left : left + columns.tile_px], rows.tile_px, columns.tile_px)
+                yield _fill(
+                    slab[:, :, left : left + columns.tile_px], rows.tile_px, columns.tile_px
+                )
 
 
 def open_source(number: int, image: Image) -> OpenedImage:
     """Load an image if it must be, and check it.
 
     Raises:
-        DataError: It is none, or its pixels are of a kind that no net takes; or what its loading raises.
+        DataError: It is none, or its pixels are of a kind that no net takes; or what its loading
+            raises.
     """
     found = image() if callable(image) and not isinstance(image, Tensor) else image
     pixels = found.detach().cpu().numpy() if isinstance(found, Tensor) else cast(ImagePixels, found)
     shape = tuple(getattr(pixels, "shape", ()))
     if len(shape) != 3 or not all(shape):
-        raise DataError(f"image {number} is {type(found).__name__} of shape {list(shape)}: give pixels [C, H, W]")
+        raise DataError(
+            f"image {number} is {type(found).__name__} of shape {list(shape)}: give pixels [C, H, W]"
+        )
     dtype = np.dtype(pixels.dtype)
     if dtype.name not in DTYPES:
         raise DataError(f"image {number} is {dtype.name}: convert it to one of {', '.join(DTYPES)}")
-    return OpenedImage(number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name))
+    return OpenedImage(
+        number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name)
+    )
 
 
 def open_sources(

@@ -25,9 +25,10 @@ class Seams:
     """How neighbours share what both cover.
 
     Attributes:
-        blend: `constant` counts all that is not in a margin alike, `gaussian` less with the distance from the middle.
-        margin_px: Pixels next to a seam-side border that count nothing. None: half of what both cover for `constant`,
-            a quarter for `gaussian`.
+        blend: `constant` counts all that is not in a margin alike, `gaussian` less with the
+            distance from the middle.
+        margin_px: Pixels next to a seam-side border that count nothing. None: half of what both
+            cover for `constant`, a quarter for `gaussian`.
     """
 
     blend: Blend
@@ -45,16 +46,17 @@ class Seams:
 def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weights]:
     """Weights along one axis; a tile's weight at a pixel is the product of those of both axes.
 
-    Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it reaches: half its
-    receptive field. Such pixels count nothing as long as they lie within the margin, and the neighbour covers them.
-    Borders of the image itself have no margin, as there the net sees what it would see in the whole image.
-    So if the margin is at least the reach, every pixel that counts is that of the whole image, and so is any average:
+    Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it
+    reaches: half its receptive field. Such pixels count nothing as long as they lie within the
+    margin, and the neighbour covers them. Borders of the image itself have no margin, as there the
+    net sees what it would see in the whole image. So if the margin is at least the reach, every
+    pixel that counts is that of the whole image, and so is any average:
 
     - `constant`, margins by default: where the overlap is at least the receptive field;
-    - `gaussian`: there too if ``margin_px`` is the reach, which `TiledPredictor` measures; with margins by default
-      where it is at least twice as large;
-    - nets whose output depends on all of the tile (attention, norms that average over it): never, and there `gaussian`
-      hides the seams.
+    - `gaussian`: there too if ``margin_px`` is the reach, which `TiledPredictor` measures; with
+      margins by default where it is at least twice as large;
+    - nets whose output depends on all of the tile (attention, norms that average over it): never,
+      and there `gaussian` hides the seams.
 
     Args:
         starts: First pixel of each tile, ascending.
@@ -72,7 +74,9 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
     total = np.zeros(starts[-1] + tile_px)
     for start, weights in zip(starts, raw, strict=True):
         total[start : start + tile_px] += weights
-    return [weights / total[start : start + tile_px] for start, weights in zip(starts, raw, strict=True)]
+    return [
+        weights / total[start : start + tile_px] for start, weights in zip(starts, raw, strict=True)
+    ]
 
 
 def _shape(tile_px: int, blend: Blend) -> Weights:
@@ -94,8 +98,8 @@ class TileAxis:
         tile_px: Of each tile.
         starts: First pixel of each tile.
         kept: Pixels of each tile that count, within the tile; never behind the end of the image.
-        weights: Of the kept pixels of each tile: [n] float32; over all tiles a pixel's weights sum to 1. None where
-            all are 1.
+        weights: Of the kept pixels of each tile: [n] float32; over all tiles a pixel's weights sum
+            to 1. None where all are 1.
     """
 
     length_px: int
@@ -112,14 +116,15 @@ class Tiling:
     Args:
         tile_px: Tile size, one number or (height, width).
         overlap_px: Least number of pixels that neighbouring tiles share.
-        margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half the overlap. None
-            takes half of the overlap for `constant`, which then takes each pixel from one tile, and a quarter for
-            `gaussian`.
+        margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half
+            the overlap. None takes half of the overlap for `constant`, which then takes each pixel
+            from one tile, and a quarter for `gaussian`.
         blend: How pixels that several tiles cover are averaged, see `weigh_tiles`.
-        multiple_px: Tiles begin at multiples of it, and long sides are filled up to a multiple of it: the total stride
-            of a net that works at lower resolutions (16 for a UNet of four halvings).
-        round_px: A side shorter than a tile is filled up to a multiple of it, so that images of about one size share
-            batches. None takes an eighth of a tile.
+        multiple_px: Tiles begin at multiples of it, and long sides are filled up to a multiple of
+            it: the total stride of a net that works at lower resolutions (16 for a UNet of four
+            halvings).
+        round_px: A side shorter than a tile is filled up to a multiple of it, so that images of
+            about one size share batches. None takes an eighth of a tile.
 
     Raises:
         ConfigError: The sizes do not fit each other.
@@ -136,9 +141,13 @@ class Tiling:
         """Check the sizes."""
         check_choice("blend", self.blend, get_args(Blend))
         if self.multiple_px < 1 or (self.round_px is not None and self.round_px < 1):
-            raise ConfigError(f"multiple_px={self.multiple_px}, round_px={self.round_px}: need at least 1")
+            raise ConfigError(
+                f"multiple_px={self.multiple_px}, round_px={self.round_px}: need at least 1"
+            )
         if any(side % self.multiple_px for side in self.sides_px):
-            raise ConfigError(f"tile_px={self.tile_px} is not a multiple of multiple_px={self.multiple_px}")
+            raise ConfigError(
+                f"tile_px={self.tile_px} is not a multiple of multiple_px={self.multiple_px}"
+            )
         if not 0 <= self.overlap_px <= min(self.sides_px) - self.multiple_px:
             raise ConfigError(
                 f"overlap_px={self.overlap_px} must be from 0 to {min(self.sides_px) - self.multiple_px} for "
@@ -157,10 +166,14 @@ class Tiling:
 
     def plan(self, height_px: int, width_px: int) -> tuple[TileAxis, TileAxis]:
         """The tiles of an image, those of its rows and those of its columns."""
-        return _plan_axis(self, height_px, self.sides_px[0]), _plan_axis(self, width_px, self.sides_px[1])
+        return _plan_axis(self, height_px, self.sides_px[0]), _plan_axis(
+            self, width_px, self.sides_px[1]
+        )
 
 
-@lru_cache(maxsize=64)  # most sets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB
+@lru_cache(
+    maxsize=64
+)  # most sets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB
 def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
     multiple = tiling.multiple_px
     padded = _round_up(length_px, multiple)
@@ -195,13 +208,17 @@ def _round_up(value: int, step: int) -> int:
 
 
 def measure_reach_px(
-    call: Callable[[Tensor], Tensor], channels: int, tile_px: tuple[int, int], *, multiple_px: int = 1
+    call: Callable[[Tensor], Tensor],
+    channels: int,
+    tile_px: tuple[int, int],
+    *,
+    multiple_px: int = 1,
 ) -> int | None:
     """Pixels to each side on which a net's value of a pixel depends: half its receptive field.
 
-    One pixel in the middle of a tile is not a number, and neither is what depends on it: that is found without a
-    threshold, and with one call at each end of a period of the net's stride. A net that replaces such values (by
-    ``where`` or ``nan_to_num``) seems to see less than it does.
+    One pixel in the middle of a tile is not a number, and neither is what depends on it: that is
+    found without a threshold, and with one call at each end of a period of the net's stride. A net
+    that replaces such values (by ``where`` or ``nan_to_num``) seems to see less than it does.
 
     Args:
         call: From [1, C, h, w] float32 to [1, K, h, w].
@@ -214,14 +231,18 @@ def measure_reach_px(
     """
     middle = [side // 2 // multiple_px * multiple_px for side in tile_px]
     reaches = [
-        _measure_at(call, channels, tile_px, (middle[0] + shift, middle[1] + shift)) for shift in {0, multiple_px - 1}
+        _measure_at(call, channels, tile_px, (middle[0] + shift, middle[1] + shift))
+        for shift in {0, multiple_px - 1}
     ]
     known = [reach for reach in reaches if reach is not None]
     return max(known) if len(known) == len(reaches) else None
 
 
 def _measure_at(
-    call: Callable[[Tensor], Tensor], channels: int, tile_px: tuple[int, int], place: tuple[int, int]
+    call: Callable[[Tensor], Tensor],
+    channels: int,
+    tile_px: tuple[int, int],
+    place: tuple[int, int],
 ) -> int | None:
     tile = torch.zeros(1, channels, *tile_px)
     tile[:, :, place[0], place[1]] = torch.nan

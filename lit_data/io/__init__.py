@@ -4,7 +4,13 @@ Importing this imports no image library; each reader imports its own when it is 
 """
 
 from lit_data.io.discovery import find_images, match_by_stem, resolve_listed
-from lit_data.io.images.decoders import DecodedSource, Decoder, ImageDecoder, ImageSource, MaskDecoder
+from lit_data.io.images.decoders import (
+    DecodedSource,
+    Decoder,
+    ImageDecoder,
+    ImageSource,
+    MaskDecoder,
+)
 from lit_data.io.images.header_scan import find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions, read_mask

@@ -46,8 +46,8 @@ class LruCache(Generic[K]):
     def get_or_load(self, key: K, load: Callable[[], Array]) -> Array:
         """Return the array of a key, loading it if it is not held.
 
-        Threads that ask for one key at the same time share one load, and its error if it fails. An array
-        larger than the whole bound is returned without being kept.
+        Threads that ask for one key at the same time share one load, and its error if it fails. An
+        array larger than the whole bound is returned without being kept.
 
         Args:
             key: What the array is known by.

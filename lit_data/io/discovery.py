@@ -45,20 +45,30 @@ class FolderWalk:
     Attributes:
         ignored: How many files were left out, by reason.
         excluded: Those that `exclude` names, relative to the folder.
-        problems: Links that lead nowhere, in a circle or outside, and things with an image's name that are no file.
+        problems: Links that lead nowhere, in a circle or outside, and things with an image's name
+            that are no file.
 
     Raises:
         ConfigError: a pattern leaves the folder.
     """
 
     def __init__(
-        self, root: Path, patterns: Sequence[str], exclude: Sequence[str] = (), *, allow_outside: bool
+        self,
+        root: Path,
+        patterns: Sequence[str],
+        exclude: Sequence[str] = (),
+        *,
+        allow_outside: bool,
     ) -> None:
         self.excluded: list[str] = []
         self.ignored: Counter[str] = Counter()
         self.problems = Problems()
         self._matches = compile_patterns(patterns).fullmatch
-        self._root, self._exclude, self._excludes = root, exclude, compile_exclusion(exclude).fullmatch
+        self._root, self._exclude, self._excludes = (
+            root,
+            exclude,
+            compile_exclusion(exclude).fullmatch,
+        )
         self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
         self._open = [_ListedFolder(os.fspath(root), "", ())]
@@ -77,10 +87,18 @@ class FolderWalk:
     def tell_excluded(self) -> None:
         """Say how many files `exclude` left out, and which of its patterns none."""
         if self.excluded:
-            log.info("%s: %d files are left out by data.exclude", show_path(self._root), len(self.excluded))
+            log.info(
+                "%s: %d files are left out by data.exclude",
+                show_path(self._root),
+                len(self.excluded),
+            )
         for pattern in self._exclude:
             if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
-                log.warning("data.exclude: '%s' fits no image below %s", escape(pattern), show_path(self._root))
+                log.warning(
+                    "data.exclude: '%s' fits no image below %s",
+                    escape(pattern),
+                    show_path(self._root),
+                )
 
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
@@ -96,14 +114,20 @@ class FolderWalk:
             else:
                 self.problems.add(entry.path, "not a regular file")
 
-    def _follow(self, link: os.DirEntry[str], relative: str, folder: _ListedFolder) -> Iterator[str]:
-        if _extension(link.name) not in EXTENSIONS and self._excludes(relative):  # a folder, wherever it leads
+    def _follow(
+        self, link: os.DirEntry[str], relative: str, folder: _ListedFolder
+    ) -> Iterator[str]:
+        if _extension(link.name) not in EXTENSIONS and self._excludes(
+            relative
+        ):  # a folder, wherever it leads
             self.excluded.append(relative)
             return
         try:
             mode = link.stat().st_mode
         except OSError as error:
-            if "." not in link.name or self._is_wanted(link.name, relative):  # without a dot it was a folder
+            if "." not in link.name or self._is_wanted(
+                link.name, relative
+            ):  # without a dot it was a folder
                 self.problems.add(link.path, describe_missing(link.path, error))
             return
         if not stat.S_ISDIR(mode) and not self._is_wanted(link.name, relative):
@@ -178,9 +202,13 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
     for pattern in patterns:
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             what = "pattern" if option == "patterns" else f"data.{option}: pattern"
-            raise ConfigError(f"{what} {pattern!r} leaves the folder; patterns are relative to it and without '..'")
+            raise ConfigError(
+                f"{what} {pattern!r} leaves the folder; patterns are relative to it and without '..'"
+            )
         if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:
-            raise ConfigError(f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some out")
+            raise ConfigError(
+                f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some out"
+            )
     try:
         return re.compile("|".join(map(_translate, patterns)), re.DOTALL)
     except re.error as error:
@@ -205,7 +233,8 @@ def is_inside(real_path: str, real_folder: str) -> bool:
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file that a link takes out of the data folder: what it holds would be shown in messages.
+    """Refuse a file that a link takes out of the data folder: what it holds would be shown in
+    messages.
 
     Raises:
         DataError: It lies elsewhere.
@@ -222,16 +251,23 @@ def describe_outside(target: str) -> str:
 def _translate(pattern: str) -> str:
     """Make an expression of a pattern.
 
-    What stands between two ``*`` is taken where it is found first: going on from a later place finds no more, and
-    trying all of them takes for ever.
+    What stands between two ``*`` is taken where it is found first: going on from a later place
+    finds no more, and trying all of them takes for ever.
     """
     parts = _GLOB.findall(pattern)
-    parts = [part for part, before in zip(parts, ["", *parts], strict=False) if part != before or part not in _ANY]
+    parts = [
+        part
+        for part, before in zip(parts, ["", *parts], strict=False)
+        if part != before or part not in _ANY
+    ]
     stars = [place for place, part in enumerate(parts) if part in _STARS]
     texts = [_WITHIN.get(part) or _translate_part(part) for part in parts]
     for star, after in pairwise(stars):
         if parts[star] == parts[after] == "*":
-            texts[star], texts[after] = f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?", f"){texts[after]}"
+            texts[star], texts[after] = (
+                f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?",
+                f"){texts[after]}",
+            )
     return "".join(texts)
 
 
@@ -255,7 +291,8 @@ class Listing:
     """The images of a folder.
 
     Attributes:
-        paths: Sorted by their path under the folder, so the order does not depend on where the folder is.
+        paths: Sorted by their path under the folder, so the order does not depend on where the
+            folder is.
         ignored: How many files were left out, by reason.
         excluded: Those that were excluded, in order.
     """
@@ -274,24 +311,28 @@ def find_images(
 ) -> Listing:
     """List the image files of a folder and its subfolders.
 
-    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without an image's extension are ignored and
-    counted.
+    Hidden files and folders, ``__MACOSX``, ``Thumbs.db`` and files without an image's extension are
+    ignored and counted.
 
     Args:
         root: The folder.
-        patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``, ``**/`` for any number
-            of folders.
+        patterns: Which files, relative to the folder: ``*`` and ``?`` within a name, ``[...]``,
+            ``**/`` for any number of folders.
         exclude: Which of these to leave out; the name of a folder stands for all in it.
         allow_outside: Follow links that lead out of the folder.
 
     Raises:
         ConfigError: a pattern leaves the folder.
-        DataError: no such folder, no image, two files of one name in a folder, a link that leads nowhere or outside, or
-            something with an image's name that is no file.
+        DataError: no such folder, no image, two files of one name in a folder, a link that leads
+            nowhere or outside, or something with an image's name that is no file.
     """
     root = Path(root)
     if not root.is_dir():
-        found = "not a folder" if root.exists() else f"no such folder; {show_path(nearest_existing(root))} exists"
+        found = (
+            "not a folder"
+            if root.exists()
+            else f"no such folder; {show_path(nearest_existing(root))} exists"
+        )
         raise DataError(f"{show_path(root)}: {found}")
     walk = FolderWalk(root, patterns, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
@@ -299,8 +340,12 @@ def find_images(
     _check_stems(walk.problems, root, names)
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
     if not names:
-        ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
-        raise DataError(f"{show_path(root)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}")
+        ignored = (
+            ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
+        )
+        raise DataError(
+            f"{show_path(root)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}"
+        )
     excluded = tuple(root / name for name in sorted(walk.excluded))
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
 
@@ -336,7 +381,8 @@ def resolve_listed(
 
 
 def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[tuple[Path, Path]]:
-    """Pair images and masks whose names agree up to the extension, however their accents are composed.
+    """Pair images and masks whose names agree up to the extension, however their accents are
+    composed.
 
     Args:
         images: Paths, in any folders.

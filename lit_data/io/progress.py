@@ -15,7 +15,9 @@ AHEAD = 2
 """Calls under way or finished but not yet taken, per thread: bounds the memory of their results."""
 
 
-def ordered_map(function: Callable[[Item], R], items: Iterable[Item], workers: int) -> Generator[R, None, None]:
+def ordered_map(
+    function: Callable[[Item], R], items: Iterable[Item], workers: int
+) -> Generator[R, None, None]:
     """Call the function on each item in threads and yield the results in the order of the items.
 
     Args:
@@ -32,7 +34,9 @@ def ordered_map(function: Callable[[Item], R], items: Iterable[Item], workers: i
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except GeneratorExit:  # perhaps by the garbage collector, which may hold a lock that an ending thread needs
+    except (
+        GeneratorExit
+    ):  # perhaps by the garbage collector, which may hold a lock that an ending thread needs
         abandoned = True
         raise
     finally:
@@ -43,7 +47,9 @@ T = TypeVar("T")
 DELAY_S = 2.0
 
 
-def track(items: Iterable[T], what: str, total: int, *, enabled: bool = True) -> Generator[T, None, None]:
+def track(
+    items: Iterable[T], what: str, total: int, *, enabled: bool = True
+) -> Generator[T, None, None]:
     """Pass the items on, and show a bar on stderr once the work has taken longer than ``DELAY_S``.
 
     Args:
@@ -68,9 +74,20 @@ def track(items: Iterable[T], what: str, total: int, *, enabled: bool = True) ->
 
 def _start_bar(what: str, total: int) -> "Progress":
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
     bar = Progress(*columns, console=Console(stderr=True))
     bar.add_task(what, total=total)
     bar.start()

@@ -17,7 +17,14 @@ _PASSING: Final = {
     errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
 } | dict.fromkeys(
     (
-        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH),
+        *(
+            errno.ESTALE,
+            errno.ETIMEDOUT,
+            errno.EHOSTDOWN,
+            errno.EHOSTUNREACH,
+            errno.ENETDOWN,
+            errno.ENETUNREACH,
+        ),
         *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED),
     ),
     _AGAIN,
@@ -30,8 +37,8 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
     """Turn every error inside the block into one that starts with the path.
 
     Raises:
-        MachineError: file descriptors or memory ran out, or a disk in the network does not answer: were the file called
-            bad, ``on_bad=skip`` would leave it out for good.
+        MachineError: file descriptors or memory ran out, or a disk in the network does not answer:
+            were the file called bad, ``on_bad=skip`` would leave it out for good.
         DataError: anything else was raised in the block, by us or by a library.
     """
     name = show_path(path)
@@ -43,10 +50,14 @@ def naming(path: str | os.PathLike[str]) -> Iterator[None]:
         raise
     except OSError as error:
         if error.errno in _PASSING:
-            raise MachineError(f"{name}: {_describe_os_error(error)} for now; {_PASSING[error.errno]}") from error
+            raise MachineError(
+                f"{name}: {_describe_os_error(error)} for now; {_PASSING[error.errno]}"
+            ) from error
         raise DataError(f"{name}: {_describe_os_error(error)}") from error
     except Exception as error:  # libraries raise anything at all on damaged files
-        raise DataError(f"{name}: cannot be read ({type(error).__name__}: {escape(str(error))[:200]})") from error
+        raise DataError(
+            f"{name}: cannot be read ({type(error).__name__}: {escape(str(error))[:200]})"
+        ) from error
 
 
 @contextmanager
@@ -54,8 +65,8 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
     """Open a regular file that is not empty; errors inside the block name it as in ``naming``.
 
     Raises:
-        DataError: missing, empty, unreadable, a broken link, or not a regular file (then it is not even opened: opening
-            a FIFO would wait for ever).
+        DataError: missing, empty, unreadable, a broken link, or not a regular file (then it is not
+            even opened: opening a FIFO would wait for ever).
     """
     with naming(path):
         check_regular(path)
@@ -80,7 +91,9 @@ def decode_text(data: bytes) -> str:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         found = f"byte 0x{data[error.start]:02x} at {error.start}"
-        raise DataError(f"no UTF-8 text ({found}; is it Latin-1 or of Windows?); save it as UTF-8") from error
+        raise DataError(
+            f"no UTF-8 text ({found}; is it Latin-1 or of Windows?); save it as UTF-8"
+        ) from error
 
 
 def check_regular(path: str | os.PathLike[str]) -> None:
@@ -105,7 +118,9 @@ def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
     if (lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
         return f"{'a broken link' if lost else 'a link that loops,'} to {show_path(Path(path).readlink())}"
     if lost:
-        return f"no such file; the nearest folder that exists is {show_path(nearest_existing(path))}"
+        return (
+            f"no such file; the nearest folder that exists is {show_path(nearest_existing(path))}"
+        )
     return _describe_os_error(error)
 
 

@@ -1,7 +1,9 @@
-"""Temporary folders of a build, and how leftovers of dead builds are told from the work of living ones.
+"""Temporary folders of a build, and how leftovers of dead builds are told from the work of living
+ones.
 
-The owner of a temporary folder stands in its name: making a folder is one atomic step, so there is no moment at which
-a kill leaves a folder whose owner is unknown. The random part makes the name unpredictable.
+The owner of a temporary folder stands in its name: making a folder is one atomic step, so there is
+no moment at which a kill leaves a folder whose owner is unknown. The random part makes the name
+unpredictable.
 """
 
 import fcntl
@@ -27,7 +29,9 @@ log = logging.getLogger(__name__)
 ABANDONED_S = 24 * 3600
 """A folder made on another machine, where its owner cannot be looked up, counts as abandoned after this long."""
 
-_NAME = re.compile(r"\.build-(?P<pid>\d{1,9})-(?P<start>\w*)-(?P<machine>[0-9a-f]{8})-(?P<host>.*)-[0-9a-f]{16}")
+_NAME = re.compile(
+    r"\.build-(?P<pid>\d{1,9})-(?P<start>\w*)-(?P<machine>[0-9a-f]{8})-(?P<host>.*)-[0-9a-f]{16}"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +49,8 @@ class Owner:
 
 @contextmanager
 def temp_folder(folder: Path) -> Iterator[Path]:
-    """Make a temporary folder inside ``folder`` and remove it at the end, unless it was renamed by then.
+    """Make a temporary folder inside ``folder`` and remove it at the end, unless it was renamed by
+    then.
 
     Args:
         folder: An existing folder.
@@ -83,7 +88,11 @@ def find_builder(folder: Path) -> Owner | None:
 
 def _list_owned(folder: Path) -> list[tuple[Path, Owner]]:
     matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(".build-*"))
-    return [(path, Owner(int(m["pid"]), m["start"], m["machine"], m["host"])) for path, m in matches if m]
+    return [
+        (path, Owner(int(m["pid"]), m["start"], m["machine"], m["host"]))
+        for path, m in matches
+        if m
+    ]
 
 
 def _make_name() -> str:
@@ -125,7 +134,9 @@ def read_start(pid: int) -> str:
 def identify_machine() -> str:
     """Eight hex digits that two processes share exactly if they can look each other up by process id."""
     facts = [socket.gethostname()]
-    with suppress(OSError):  # only Linux has them; containers may share a host name but not their process ids
+    with suppress(
+        OSError
+    ):  # only Linux has them; containers may share a host name but not their process ids
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         facts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:8]
@@ -151,7 +162,11 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
         StoreBusyError: Another process still builds after ``wait_s``.
     """
     try:
-        fd = os.open(folder / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o664)
+        fd = os.open(
+            folder / LOCK_NAME,
+            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
+            0o664,
+        )
     except OSError as error:
         _tell_unlockable(folder, error)
         yield
@@ -177,7 +192,9 @@ def _giving_back(fd: int) -> Iterator[None]:
         yield
     finally:
         with suppress(OSError):
-            fcntl.flock(fd, fcntl.LOCK_UN)  # closing is not enough: a forked child may share the descriptor
+            fcntl.flock(
+                fd, fcntl.LOCK_UN
+            )  # closing is not enough: a forked child may share the descriptor
         os.close(fd)
 
 
@@ -199,7 +216,9 @@ def _wait(fd: int, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> 
                 "wait for it, raise wait_s, or end that process"
             )
         if now_s - told_s > TELL_EVERY_S:
-            log.warning("%s: waiting for %s, which builds there (%.0f s)", name, builder, now_s - started_s)
+            log.warning(
+                "%s: waiting for %s, which builds there (%.0f s)", name, builder, now_s - started_s
+            )
             told_s = now_s
         time.sleep(POLL_S)
 
@@ -215,4 +234,8 @@ def _try(fd: int, folder: Path) -> bool:
 
 
 def _tell_unlockable(folder: Path, error: OSError) -> None:
-    log.warning("%s: cannot be locked (%s); going on without it", show_path(folder / LOCK_NAME), error.strerror)
+    log.warning(
+        "%s: cannot be locked (%s); going on without it",
+        show_path(folder / LOCK_NAME),
+        error.strerror,
+    )

@@ -32,8 +32,9 @@ class Planned:
 class Assembly(Iterator[RowTask]):
     """The tasks of the rest of an epoch, and their answers turned into batches.
 
-    Batches are planned one at a time, when workers ask for tasks. As the batch size changes, what is planned and not
-    handed out is given up and planned again: at most the few batches ahead are read twice, and no sample is lost.
+    Batches are planned one at a time, when workers ask for tasks. As the batch size changes, what
+    is planned and not handed out is given up and planned again: at most the few batches ahead are
+    read twice, and no sample is lost.
 
     Args:
         order: Who gets which sample when.
@@ -110,4 +111,6 @@ class Assembly(Iterator[RowTask]):
         firsts = range(0, samples, size)
         self._position = position + taken
         self._planned[slot.serial] = Planned(slot, samples, self._position, len(firsts))
-        return (RowTask(slot, first, min(first + size, samples), epoch, self.plan) for first in firsts)
+        return (
+            RowTask(slot, first, min(first + size, samples), epoch, self.plan) for first in firsts
+        )

@@ -27,36 +27,41 @@ from lit_data.types import LookAhead, RowWriter, SampleRuns
 
 
 class MicroBatchLoader:
-    """Batches of a dataset, written in place by several workers, in an order that no worker can change.
+    """Batches of a dataset, written in place by several workers, in an order that no worker can
+    change.
 
-    A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of an epoch and every
-    random number of a sample depend on the seed, the epoch and the sample alone: not on workers, micro-batches, batch
-    size or ranks.
+    A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of
+    an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:
+    not on workers, micro-batches, batch size or ranks.
 
-    A batch lives in staging memory that is lent: it is written again only when the last tensor of it is gone.
+    A batch lives in staging memory that is lent: it is written again only when the last tensor of
+    it is gone.
 
     Args:
         dataset: One that writes rows (`lit_data.types.RowWriter`), or any map-style dataset.
         options: Batch size, workers and the rest.
-        shuffle: Random order, new in each epoch; otherwise ascending, and `set_epoch` by Lightning has no effect.
+        shuffle: Random order, new in each epoch; otherwise ascending, and `set_epoch` by Lightning
+            has no effect.
         rank: This process.
         world_size: Number of processes.
-        collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a batch, in a worker;
-            `list` keeps them as they are. By default samples are stacked in place, which is several times as fast.
+        collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a
+            batch, in a worker; `list` keeps them as they are. By default samples are stacked in
+            place, which is several times as fast.
         stage: What the batches are for, which the message about the workers begins with.
 
     Attributes:
         epoch: Whose order and random numbers the next iteration uses.
-        count_trained: Gives (epoch, batches trained in it) if somebody knows, such as a Trainer; otherwise every batch
-            handed out counts as trained.
-        device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`); none leaves that to
-            the consumer.
+        count_trained: Gives (epoch, batches trained in it) if somebody knows, such as a Trainer;
+            otherwise every batch handed out counts as trained.
+        device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`);
+            none leaves that to the consumer.
         assemble_s: Seconds that handing out batches took so far, without waiting for workers.
 
     Raises:
-        ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or its samples cannot
-            be put into a batch; or the ranks cannot share the global batch evenly; or `collate_fn` comes with
-            `micro_batch_size`, or with a dataset that writes rows.
+        ConfigError: The dataset cannot be read by index, is smaller than the number of ranks, or
+            its samples cannot be put into a batch; or the ranks cannot share the global batch
+            evenly; or `collate_fn` comes with `micro_batch_size`, or with a dataset that writes
+            rows.
     """
 
     def __init__(
@@ -77,13 +82,15 @@ class MicroBatchLoader:
         )  # fmt: skip
         self.dataset, self.collate_fn = dataset, collate_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
-            raise ConfigError("collate_fn makes a batch of whole samples: leave out micro_batch_size")
+            raise ConfigError(
+                "collate_fn makes a batch of whole samples: leave out micro_batch_size"
+            )
         self._batch_size = self.options.count_batch(world_size)
         self.epoch = 0
         self.stage = stage
         self.count_trained: Callable[[], tuple[int, int]] | None = None
-        # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch. With `overfit_batches`
-        # it asks whether the order is that of the dataset.
+        # Lightning calls `loader.sampler.set_epoch`; evaluation must not change with the epoch.
+        # With `overfit_batches` it asks whether the order is that of the dataset.
         self.sampler = self if shuffle else SequentialSampler(range(self.order.length))
         self.batch_sampler = None  # Lightning reads it wherever there is a sampler
         self.device: torch.device | None = None
@@ -104,7 +111,8 @@ class MicroBatchLoader:
     def batch_size(self) -> int:
         """Samples per batch on this rank.
 
-        Setting it takes effect with the next batch if the loader is resizable, else with the next epoch.
+        Setting it takes effect with the next batch if the loader is resizable, else with the next
+        epoch.
         """
         return self._batch_size
 
@@ -133,12 +141,15 @@ class MicroBatchLoader:
         """Batches of a whole epoch, those before an interruption included.
 
         Raises:
-            TypeError: The number can change within the epoch: the loader is resizable, or goes on inside an epoch
-                with another batch size or number of ranks. Lightning then asks for batches until there are none;
-                with a length that changes it would leave out samples or validation.
+            TypeError: The number can change within the epoch: the loader is resizable, or goes on
+                inside an epoch with another batch size or number of ranks. Lightning then asks for
+                batches until there are none; with a length that changes it would leave out samples
+                or validation.
         """
         start, resumed = self._start(self.epoch), self._resumed
-        if self.options.resizable or (resumed and resumed.is_elastic(self.batch_size, self.order.world_size)):
+        if self.options.resizable or (
+            resumed and resumed.is_elastic(self.batch_size, self.order.world_size)
+        ):
             raise TypeError("this loader has no length: its batch size can change within an epoch")
         return start.batches + self.order.steps(start.position, self.batch_size)
 
@@ -159,7 +170,9 @@ class MicroBatchLoader:
         depth = max(self.options.prefetch_batches * tasks, self.choice.workers)
         check_room(self._layout, samples, -(-depth // tasks) + 2)
         self._check_sources()
-        workers = self._workers = self._workers or open_workers(self._rows, self._layout, self.choice, self.options)
+        workers = self._workers = self._workers or open_workers(
+            self._rows, self._layout, self.choice, self.options
+        )
         assembly = Assembly(
             self.order,
             self._staging,
@@ -196,7 +209,9 @@ class MicroBatchLoader:
         answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
         if isinstance(answer, Failure):
             raise answer.rebuild()
-        return self._hand_out(Staging(self._layout, shared=False, pinned=None), slot, len(positions), answer or {})
+        return self._hand_out(
+            Staging(self._layout, shared=False, pinned=None), slot, len(positions), answer or {}
+        )
 
     def close(self) -> None:
         """End the workers; the next iteration starts others."""
@@ -207,7 +222,9 @@ class MicroBatchLoader:
     def state_dict(self) -> dict[str, Any]:
         """The samples trained so far: a few plain numbers, from which any number of ranks and workers can go on."""
         progress = self._progress or self._start(self.epoch)
-        epoch, batches = self.count_trained() if self.count_trained else (progress.epoch, progress.batches)
+        epoch, batches = (
+            self.count_trained() if self.count_trained else (progress.epoch, progress.batches)
+        )
         batches = batches if epoch == progress.epoch else 0
         return LoaderState(
             epoch=epoch,
@@ -240,7 +257,9 @@ class MicroBatchLoader:
     @cached_property
     def choice(self) -> Choice:
         """The kind and number of workers, and why; the first call measures if that is to be found out."""
-        return choose_workers(self._rows, self._layout, self.options, self.order.world_size, self.stage)
+        return choose_workers(
+            self._rows, self._layout, self.options, self.order.world_size, self.stage
+        )
 
     @cached_property
     def _rows(self) -> RowWriter:
@@ -258,7 +277,9 @@ class MicroBatchLoader:
     @cached_property
     def _staging(self) -> Staging:
         pins = self.options.pins_memory
-        device = (self.pin_device or torch.device("cuda", torch.cuda.current_device())) if pins else None
+        device = (
+            (self.pin_device or torch.device("cuda", torch.cuda.current_device())) if pins else None
+        )
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
     @cached_property
@@ -277,14 +298,20 @@ class MicroBatchLoader:
 
     def _start(self, epoch: int) -> EpochProgress:
         resumed = self._resumed
-        return EpochProgress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
+        return (
+            EpochProgress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
+        )
 
     def _look_ahead(self, progress: EpochProgress) -> LookAhead:
         """Tell a dataset that fetches what it reads which samples come."""
         look: Callable[[Callable[[], NDArray[np.int64]], int], LookAhead | None] | None
         look = getattr(self._rows, "look_ahead", None)
         left, epoch = self.order.length - progress.position, progress.epoch
-        found = look(lambda: self.order.indices(progress.position, left, epoch), epoch) if look else None
+        found = (
+            look(lambda: self.order.indices(progress.position, left, epoch), epoch)
+            if look
+            else None
+        )
         return found or _Nothing()
 
     def _check_current(self, assembly: Assembly) -> None:
@@ -294,12 +321,16 @@ class MicroBatchLoader:
                 "for each"
             )
 
-    def _hand_out(self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]) -> Any:  # noqa: ANN401
+    def _hand_out(
+        self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
+    ) -> Any:  # noqa: ANN401
         began_s = time.perf_counter()
         arrays = staging.lend(slot, samples)
         batch = self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
         if self.collate_fn is not None and self.options.pins_memory:
-            batch = tree_map(lambda part: part.pin_memory() if isinstance(part, torch.Tensor) else part, batch)
+            batch = tree_map(
+                lambda part: part.pin_memory() if isinstance(part, torch.Tensor) else part, batch
+            )
         self.assemble_s += time.perf_counter() - began_s
         return batch
 
@@ -332,5 +363,7 @@ def _find_windows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> Wind
                 f"the set of shards does not fit data.cache_bytes, and {what}: raise it, or set data.mosaic_on=device "
                 "or data.sampling.paste=null"
             )
-        raise ConfigError(f"loader.locality={options.locality}, but {what}: set loader.locality=none")
+        raise ConfigError(
+            f"loader.locality={options.locality}, but {what}: set loader.locality=none"
+        )
     return Windows(runs, options.window_bytes)

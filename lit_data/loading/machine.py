@@ -13,7 +13,9 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 def count_cores(ranks: int = 1) -> int:
     """Cores for each of `ranks` processes here: those of the CPU mask, no more than a container's quota, at least 1."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
     quota = read_limit(_CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
         cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
@@ -26,7 +28,9 @@ def available_memory_bytes() -> int:
     limit, used = read_limit(_CGROUP / "memory.max"), read_limit(_CGROUP / "memory.current")
     if limit.isdigit() and used.isdigit():
         cached = [line.split() for line in read_limit(_CGROUP / "memory.stat").splitlines()]
-        reclaimable = sum(int(value) for name, value in cached if name in ("active_file", "inactive_file"))
+        reclaimable = sum(
+            int(value) for name, value in cached if name in ("active_file", "inactive_file")
+        )
         free = min(free, int(limit) - int(used) + reclaimable)
     return free
 
@@ -35,7 +39,9 @@ def count_disk_bytes() -> int:
     """What this process and all that it started have read from disks so far; 0 where the system does not say."""
     total, own = 0, psutil.Process()
     for process in (own, *own.children(recursive=True)):
-        with suppress(psutil.Error, AttributeError, OSError):  # ended meanwhile, not on this system, not allowed
+        with suppress(
+            psutil.Error, AttributeError, OSError
+        ):  # ended meanwhile, not on this system, not allowed
             total += int(process.io_counters().read_bytes)
     return total
 

@@ -23,27 +23,34 @@ _LEAST: Final = {
 class LoaderOptions:
     """Options of a `MicroBatchLoader`, validated at birth.
 
-    For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once, each into its own rows.
-    None of these options changes a sample, nor, but for `locality` and with the same batch size, a batch.
+    For example, a batch of 32 with micro-batches of 8 is written by up to four workers at once,
+    each into its own rows. None of these options changes a sample, nor, but for `locality` and with
+    the same batch size, a batch.
 
     Args:
         batch_size: Samples per batch, of each rank where there are several.
-        global_batch_size: Samples per step of all ranks together, in place of `batch_size`: each takes its equal part.
-        micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as the batch. For
-            `auto` see `lit_data.loading.choice.Choice.count_rows`.
-        num_workers: Workers; 0 is the main thread, for `auto` see `lit_data.loading.choice.choose_workers`.
-        worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short measurement says.
+        global_batch_size: Samples per step of all ranks together, in place of `batch_size`: each
+            takes its equal part.
+        micro_batch_size: Samples that a worker writes at a time; one larger than a batch counts as
+            the batch. For `auto` see `lit_data.loading.choice.Choice.count_rows`.
+        num_workers: Workers; 0 is the main thread, for `auto` see
+            `lit_data.loading.choice.choose_workers`.
+        worker_kind: `inline` (the main thread), `thread`, `process`, or `auto`: as a short
+            measurement says.
         start_method: How processes start; `auto` is the default of this Python.
-        resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no length.
+        resizable: `loader.batch_size = n` takes effect with the next batch; such a loader has no
+            length.
         prefetch_batches: Batches under way beside the one handed out.
-        pin_memory: Page-locked batches, which copy to a GPU without blocking; `auto` where CUDA is present.
-        locality: `none` shuffles all samples; `image`, for sets larger than memory, as many images at a time as take
-            `window_bytes`, so that each is read from the disk once in an epoch; `auto` does that for a set of shards
-            that does not fit its local cache.
+        pin_memory: Page-locked batches, which copy to a GPU without blocking; `auto` where CUDA is
+            present.
+        locality: `none` shuffles all samples; `image`, for sets larger than memory, as many images
+            at a time as take `window_bytes`, so that each is read from the disk once in an epoch;
+            `auto` does that for a set of shards that does not fit its local cache.
         window_bytes: See `locality`.
-        augment_on: Who casts, draws into and augments the batches that a datamodule trains with: the `device` of the
-            batch between two steps, or the workers beside them; `auto` are the workers where the batch stays on the
-            CPU, else who takes less time in a short measurement.
+        augment_on: Who casts, draws into and augments the batches that a datamodule trains with:
+            the `device` of the batch between two steps, or the workers beside them; `auto` are the
+            workers where the batch stays on the CPU, else who takes less time in a short
+            measurement.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Leave out the last batch of an epoch when it is short.
         timeout_s: Longest wait for one micro-batch before the run ends with a message.
@@ -76,7 +83,9 @@ class LoaderOptions:
                 check_count(name, value, least)
         if self.global_batch_size is not None:
             check_count("global_batch_size", self.global_batch_size, 1)
-        check_types(LoaderOptions, {field.name: getattr(self, field.name) for field in fields(self)})
+        check_types(
+            LoaderOptions, {field.name: getattr(self, field.name) for field in fields(self)}
+        )
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be greater than 0")
         check_seed(self.seed)

@@ -15,32 +15,41 @@ _BLOCK: Final = 1024
 
 
 class Windows:
-    """An order that is random among a few runs at a time: the runs in random order, their samples mixed by windows.
+    """An order that is random among a few runs at a time: the runs in random order, their samples
+    mixed by windows.
 
-    A window is as many runs as take `window_bytes`, at least one. A sample's place depends on the seed and the epoch
-    alone; two samples of one run are never further apart than a window.
+    A window is as many runs as take `window_bytes`, at least one. A sample's place depends on the
+    seed and the epoch alone; two samples of one run are never further apart than a window.
 
     Args:
-        runs: Which samples lie together; none is empty. Where that changes with the epoch, a function of it.
+        runs: Which samples lie together; none is empty. Where that changes with the epoch, a
+            function of it.
         window_bytes: What fits into memory.
     """
 
     def __init__(self, runs: SampleRuns | Callable[[int], SampleRuns], window_bytes: int) -> None:
         self._runs = runs
         first = self._runs_at(0)
-        self.window_bytes = window_bytes if first.most_bytes is None else min(window_bytes, first.most_bytes)
+        self.window_bytes = (
+            window_bytes if first.most_bytes is None else min(window_bytes, first.most_bytes)
+        )
         self._plans: dict[tuple[int, int], _Plan] = {}
 
     def at(self, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
         """Sample indices at positions of an epoch."""
         if (seed, epoch) not in self._plans:
-            self._plans = {(seed, epoch): _Plan.make(self._runs_at(epoch), self.window_bytes, seed, epoch)}
+            self._plans = {
+                (seed, epoch): _Plan.make(self._runs_at(epoch), self.window_bytes, seed, epoch)
+            }
         plan = self._plans[seed, epoch]
         window = np.searchsorted(plan.first, positions, side="right") - 1
         places = np.empty_like(positions)
         for number in np.unique(window).tolist():
             own, begin = window == number, int(plan.first[number])
-            length = int(plan.first[number + 1] if number + 1 < len(plan.first) else plan.ends[-1]) - begin
+            length = (
+                int(plan.first[number + 1] if number + 1 < len(plan.first) else plan.ends[-1])
+                - begin
+            )
             low, high = random_words(seed, Stream.WINDOWS, number, epoch, 2)[0].tolist()
             places[own] = begin + shuffled(positions[own] - begin, length, low | high << 32, epoch)
         row = np.searchsorted(plan.ends, places, side="right")
@@ -56,7 +65,8 @@ class _Plan(NamedTuple):
 
     Attributes:
         ends: [R] position at which each run ends, in the order of the epoch.
-        starts: [R] what is added to a position in a run for the place of its sample among those of all runs.
+        starts: [R] what is added to a position in a run for the place of its sample among those of
+            all runs.
         first: [windows] first position of each.
         samples: As `SampleRuns` has them.
     """
@@ -69,7 +79,10 @@ class _Plan(NamedTuple):
     @classmethod
     def make(cls, runs: SampleRuns, window_bytes: int, seed: int, epoch: int) -> Self:
         starts = np.concatenate(([0], runs.ends[:-1])).astype(np.int64)
-        counts, order = runs.ends - starts, shuffled(np.arange(len(starts)), len(starts), seed, epoch)
+        counts, order = (
+            runs.ends - starts,
+            shuffled(np.arange(len(starts)), len(starts), seed, epoch),
+        )
         ends, nbytes = np.cumsum(counts[order]), runs.nbytes[order]
         window = _number_windows(np.cumsum(nbytes) - nbytes, window_bytes, runs)
         begins = ends - counts[order]
@@ -77,7 +90,9 @@ class _Plan(NamedTuple):
         return cls(ends, starts[order] - begins, first, runs.samples)
 
 
-def _number_windows(before: NDArray[np.int64], window_bytes: int, runs: SampleRuns) -> NDArray[np.int64]:
+def _number_windows(
+    before: NDArray[np.int64], window_bytes: int, runs: SampleRuns
+) -> NDArray[np.int64]:
     """[R] window of each run, by the bytes before it; growing ones take one run at first, then twice as much."""
     if runs.most_bytes is None:
         return before // window_bytes
@@ -89,19 +104,23 @@ def _number_windows(before: NDArray[np.int64], window_bytes: int, runs: SampleRu
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The order of an epoch's samples, computed piece by piece, and the share of one rank in each step.
+    """The order of an epoch's samples, computed piece by piece, and the share of one rank in each
+    step.
 
-    A step takes the next positions of the epoch's order for all ranks together, and rank r gets every world_size-th of
-    them, from the r-th on. So what is consumed is always a beginning of the order, whatever the number of ranks and
-    the batch size, and an epoch can go on from any position with others.
+    A step takes the next positions of the epoch's order for all ranks together, and rank r gets
+    every world_size-th of them, from the r-th on. So what is consumed is always a beginning of the
+    order, whatever the number of ranks and the batch size, and an epoch can go on from any position
+    with others.
 
-    Training ranks take equally many steps: where fewer samples than ranks would be left over for one more step, the
-    step before gives some away. With a batch size of 1 it has none to give, and those few (another choice in each
-    epoch) are left out. In evaluation each sample occurs exactly once over all ranks.
+    Training ranks take equally many steps: where fewer samples than ranks would be left over for
+    one more step, the step before gives some away. With a batch size of 1 it has none to give, and
+    those few (another choice in each epoch) are left out. In evaluation each sample occurs exactly
+    once over all ranks.
 
     Args:
         length: Samples in the set.
-        shuffle: Random order, new in each epoch, and equally many steps on each rank; otherwise ascending.
+        shuffle: Random order, new in each epoch, and equally many steps on each rank; otherwise
+            ascending.
         seed: 0 <= seed < 2**64.
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes.
@@ -139,7 +158,12 @@ class EpochOrder:
         left, full = self.length - position, self.world_size * batch_size
         if left < full:
             return 0 if self.drop_last or (self.shuffle and left < self.world_size) else left
-        if self.shuffle and 0 < left - full < self.world_size and batch_size > 1 and not self.drop_last:
+        if (
+            self.shuffle
+            and 0 < left - full < self.world_size
+            and batch_size > 1
+            and not self.drop_last
+        ):
             return left - self.world_size
         return full
 
@@ -158,7 +182,10 @@ class EpochOrder:
 
     def indices(self, position: int, taken: int, epoch: int) -> NDArray[np.int64]:
         """Sample indices of this rank in the step at `position`."""
-        return self.at(np.arange(position + self.rank, position + taken, self.world_size, dtype=np.int64), epoch)
+        return self.at(
+            np.arange(position + self.rank, position + taken, self.world_size, dtype=np.int64),
+            epoch,
+        )
 
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
         """Sample indices at positions of the epoch's order, whoever's they are."""
@@ -170,7 +197,8 @@ class EpochOrder:
 
 
 class OrderReader:
-    """Reads one epoch's order step by step; indices are computed for many steps at once, which costs little more.
+    """Reads one epoch's order step by step; indices are computed for many steps at once, which
+    costs little more.
 
     Args:
         order: The order.

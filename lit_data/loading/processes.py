@@ -18,7 +18,17 @@ from lit_data.errors import WorkerDiedError
 from lit_data.loading.machine import count_files
 from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.tasks import Failure, RowTask, Texts, describe_samples
-from lit_data.loading.worker_process import FIRST, PID, PLAN, SLOT, STOP, Board, Message, RowReader, serve
+from lit_data.loading.worker_process import (
+    FIRST,
+    PID,
+    PLAN,
+    SLOT,
+    STOP,
+    Board,
+    Message,
+    RowReader,
+    serve,
+)
 from lit_data.loading.workers import Answer, hang_text, log_opencv_threads
 from lit_data.types import RowWriter
 
@@ -45,13 +55,19 @@ def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
 def describe_end(exitcode: int | None) -> tuple[str, str]:
     """How a process ended, and what may help."""
     if exitcode == -signal.SIGKILL:
-        return "was killed (SIGKILL)", "The kernel does that when memory runs out: lower data.loader.num_workers."
+        return (
+            "was killed (SIGKILL)",
+            "The kernel does that when memory runs out: lower data.loader.num_workers.",
+        )
     if exitcode == -signal.SIGBUS:
         return "was killed (SIGBUS)", "A mapped file became shorter, or memory for a page ran out."
     if exitcode is None:
         return "ended", "Its exit code is lost."
     if exitcode < 0:
-        return f"was killed ({signal.Signals(-exitcode).name})", "A library crashed on these samples: read them alone."
+        return (
+            f"was killed ({signal.Signals(-exitcode).name})",
+            "A library crashed on these samples: read them alone.",
+        )
     return f"ended with exit code {exitcode}", "Something in the dataset ends the process."
 
 
@@ -62,9 +78,10 @@ _FILES_PER_WORKER: Final = 4
 class ProcessWorkers:
     """Worker processes that write into slots of shared memory.
 
-    They ignore Ctrl-C and SIGTERM, which reach a whole process group, until the main process ends them; they end by
-    themselves within seconds of its death. One that dies or hangs is noticed when the main thread waits for an answer,
-    by the sentinels of the processes, and at no other moment: never in the middle of a training step.
+    They ignore Ctrl-C and SIGTERM, which reach a whole process group, until the main process ends
+    them; they end by themselves within seconds of its death. One that dies or hangs is noticed when
+    the main thread waits for an answer, by the sentinels of the processes, and at no other moment:
+    never in the middle of a training step.
 
     Args:
         dataset: Sent to each worker once.
@@ -75,7 +92,13 @@ class ProcessWorkers:
     """
 
     def __init__(
-        self, dataset: RowWriter, layout: Layout, workers: int, *, start_method: str | None, timeout_s: float
+        self,
+        dataset: RowWriter,
+        layout: Layout,
+        workers: int,
+        *,
+        start_method: str | None,
+        timeout_s: float,
     ) -> None:
         self.dataset, self.workers, self.timeout_s = dataset, workers, timeout_s
         self.board = board = Board(workers)
@@ -84,11 +107,16 @@ class ProcessWorkers:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._selector = selectors.DefaultSelector()
-        self._issued: dict[int, RowTask] = {}  # in order; also what a broken-off epoch left under way
+        self._issued: dict[
+            int, RowTask
+        ] = {}  # in order; also what a broken-off epoch left under way
         self._answers: dict[int, Texts | Failure] = {}
         self._count = 0
-        # Kept alive by the finalizer, so that they are whole when this object goes, alone or in a cycle.
-        self._end = weakref.finalize(self, _end, os.getpid(), board, self._processes, self._pipes, self._selector)
+        # Kept alive by the finalizer, so that they are whole when this object goes, alone or in a
+        # cycle.
+        self._end = weakref.finalize(
+            self, _end, os.getpid(), board, self._processes, self._pipes, self._selector
+        )
         _open.add(self)
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
@@ -192,7 +220,11 @@ class ProcessWorkers:
         ended = find_ended(self._processes, _GRACE_S)
         for process in ended:
             process.join(_GRACE_S)  # its sentinel may be there before its exit code
-        first = next((process for process in ended if process.exitcode), ended[0]) if ended else self._processes[0]
+        first = (
+            next((process for process in ended if process.exitcode), ended[0])
+            if ended
+            else self._processes[0]
+        )
         check: Any = getattr(self.dataset, "check_sources", None)
         if first.exitcode == -signal.SIGBUS and check:
             check()
@@ -200,7 +232,9 @@ class ProcessWorkers:
         held = self._held_by(first.pid or 0)
         if not held and (first.exitcode or 0) > 0:
             hint = "Its own message stands above; with spawn and forkserver, start the program under __main__ only."
-        raise WorkerDiedError(f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}") from error
+        raise WorkerDiedError(
+            f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}"
+        ) from error
 
     def _describe_hang(self) -> str:
         if not self._issued:
@@ -217,7 +251,9 @@ class ProcessWorkers:
 
     def _held_by(self, pid: int) -> str:
         for line in self.board.lines[1:]:
-            task = next((task for task in self._issued.values() if task.slot.serial == line[SLOT]), None)
+            task = next(
+                (task for task in self._issued.values() if task.slot.serial == line[SLOT]), None
+            )
             if line[PID] == pid and task is not None:
                 indices = task.slot.arrays[INDICES][line[FIRST] : line[STOP]]
                 return describe_samples(self.dataset, indices)

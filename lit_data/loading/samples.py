@@ -14,7 +14,11 @@ from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, seed_generators, unchanged_generators
 from lit_data.types import Array, Batch, FieldSpec, RowWriter, read_samples
 
-_VIEWED_AS: Final = {torch.bfloat16: torch.int16, torch.float8_e4m3fn: torch.int8, torch.float8_e5m2: torch.int8}
+_VIEWED_AS: Final = {
+    torch.bfloat16: torch.int16,
+    torch.float8_e4m3fn: torch.int8,
+    torch.float8_e5m2: torch.int8,
+}
 """Dtypes that NumPy lacks travel as integers of their size."""
 
 
@@ -82,25 +86,31 @@ class Leaf(NamedTuple):
 
 
 class SampleWriter:
-    """Writes the samples of a map-style dataset into rows, and builds batches as torch's `default_collate` does.
+    """Writes the samples of a map-style dataset into rows, and builds batches as torch's
+    `default_collate` does.
 
-    Tensors, arrays and numbers are stacked; dicts, named tuples, tuples and lists are kept (a tuple becomes a list, as
-    in torch); text and bytes become lists. All samples must have the structure and the shapes of sample 0.
+    Tensors, arrays and numbers are stacked; dicts, named tuples, tuples and lists are kept (a tuple
+    becomes a list, as in torch); text and bytes become lists. All samples must have the structure
+    and the shapes of sample 0.
 
-    What a dataset draws from the global generators of torch, NumPy and `random` is made a pure function of
-    (seed, epoch, index): once the generators are seen to move, they are seeded before each sample and put back
-    afterwards, and ``__getitems__`` is asked for one sample at a time. Threads share those generators with each other
-    and with training, so `lit_data.loading.choice` gives no threads to a dataset that draws.
+    What a dataset draws from the global generators of torch, NumPy and `random` is made a pure
+    function of (seed, epoch, index): once the generators are seen to move, they are seeded before
+    each sample and put back afterwards, and ``__getitems__`` is asked for one sample at a time.
+    Threads share those generators with each other and with training, so `lit_data.loading.choice`
+    gives no threads to a dataset that draws.
 
     Args:
         dataset: At least one sample.
         seed: 0 <= seed < 2**64.
-        collate_fn: Makes a batch of a list of samples, which then may differ in size; by default they are stacked.
+        collate_fn: Makes a batch of a list of samples, which then may differ in size; by default
+            they are stacked.
 
     Attributes:
-        fields: Shape and dtype of each value that is an array; none where `collate_fn` makes the batches.
+        fields: Shape and dtype of each value that is an array; none where `collate_fn` makes the
+            batches.
         draws: Whether the dataset was seen to draw from global generators.
-        isolated: Whether this process makes one sample at a time, so that generators can be watched and seeded.
+        isolated: Whether this process makes one sample at a time, so that generators can be watched
+            and seeded.
 
     Raises:
         ConfigError: Sample 0 holds something that cannot be put into a batch.
@@ -130,7 +140,9 @@ class SampleWriter:
 
     def probe(self) -> bool:
         """Whether the dataset draws from global generators, after a look at a few samples all over it."""
-        for index in np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64).tolist():
+        for index in (
+            np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64).tolist()
+        ):
             if self.draws:
                 break
             with unchanged_generators() as drawn:
@@ -138,11 +150,14 @@ class SampleWriter:
                 self.draws = drawn()
         return self.draws
 
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> dict[str, list[Any]]:
+    def write_into(
+        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+    ) -> dict[str, list[Any]]:
         """Write samples into the rows of a batch.
 
         Returns:
-            Text and bytes of the samples by name, which have no rows; a collated batch under the name ``""``.
+            Text and bytes of the samples by name, which have no rows; a collated batch under the
+            name ``""``.
 
         Raises:
             DataError: A sample is not like sample 0.
@@ -158,7 +173,9 @@ class SampleWriter:
                 if not drawn():
                     return texts
             self.draws = True  # samples drawn from whatever was there are read again
-            return self._write(rows, indices, random_words(self.seed, Stream.USER, indices, epoch, 2))
+            return self._write(
+                rows, indices, random_words(self.seed, Stream.USER, indices, epoch, 2)
+            )
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
         """A batch in the structure of a sample, or as `collate_fn` made it."""
@@ -167,7 +184,10 @@ class SampleWriter:
         return _build(self.structure, arrays, texts)
 
     def _write(
-        self, rows: Mapping[str, Array], indices: NDArray[np.int64], words: NDArray[np.uint32] | None
+        self,
+        rows: Mapping[str, Array],
+        indices: NDArray[np.int64],
+        words: NDArray[np.uint32] | None,
     ) -> dict[str, list[Any]]:
         """Write samples, a few at a time: those are still in the caches, and their memory serves the next ones."""
         texts: dict[str, list[Any]] = {}
@@ -178,12 +198,20 @@ class SampleWriter:
         for first in range(0, len(indices), step):
             part = slice(first, first + step)
             samples = self._read(indices[part], None if words is None else words[part])
-            self._fill(self.structure, samples, {name: array[part] for name, array in rows.items()}, texts)
+            self._fill(
+                self.structure, samples, {name: array[part] for name, array in rows.items()}, texts
+            )
         return texts
 
     @cached_property
     def _sample_bytes(self) -> int:
-        return max(1, sum(math.prod(field.shape) * np.dtype(field.dtype).itemsize for field in self.fields.values()))
+        return max(
+            1,
+            sum(
+                math.prod(field.shape) * np.dtype(field.dtype).itemsize
+                for field in self.fields.values()
+            ),
+        )
 
     def _read(self, indices: NDArray[np.int64], words: NDArray[np.uint32] | None) -> list[Value]:
         if words is None:
@@ -195,14 +223,18 @@ class SampleWriter:
         return samples
 
     def _ask(self, indices: list[int]) -> list[Value]:
-        read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(self.dataset, "__getitems__", None)
+        read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(
+            self.dataset, "__getitems__", None
+        )
         return list(read_many(indices)) if read_many else [self.dataset[index] for index in indices]
 
     def _describe(self, value: Value, name: str) -> Value:
         if isinstance(value, Mapping):
             return {key: self._describe(part, f"{name}.{key}") for key, part in value.items()}
         if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(*(self._describe(part, f"{name}.{n}") for n, part in enumerate(value)))
+            return type(value)(
+                *(self._describe(part, f"{name}.{n}") for n, part in enumerate(value))
+            )
         if isinstance(value, tuple | list):
             return [self._describe(part, f"{name}.{n}") for n, part in enumerate(value)]
         if isinstance(value, str | bytes):
@@ -213,7 +245,11 @@ class SampleWriter:
         return Leaf(name, tensor.dtype)
 
     def _fill(
-        self, structure: Value, parts: list[Value], rows: Mapping[str, Array], texts: dict[str, list[Any]]
+        self,
+        structure: Value,
+        parts: list[Value],
+        rows: Mapping[str, Array],
+        texts: dict[str, list[Any]],
     ) -> None:
         """Write the same part of several samples."""
         if isinstance(structure, Leaf):
@@ -230,11 +266,18 @@ class SampleWriter:
 def _check_form(structure: Value, parts: list[Value]) -> None:
     if isinstance(structure, dict):
         keys = structure.keys()
-        wrong = next((part for part in parts if not isinstance(part, Mapping) or part.keys() != keys), None)
+        wrong = next(
+            (part for part in parts if not isinstance(part, Mapping) or part.keys() != keys), None
+        )
     else:
-        wrong = next((part for part in parts if isinstance(part, Mapping) or len(part) != len(structure)), None)
+        wrong = next(
+            (part for part in parts if isinstance(part, Mapping) or len(part) != len(structure)),
+            None,
+        )
     if wrong is not None:
-        raise DataError(f"a sample is a {_sketch(wrong)} and sample 0 a {_sketch(structure)}: give them one form")
+        raise DataError(
+            f"a sample is a {_sketch(wrong)} and sample 0 a {_sketch(structure)}: give them one form"
+        )
 
 
 def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
@@ -259,7 +302,9 @@ def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
 def _write_leaf(leaf: Leaf, value: Value, target: Array, row: int) -> None:
     if isinstance(value, torch.Tensor):
         value = value.detach()
-        value = (value.view(_VIEWED_AS[value.dtype]) if value.dtype in _VIEWED_AS else value).numpy()
+        value = (
+            value.view(_VIEWED_AS[value.dtype]) if value.dtype in _VIEWED_AS else value
+        ).numpy()
     array = np.asarray(value)
     if array.shape != target.shape[1:]:
         raise DataError(
@@ -287,7 +332,9 @@ def _as_tensor(value: Value, name: str) -> torch.Tensor:
     if isinstance(value, float):
         value = torch.tensor(value, dtype=torch.float64)
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = value.copy()  # torch warns of read-only arrays, and only shape and dtype matter here
+        value = (
+            value.copy()
+        )  # torch warns of read-only arrays, and only shape and dtype matter here
     try:
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -318,7 +365,11 @@ def _build(structure: Value, arrays: Batch, texts: Mapping[str, list[Any]]) -> V
 def _sketch(value: Value) -> str:
     if isinstance(value, Mapping):
         return f"dict of {sorted(map(str, value))}"
-    return f"{type(value).__name__} of {len(value)}" if isinstance(value, tuple | list) else type(value).__name__
+    return (
+        f"{type(value).__name__} of {len(value)}"
+        if isinstance(value, tuple | list)
+        else type(value).__name__
+    )
 
 
 def count_samples(dataset: RowWriter | MapStyle) -> int:
@@ -327,7 +378,9 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     Raises:
         ConfigError: It cannot be read by index.
     """
-    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(dataset, "__len__"):
+    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(
+        dataset, "__len__"
+    ):
         raise ConfigError(
             f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
             "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
@@ -335,16 +388,21 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
     return len(dataset)
 
 
-def as_rows(dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None) -> RowWriter:
+def as_rows(
+    dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None
+) -> RowWriter:
     """The dataset, if it writes rows; else a writer of its samples.
 
     Raises:
-        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to do.
+        ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
+            do.
     """
     if not isinstance(dataset, RowWriter):
         return SampleWriter(dataset, seed=options.seed, collate_fn=collate_fn)
     if collate_fn is not None:
-        raise ConfigError(f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn")
+        raise ConfigError(
+            f"{type(dataset).__name__} writes into the rows of a batch itself: leave out collate_fn"
+        )
     return dataset
 
 

@@ -25,7 +25,8 @@ _ALIGNMENT_BYTES: Final = 64
 
 
 class Layout:
-    """Fields one after the other, each contiguous over the samples, ragged fields with room for the most items.
+    """Fields one after the other, each contiguous over the samples, ragged fields with room for the
+    most items.
 
     Args:
         fields: Every key of a sample.
@@ -40,7 +41,8 @@ class Layout:
         return sum(self._part_bytes(shape, dtype, samples) for shape, dtype in self._parts.values())
 
     def arrays(self, memory: Array, samples: int) -> dict[str, Array]:
-        """The fields of `samples` samples as views of the memory, the sample numbers under `INDICES`.
+        """The fields of `samples` samples as views of the memory, the sample numbers under
+        `INDICES`.
 
         Args:
             memory: [bytes] uint8, at least `count_bytes(samples)` long.
@@ -54,7 +56,8 @@ class Layout:
         return arrays
 
     def flatten_ragged(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """The ragged fields of a written batch, flat, without the room that is left: N items of all samples each.
+        """The ragged fields of a written batch, flat, without the room that is left: N items of all
+        samples each.
 
         Returns:
             Each field, and under ``NAME_count`` [B] int64 the items of each sample.
@@ -72,7 +75,9 @@ class Layout:
 
     @staticmethod
     def _part_bytes(shape: tuple[int, ...], dtype: "np.dtype[np.generic]", samples: int) -> int:
-        return -(-samples * math.prod(shape) * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return (
+            -(-samples * math.prod(shape) * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        )
 
 
 def _flatten(name: str, field: FieldSpec, rows: Array, counts: Array) -> torch.Tensor:
@@ -108,14 +113,19 @@ class Slot:
         arrays: Views of all fields, and of the sample numbers.
     """
 
-    def __init__(self, layout: Layout, samples: int, *, shared: bool, pinned: torch.device | None) -> None:
+    def __init__(
+        self, layout: Layout, samples: int, *, shared: bool, pinned: torch.device | None
+    ) -> None:
         self.serial = self.oldest = next(_serials)
         self.samples = samples
         nbytes = layout.count_bytes(samples)
         self._shared = SharedMemory(nbytes) if shared else None
         self.handle: Handle | None = self._shared.handle if self._shared else None
-        # The exporter is no ndarray, so that views keep the array they were made from alive and not this one.
-        self._exporter = self._shared.map if self._shared else _allocate(nbytes, pinned=pinned is not None)
+        # The exporter is no ndarray, so that views keep the array they were made from alive and not
+        # this one.
+        self._exporter = (
+            self._shared.map if self._shared else _allocate(nbytes, pinned=pinned is not None)
+        )
         if pinned is not None:
             _pin(self, self.view(), pinned)
         self.arrays = layout.arrays(self.view(), samples)
@@ -128,9 +138,9 @@ class Slot:
 class Staging:
     """Lends the memory of batches, and takes it back when the last tensor that shows it is gone.
 
-    A batch that is still referenced is never written again. Whoever keeps more than a few gets copies, so that the
-    ring stays small. Where copies to a GPU may be under way, memory is used again only after an event that was
-    recorded on the stream when the last reference went.
+    A batch that is still referenced is never written again. Whoever keeps more than a few gets
+    copies, so that the ring stays small. Where copies to a GPU may be under way, memory is used
+    again only after an event that was recorded on the stream when the last reference went.
 
     Args:
         layout: The fields.
@@ -142,14 +152,20 @@ class Staging:
         self.layout, self.shared, self.pinned = layout, shared, pinned
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._free: list[Slot] = []
-        self._returned: deque[tuple[Slot, Any]] = deque()  # appended to by finalizers, in any thread
+        self._returned: deque[tuple[Slot, Any]] = (
+            deque()
+        )  # appended to by finalizers, in any thread
         self._lent = 0
 
     def take(self, samples: int) -> Slot:
         """A slot with room for so many samples; smaller ones that are free are let go."""
         self._collect()
         self._free = [slot for slot in self._free if slot.samples >= samples]
-        slot = self._free.pop() if self._free else Slot(self.layout, samples, shared=self.shared, pinned=self.pinned)
+        slot = (
+            self._free.pop()
+            if self._free
+            else Slot(self.layout, samples, shared=self.shared, pinned=self.pinned)
+        )
         self._slots.add(slot)
         slot.oldest = min(other.serial for other in self._slots)
         return slot
@@ -164,7 +180,9 @@ class Staging:
         root = slot.view()
         arrays = self.layout.arrays(root, slot.samples)
         kept = self._lent >= _HANDED_OUT
-        ragged = self.layout.flatten_ragged({name: array[:samples] for name, array in arrays.items()})
+        ragged = self.layout.flatten_ragged(
+            {name: array[:samples] for name, array in arrays.items()}
+        )
         fixed = {name: arrays[name][:samples] for name in self.layout.fields if name not in ragged}
         if kept:
             fixed = {name: array.copy() for name, array in fixed.items()}
@@ -207,7 +225,9 @@ def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: torch.devi
     event = None
     if pinned is not None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(torch.cuda.current_stream(pinned))  # of that device, whichever is current in this thread
+        event.record(
+            torch.cuda.current_stream(pinned)
+        )  # of that device, whichever is current in this thread
     returned.append((slot, event))
 
 
@@ -221,8 +241,12 @@ def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
     address, runtime = memory.ctypes.data, cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
     error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if error:
-        log.warning("%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error)
-        with suppress(RuntimeError):  # the runtime keeps an error until the next kernel, which would be blamed for it
+        log.warning(
+            "%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error
+        )
+        with suppress(
+            RuntimeError
+        ):  # the runtime keeps an error until the next kernel, which would be blamed for it
             torch.ones(1, device=device).add_(1)
         return
     weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False

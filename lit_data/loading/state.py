@@ -72,7 +72,8 @@ class LoaderState:
             not isinstance(state, Mapping)
             or state.keys() != names.keys()
             or any(
-                type(state[name]) is not kind or not 0 <= state[name] < 2 ** (64 if name == "seed" else 63)
+                type(state[name]) is not kind
+                or not 0 <= state[name] < 2 ** (64 if name == "seed" else 63)
                 for name, kind in names.items()
             )
             or state["position"] > state["length"]
@@ -88,7 +89,8 @@ class LoaderState:
         return asdict(self)
 
     def check_fits(self, order: EpochOrder) -> None:
-        """Refuse to go on inside an epoch of another order, where samples would be lost and repeated.
+        """Refuse to go on inside an epoch of another order, where samples would be lost and
+        repeated.
 
         Raises:
             ConfigError: The set, the seed or the order is another one.
@@ -109,4 +111,7 @@ class LoaderState:
 
     def is_elastic(self, batch_size: int, world_size: int) -> bool:
         """Whether the epoch goes on with other sizes than it began with."""
-        return bool(self.position) and (self.batch_size, self.world_size) != (batch_size, world_size)
+        return bool(self.position) and (self.batch_size, self.world_size) != (
+            batch_size,
+            world_size,
+        )

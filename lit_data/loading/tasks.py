@@ -40,7 +40,8 @@ class Failure:
     """An exception on its way from a worker.
 
     Attributes:
-        error: The exception; from another process its pickle, or nothing where it cannot be rebuilt.
+        error: The exception; from another process its pickle, or nothing where it cannot be
+            rebuilt.
         text: Class, message and traceback.
         sample: The sample it came from and its name, if known.
     """
@@ -70,11 +71,16 @@ class Failure:
             return DataError(f"loading {self.sample} failed:\n{self.text}")
         if isinstance(error, LitDataError):
             return type(error)(f"{error}\n  while loading {self.sample}")
-        error.add_note(f"while loading {self.sample}" + (f"\n{self.text}" if error.__traceback__ is None else ""))
+        error.add_note(
+            f"while loading {self.sample}"
+            + (f"\n{self.text}" if error.__traceback__ is None else "")
+        )
         return error
 
 
-def write(dataset: RowWriter, arrays: Mapping[str, Array], first: int, stop: int, epoch: int) -> Texts | Failure:
+def write(
+    dataset: RowWriter, arrays: Mapping[str, Array], first: int, stop: int, epoch: int
+) -> Texts | Failure:
     """Write one micro-batch; any exception of the dataset comes back instead of being raised."""
     rows = {name: array[first:stop] for name, array in arrays.items()}
     indices = rows.pop(INDICES)
@@ -91,7 +97,9 @@ def check_crossing(answer: Texts | Failure) -> Texts | Failure:
     try:
         _Checker(io.BytesIO()).dump(answer)
     except Exception as error:
-        return Failure(None, f"{error!r}: a part of a sample cannot be sent to the main process", "a sample")
+        return Failure(
+            None, f"{error!r}: a part of a sample cannot be sent to the main process", "a sample"
+        )
     return answer
 
 
@@ -107,16 +115,22 @@ def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:
     describe: Callable[[int], str] | None = getattr(dataset, "describe_sample", None)
     numbers = indices.tolist()
     first = describe(numbers[0]) if describe else ""
-    shown = ", ".join(map(str, numbers[:_NAMED])) + (f" and {len(numbers) - _NAMED} more" * (len(numbers) > _NAMED))
+    shown = ", ".join(map(str, numbers[:_NAMED])) + (
+        f" and {len(numbers) - _NAMED} more" * (len(numbers) > _NAMED)
+    )
     return f"sample {shown}" + (f" ({first}{' first' * (len(numbers) > 1)})" if first else "")
 
 
-def _find_culprit(dataset: RowWriter, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> str:
+def _find_culprit(
+    dataset: RowWriter, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+) -> str:
     """Try the samples one by one; what fails alone is named alone."""
     for number in range(len(indices)):
         one = slice(number, number + 1)
         try:
-            dataset.write_into({name: array[one] for name, array in rows.items()}, indices[one], epoch)
+            dataset.write_into(
+                {name: array[one] for name, array in rows.items()}, indices[one], epoch
+            )
         except (Exception, SystemExit):
             return describe_samples(dataset, indices[one])
     return describe_samples(dataset, indices)

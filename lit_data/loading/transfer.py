@@ -25,7 +25,8 @@ class Copy:
 
 
 class StagedBatch(dict[str, Any]):
-    """A batch on the host whose copy to the device is under way; hooks before the transfer see the host tensors.
+    """A batch on the host whose copy to the device is under way; hooks before the transfer see the
+    host tensors.
 
     Args:
         batch: The batch.
@@ -61,7 +62,10 @@ class SideStream:
     def start(self, batch: Mapping[str, Tensor]) -> StagedBatch:
         """Begin to copy a batch whose tensors are page-locked."""
         with torch.cuda.stream(self.stream):
-            copies = {name: Copy(host, host.to(self.device, non_blocking=True)) for name, host in batch.items()}
+            copies = {
+                name: Copy(host, host.to(self.device, non_blocking=True))
+                for name, host in batch.items()
+            }
             return StagedBatch(batch, copies, self.stream.record_event())
 
     def ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
@@ -87,9 +91,11 @@ class SideStream:
 
 
 def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
-    """The batch on its device, for use on the current stream: copies that were begun, and what hooks added since.
+    """The batch on its device, for use on the current stream: copies that were begun, and what
+    hooks added since.
 
-    Of what was added, tensors and all that has a method ``to`` move, also inside dicts, lists and tuples.
+    Of what was added, tensors and all that has a method ``to`` move, also inside dicts, lists and
+    tuples.
 
     Args:
         batch: A staged batch, perhaps extended.
@@ -113,7 +119,9 @@ def _moved(copy: Copy | None, value: Any, device: torch.device) -> Any:  # noqa:
         return copy.device
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    return tree_map(partial(_move, device), value, is_leaf=_has_to)  # a packed sequence is a tuple, but has `to`
+    return tree_map(
+        partial(_move, device), value, is_leaf=_has_to
+    )  # a packed sequence is a tuple, but has `to`
 
 
 def _has_to(value: object) -> bool:

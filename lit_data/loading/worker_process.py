@@ -12,7 +12,9 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data._utils import worker as torch_worker  # where `get_worker_info` looks; nothing public sets it
+from torch.utils.data._utils import (
+    worker as torch_worker,
+)  # where `get_worker_info` looks; nothing public sets it
 
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.staging import Layout
@@ -31,7 +33,8 @@ PID, SLOT, FIRST, STOP = range(4)
 
 
 class Board:
-    """A few numbers that all processes see: line 0 is written by the main process, line i + 1 by worker i.
+    """A few numbers that all processes see: line 0 is written by the main process, line i + 1 by
+    worker i.
 
     Args:
         workers: How many workers.
@@ -84,7 +87,8 @@ class RowReader:
 
 
 def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> None:
-    """Be a worker: answer each message with its number and what came of it; first say that this process listens.
+    """Be a worker: answer each message with its number and what came of it; first say that this
+    process listens.
 
     Args:
         reader: What to do.
@@ -113,7 +117,9 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
     np.random.seed(seed)  # noqa: NPY002 - the generators that somebody's dataset may draw from
     torch.manual_seed(seed)
     dataset: Any = reader.dataset
-    torch_worker._worker_info = torch_worker.WorkerInfo(id=worker, num_workers=workers, seed=seed, dataset=dataset)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker, num_workers=workers, seed=seed, dataset=dataset
+    )
     if THREADS_VARIABLE not in os.environ:
         os.environ[THREADS_VARIABLE] = "1"  # for an OpenCV that is imported later
         if "cv2" in sys.modules:

@@ -77,7 +77,9 @@ class ThreadWorkers:
         for name in names:
             threading.Thread(target=_work, args=work, name=name, daemon=True).start()
         ready.wait()
-        torch.set_num_threads(torch_threads)  # threads have numbers of their own, new ones that of the last call
+        torch.set_num_threads(
+            torch_threads
+        )  # threads have numbers of their own, new ones that of the last call
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Hand out tasks ahead and wait for the answers.
@@ -119,7 +121,11 @@ class ThreadWorkers:
                 finished, answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except Empty:
                 raise WorkerDiedError(
-                    hang_text("a thread", self.timeout_s, describe_samples(self.dataset, ahead[number].indices))
+                    hang_text(
+                        "a thread",
+                        self.timeout_s,
+                        describe_samples(self.dataset, ahead[number].indices),
+                    )
                 ) from None
             done[finished] = answer
 
@@ -139,10 +145,11 @@ def hang_text(worker: str, timeout_s: float, samples: str) -> str:
 
 
 class _OpenCV:
-    """OpenCV starts a thread for each core on every call; several of our threads would each wait for them.
+    """OpenCV starts a thread for each core on every call; several of our threads would each wait
+    for them.
 
-    While at least one loader runs threads it has none, unless the user gave it a number. Afterwards it has those that
-    it had.
+    While at least one loader runs threads it has none, unless the user gave it a number. Afterwards
+    it has those that it had.
     """
 
     def __init__(self) -> None:
@@ -161,7 +168,11 @@ class _OpenCV:
     def quieten(self) -> None:
         """Take its threads, also where a dataset imports it late."""
         cv2: Any = sys.modules.get("cv2")
-        if self._before is None and hasattr(cv2, "setNumThreads") and THREADS_VARIABLE not in os.environ:
+        if (
+            self._before is None
+            and hasattr(cv2, "setNumThreads")
+            and THREADS_VARIABLE not in os.environ
+        ):
             self._before = cv2.getNumThreads()
             cv2.setNumThreads(0)
 
@@ -169,7 +180,9 @@ class _OpenCV:
 _opencv: Final = _OpenCV()
 
 
-def _work(dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier) -> None:
+def _work(
+    dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier
+) -> None:
     torch.get_num_threads()  # the first call in a thread takes over the main thread's number, so not after the next
     torch.set_num_threads(1)
     ready.wait()
@@ -178,8 +191,12 @@ def _work(dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threa
             number, task, answers = job
             try:
                 answer = write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)
-            except BaseException as error:  # else this thread would end without a word, and its task be waited for
-                answer = Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
+            except (
+                BaseException
+            ) as error:  # else this thread would end without a word, and its task be waited for
+                answer = Failure(
+                    error, traceback.format_exc(), describe_samples(dataset, task.indices)
+                )
             answers.put((number, answer))
             del task, answers
         del job  # or the slot would be kept while this thread waits

@@ -9,7 +9,12 @@ from lit_data.modules.gan.module import GANModule
 from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
 from lit_data.modules.gan.rays import RayGenerator
 from lit_data.modules.pretrained.detection import TorchvisionDetectionModule, TorchvisionDetector
-from lit_data.modules.pretrained.nets import SmpNet, TimmNet, TorchvisionClassifier, TorchvisionSegmenter
+from lit_data.modules.pretrained.nets import (
+    SmpNet,
+    TimmNet,
+    TorchvisionClassifier,
+    TorchvisionSegmenter,
+)
 from lit_data.modules.segmentation.module import SegmentationModule
 from lit_data.modules.segmentation.nets import CompareNet, UNet
 from lit_data.modules.voxel.module import VoxelModule

@@ -50,7 +50,9 @@ class ConvClassifier(nn.Module):
                 f"classes={count}, channels={channels}, width={width}, depth={depth}: need at least 1 of each"
             )
         widths = [channels, *(width * 2**scale for scale in range(depth))]
-        self.layers = nn.Sequential(*(layer for pair in pairwise(widths) for layer in _halve(*pair)))
+        self.layers = nn.Sequential(
+            *(layer for pair in pairwise(widths) for layer in _halve(*pair))
+        )
         self.head = nn.Linear(widths[-1], count)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         load_weights_file(self, weights)
@@ -58,14 +60,23 @@ class ConvClassifier(nn.Module):
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
-        means = self.layers(images).mean((2, 3), dtype=self.head.weight.dtype)  # more precise than what goes in
+        means = self.layers(images).mean(
+            (2, 3), dtype=self.head.weight.dtype
+        )  # more precise than what goes in
         return run_in_float32(self.head, means)
 
 
 def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
     first = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
     second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
-    return first, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True), second, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
+    return (
+        first,
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+        second,
+        nn.BatchNorm2d(outputs),
+        nn.ReLU(inplace=True),
+    )
 
 
 class ClassificationModule(ScoredModule):
@@ -73,17 +84,19 @@ class ClassificationModule(ScoredModule):
 
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``label`` [B] int64.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it: ``accuracy``;
-    ``f1`` and ``recall``, the means over the classes that there are; and ``f1_NAME`` of each of these.
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it: ``accuracy``; ``f1`` and ``recall``, the means over the classes that there are; and
+    ``f1_NAME`` of each of these.
 
     Args:
-        net: From [B, C, H, W] images to [B, classes] logits, such as `ConvClassifier` or a classifier of torchvision.
+        net: From [B, C, H, W] images to [B, classes] logits, such as `ConvClassifier` or a
+            classifier of torchvision.
         classes: Names of the classes.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`.
         label_smoothing: Share of the target that all classes have alike.
-        class_weights: Factors on the loss of images by their class; `balanced`: ``images / (classes * images of the
-            class)`` in the training split.
+        class_weights: Factors on the loss of images by their class; `balanced`: ``images / (classes
+            * images of the class)`` in the training split.
 
     Raises:
         ConfigError: The schedule is unknown; later, that net or datamodule have other classes.
@@ -105,9 +118,15 @@ class ClassificationModule(ScoredModule):
         super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         self.classes, self.label_smoothing = tuple(map(str, classes or ())), label_smoothing
         self.class_weights = class_weights
-        given = [1.0] * len(self.classes) if class_weights is None or class_weights == "balanced" else class_weights
+        given = (
+            [1.0] * len(self.classes)
+            if class_weights is None or class_weights == "balanced"
+            else class_weights
+        )
         self.register_buffer("weights", torch.tensor(list(given)), persistent=False)
-        scores: dict[str, Metric] = {f"{stage}_labels": LabelScores(self.classes or ("",)) for stage in ("val", "test")}
+        scores: dict[str, Metric] = {
+            f"{stage}_labels": LabelScores(self.classes or ("",)) for stage in ("val", "test")
+        }
         self.scores = nn.ModuleDict(scores)
         self.save_hyperparameters("classes", "schedule", "label_smoothing", "class_weights")
 
@@ -131,7 +150,9 @@ class ClassificationModule(ScoredModule):
         if self.class_weights == "balanced":
             datamodule: Any = getattr(self.trainer, "datamodule", None)
             if not hasattr(datamodule, "count_classes"):
-                raise ConfigError("class_weights=balanced needs a datamodule that counts: give the weights as a list")
+                raise ConfigError(
+                    "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+                )
             counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             self.weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
 
@@ -153,8 +174,11 @@ class ClassificationModule(ScoredModule):
     @override
     def find_loss(self, batch: Batch) -> Tensor:
         logits = self(batch["image"]).float()
-        losses = F.cross_entropy(logits, batch["label"], reduction="none", label_smoothing=self.label_smoothing)
-        # The weights' own mean, as torch divides by, would let one sample change the weight of another.
+        losses = F.cross_entropy(
+            logits, batch["label"], reduction="none", label_smoothing=self.label_smoothing
+        )
+        # The weights' own mean, as torch divides by, would let one sample change the weight of
+        # another.
         loss: Tensor = (losses * self.weights[batch["label"]]).mean()
         return loss
 
@@ -199,7 +223,8 @@ class LabelScores(MulticlassConfusionMatrix):
         found = {"accuracy": hits.sum() / told.sum().clamp(min=1), "f1": f1[there].mean()}
         found["recall"] = (hits / told.clamp(min=1))[there].mean()
         return {
-            name: value.float() for name, value in (found | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
+            name: value.float()
+            for name, value in (found | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
         }
 
 

@@ -14,18 +14,23 @@ def count_outputs(classes: int | Sequence[str] | None) -> int:
 def run_in_float32(layer: nn.Conv2d | nn.Linear, features: Tensor) -> Tensor:
     """Run the layer that gives a net's logits in float32 under autocast, too.
 
-    bfloat16 has 8 significant bits: near 1 in 50 its logits are 1/64 apart, so that scores of pixels tie and those of
-    images are coarse. The layer has few outputs, which costs next to nothing.
+    bfloat16 has 8 significant bits: near 1 in 50 its logits are 1/64 apart, so that scores of
+    pixels tie and those of images are coarse. The layer has few outputs, which costs next to
+    nothing.
 
     Args:
         layer: The last one.
         features: Its input, of any floating dtype.
     """
     device_type = features.device.type
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):  # torch knows no autocast of shapes alone
+    if device_type == "meta" or not torch.is_autocast_enabled(
+        device_type
+    ):  # torch knows no autocast of shapes alone
         return _call(layer, features)
     with torch.autocast(device_type, enabled=False):
-        return _call(layer, features.to(layer.weight.dtype))  # that of the weights: some strategies cast them
+        return _call(
+            layer, features.to(layer.weight.dtype)
+        )  # that of the weights: some strategies cast them
 
 
 def _call(layer: nn.Module, features: Tensor) -> Tensor:

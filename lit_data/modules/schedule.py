@@ -30,15 +30,18 @@ def check_schedule(schedule: Schedule) -> None:
 def schedule_optimizer(
     optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer, *, optimizers: int = 1
 ) -> Any:  # noqa: ANN401
-    """Return what `configure_optimizers` returns for an optimizer whose learning rate follows a schedule.
+    """Return what `configure_optimizers` returns for an optimizer whose learning rate follows a
+    schedule.
 
-    A run that ``trainer.max_time`` ends before its last step follows the clock, so it too reaches the lowest rate.
+    A run that ``trainer.max_time`` ends before its last step follows the clock, so it too reaches
+    the lowest rate.
 
     Args:
         optimizer: With the highest learning rate.
         schedule: Its name.
         trainer: Knows the length of the run.
-        optimizers: How many step in each batch; with manual optimisation Lightning counts each of their steps.
+        optimizers: How many step in each batch; with manual optimisation Lightning counts each of
+            their steps.
 
     Raises:
         ConfigError: The run has no known end; for `plateau`, that no checkpoint looks at a metric.
@@ -50,7 +53,9 @@ def schedule_optimizer(
     length, interval = _find_length(schedule, trainer, optimizers)
     progress = _RunProgress(trainer, length)
 
-    def factor_at(count: int) -> float:  # a plain function: LambdaLR would write an object into each checkpoint
+    def factor_at(
+        count: int,
+    ) -> float:  # a plain function: LambdaLR would write an object into each checkpoint
         return learning_rate_factor(schedule, progress.at(count))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor_at)
@@ -99,11 +104,12 @@ def _find_timer(trainer: L.Trainer) -> Timer | None:
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
     """Share of the highest learning rate at one point of the run.
 
-    `one_cycle` rises for the first 30 % of the run and falls for the rest, both as half a cosine (Smith and Topin,
-    "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter, "SGDR", 2017), in `warmup_cosine`
-    after a straight rise over 5 % (Goyal et al., "Accurate, large minibatch SGD", 2017); `steps` is a tenth after half
-    of the run and a hundredth after three quarters (He et al., "Deep residual learning", 2016). `none` is 1, as is
-    `plateau`, which goes by the metric that the best checkpoint is chosen by: a tenth after 5 validations without a
+    `one_cycle` rises for the first 30 % of the run and falls for the rest, both as half a cosine
+    (Smith and Topin, "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter,
+    "SGDR", 2017), in `warmup_cosine` after a straight rise over 5 % (Goyal et al., "Accurate, large
+    minibatch SGD", 2017); `steps` is a tenth after half of the run and a hundredth after three
+    quarters (He et al., "Deep residual learning", 2016). `none` is 1, as is `plateau`, which goes
+    by the metric that the best checkpoint is chosen by: a tenth after 5 validations without a
     better one. A run that turns out longer than planned goes on at the last value.
 
     Args:
@@ -127,12 +133,15 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
         raise ConfigError(
             "schedule='plateau' goes by the metric of the best checkpoint: set callbacks.checkpoint.monitor"
         )
-    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, mode=chosen.mode, patience=_PATIENCE)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, mode=chosen.mode, patience=_PATIENCE
+    )
     return {"scheduler": scheduler, "interval": "epoch", "monitor": chosen.monitor, "strict": False}
 
 
 def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[float, str]:
-    """Return the steps of the run; epochs where the loader has no length, for which Lightning answers -1 or infinity.
+    """Return the steps of the run; epochs where the loader has no length, for which Lightning
+    answers -1 or infinity.
 
     They are infinite where `max_time` alone ends the run.
     """

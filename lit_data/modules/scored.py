@@ -24,13 +24,15 @@ _PEAKS = 32
 class PixelScores(Metric):
     """Average precision and Dice of pixels, from a histogram of scores.
 
-    The state is two counts for each of 8192 bins, whatever the number of pixels: torchmetrics' own average precision
-    keeps all pixels, or in its binned form compares every pixel with every threshold. Average precision is
-    ``sum((R_k - R_(k-1)) * P_k)`` over falling thresholds (Zhu, "Recall, precision and average precision", 2004). Dice
-    is ``2 TP / (2 TP + FP + FN)``, at `threshold` or at the threshold where it is largest.
+    The state is two counts for each of 8192 bins, whatever the number of pixels: torchmetrics' own
+    average precision keeps all pixels, or in its binned form compares every pixel with every
+    threshold. Average precision is ``sum((R_k - R_(k-1)) * P_k)`` over falling thresholds (Zhu,
+    "Recall, precision and average precision", 2004). Dice is ``2 TP / (2 TP + FP + FN)``, at
+    `threshold` or at the threshold where it is largest.
 
     Args:
-        threshold: Score from which a pixel counts as a defect, for Dice; none takes the best one, which flatters.
+        threshold: Score from which a pixel counts as a defect, for Dice; none takes the best one,
+            which flatters.
     """
 
     full_state_update = False
@@ -79,12 +81,13 @@ class PixelScores(Metric):
 class DefectRecall(Metric):
     """Share of defects found at a fixed number of false alarms per patch.
 
-    A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A false alarm is a local
-    maximum of the score (the highest within 5 x 5 px, the first of equal ones) farther than 3 px from any mask. A
-    defect is found when its score is above a threshold, the lowest above which there are no more than
-    `false_alarms_per_patch` false alarms on average: one point of the FROC curve (Chakraborty, "Maximum likelihood
-    analysis of free-response ROC data", 1989). Of each patch the 32 highest alarms are kept, which bounds the state;
-    the recall is exact unless a single patch has more of them above the threshold.
+    A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A
+    false alarm is a local maximum of the score (the highest within 5 x 5 px, the first of equal
+    ones) farther than 3 px from any mask. A defect is found when its score is above a threshold,
+    the lowest above which there are no more than `false_alarms_per_patch` false alarms on average:
+    one point of the FROC curve (Chakraborty, "Maximum likelihood analysis of free-response ROC
+    data", 1989). Of each patch the 32 highest alarms are kept, which bounds the state; the recall
+    is exact unless a single patch has more of them above the threshold.
 
     Args:
         false_alarms_per_patch: The allowed rate.
@@ -159,7 +162,9 @@ def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
 
     found: list[float] = []
     for row in torch.nonzero(is_marked(masks).flatten(1).any(1)).flatten().tolist():
-        count, labels = cv2.connectedComponents(is_marked(masks[row, 0]).cpu().numpy().astype(np.uint8), connectivity=8)
+        count, labels = cv2.connectedComponents(
+            is_marked(masks[row, 0]).cpu().numpy().astype(np.uint8), connectivity=8
+        )
         best = np.full(count, -np.inf, dtype=np.float32)
         np.maximum.at(best, labels.ravel(), scores[row, 0].detach().float().cpu().numpy().ravel())
         found += best[1:].tolist()
@@ -170,15 +175,20 @@ def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
     """Give what was loaded the memory format of its weight: on the CPU a fused step takes both value by value."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            if isinstance(value, Tensor) and value.shape == weight.shape and value.stride() != weight.stride():
+            if (
+                isinstance(value, Tensor)
+                and value.shape == weight.shape
+                and value.stride() != weight.stride()
+            ):
                 state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 class ScoredModule(L.LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
-    Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with ``val/`` or ``test/``
-    before it; names that hold one of `not_in_bar` stay out of the progress bar.
+    Logs ``train/loss`` in each step, and what `take_scores` gives after validation and test, with
+    ``val/`` or ``test/`` before it; names that hold one of `not_in_bar` stay out of the progress
+    bar.
 
     Args:
         net: The net.
@@ -196,7 +206,9 @@ class ScoredModule(L.LightningModule):
         check_schedule(schedule)
         self.net = net
         self.optimizer_factory, self.schedule = optimizer, schedule
-        self.save_hyperparameters({"num_parameters": sum(weight.numel() for weight in net.parameters())})
+        self.save_hyperparameters(
+            {"num_parameters": sum(weight.numel() for weight in net.parameters())}
+        )
 
     @abstractmethod
     def find_loss(self, batch: Batch) -> Tensor:

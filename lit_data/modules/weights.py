@@ -16,7 +16,13 @@ from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
-_STATES: Final = ("state_dict", "model_state_dict", "model_state", "model", "net")  # keys under which files hold them
+_STATES: Final = (
+    "state_dict",
+    "model_state_dict",
+    "model_state",
+    "model",
+    "net",
+)  # keys under which files hold them
 _MOST_PREFIXES: Final = 32
 _SHOWN: Final = 3  # names in a message
 _RGB: Final = 3
@@ -41,9 +47,10 @@ class TakenWeights(NamedTuple):
 def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | None:
     """Start a net from the weights of a file: a state dict, or a checkpoint of a LightningModule.
 
-    Only plain data is unpickled. Names may have other prefixes than in the net (``model.``, ``module.``, ``backbone.``
-    or any other): the pair of prefixes under which most numbers fit is taken, so that a classifier's weights also start
-    the encoder of a segmenter. What has another shape is left as it is, and logged with its count.
+    Only plain data is unpickled. Names may have other prefixes than in the net (``model.``,
+    ``module.``, ``backbone.`` or any other): the pair of prefixes under which most numbers fit is
+    taken, so that a classifier's weights also start the encoder of a segmenter. What has another
+    shape is left as it is, and logged with its count.
 
     Args:
         net: Gets the weights in place.
@@ -57,7 +64,9 @@ def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | N
         return None
     file = Path(path).expanduser()
     if not file.is_file():  # reading a FIFO would wait for ever
-        raise DataError(f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or null")
+        raise DataError(
+            f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or null"
+        )
     return take_weights(net, read_weights(file), show_path(path))
 
 
@@ -67,13 +76,19 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         StoreError: It cannot be read, or holds no tensors.
     """
-    content = _read_safetensors(path) if path.suffix == ".safetensors" else read_checkpoint(path, mapped=True)
+    content = (
+        _read_safetensors(path)
+        if path.suffix == ".safetensors"
+        else read_checkpoint(path, mapped=True)
+    )
     candidates = [content[name] for name in _STATES if isinstance(content.get(name), Mapping)]
     for state in (*candidates, content):
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
-    raise StoreError(f"{show_path(path)} holds no weights: its keys are {_name_some(map(str, content))}")
+    raise StoreError(
+        f"{show_path(path)} holds no weights: its keys are {_name_some(map(str, content))}"
+    )
 
 
 def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
@@ -87,11 +102,23 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         StoreError: The file is none.
     """
     try:
-        mapped = mapped and zipfile.is_zipfile(path)  # else torch has another way to say that it is none
+        mapped = mapped and zipfile.is_zipfile(
+            path
+        )  # else torch has another way to say that it is none
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
-        raise StoreError(f"{path} is no checkpoint that can be read: it is damaged, or holds more than data") from error
-    except (EOFError, LookupError, AttributeError, RuntimeError, TypeError, ValueError, OSError) as error:
+        raise StoreError(
+            f"{path} is no checkpoint that can be read: it is damaged, or holds more than data"
+        ) from error
+    except (
+        EOFError,
+        LookupError,
+        AttributeError,
+        RuntimeError,
+        TypeError,
+        ValueError,
+        OSError,
+    ) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
     if not isinstance(content, Mapping):
@@ -104,20 +131,24 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
         from safetensors import SafetensorError
         from safetensors.torch import load_file
     except ImportError as error:
-        raise ConfigError(f"{show_path(path)} needs safetensors: pip install safetensors") from error
+        raise ConfigError(
+            f"{show_path(path)} needs safetensors: pip install safetensors"
+        ) from error
     try:
         content: dict[str, Tensor] = load_file(path, device="cpu")
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{show_path(path)} is no file of safetensors that can be read: {reason}") from error
+        raise StoreError(
+            f"{show_path(path)} is no file of safetensors that can be read: {reason}"
+        ) from error
     return content
 
 
 def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> TakenWeights:
     """Give a net those weights that fit by name and shape, and log how many do.
 
-    The first convolution of a net for another number of channels than RGB gets the weights of RGB, see
-    `fit_channels`.
+    The first convolution of a net for another number of channels than RGB gets the weights of RGB,
+    see `fit_channels`.
 
     Args:
         net: Gets the weights in place.
@@ -129,7 +160,9 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     """
     own = net.state_dict()
     learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
-    strip, add = _find_prefixes({name: tuple(weight.shape) for name, weight in state.items()}, learned)
+    strip, add = _find_prefixes(
+        {name: tuple(weight.shape) for name, weight in state.items()}, learned
+    )
     renamed = {add + name.removeprefix(strip): name for name in state if name.startswith(strip)}
     fitting: dict[str, Tensor] = {}
     other_shape = []
@@ -148,7 +181,11 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     _refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
     net.load_state_dict(fitting, strict=False)
     missing = [name for name in learned if name not in renamed]
-    unused = [name for name in state if not name.startswith(strip) or add + name.removeprefix(strip) not in own]
+    unused = [
+        name
+        for name in state
+        if not name.startswith(strip) or add + name.removeprefix(strip) not in own
+    ]
     taken = TakenWeights(tuple(fitting), tuple(other_shape), tuple(missing), tuple(unused))
     _log_taken(taken, learned, source)
     return taken
@@ -157,8 +194,8 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
 def fit_channels(weight: Tensor, channels: int) -> Tensor:
     """Make the kernels of a convolution of RGB images fit another number of channels.
 
-    Kernels of one channel are the sum over R, G and B, which for grey images is the same function; of more channels
-    they are repeated and scaled so that the sum stays.
+    Kernels of one channel are the sum over R, G and B, which for grey images is the same function;
+    of more channels they are repeated and scaled so that the sum stays.
 
     Args:
         weight: [outputs, 3, h, w].
@@ -185,7 +222,9 @@ def _fit(weight: Tensor, own: Tensor, *, is_first: bool) -> Tensor | None:
     return None
 
 
-def _find_prefixes(state: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]) -> tuple[str, str]:
+def _find_prefixes(
+    state: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]
+) -> tuple[str, str]:
     """Choose what names of the file lose and then get in front, so that most numbers fit; shortest first."""
     best, most = ("", ""), 0
     for strip in _list_prefixes(state):
@@ -210,7 +249,11 @@ def _list_prefixes(names: Iterable[str]) -> list[str]:
 
 
 def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
-    bad = [name for name, weight in weights.items() if weight.is_floating_point() and weight.isnan().any()]
+    bad = [
+        name
+        for name, weight in weights.items()
+        if weight.is_floating_point() and weight.isnan().any()
+    ]
     if bad:
         raise StoreError(
             f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: training diverged before "
@@ -222,7 +265,9 @@ def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], sour
     fitting = [name for name in taken.taken if name in learned]
     parts = [f"{len(fitting)} of {len(learned)} weights of the net are those of {source}"]
     if taken.other_shape:
-        parts.append(f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})")
+        parts.append(
+            f"{len(taken.other_shape)} have another shape there ({_name_some(taken.other_shape)})"
+        )
     if taken.missing:
         parts.append(f"{len(taken.missing)} are not there ({_name_some(taken.missing)})")
     if taken.unused:

@@ -38,7 +38,8 @@ class CTScene:
     """A drawn volume.
 
     Attributes:
-        volume: [Z, Y, X] int16 Hounsfield units; z runs from the feet up, y from the front to the back.
+        volume: [Z, Y, X] int16 Hounsfield units; z runs from the feet up, y from the front to the
+            back.
         labels: [Z, Y, X] uint8, `TUMOUR` where one is.
     """
 
@@ -55,7 +56,8 @@ def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScen
         shape: (z, y, x) voxels.
     """
     rng, noise = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(2)
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
+        for stream in range(2)
     )
     axes = _make_axes(shape)
     girth = rng.uniform(0.9, 1.1, 2)
@@ -107,12 +109,18 @@ def _draw_bones(volume: Floats, axes: _Axes, depth: Floats, rng: np.random.Gener
     thick = np.where(np.cos(beat * z) > -0.6, 0.11, 0.07).astype(np.float32)
     spine = (x**2 + (y - np.float32(0.36)) ** 2) < thick**2
     slope = z - np.float32(0.5) * y + np.float32(rng.uniform(-0.1, 0.1))
-    ribs = (abs(depth - np.float32(0.8)) < 0.045) & (np.cos(np.float32(0.8) * beat * slope) > 0.55) & (abs(x) > 0.06)
+    ribs = (
+        (abs(depth - np.float32(0.8)) < 0.045)
+        & (np.cos(np.float32(0.8) * beat * slope) > 0.55)
+        & (abs(x) > 0.06)
+    )
     volume[ribs & (abs(z) < 0.85)] = _BONE_HU + rng.uniform(-120, 120)
     volume[spine] = _BONE_HU + rng.uniform(-120, 120)
 
 
-def _walk_vessels(centre: NDArray[np.float64], rng: np.random.Generator) -> Iterator[tuple[float, NDArray[np.float64]]]:
+def _walk_vessels(
+    centre: NDArray[np.float64], rng: np.random.Generator
+) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """Radius and middle of balls along vessels that start at the root of a lung and get thinner."""
     for _ in range(_VESSELS):
         place = centre * np.array([1.0, 1.0, 0.55])
@@ -126,11 +134,19 @@ def _walk_vessels(centre: NDArray[np.float64], rng: np.random.Generator) -> Iter
 
 
 def _draw_tumour(
-    volume: Floats, labels: NDArray[np.uint8], axes: _Axes, centre: NDArray[np.float64], rng: np.random.Generator
+    volume: Floats,
+    labels: NDArray[np.uint8],
+    axes: _Axes,
+    centre: NDArray[np.float64],
+    rng: np.random.Generator,
 ) -> None:
     """Draw a ball into two lungs of three; chalk makes it brighter than vessels."""
     place = centre + rng.uniform(-0.5, 0.5, 3) * _LUNG_RADII
-    radius, density_hu, has_one = rng.uniform(0.07, 0.12), rng.uniform(250, 450), rng.uniform() < 2 / 3
+    radius, density_hu, has_one = (
+        rng.uniform(0.07, 0.12),
+        rng.uniform(250, 450),
+        rng.uniform() < 2 / 3,
+    )
     if has_one:
         box, ball = _find_ball(axes, place, radius)
         volume[box][ball] = density_hu
@@ -138,7 +154,10 @@ def _draw_tumour(
 
 
 def _find_ball(
-    axes: _Axes, centre: NDArray[np.float64], radius: float, radii: tuple[float, float, float] = (1.0, 1.0, 1.0)
+    axes: _Axes,
+    centre: NDArray[np.float64],
+    radius: float,
+    radii: tuple[float, float, float] = (1.0, 1.0, 1.0),
 ) -> tuple[_Box, Mask]:
     """A box around a ball or, with `radii` along each axis, an ellipsoid, and its voxels in the box."""
     box, squared = [], np.zeros((1, 1, 1), np.float32)
@@ -146,7 +165,9 @@ def _find_ball(
         away = ((axis - np.float32(middle)) / np.float32(radius * width)).ravel() ** 2
         inside = np.flatnonzero(away < 1)
         box.append(slice(int(inside[0]), int(inside[-1]) + 1) if inside.size else slice(0, 0))
-        squared = squared + np.expand_dims(away[box[-1]], [other for other in range(3) if other != number])
+        squared = squared + np.expand_dims(
+            away[box[-1]], [other for other in range(3) if other != number]
+        )
     return (box[0], box[1], box[2]), squared < 1
 
 
@@ -194,8 +215,9 @@ def ensure_ct_samples(
 ) -> Path:
     """Make the CT samples once and say where they are.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
-    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
+    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
+    and two processes at once end with one.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.

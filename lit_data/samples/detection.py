@@ -30,8 +30,8 @@ class DetectionScene:
 
     Attributes:
         image: [3, H, W] uint8, R, G, B.
-        boxes: [N, 5] int64 = (class, top, left, bottom, right), ends excluded: the pixels of the whole object inside
-            the image, those under a later object included.
+        boxes: [N, 5] int64 = (class, top, left, bottom, right), ends excluded: the pixels of the
+            whole object inside the image, those under a later object included.
     """
 
     image: NDArray[np.uint8]
@@ -47,8 +47,11 @@ class _Thing(NamedTuple):
     colour: Floats  # [3] in 0..1
 
 
-def render_scene(seed: int, number: int, size_px: tuple[int, int], *, empty: bool = False) -> DetectionScene:
-    """Render one image, a pure function of the arguments; ground and objects have random streams of their own.
+def render_scene(
+    seed: int, number: int, size_px: tuple[int, int], *, empty: bool = False
+) -> DetectionScene:
+    """Render one image, a pure function of the arguments; ground and objects have random streams of
+    their own.
 
     Args:
         seed: Seed of the set.
@@ -57,7 +60,8 @@ def render_scene(seed: int, number: int, size_px: tuple[int, int], *, empty: boo
         empty: Draw no object, only rings, which are of no class.
     """
     ground, things = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(2)
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
+        for stream in range(2)
     )
     image = _draw_ground(ground, size_px)
     owner, masks = np.full(size_px, -1), dict[int, Mask]()
@@ -67,7 +71,8 @@ def render_scene(seed: int, number: int, size_px: tuple[int, int], *, empty: boo
         covered = [other for other in np.unique(owner[mask]).tolist() if other >= 0]
         left = [(owner == other) & ~mask for other in covered]
         if not mask.any() or any(
-            part.sum() < _LEAST_VISIBLE * masks[other].sum() for part, other in zip(left, covered, strict=True)
+            part.sum() < _LEAST_VISIBLE * masks[other].sum()
+            for part, other in zip(left, covered, strict=True)
         ):
             continue
         owner[mask], masks[place] = place, mask
@@ -99,14 +104,18 @@ def _interpolate(coarse: Floats, size_px: tuple[int, int]) -> Floats:
     return coarse
 
 
-def _draw_things(rng: np.random.Generator, size_px: tuple[int, int], *, empty: bool) -> list[_Thing]:
+def _draw_things(
+    rng: np.random.Generator, size_px: tuple[int, int], *, empty: bool
+) -> list[_Thing]:
     count, largest_px = int(rng.integers(2, 10)), max(_SMALLEST_PX, 0.24 * min(size_px))
     things = []
     for _ in range(count):
         kind = _DISTRACTOR if empty else int(rng.choice(_DISTRACTOR + 1, p=(0.3, 0.3, 0.3, 0.1)))
         radius_px = float(np.exp(rng.uniform(np.log(_SMALLEST_PX), np.log(largest_px))))
         y, x = (float(rng.uniform(0.4 * radius_px, size - 0.4 * radius_px)) for size in size_px)
-        things.append(_Thing(kind, y, x, radius_px, float(rng.uniform(0, 2 * np.pi)), rng.uniform(0, 1, 3)))
+        things.append(
+            _Thing(kind, y, x, radius_px, float(rng.uniform(0, 2 * np.pi)), rng.uniform(0, 1, 3))
+        )
     return things
 
 
@@ -120,7 +129,11 @@ def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
     if thing.kind == CLASSES.index("square"):
         return np.asarray(np.maximum(abs(along), abs(across)) <= np.sqrt(0.5))
     if thing.kind == CLASSES.index("triangle"):
-        return np.asarray(np.all([np.cos(a) * along + np.sin(a) * across <= 0.5 for a in _CORNERS + np.pi], axis=0))
+        return np.asarray(
+            np.all(
+                [np.cos(a) * along + np.sin(a) * across <= 0.5 for a in _CORNERS + np.pi], axis=0
+            )
+        )
     return np.asarray((squared <= 1) & ((thing.kind != _DISTRACTOR) | (squared >= _HOLE**2)))
 
 
@@ -182,8 +195,9 @@ def ensure_detection_samples(
 ) -> Path:
     """Make the detection samples once and say where they are.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
-    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
+    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
+    and two processes at once end with one.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -209,7 +223,9 @@ def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
     for split in SPLITS:
         (root / "images" / split).mkdir(parents=True)
         (root / "labels" / split).mkdir(parents=True)
-    for number in track(range(spec.count), "making detection samples", spec.count, enabled=progress):
+    for number in track(
+        range(spec.count), "making detection samples", spec.count, enabled=progress
+    ):
         _write_sample(root, spec, number)
     names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
     folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)

@@ -39,7 +39,11 @@ _SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "ellipsoid": ((0.6, 0.95), (0.45, 0.8), (0.45, 0.95)),  # radii
     "box": ((0.4, 0.56), (0.35, 0.56), (0.35, 0.56)),  # halves of the sides
     "cylinder": ((0.4, 0.65), (0.45, 0.72), (0.0, 0.0)),  # radius, half of the height
-    "cone": ((0.55, 0.75), (0.5, 0.65), (0.0, 0.2)),  # lower radius, half of the height, upper radius
+    "cone": (
+        (0.55, 0.75),
+        (0.5, 0.65),
+        (0.0, 0.2),
+    ),  # lower radius, half of the height, upper radius
     "torus": ((0.55, 0.66), (0.18, 0.3), (0.0, 0.0)),  # radius of the ring, and of its section
 }
 
@@ -74,10 +78,13 @@ def draw_solid(seed: int, number: int) -> Solid:
     first, second, third = (float(rng.uniform(low, high)) for low, high in _SIZES[kind])
     hue, step = rng.uniform(), rng.uniform(0.2, 0.8)
     colours = [
-        colorsys.hsv_to_rgb(part % 1, rng.uniform(0.5, 0.9), rng.uniform(0.6, 0.95)) for part in (hue, hue + step)
+        colorsys.hsv_to_rgb(part % 1, rng.uniform(0.5, 0.9), rng.uniform(0.6, 0.95))
+        for part in (hue, hue + step)
     ]
     parting = rng.normal(size=3)
-    turn = _turn(rng.uniform(0, 2 * math.pi), rng.uniform(0, _TILT_RAD), rng.uniform(0, 2 * math.pi))
+    turn = _turn(
+        rng.uniform(0, 2 * math.pi), rng.uniform(0, _TILT_RAD), rng.uniform(0, 2 * math.pi)
+    )
     unit = (parting / np.linalg.norm(parting)).astype(np.float32)
     return Solid(kind, (first, second, third), turn, np.array(colours, np.float32), unit)
 
@@ -111,7 +118,9 @@ class Cameras:
         pixels = np.flatnonzero(squared > 0)
         half = np.sqrt(squared[pixels])
         near, far = middle[pixels] - half, middle[pixels] + half
-        return cls((len(poses), *size_px), pixels, origins[:, pixels], directions[:, pixels], near, far)
+        return cls(
+            (len(poses), *size_px), pixels, origins[:, pixels], directions[:, pixels], near, far
+        )
 
 
 def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
@@ -133,7 +142,9 @@ def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
     step = 2 * _REACH / height
     across = (np.arange(width) + 0.5 - width / 2) * step
     down = (np.arange(height) + 0.5 - height / 2)[:, None] * step
-    ways = across * right[:, :, None, None] - down * up[:, :, None, None] - outward[:, :, None, None]
+    ways = (
+        across * right[:, :, None, None] - down * up[:, :, None, None] - outward[:, :, None, None]
+    )
     ways /= np.linalg.norm(ways, axis=0)
     origins = np.repeat(CAMERA_DISTANCE * outward, height * width, axis=1)
     return origins.astype(np.float32), ways.reshape(3, -1).astype(np.float32)
@@ -143,7 +154,8 @@ def render_views(solid: Solid, cameras: Cameras) -> NDArray[np.uint8]:
     """What cameras see of an object: [V, h, w, 3] uint8, R, G, B."""
     start, way = (solid.turn.T @ part for part in (cameras.origins, cameras.directions))
     pixel = np.float32(CAMERA_DISTANCE * 2 * _REACH / cameras.shape[1])
-    # A pixel at the edge is covered in part, by how far from the solid its ray passes: half a pixel in, half out.
+    # A pixel at the edge is covered in part, by how far from the solid its ray passes: half a pixel
+    # in, half out.
     along, away = _trace(solid, start, way, cameras, pixel / 2)
     seen = np.flatnonzero(away < pixel)
     cover = (1 - away[seen] / pixel)[:, None]
@@ -153,7 +165,9 @@ def render_views(solid: Solid, cameras: Cameras) -> NDArray[np.uint8]:
     return np.round(image * 255).astype(np.uint8).reshape(*cameras.shape, 3)
 
 
-def _trace(solid: Solid, start: Floats, way: Floats, cameras: Cameras, less: np.float32) -> tuple[Floats, Floats]:
+def _trace(
+    solid: Solid, start: Floats, way: Floats, cameras: Cameras, less: np.float32
+) -> tuple[Floats, Floats]:
     """Follow rays to a surface that lies `less` inside that of the solid.
 
     Returns:
@@ -170,7 +184,13 @@ def _trace(solid: Solid, start: Floats, way: Floats, cameras: Cameras, less: np.
         kept = np.flatnonzero((distance > _HIT) & (at < far))
         if not kept.size:
             break
-        active, at, far, start, way = active[kept], at[kept], far[kept], start[:, kept], way[:, kept]
+        active, at, far, start, way = (
+            active[kept],
+            at[kept],
+            far[kept],
+            start[:, kept],
+            way[:, kept],
+        )
     return along, np.where(away < _HIT, np.float32(0), away)
 
 
@@ -179,7 +199,9 @@ def _shade(solid: Solid, points: Floats) -> Floats:
     light = solid.turn.T @ (_LIGHT / np.linalg.norm(_LIGHT))
     lit = _AMBIENT + (1 - _AMBIENT) * np.maximum(light @ _normals(solid, points), 0)
     share = np.clip(solid.parting @ points / np.float32(2 * _BLUR) + np.float32(0.5), 0, 1)[:, None]
-    return np.asarray(lit[:, None] * (solid.colours[0] * share + solid.colours[1] * (1 - share)), np.float32)
+    return np.asarray(
+        lit[:, None] * (solid.colours[0] * share + solid.colours[1] * (1 - share)), np.float32
+    )
 
 
 def _normals(solid: Solid, points: Floats) -> Floats:
@@ -192,8 +214,13 @@ def _normals(solid: Solid, points: Floats) -> Floats:
 
 def _turn(yaw: float, tilt: float, spin: float) -> Floats:
     """A rotation: about z, then over, then about z again: [3, 3] float32."""
-    over = np.array(((1, 0, 0), (0, math.cos(tilt), -math.sin(tilt)), (0, math.sin(tilt), math.cos(tilt))))
-    about = [np.array(((math.cos(a), -math.sin(a), 0), (math.sin(a), math.cos(a), 0), (0, 0, 1))) for a in (yaw, spin)]
+    over = np.array(
+        ((1, 0, 0), (0, math.cos(tilt), -math.sin(tilt)), (0, math.sin(tilt), math.cos(tilt)))
+    )
+    about = [
+        np.array(((math.cos(a), -math.sin(a), 0), (math.sin(a), math.cos(a), 0), (0, 0, 1)))
+        for a in (yaw, spin)
+    ]
     turn: Floats = np.asarray(about[1] @ over @ about[0], np.float32)
     return turn
 
@@ -215,7 +242,9 @@ def _to_ellipsoid(points: Floats, sizes: Sizes) -> Floats:
 def _to_box(points: Floats, sizes: Sizes) -> Floats:
     x, y, z = np.abs(points) - (np.array(sizes, np.float32) - np.float32(_EDGE))[:, None]
     inside = np.minimum(np.maximum(np.maximum(x, y), z), 0)
-    distance: Floats = _length(np.maximum(x, 0), np.maximum(y, 0), np.maximum(z, 0)) + inside - np.float32(_EDGE)
+    distance: Floats = (
+        _length(np.maximum(x, 0), np.maximum(y, 0), np.maximum(z, 0)) + inside - np.float32(_EDGE)
+    )
     return distance
 
 
@@ -233,7 +262,9 @@ def _to_cone(points: Floats, sizes: Sizes) -> Floats:
     cap_r = radius - np.minimum(radius, np.where(z < 0, lower, upper))
     cap_z = np.abs(z) - half
     slant_r, slant_z = upper - lower, 2 * half
-    share = np.clip(((radius - upper) * -slant_r + (half - z) * slant_z) / (slant_r**2 + slant_z**2), 0, 1)
+    share = np.clip(
+        ((radius - upper) * -slant_r + (half - z) * slant_z) / (slant_r**2 + slant_z**2), 0, 1
+    )
     side_r, side_z = radius - upper + slant_r * share, z - half + slant_z * share
     outside = np.where((side_r < 0) & (cap_z < 0), np.float32(-1), np.float32(1))
     distance: Floats = outside * np.minimum(_length(cap_r, cap_z), _length(side_r, side_z))
@@ -339,7 +370,10 @@ def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
     cameras = Cameras.at(layout.poses(spec.tiles), (spec.size[0], spec.size[1]))
     for number in track(range(spec.count), "making GAN samples", spec.count, enabled=progress):
         solid = draw_solid(spec.seed, number)
-        rows = [np.concatenate(list(row), axis=1) for row in np.split(render_views(solid, cameras), spec.tiles)]
+        rows = [
+            np.concatenate(list(row), axis=1)
+            for row in np.split(render_views(solid, cameras), spec.tiles)
+        ]
         name = f"{solid.kind}_{number:04d}.png"
         write_png(root / spec.split_of(number) / solid.kind / name, np.concatenate(rows))
     (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")

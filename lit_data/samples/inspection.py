@@ -25,7 +25,8 @@ class InspectionSampleSpec(SampleSpec):
 def ensure_inspection_samples(
     folder: Path, *, count: int = 60, size_px: tuple[int, int] = (192, 256), seed: int = 0
 ) -> Path:
-    """Make the set once and say where it is: ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
+    """Make the set once and say where it is: ``NUMBER.png``, and ``NUMBER_mask.png`` of those with
+    a defect.
 
     Args:
         folder: The set is made in a folder of its own below this one.
@@ -43,7 +44,9 @@ def ensure_inspection_samples(
     def write(made: Path) -> None:
         made.mkdir()
         for number in track(range(spec.count), "drawing samples", spec.count):
-            image, mask = draw_surface(np.random.default_rng((spec.seed, number)), (spec.size[0], spec.size[1]))
+            image, mask = draw_surface(
+                np.random.default_rng((spec.seed, number)), (spec.size[0], spec.size[1])
+            )
             write_png(made / f"{number:04}.png", image)
             if mask.any():
                 write_png(made / f"{number:04}_mask.png", mask * np.uint8(255))
@@ -52,7 +55,9 @@ def ensure_inspection_samples(
     return ensure_set(folder / spec.folder_name, recipe, write, what="inspection")
 
 
-def draw_surface(rng: np.random.Generator, size_px: tuple[int, int]) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+def draw_surface(
+    rng: np.random.Generator, size_px: tuple[int, int]
+) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Draw a surface.
 
     Args:
@@ -84,7 +89,10 @@ def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray
     y, x = _choose_place(rng, size_px)
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(15, 45), rng.uniform(1.2, 2.5)
     rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
-    along, across = columns * np.cos(angle) + rows * np.sin(angle), rows * np.cos(angle) - columns * np.sin(angle)
+    along, across = (
+        columns * np.cos(angle) + rows * np.sin(angle),
+        rows * np.cos(angle) - columns * np.sin(angle),
+    )
     found: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
     return np.asarray(found, np.float32)
 

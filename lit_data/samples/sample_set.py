@@ -42,8 +42,14 @@ class SampleSpec:
 
     def __post_init__(self) -> None:
         check_integer("count", self.count, 3, 9999)
-        if isinstance(self.size, str) or not isinstance(self.size, Sequence) or len(self.size) != len(self.axes):
-            raise ConfigError(f"{self.size_name} is {self.size!r}; allowed: ({', '.join(self.axes)})")
+        if (
+            isinstance(self.size, str)
+            or not isinstance(self.size, Sequence)
+            or len(self.size) != len(self.axes)
+        ):
+            raise ConfigError(
+                f"{self.size_name} is {self.size!r}; allowed: ({', '.join(self.axes)})"
+            )
         object.__setattr__(self, "size", tuple(self.size))
         for side in self.size:
             check_integer(f"a side of {self.size_name}", side, *self.sides)
@@ -68,8 +74,9 @@ class SampleSpec:
 def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, what: str) -> Path:
     """Make a set once and say where it is.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
-    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
+    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
+    and two processes at once end with one.
 
     Args:
         root: The set's own folder.
@@ -90,7 +97,9 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
                 sweep(root.parent)
                 _publish(root, recipe, write)
     except OSError as error:
-        raise StoreError(f"cannot make the {what} samples in {root.parent} ({error}); name another folder") from error
+        raise StoreError(
+            f"cannot make the {what} samples in {root.parent} ({error}); name another folder"
+        ) from error
     return root
 
 
@@ -106,8 +115,12 @@ def is_complete(root: Path, recipe: Recipe) -> bool:
 
 def seal(root: Path, recipe: Recipe) -> None:
     """Write the marker of a set whose files are all there."""
-    sizes = {path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))}
-    (root / MARKER).write_text(json.dumps({**recipe, "files_bytes": sizes}, indent=1), encoding="utf-8")
+    sizes = {
+        path.relative_to(root).as_posix(): path.stat().st_size for path in sorted(root.rglob("*.*"))
+    }
+    (root / MARKER).write_text(
+        json.dumps({**recipe, "files_bytes": sizes}, indent=1), encoding="utf-8"
+    )
 
 
 def check_integer(name: str, value: object, least: int, most: int) -> None:
@@ -124,7 +137,9 @@ def _publish(root: Path, recipe: Recipe, write: Callable[[Path], None]) -> None:
     with temp_folder(root.parent) as temp:
         made = temp / "made"
         write(made)
-        if is_complete(root, recipe):  # published by another process, on a file system whose locks do nothing
+        if is_complete(
+            root, recipe
+        ):  # published by another process, on a file system whose locks do nothing
             return
         if root.exists():
             root.rename(temp / "incomplete")

@@ -1,6 +1,7 @@
 """The defects of the stripe samples' test split: thin scratches and missing pieces of a stripe.
 
-The training synthesis makes Gaussian spots only: a model that finds these has learnt to compare, not to know a shape.
+The training synthesis makes Gaussian spots only: a model that finds these has learnt to compare,
+not to know a shape.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,9 @@ from lit_data.samples.stripe_texture import CameraView, Floats, StripePattern, p
 
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
-LEAST_CHANGE = 0.05  # grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask
+LEAST_CHANGE = (
+    0.05  # grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask
+)
 LEAST_AREA_PX = 6  # in each channel that shows the defect, else it is drawn anew
 MARGIN_PX = 6  # between two defects, more than twice the largest misregistration
 
@@ -37,11 +40,16 @@ class DrawnScratch:
 
     def change(self, pattern: StripePattern, y: Floats, x: Floats) -> Floats:
         """Return the change of reflectance at (y, x), which all stripes take alike."""
-        offset_y, offset_x = y[..., None] - self.points_yx[:, 0], x[..., None] - self.points_yx[:, 1]
+        offset_y, offset_x = (
+            y[..., None] - self.points_yx[:, 0],
+            x[..., None] - self.points_yx[:, 1],
+        )
         squared_px = offset_y**2 + offset_x**2
         nearest = squared_px.argmin(axis=-1)
         distance_px = np.sqrt(squared_px.min(axis=-1))
-        return np.asarray(self.strengths[nearest] * np.clip(self.width_px / 2 + 0.5 - distance_px, 0, 1))
+        return np.asarray(
+            self.strengths[nearest] * np.clip(self.width_px / 2 + 0.5 - distance_px, 0, 1)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +73,10 @@ class MissingPiece:
         stripe, along_px = pattern.locate(y, x)
         inside = np.clip(np.minimum(along_px - self.start_px, self.stop_px - along_px) + 0.5, 0, 1)
         return np.asarray(
-            -self.share * inside * (np.floor(stripe) == self.stripe) * pattern.stripe_part(stripe, along_px)
+            -self.share
+            * inside
+            * (np.floor(stripe) == self.stripe)
+            * pattern.stripe_part(stripe, along_px)
         )
 
 
@@ -92,14 +103,20 @@ class DrawnDefect:
 
 
 def draw_defects(
-    rng: np.random.Generator, pattern: StripePattern, views: Sequence[CameraView], shape: tuple[int, int]
+    rng: np.random.Generator,
+    pattern: StripePattern,
+    views: Sequence[CameraView],
+    shape: tuple[int, int],
 ) -> list[DrawnDefect]:
     """Draw 3 to 8 true defects and 3 to 8 distractors that keep clear of each other.
 
     A small image may have no room left for the last of them.
     """
     wanted = [TARGET_ONLY] * int(rng.integers(3, 9))
-    wanted += [DISTRACTOR_CHANNELS[int(i)] for i in rng.integers(0, len(DISTRACTOR_CHANNELS), rng.integers(3, 9))]
+    wanted += [
+        DISTRACTOR_CHANNELS[int(i)]
+        for i in rng.integers(0, len(DISTRACTOR_CHANNELS), rng.integers(3, 9))
+    ]
     defects: list[DrawnDefect] = []
     for channels in wanted:
         for _ in range(100):
@@ -124,18 +141,24 @@ def grey_change(
     """
     y, x = pixel_grid(*defect.window)
     y_seen, x_seen = view.displace(y, x, shape[0])
-    change = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen)) * view.light(y, x, shape)
+    change = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen)) * view.light(
+        y, x, shape
+    )
     return np.where(np.abs(change) >= LEAST_CHANGE, change, 0).astype(np.float32)
 
 
 def _draw_defect(
-    rng: np.random.Generator, pattern: StripePattern, shape: tuple[int, int], channels: tuple[int, ...]
+    rng: np.random.Generator,
+    pattern: StripePattern,
+    shape: tuple[int, int],
+    channels: tuple[int, ...],
 ) -> DrawnDefect:
     centre = (rng.uniform(0, shape[0]), rng.uniform(0, shape[1]))
     if rng.random() < 0.5:
         scratch = _draw_scratch(rng, centre, longest_px=min(80.0, 0.5 * min(shape)))
         return DrawnDefect("scratch", channels, _surround(scratch.points_yx, reach_px=4), scratch)
-    # The wider the stripe the shorter the piece: all are near the training spots in area, none is trivial by its size.
+    # The wider the stripe the shorter the piece: all are near the training spots in area, none is
+    # trivial by its size.
     length_px = rng.uniform(3, np.clip(45 / (pattern.duty * pattern.period_px), 4, 9))
     stripe, along_px = pattern.locate(np.array(centre[0]), np.array(centre[1]))
     piece = MissingPiece(
@@ -150,20 +173,31 @@ def _draw_defect(
     return DrawnDefect("missing_piece", channels, _surround(corners, reach_px=0), piece)
 
 
-def _draw_scratch(rng: np.random.Generator, centre: tuple[float, float], longest_px: float) -> DrawnScratch:
+def _draw_scratch(
+    rng: np.random.Generator, centre: tuple[float, float], longest_px: float
+) -> DrawnScratch:
     length_px = rng.uniform(10, longest_px)
     steps = np.linspace(-0.5, 0.5, int(4 * length_px))
     heading = rng.uniform(0, np.pi) + rng.uniform(-1.2, 1.2) * steps + rng.uniform(-2, 2) * steps**2
-    way = np.cumsum(np.stack([np.sin(heading), np.cos(heading)], axis=1), axis=0) * length_px / len(steps)
+    way = (
+        np.cumsum(np.stack([np.sin(heading), np.cos(heading)], axis=1), axis=0)
+        * length_px
+        / len(steps)
+    )
     strength = rng.uniform(0.14, 0.29) * rng.choice([-1, 1])
     beat = np.sin(2 * np.pi * steps * length_px / rng.uniform(6, 10))
     body = np.clip(0.5 + 1.2 * beat, 0, 1) if rng.random() < 0.6 else 1 + 0.2 * beat
     ends = np.clip((0.5 - np.abs(steps)) * length_px / 4, 0.3, 1)
-    return DrawnScratch(way - way.mean(axis=0) + centre, strength * body * ends, width_px=rng.uniform(1.2, 2.0))
+    return DrawnScratch(
+        way - way.mean(axis=0) + centre, strength * body * ends, width_px=rng.uniform(1.2, 2.0)
+    )
 
 
 def _surround(points_yx: Floats, reach_px: float) -> Window:
-    low, high = np.floor(points_yx.min(axis=0) - reach_px), np.ceil(points_yx.max(axis=0) + reach_px)
+    low, high = (
+        np.floor(points_yx.min(axis=0) - reach_px),
+        np.ceil(points_yx.max(axis=0) + reach_px),
+    )
     return int(low[0]), int(low[1]), int(high[0]) + 1, int(high[1]) + 1
 
 
@@ -171,7 +205,9 @@ def _lies_inside(window: Window, shape: tuple[int, int]) -> bool:
     return window[0] >= 0 and window[1] >= 0 and window[2] <= shape[0] and window[3] <= shape[1]
 
 
-def _is_visible(defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]) -> bool:
+def _is_visible(
+    defect: DrawnDefect, pattern: StripePattern, view: CameraView, shape: tuple[int, int]
+) -> bool:
     return int(np.count_nonzero(grey_change(defect, pattern, view, shape))) >= LEAST_AREA_PX
 
 

@@ -1,7 +1,9 @@
-"""How a stripe sample looks: a stripe print or weave, and a line camera that sees three repeats of it.
+"""How a stripe sample looks: a stripe print or weave, and a line camera that sees three repeats of
+it.
 
-Everything is evaluated at given (y, x) coordinates in px, so a repeat can be shifted by less than one pixel, and a
-window costs no more than its own pixels. Reflectance and grey levels are in 0..1; shape is (height, width) in px.
+Everything is evaluated at given (y, x) coordinates in px, so a repeat can be shifted by less than
+one pixel, and a window costs no more than its own pixels. Reflectance and grey levels are in 0..1;
+shape is (height, width) in px.
 """
 
 from dataclasses import dataclass
@@ -50,7 +52,8 @@ class StripePattern:
         """Say where a point lies in the pattern.
 
         Returns:
-            The stripe coordinate (its floor is the stripe's number, .5 the centre line) and the px along the stripe.
+            The stripe coordinate (its floor is the stripe's number, .5 the centre line) and the px
+            along the stripe.
         """
         across, along = (x, y) if self.runs_down else (y, x)
         cos, sin = np.cos(self.tilt_rad), np.sin(self.tilt_rad)
@@ -65,7 +68,9 @@ class StripePattern:
         number = np.floor(stripe)
         crossing = 0.5 + 0.5 * np.cos(2 * np.pi * (along_px / self.weave_period_px + number / 2))
         level = self.stripe_levels[number.astype(np.int64) % len(self.stripe_levels)]
-        return np.asarray(self.contrast * level * cover**2 * (3 - 2 * cover) * (1 - self.weave_depth * crossing))
+        return np.asarray(
+            self.contrast * level * cover**2 * (3 - 2 * cover) * (1 - self.weave_depth * crossing)
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,12 +102,16 @@ class CameraView:
     def displace(self, y: Floats, x: Floats, height_px: int) -> tuple[Floats, Floats]:
         """Return the pattern's coordinates under the pixels (y, x)."""
         swing = 2 * y / height_px - 1
-        return y + self.shift_px[0] + self.drift_px[0] * swing, x + self.shift_px[1] + self.drift_px[1] * swing
+        return y + self.shift_px[0] + self.drift_px[0] * swing, x + self.shift_px[
+            1
+        ] + self.drift_px[1] * swing
 
     def light(self, y: Floats, x: Floats, shape: tuple[int, int]) -> Floats:
         """Return the factor from reflectance to grey level at the pixels (y, x)."""
         rows, columns = 2 * y / shape[0] - 1, 2 * x / shape[1] - 1
-        shading = 1 + self.gradient[0] * rows + self.gradient[1] * columns - self.vignette * columns**2
+        shading = (
+            1 + self.gradient[0] * rows + self.gradient[1] * columns - self.vignette * columns**2
+        )
         return np.asarray(self.gain * shading)
 
 
@@ -132,12 +141,17 @@ def draw_pattern(rng: np.random.Generator) -> StripePattern:
 def draw_views(rng: np.random.Generator) -> list[CameraView]:
     """Draw the views of target, ref1 and ref2.
 
-    The references are out of register by up to 1 px in y and in x, to the same side, so their mean is off as well, and
-    the gains differ: the plain difference of target and mean reference responds where there is no defect.
+    The references are out of register by up to 1 px in y and in x, to the same side, so their mean
+    is off as well, and the gains differ: the plain difference of target and mean reference responds
+    where there is no defect.
     """
     side = rng.choice([-1, 1], 2)
     gradient, vignette = rng.uniform(-0.07, 0.07, 2), rng.uniform(0.03, 0.14)
-    noise, mottle, column_spread = rng.uniform(0.007, 0.013), rng.uniform(0.002, 0.005), rng.uniform(0.002, 0.005)
+    noise, mottle, column_spread = (
+        rng.uniform(0.007, 0.013),
+        rng.uniform(0.002, 0.005),
+        rng.uniform(0.002, 0.005),
+    )
     views = []
     for moved in (0, 1, 1):
         shift = moved * side * rng.uniform(0.35, 0.75, 2)
@@ -170,16 +184,22 @@ def expose(
     import cv2
 
     y, x = pixel_grid(0, 0, *shape)
-    reflectance = pattern.ground + pattern.stripe_part(*pattern.locate(*view.displace(y, x, shape[0])))
+    reflectance = pattern.ground + pattern.stripe_part(
+        *pattern.locate(*view.displace(y, x, shape[0]))
+    )
     blotches = cv2.GaussianBlur(rng.standard_normal(shape, dtype=np.float32), (0, 0), 2.0)
     # A Gaussian of sigma 2 keeps 1 / (2 sigma sqrt(pi)) of the deviation of white noise.
     reflectance += view.mottle * 4 * np.sqrt(np.pi) * blotches
     columns = 1 + view.column_spread * rng.standard_normal(shape[1])
     grey = view.light(y, x, shape) * columns * reflectance + view.offset
-    shot_noise = view.noise * np.sqrt(np.maximum(grey, 0.05)) * rng.standard_normal(shape, dtype=np.float32)
+    shot_noise = (
+        view.noise * np.sqrt(np.maximum(grey, 0.05)) * rng.standard_normal(shape, dtype=np.float32)
+    )
     return np.asarray(grey + shot_noise, dtype=np.float32)
 
 
 def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Floats, Floats]:
     """Return the row and column coordinates of a window, [h, 1] and [1, w], ends excluded."""
-    return np.arange(top, bottom, dtype=np.float64)[:, None], np.arange(left, right, dtype=np.float64)[None, :]
+    return np.arange(top, bottom, dtype=np.float64)[:, None], np.arange(
+        left, right, dtype=np.float64
+    )[None, :]

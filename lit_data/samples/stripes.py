@@ -33,7 +33,9 @@ class StripeSample:
     defects: list[dict[str, Any]]
 
 
-def render_sample(seed: int, number: int, shape: tuple[int, int], *, with_defects: bool) -> StripeSample:
+def render_sample(
+    seed: int, number: int, shape: tuple[int, int], *, with_defects: bool
+) -> StripeSample:
     """Render one sample; pattern, noise and defects have random streams of their own.
 
     Args:
@@ -43,7 +45,8 @@ def render_sample(seed: int, number: int, shape: tuple[int, int], *, with_defect
         with_defects: Draw defects into it.
     """
     looks, noise, flaws = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])) for stream in range(3)
+        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
+        for stream in range(3)
     )
     pattern, views = draw_pattern(looks), draw_views(looks)
     clean = np.stack([expose(pattern, view, shape, noise) for view in views]).clip(0, 1)
@@ -68,7 +71,12 @@ def _describe(defect: DrawnDefect, shown: NDArray[np.bool_]) -> dict[str, Any]:
         "kind": defect.kind,
         "role": "true" if defect.is_true else "distractor",
         "channels": [("target", "ref1", "ref2")[channel] for channel in defect.channels],
-        "box_px": [int(top + rows[0]), int(left + columns[0]), int(top + rows[-1] + 1), int(left + columns[-1] + 1)],
+        "box_px": [
+            int(top + rows[0]),
+            int(left + columns[0]),
+            int(top + rows[-1] + 1),
+            int(left + columns[-1] + 1),
+        ],
     }
 
 
@@ -110,7 +118,9 @@ class StripeSampleSpec:
         check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
         check_integer("seed", self.seed, 0, 2**63 - 1)
         if self.dtype not in get_args(SampleDtype):
-            raise ConfigError(f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}")
+            raise ConfigError(
+                f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}"
+            )
 
     @property
     def folder_name(self) -> str:
@@ -141,8 +151,9 @@ def ensure_stripe_samples(
 ) -> Path:
     """Make the stripe samples once and say where they are.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder. A new set is made
-    in a temporary folder and renamed, so a killed run leaves no half-made set, and two processes at once end with one.
+    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
+    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
+    and two processes at once end with one.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -154,7 +165,8 @@ def ensure_stripe_samples(
         progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and ``README.txt``.
+        The set's root, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json``
+        and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -163,7 +175,9 @@ def ensure_stripe_samples(
     """
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
     root = Path(folder) / spec.folder_name
-    return ensure_set(root, _recipe(spec), lambda made: write_set(made, spec, progress), what="stripe")
+    return ensure_set(
+        root, _recipe(spec), lambda made: write_set(made, spec, progress), what="stripe"
+    )
 
 
 def _recipe(spec: StripeSampleSpec) -> Recipe:
@@ -182,7 +196,9 @@ def write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
 
 
 def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:
-    sample = render_sample(spec.seed, number, (spec.height_px, spec.width_px), with_defects=spec.has_defects(number))
+    sample = render_sample(
+        spec.seed, number, (spec.height_px, spec.width_px), with_defects=spec.has_defects(number)
+    )
     split, stem = spec.split_of(number), f"stripe_{number:04d}"
     pixels = np.moveaxis(sample.image, 0, -1)
     if spec.dtype == "float32":
@@ -192,7 +208,9 @@ def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[
         name = f"{stem}.png"
         write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8))
     if split == "test":
-        write_png(root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8)[..., None] * 255)
+        write_png(
+            root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8)[..., None] * 255
+        )
     return [{"image": f"{split}/{name}", **row} for row in sample.defects]
 
 

@@ -38,12 +38,15 @@ def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np
 
 
 def draw_texture(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
-    """Draw a grey surface: grains of many sizes, now and then with joints like those of brick or cloth.
+    """Draw a grey surface: grains of many sizes, now and then with joints like those of brick or
+    cloth.
 
     Returns:
         [H, W] uint8.
     """
-    grey = rng.uniform(0.2, 0.5) + rng.uniform(0.2, 0.5) * _cloud(rng, size_px, 6, rng.uniform(0.4, 1.2))
+    grey = rng.uniform(0.2, 0.5) + rng.uniform(0.2, 0.5) * _cloud(
+        rng, size_px, 6, rng.uniform(0.4, 1.2)
+    )
     if rng.random() < 0.5:
         pitch, width = rng.integers(12, 60, 2), int(rng.integers(1, 4))
         rows, columns = np.arange(size_px[0])[:, None], np.arange(size_px[1])[None]
@@ -58,7 +61,9 @@ def _draw_hill(image: Floats, rng: np.random.Generator, horizon: float) -> None:
     height, width = image.shape[1:]
     line = height * (horizon + 0.5 * (_cloud(rng, (1, width), 4, 1.0)[0] - 0.5) + 0.2)
     inside = np.arange(height)[:, None] > line
-    ground = rng.uniform(0.1, 0.7, (3, 1, 1)) * (0.6 + 0.8 * _cloud(rng, (height, width), 6, rng.uniform(0.3, 1)))
+    ground = rng.uniform(0.1, 0.7, (3, 1, 1)) * (
+        0.6 + 0.8 * _cloud(rng, (height, width), 6, rng.uniform(0.3, 1))
+    )
     np.copyto(image, ground.astype(np.float32), where=inside)
 
 
@@ -73,11 +78,15 @@ def _draw_thing(image: Floats, rng: np.random.Generator) -> None:
         inside, shade = rows**2 + columns**2 < 1, 1.1 - 0.5 * np.hypot(rows + 0.4, columns + 0.4)
     else:
         inside = np.maximum(abs(rows), abs(columns)) < 1
-        shade = 0.7 + 0.3 * np.sign(np.sin(rng.uniform(3, 20) * columns) * np.sin(rng.uniform(3, 20) * rows))
+        shade = 0.7 + 0.3 * np.sign(
+            np.sin(rng.uniform(3, 20) * columns) * np.sin(rng.uniform(3, 20) * rows)
+        )
     np.copyto(image, (colour * shade).astype(np.float32), where=inside)
 
 
-def _cloud(rng: np.random.Generator, size_px: tuple[int, int], octaves: int, decay: float) -> Floats:
+def _cloud(
+    rng: np.random.Generator, size_px: tuple[int, int], octaves: int, decay: float
+) -> Floats:
     """[H, W] about 0..1: noise of ever finer grain, each octave weaker than the last by 2 ** decay."""
     import cv2
 
@@ -110,15 +119,21 @@ def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
     height, width = size_px
     ink = np.full(size_px, 255, np.uint8)
     margin, columns = round(width * rng.uniform(0.05, 0.1)), int(rng.integers(1, 3))
-    top = margin + _write_line(ink, rng, (margin, margin), width - 2 * margin, int(rng.integers(18, 30)), words=4)
+    top = margin + _write_line(
+        ink, rng, (margin, margin), width - 2 * margin, int(rng.integers(18, 30)), words=4
+    )
     gap = width // 25
     column_px = (width - 2 * margin - (columns - 1) * gap) // columns
     for column in range(columns):
-        _fill_column(ink, rng, (top, margin + column * (column_px + gap)), (height - margin, column_px))
+        _fill_column(
+            ink, rng, (top, margin + column * (column_px + gap)), (height - margin, column_px)
+        )
     return _light(ink, rng)
 
 
-def _fill_column(ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]) -> None:
+def _fill_column(
+    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]
+) -> None:
     """Blocks under each other from (y, x) `place` on, to `limits` (last row, width)."""
     (y, x), (bottom, width) = place, limits
     size_px = int(rng.integers(9, 15))
@@ -136,7 +151,11 @@ def _fill_column(ink: Pixels, rng: np.random.Generator, place: tuple[int, int], 
 
 
 def _write_paragraph(
-    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int], size_px: int
+    ink: Pixels,
+    rng: np.random.Generator,
+    place: tuple[int, int],
+    limits: tuple[int, int],
+    size_px: int,
 ) -> int:
     (y, x), (bottom, width) = place, limits
     for _ in range(int(rng.integers(3, 9))):
@@ -147,7 +166,11 @@ def _write_paragraph(
 
 
 def _draw_table(
-    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int], size_px: int
+    ink: Pixels,
+    rng: np.random.Generator,
+    place: tuple[int, int],
+    limits: tuple[int, int],
+    size_px: int,
 ) -> int:
     (y, x), (bottom, width) = place, limits
     cells, pitch_px = int(rng.integers(2, 5)), size_px + 6
@@ -156,14 +179,18 @@ def _draw_table(
         ink[y + row * pitch_px, x : x + width] = 60
         for cell in range(cells):
             left = x + cell * width // cells
-            _write_line(ink, rng, (y + row * pitch_px + 2, left + 3), width // cells - 6, size_px, words=1)
+            _write_line(
+                ink, rng, (y + row * pitch_px + 2, left + 3), width // cells - 6, size_px, words=1
+            )
     ink[min(y + rows * pitch_px, len(ink) - 1), x : x + width] = 60
     for cell in range(cells + 1):
         ink[y : y + rows * pitch_px, min(x + cell * width // cells, x + width - 1)] = 60
     return y + rows * pitch_px
 
 
-def _draw_picture(ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]) -> int:
+def _draw_picture(
+    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]
+) -> int:
     (y, x), (bottom, width) = place, limits
     height = min(int(width * rng.uniform(0.3, 0.7)), bottom - y)
     ink[y : y + height, x : x + width] = draw_texture(rng, (height, width))
@@ -171,7 +198,13 @@ def _draw_picture(ink: Pixels, rng: np.random.Generator, place: tuple[int, int],
 
 
 def _write_line(
-    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], width_px: int, size_px: int, *, words: int = 30
+    ink: Pixels,
+    rng: np.random.Generator,
+    place: tuple[int, int],
+    width_px: int,
+    size_px: int,
+    *,
+    words: int = 30,
 ) -> int:
     """Write as many words as fit; return the pitch of the lines in px."""
     from PIL import Image, ImageDraw
@@ -245,7 +278,8 @@ def ensure_watermark_samples(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Make the backgrounds once and say where they are; see `lit_data.samples.sample_set.ensure_set`.
+    """Make the backgrounds once and say where they are; see
+    `lit_data.samples.sample_set.ensure_set`.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -270,7 +304,9 @@ def ensure_watermark_samples(
 def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
     for split in SPLITS:
         (root / split).mkdir(parents=True)
-    for number in track(range(spec.count), "making watermark samples", spec.count, enabled=progress):
+    for number in track(
+        range(spec.count), "making watermark samples", spec.count, enabled=progress
+    ):
         _write_sample(root / spec.split_of(number), spec, number)
     (root / "README.txt").write_text(README, encoding="utf-8")
     seal(root, spec.recipe(FORMAT_VERSION))
@@ -291,4 +327,6 @@ def _write_jpeg(path: Path, pixels: Array) -> None:
     import cv2
 
     image = np.ascontiguousarray(np.moveaxis(pixels, 0, -1)[..., ::-1])  # OpenCV wants B, G, R
-    path.write_bytes(cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes())
+    path.write_bytes(
+        cv2.imencode(".jpg", image, [cv2.IMWRITE_JPEG_QUALITY, JPEG_QUALITY])[1].tobytes()
+    )

@@ -15,7 +15,8 @@ class Canvas:
     """The pixels of a batch.
 
     Args:
-        images: [B, C, H, W], contiguous; changed in place by `add`. uint8, uint16, int16 or float32.
+        images: [B, C, H, W], contiguous; changed in place by `add`. uint8, uint16, int16 or
+            float32.
         values: Their value range.
 
     Attributes:
@@ -28,7 +29,9 @@ class Canvas:
         # torch has few kernels for uint16: its bits are moved as int16.
         self._unsigned16 = images.dtype == torch.uint16
         self._flat = (images.view(torch.int16) if self._unsigned16 else images).view(-1)
-        self.planes = torch.arange(self.channels, device=self.device) * (self.height_px * self.width_px)
+        self.planes = torch.arange(self.channels, device=self.device) * (
+            self.height_px * self.width_px
+        )
 
     def read(self, index: Tensor) -> Tensor:
         """Pixel values within the value range: float32, of the shape of the index."""
@@ -65,11 +68,13 @@ class Canvas:
         return first.view(-1, *[1] * (pixel.ndim - 1)) + pixel
 
     def add(self, index: Tensor, steps: Tensor) -> None:
-        """Add to pixels, which may occur several times: the sum over all of them first, the bounds last.
+        """Add to pixels, which may occur several times: the sum over all of them first, the bounds
+        last.
 
         Args:
             index: [K] int64.
-            steps: [K] float32 pixel values; whole numbers where the values are whole, so that sums are exact.
+            steps: [K] float32 pixel values; whole numbers where the values are whole, so that sums
+                are exact.
         """
         before = self.read(index)
         if self._flat.dtype == torch.float32:
@@ -81,14 +86,17 @@ class Canvas:
         self._accumulate(zeros, index, steps)
         after = (before + zeros[index]).clamp_(*self.values.bounds)
         zeros[index] = 0
-        self._flat[index] = (after.to(torch.int32) if self._unsigned16 else after).to(self._flat.dtype)
+        self._flat[index] = (after.to(torch.int32) if self._unsigned16 else after).to(
+            self._flat.dtype
+        )
 
     def _to_unit(self, pixels: Tensor) -> Tensor:
         return pixels.sub_(self.values.low).div_(self.values.scale)
 
     def _accumulate(self, flat: Tensor, index: Tensor, steps: Tensor) -> None:
         if self.device.type == "cuda" and not self.values.whole:
-            # index_add_ adds in the order in which threads arrive, which rounds differently; index_put_ sorts first.
+            # index_add_ adds in the order in which threads arrive, which rounds differently;
+            # index_put_ sorts first.
             flat.index_put_((index,), steps, accumulate=True)
         else:
             flat.index_add_(0, index, steps)

@@ -1,6 +1,8 @@
-"""Draw spots into rows of integer pixels, on the host: what a worker does while it holds the samples in its cache.
+"""Draw spots into rows of integer pixels, on the host: what a worker does while it holds the
+samples in its cache.
 
-The renderer does the same for every family; for micro-batches of small spots NumPy takes a third of its time.
+The renderer does the same for every family; for micro-batches of small spots NumPy takes a third of
+its time.
 """
 
 import threading
@@ -32,7 +34,9 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
     top, left, kernels = _place_kernels(plan)
     rows = top[:, None] + np.arange(kernels.shape[1])
     columns = left[:, None] + np.arange(kernels.shape[2])
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[:, None, :]
+    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
+        :, None, :
+    ]
     touched = inside & (kernels > 0)
     pixel = rows[:, :, None] * width + columns[:, None, :]
 
@@ -41,13 +45,20 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
     defect, channel = np.nonzero(plan.channels)
     plane = (plan.row[defect] * channels + channel) * (height * width)
     where = touched[defect]
-    _add(images.reshape(-1), (plane[:, None, None] + pixel[defect])[where], steps[defect][where], values)
+    _add(
+        images.reshape(-1),
+        (plane[:, None, None] + pixel[defect])[where],
+        steps[defect][where],
+        values,
+    )
 
     marked = touched & plan.is_true[:, None, None]
     masks.reshape(-1)[((plan.row * (height * width))[:, None, None] + pixel)[marked]] = 1
 
 
-def _place_kernels(plan: DefectPlan) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+def _place_kernels(
+    plan: DefectPlan,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
     """Top and left of each window [N], and its kernel [N, Kh, Kw]."""
     nearest_y, nearest_x = np.floor(plan.y + np.float32(0.5)), np.floor(plan.x + np.float32(0.5))
     offset_y = ((plan.y - nearest_y + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
@@ -68,11 +79,15 @@ def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArra
     x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
     low, high = values.bounds
     amplitude: NDArray[np.float32] = plan.amplitude
-    peak = np.clip(images[plan.row, 0, y, x], low, high) + np.rint(amplitude * np.float32(values.scale))
+    peak = np.clip(images[plan.row, 0, y, x], low, high) + np.rint(
+        amplitude * np.float32(values.scale)
+    )
     return np.where((peak < low) | (peak > high), -amplitude, amplitude)
 
 
-def _add(flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange) -> None:
+def _add(
+    flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange
+) -> None:
     """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
     low, high = (int(bound) for bound in values.bounds)
     sums = _zeros(flat.size)

@@ -35,7 +35,9 @@ class SpotShape:
         """Refuse sizes that draw nothing."""
         for name in ("height_px", "width_px", "sigma_y_px", "sigma_x_px", "weight"):
             if not getattr(self, name) > 0:
-                raise ConfigError(f"{name}={getattr(self, name)!r} of a spot must be greater than 0")
+                raise ConfigError(
+                    f"{name}={getattr(self, name)!r} of a spot must be greater than 0"
+                )
 
 
 def window_start(size_px: int) -> int:
@@ -47,9 +49,9 @@ def window_start(size_px: int) -> int:
 def spot_kernels(shapes: tuple[SpotShape, ...]) -> NDArray[np.float32]:
     """Kernel of each shape at each sub-pixel centre, with zeros around it up to the largest window.
 
-    A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from the centre, so its
-    height at the centre is 1. The centre lies ``offset / SUBPIXELS - 1/2`` px from the nearest pixel, which is at
-    `window_start` of the largest window for all shapes.
+    A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from
+    the centre, so its height at the centre is 1. The centre lies ``offset / SUBPIXELS - 1/2`` px
+    from the nearest pixel, which is at `window_start` of the largest window for all shapes.
 
     Args:
         shapes: The shapes.

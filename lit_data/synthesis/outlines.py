@@ -29,7 +29,8 @@ BORDER: Final = 0.9
 
 @lru_cache(maxsize=8)
 def load_shapes(folder: str) -> NDArray[np.float32]:
-    """Every connected piece of every mask below a folder, each scaled to a tile; whatever is not 0 is defect.
+    """Every connected piece of every mask below a folder, each scaled to a tile; whatever is not 0
+    is defect.
 
     Args:
         folder: PNG, TIFF, BMP or .npy masks, any depth.
@@ -41,10 +42,18 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
         DataError: The folder is missing, or no mask in it has a piece of `LEAST_AREA_PX`.
     """
     if not Path(folder).is_dir():
-        raise DataError(f"shapes_from={folder} is not a folder: give one that holds masks of defects")
-    shapes = [tile for path in find_images(Path(folder)).paths for tile in _cut_tiles(read_image(path)[0] != 0)]
+        raise DataError(
+            f"shapes_from={folder} is not a folder: give one that holds masks of defects"
+        )
+    shapes = [
+        tile
+        for path in find_images(Path(folder)).paths
+        for tile in _cut_tiles(read_image(path)[0] != 0)
+    ]
     if not shapes:
-        raise DataError(f"shapes_from={folder}: no mask has a piece of {LEAST_AREA_PX} px: are they all 0?")
+        raise DataError(
+            f"shapes_from={folder}: no mask has a piece of {LEAST_AREA_PX} px: are they all 0?"
+        )
     return np.stack(shapes)
 
 
@@ -78,7 +87,9 @@ def _fit(piece: NDArray[np.float32]) -> NDArray[np.float32]:
     # Middle to middle; a pixel's place is that of its own middle.
     down, across = ((TILE_PX - 1) / 2 - scale * (length - 1) / 2 for length in padded.shape)
     matrix = np.array([[scale, 0, across], [0, scale, down]], np.float64)
-    return np.asarray(cv2.warpAffine(padded, matrix, (TILE_PX, TILE_PX), flags=cv2.INTER_LINEAR), np.float32)
+    return np.asarray(
+        cv2.warpAffine(padded, matrix, (TILE_PX, TILE_PX), flags=cv2.INTER_LINEAR), np.float32
+    )
 
 
 WOBBLE = 0.25
@@ -119,7 +130,9 @@ def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
     radius = ((along / p["half_px"]).square() + (across / p["half_across_px"]).square()).sqrt_()
     waves = look_up(windows, p["seed_y"], p["seed_x"], CELL_PX / p["half_px"])
     edge_px = (p["half_across_px"] * soft).clamp(min=1.0)
-    return ((1 + WOBBLE * waves.clamp_(-2, 2) - radius) * p["half_across_px"] / edge_px + 0.5).clamp_(0, 1)
+    return (
+        (1 + WOBBLE * waves.clamp_(-2, 2) - radius) * p["half_across_px"] / edge_px + 0.5
+    ).clamp_(0, 1)
 
 
 def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
@@ -138,7 +151,10 @@ def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
     column, row = ((way * BORDER / p["half_px"] + 1) * (TILE_PX / 2) for way in (along, across))
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
     chosen = (p["seed_y"] * len(shapes)).long()
-    return shapes[chosen, row.long().clamp_(0, TILE_PX - 1), column.long().clamp_(0, TILE_PX - 1)] * inside
+    return (
+        shapes[chosen, row.long().clamp_(0, TILE_PX - 1), column.long().clamp_(0, TILE_PX - 1)]
+        * inside
+    )
 
 
 FIELD_PX: Final = 512
@@ -149,12 +165,15 @@ _OCTAVES: Final = 3
 
 @lru_cache(maxsize=1)
 def smooth_field() -> NDArray[np.float32]:
-    """Gradient noise with three octaves (Perlin, "An image synthesizer", SIGGRAPH 1985), which repeats at its edges.
+    """Gradient noise with three octaves (Perlin, "An image synthesizer", SIGGRAPH 1985), which
+    repeats at its edges.
 
     Returns:
         [FIELD_PX, FIELD_PX] float32 with mean 0 and variance 1.
     """
-    octaves = [_perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave for octave in range(_OCTAVES)]
+    octaves = [
+        _perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave for octave in range(_OCTAVES)
+    ]
     field = np.sum(octaves, axis=0)
     standard: NDArray[np.float32] = ((field - field.mean()) / field.std()).astype(np.float32)
     return standard
@@ -185,12 +204,20 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     first, second = cell.astype(np.int64), (cell.astype(np.int64) + 1) % cells
     blend = inside**3 * (inside * (inside * 6 - 15) + 10)
 
-    def slope(rows: NDArray[np.int64], columns: NDArray[np.int64], dy: float, dx: float) -> NDArray[np.float64]:
+    def slope(
+        rows: NDArray[np.int64], columns: NDArray[np.int64], dy: float, dx: float
+    ) -> NDArray[np.float64]:
         gradient = gradients[:, rows[:, None], columns[None, :]]
-        return np.asarray(gradient[0] * (inside[:, None] - dy) + gradient[1] * (inside[None, :] - dx))
+        return np.asarray(
+            gradient[0] * (inside[:, None] - dy) + gradient[1] * (inside[None, :] - dx)
+        )
 
-    above = slope(first, first, 0, 0) + blend[None, :] * (slope(first, second, 0, 1) - slope(first, first, 0, 0))
-    below = slope(second, first, 1, 0) + blend[None, :] * (slope(second, second, 1, 1) - slope(second, first, 1, 0))
+    above = slope(first, first, 0, 0) + blend[None, :] * (
+        slope(first, second, 0, 1) - slope(first, first, 0, 0)
+    )
+    below = slope(second, first, 1, 0) + blend[None, :] * (
+        slope(second, second, 1, 1) - slope(second, first, 1, 0)
+    )
     return np.asarray(above + blend[:, None] * (below - above))
 
 

@@ -12,8 +12,8 @@ from lit_data.synthesis.windows import Windows
 class Pixels:
     """K pixels of the windows of n defects.
 
-    On the CPU they are those of the image that are covered at all. On a device, where their number would have to be
-    waited for, they are all pixels of all windows.
+    On the CPU they are those of the image that are covered at all. On a device, where their number
+    would have to be waited for, they are all pixels of all windows.
 
     Args:
         windows: The windows.
@@ -24,7 +24,8 @@ class Pixels:
         defect: [K] int64, number of the defect in the windows.
         at: The defect, and row and column in its window: [K] int64 each.
         y, x: [K] int64, row and column in the image; some may lie outside of it on a device.
-        cover: [K] float32, how far (and in which direction, if it has a sign) the defect covers the pixel; 0 outside.
+        cover: [K] float32, how far (and in which direction, if it has a sign) the defect covers the
+            pixel; 0 outside.
     """
 
     def __init__(self, windows: Windows, cover: Tensor) -> None:
@@ -67,10 +68,14 @@ class Pixels:
 
     def spread_out(self, values: Tensor) -> Tensor:
         """Root mean square of values over each pixel and its neighbours that are covered too: [K, J] each."""
-        windows = values.new_zeros((len(self.windows.row), *self.windows.size_px, values.shape[1] + 1))
+        windows = values.new_zeros(
+            (len(self.windows.row), *self.windows.size_px, values.shape[1] + 1)
+        )
         covered = (self.cover != 0).to(values.dtype)[:, None]
         windows[self.at] = torch.cat((values.square() * covered, covered), dim=1)
-        means = avg_pool2d(windows.permute(0, 3, 1, 2), 3, stride=1, padding=1).permute(0, 2, 3, 1)[self.at]
+        means = avg_pool2d(windows.permute(0, 3, 1, 2), 3, stride=1, padding=1).permute(0, 2, 3, 1)[
+            self.at
+        ]
         return (means[:, :-1] / means[:, -1:].clamp(min=1 / 9)).sqrt_()
 
     def of_each(self, values: Tensor) -> Tensor:

@@ -32,18 +32,21 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DefectPlan:
-    """N defects of a batch; the arrays are NumPy arrays, or tensors on the device where they will be drawn.
+    """N defects of a batch; the arrays are NumPy arrays, or tensors on the device where they will
+    be drawn.
 
     Args:
         row: [N] int64, the sample in the batch.
         y: [N] float32, centre in px from the top.
         x: [N] float32, centre in px from the left.
         family: [N] int64, which of the specification's families.
-        amplitude: [N] float32, signed strength, in the unit that the specification says for the family.
+        amplitude: [N] float32, signed strength, in the unit that the specification says for the
+            family.
         channels: [N, C] bool, the channels that carry the defect.
         is_true: [N] bool, whether it belongs to the mask.
         values: [N, DRAWS] float32, the family's parameters in their order.
-        groups: What is drawn together; the defects lie in the order of the groups, and in each by sample.
+        groups: What is drawn together; the defects lie in the order of the groups, and in each by
+            sample.
         spec: The specification that the defects were drawn from.
     """
 
@@ -63,7 +66,11 @@ class DefectPlan:
 
     def arrays(self) -> dict[str, Any]:
         """The arrays by name."""
-        return {item.name: getattr(self, item.name) for item in fields(self) if item.name not in ("groups", "spec")}
+        return {
+            item.name: getattr(self, item.name)
+            for item in fields(self)
+            if item.name not in ("groups", "spec")
+        }
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "DefectPlan":
         """The plan with tensors on a device, which takes one copy.
@@ -105,7 +112,9 @@ class DefectPlan:
         return replace(self, **arrays)
 
 
-def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int, int]) -> DefectPlan:
+def sample_plan(
+    spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int, int]
+) -> DefectPlan:
     """Draw the defects of a batch; each sample's are a pure function of (seed, epoch, its index).
 
     Args:
@@ -126,8 +135,14 @@ def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape
     true = is_true[row, slot]
     upper, families, variants = spec.kinds
     kind = np.searchsorted(upper, each[2], side="right")
-    shapes = uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * spec.count[1]) if spec.shape_draws else draws
-    shapes = shapes.reshape(len(draws), spec.count[1], -1)[row, slot] if spec.shape_draws else each.T
+    shapes = (
+        uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * spec.count[1])
+        if spec.shape_draws
+        else draws
+    )
+    shapes = (
+        shapes.reshape(len(draws), spec.count[1], -1)[row, slot] if spec.shape_draws else each.T
+    )
     family = families[kind]
     y, x = _place(each[0], height_px, spec.subpixel), _place(each[1], width_px, spec.subpixel)
     values = np.zeros((len(row), DRAWS), np.float32)
@@ -136,7 +151,11 @@ def sample_plan(spec: DefectSpec, seed: int, epoch: int, index: ArrayLike, shape
     carriers = _choose_channels(true, each[5], channels)
     order, groups = _group(family, windows_px)
     plan = DefectPlan(row, y, x, family, strength, carriers, true, values, groups, spec)
-    return plan if order is None else replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
+    return (
+        plan
+        if order is None
+        else replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
+    )
 
 
 def copy_packed(
@@ -146,7 +165,10 @@ def copy_packed(
     import torch
 
     widths = [tensor[:1].numel() or 1 for tensor in tensors.values()]
-    flat = [t.reshape(len(t), width).to(torch.float32) for t, width in zip(tensors.values(), widths, strict=True)]
+    flat = [
+        t.reshape(len(t), width).to(torch.float32)
+        for t, width in zip(tensors.values(), widths, strict=True)
+    ]
     packed = torch.cat(flat, dim=1).to(device, non_blocking=non_blocking)
     parts = zip(tensors.items(), torch.split(packed, widths, dim=1), strict=True)
     return {name: part.to(tensor.dtype).reshape(tensor.shape) for (name, tensor), part in parts}
@@ -154,7 +176,8 @@ def copy_packed(
 
 @lru_cache
 def distractor_patterns(channels: int) -> NDArray[np.bool_]:
-    """Every set of channels that a distractor may occupy: target with references, or one reference alone.
+    """Every set of channels that a distractor may occupy: target with references, or one reference
+    alone.
 
     Args:
         channels: Number of channels, the first of which is the target.
@@ -162,7 +185,11 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
-    patterns = [p for p in itertools.product((False, True), repeat=channels) if any(p[1:]) and (p[0] or sum(p) == 1)]
+    patterns = [
+        p
+        for p in itertools.product((False, True), repeat=channels)
+        if any(p[1:]) and (p[0] or sum(p) == 1)
+    ]
     return np.array(patterns, dtype=bool).reshape(-1, channels)
 
 
@@ -186,7 +213,9 @@ def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
     return placed
 
 
-def _draw_strength(spec: DefectSpec, family: NDArray[np.int64], draws: Floats, signs: Floats) -> Floats:
+def _draw_strength(
+    spec: DefectSpec, family: NDArray[np.int64], draws: Floats, signs: Floats
+) -> Floats:
     """[N] signed strengths."""
     low, span = spec.strengths
     sign = np.where(signs < spec.bright_fraction, np.float32(1), np.float32(-1))
@@ -208,7 +237,9 @@ def _shape(
     windows = np.empty((len(family), 2), np.int64)
     for number, member in enumerate(spec.members):
         chosen = np.flatnonzero(family == number)
-        windows[chosen] = _shape_some(member, chosen, variant[chosen], draws[chosen], filled, shape_px)
+        windows[chosen] = _shape_some(
+            member, chosen, variant[chosen], draws[chosen], filled, shape_px
+        )
     return windows
 
 

@@ -16,9 +16,10 @@ UNIT: Final = ValueRange()
 def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple[Tensor, Tensor]:
     """Add the planned defects to a batch; only the pixels of each defect's window are touched.
 
-    Every defect changes the images as they were before any was drawn, and the changes of all are added, so that their
-    order is of no matter. A defect that would leave the value range at its centre in the target (a dark one on black, a
-    bright one on white) gets the opposite sign: the mask never marks what cannot be seen.
+    Every defect changes the images as they were before any was drawn, and the changes of all are
+    added, so that their order is of no matter. A defect that would leave the value range at its
+    centre in the target (a dark one on black, a bright one on white) gets the opposite sign: the
+    mask never marks what cannot be seen.
 
     Args:
         images: [B, C, H, W] float32, contiguous; changed in place.
@@ -56,7 +57,9 @@ def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) ->
         pixel, channel = torch.nonzero(carried, as_tuple=True)
         canvas.add(touches.place[pixel] + canvas.planes[channel], touches.steps[pixel, channel])
     else:  # the number of those pixels would have to be waited for: add 0 to the others
-        canvas.add((touches.place[:, None] + canvas.planes).view(-1), (touches.steps * carried).view(-1))
+        canvas.add(
+            (touches.place[:, None] + canvas.planes).view(-1), (touches.steps * carried).view(-1)
+        )
 
 
 def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> None:

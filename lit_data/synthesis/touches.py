@@ -31,7 +31,8 @@ class Touches:
         defect: [K] int64, number of the defect in the plan.
         place: [K] int64, number of the pixel in the target, see `Canvas.find`.
         steps: [K, C] float32 that the defect adds, in pixel values.
-        change: [K, J] float32 in units of the 0..1 value range: what becomes of that within the value range.
+        change: [K, J] float32 in units of the 0..1 value range: what becomes of that within the
+            value range.
         shows: [K, J] bool, whether the change can be seen, so that a mask holds the pixel.
     """
 
@@ -72,17 +73,25 @@ def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tenso
     y = surroundings.nearest_y.clamp(max=canvas.height_px - 1)
     x = surroundings.nearest_x.clamp(max=canvas.width_px - 1)
     step = strength * canvas.values.scale
-    peak = canvas.read(canvas.find(plan.row, y, x)) + (torch.round(step) if canvas.values.whole else step)
+    peak = canvas.read(canvas.find(plan.row, y, x)) + (
+        torch.round(step) if canvas.values.whole else step
+    )
     low, high = canvas.values.bounds
     return strength, torch.where((peak < low) | (peak > high), -strength, strength)
 
 
 def _touch(
-    surroundings: Surroundings, strengths: tuple[Tensor, Tensor], plan: DefectPlan, group: Group, judged: slice
+    surroundings: Surroundings,
+    strengths: tuple[Tensor, Tensor],
+    plan: DefectPlan,
+    group: Group,
+    judged: slice,
 ) -> tuple[Tensor, ...]:
     """The columns of `Touches` for one group."""
     family, chosen = plan.spec.members[group.family], slice(group.start, group.stop)
-    windows = Windows(surroundings, strengths[family.turns_inwards], chosen, (group.height_px, group.width_px))
+    windows = Windows(
+        surroundings, strengths[family.turns_inwards], chosen, (group.height_px, group.width_px)
+    )
     parameters = dict(zip(family.parameters, plan.values[chosen].T[:, :, None, None], strict=False))
     pixels = Pixels(windows, family.cover(windows, parameters))
     canvas, values = windows.canvas, windows.canvas.values
@@ -91,7 +100,13 @@ def _touch(
     place = canvas.find(pixels.row, pixels.y, pixels.x)
     before = canvas.read(place[:, None] + canvas.planes[judged])
     change = ((before + steps[:, judged]).clamp_(*values.bounds) - before).abs_().div_(values.scale)
-    return pixels.defect + group.start, place, steps, change, _see(family, pixels, change, plan.spec.least_change)
+    return (
+        pixels.defect + group.start,
+        place,
+        steps,
+        change,
+        _see(family, pixels, change, plan.spec.least_change),
+    )
 
 
 def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
@@ -102,8 +117,11 @@ def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) ->
     shows = covered & (change >= least_change)
     if not family.replaces:
         return shows
-    # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean square.
-    return shows & (pixels.spread_out(change) >= _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None])
+    # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean
+    # square.
+    return shows & (
+        pixels.spread_out(change) >= _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None]
+    )
 
 
 def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
@@ -116,7 +134,9 @@ def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
         last = merged[-1] if merged else group
         squares = last.height_px == last.width_px and group.height_px == group.width_px
         side_px = max(last.height_px, group.height_px)
-        more_px = sum((side_px**2 - one.height_px**2) * (one.stop - one.start) for one in (last, group))
+        more_px = sum(
+            (side_px**2 - one.height_px**2) * (one.stop - one.start) for one in (last, group)
+        )
         if merged and squares and last.family == group.family and more_px <= most_px:
             merged[-1] = group._replace(height_px=side_px, width_px=side_px, start=last.start)
         else:
@@ -137,9 +157,10 @@ class Annotations:
     """What a plan does to a batch.
 
     Attributes:
-        labels: [B, C, H, W] int32: for each channel the number of the defect in the plan, counted from 1, that
-            visibly changes the pixel; 0 for none, the last one where several do.
-        change: [N] float32, mean change of the pixels that show the defect, in units of the 0..1 value range.
+        labels: [B, C, H, W] int32: for each channel the number of the defect in the plan, counted
+            from 1, that visibly changes the pixel; 0 for none, the last one where several do.
+        change: [N] float32, mean change of the pixels that show the defect, in units of the 0..1
+            value range.
         severity: [N] float32, the same in standard deviations of the noise around the defect.
     """
 
@@ -169,4 +190,6 @@ def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotation
     labels.view(-1).scatter_reduce_(0, place.view(-1), number.view(-1), "amax")
     pixels = torch.zeros_like(change).index_add_(0, touches.defect, shows.sum(1).float())
     change.index_add_(0, touches.defect, (touches.change * shows).sum(1)).div_(pixels.clamp_(min=1))
-    return Annotations(labels, change, change / Surroundings(canvas, plan.row, plan.y, plan.x).noise)
+    return Annotations(
+        labels, change, change / Surroundings(canvas, plan.row, plan.y, plan.x).noise
+    )

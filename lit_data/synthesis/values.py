@@ -8,8 +8,9 @@ from dataclasses import dataclass
 class ValueRange:
     """The pixel values that mean 0 and 1, and whether there are values between whole numbers.
 
-    On whole numbers each defect adds a whole number to each pixel, as a camera would deliver it. So drawn pixels do not
-    stand out by values that no real pixel has, and sums are exact: the same to the byte in any order, on any device.
+    On whole numbers each defect adds a whole number to each pixel, as a camera would deliver it. So
+    drawn pixels do not stand out by values that no real pixel has, and sums are exact: the same to
+    the byte in any order, on any device.
 
     Attributes:
         low: Becomes 0.

@@ -17,7 +17,8 @@ from lit_data.types import Batch
 class AskedModule:
     """A module whose `predict_step` is given our batches: it gets them in its `batch_format`.
 
-    They go through its own ``on_after_batch_transfer``, as under a Trainer. All else is that of the module.
+    They go through its own ``on_after_batch_transfer``, as under a Trainer. All else is that of the
+    module.
 
     Args:
         model: The module.
@@ -37,7 +38,8 @@ class AskedModule:
 
 
 class Question:
-    """Asks `predict_step` of a module, which takes (batch) or (batch, batch_idx), about finished batches of ours.
+    """Asks `predict_step` of a module, which takes (batch) or (batch, batch_idx), about finished
+    batches of ours.
 
     Args:
         model: The module.
@@ -45,28 +47,38 @@ class Question:
         channels: Names of channels that the format may pick.
     """
 
-    def __init__(self, model: L.LightningModule, batch_format: BatchFormat, channels: Mapping[str, int]) -> None:
+    def __init__(
+        self, model: L.LightningModule, batch_format: BatchFormat, channels: Mapping[str, int]
+    ) -> None:
         self._model, self._format, self._channels = model, batch_format, channels
         self._more = (0,) if len(inspect.signature(model.predict_step).parameters) > 1 else ()
 
     def ask(self, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
         """What the module says of a batch on its device.
 
-        Anomalib's modules resize and normalise in their ``forward``; their `predict_step` leaves that to callbacks.
+        Anomalib's modules resize and normalise in their ``forward``; their `predict_step` leaves
+        that to callbacks.
         """
         if self._format == "anomalib":
             scores = read_probability(self._model(batch["image"]))
-            return scores if scores is None else interpolate(scores, batch["image"].shape[2:], mode="bilinear")
+            return (
+                scores
+                if scores is None
+                else interpolate(scores, batch["image"].shape[2:], mode="bilinear")
+            )
         formatted = format_batch(batch, self._format, self._channels)
-        return self._model.predict_step(self._model.on_after_batch_transfer(formatted, 0), *self._more)
+        return self._model.predict_step(
+            self._model.on_after_batch_transfer(formatted, 0), *self._more
+        )
 
 
 def read_probability(found: object) -> Tensor | None:
     """The probability of each pixel that a `predict_step` returned.
 
     Returns:
-        [B, 1, H, W] of a dict with ``probability``, an object with ``anomaly_map`` (anomalib), a tensor [B, 1, H, W] or
-        [B, H, W]; of a tensor with more channels, all that is not class 0; none of anything else.
+        [B, 1, H, W] of a dict with ``probability``, an object with ``anomaly_map`` (anomalib), a
+        tensor [B, 1, H, W] or [B, H, W]; of a tensor with more channels, all that is not class 0;
+        none of anything else.
     """
     if isinstance(found, dict):
         return found["probability"] if isinstance(found.get("probability"), Tensor) else None
@@ -82,17 +94,28 @@ def read_kinds(found: object) -> Tensor | None:
     """The probability of each class behind the background that a `predict_step` returned.
 
     Returns:
-        [B, K - 1, H, W] of a dict with ``classes``, or of a tensor with several channels; none of anything else.
+        [B, K - 1, H, W] of a dict with ``classes``, or of a tensor with several channels; none of
+        anything else.
     """
     if isinstance(found, dict):
         found = found.get("classes")
         return found if isinstance(found, Tensor) and found.ndim == 4 else None
-    return found[:, 1:] if isinstance(found, Tensor) and found.ndim == 4 and found.shape[1] > 1 else None
+    return (
+        found[:, 1:]
+        if isinstance(found, Tensor) and found.ndim == 4 and found.shape[1] > 1
+        else None
+    )
 
 
 def read_classes(found: Mapping[str, Tensor]) -> Tensor | None:
     """The classes of found objects, from 0: ``classes``, or torchvision's ``labels``, which count the background."""
-    return found["classes"] if "classes" in found else found["labels"] - 1 if "labels" in found else None
+    return (
+        found["classes"]
+        if "classes" in found
+        else found["labels"] - 1
+        if "labels" in found
+        else None
+    )
 
 
 @torch.no_grad()
@@ -100,7 +123,10 @@ def ask_step(model: L.LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - w
     """What `predict_step` says of a finished batch on the host, which is moved to the model; the mode comes back."""
     training = model.training
     model.eval()
-    moved = {key: value.to(model.device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    moved = {
+        key: value.to(model.device) if isinstance(value, Tensor) else value
+        for key, value in batch.items()
+    }
     outputs = model.predict_step(moved, 0)
     model.train(training)
     return outputs

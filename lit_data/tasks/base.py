@@ -1,7 +1,9 @@
-"""`Task`: how samples of a kind of data are drawn, and how what a model predicts is drawn and written.
+"""`Task`: how samples of a kind of data are drawn, and how what a model predicts is drawn and
+written.
 
-`find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else what `register` was told of its class.
-A package of your own brings its own kind of data in this way; ``docs/extend.md`` walks through one.
+`find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else what `register` was
+told of its class. A package of your own brings its own kind of data in this way; ``docs/extend.md``
+walks through one.
 """
 
 import logging
@@ -17,8 +19,20 @@ from torch import Tensor
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.tasks.batches import predict_batches
-from lit_data.tasks.figures import CELL_INCHES, draw_before_after, new_axes, save_figure, show_pixels
-from lit_data.tasks.options import TILE_OPTIONS, VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.figures import (
+    CELL_INCHES,
+    draw_before_after,
+    new_axes,
+    save_figure,
+    show_pixels,
+)
+from lit_data.tasks.options import (
+    TILE_OPTIONS,
+    VERDICT_OPTIONS,
+    Predicted,
+    PredictOptions,
+    PredictRun,
+)
 from lit_data.tasks.writer import PredictionWriter
 from lit_data.types import Batch, Stage
 
@@ -29,7 +43,8 @@ Data = TypeVar("Data", bound=BaseDataModule)
 
 
 class Task(Generic[Data]):
-    """What the commands ask of a kind of data. This one draws images under ``image`` and predicts nothing.
+    """What the commands ask of a kind of data. This one draws images under ``image`` and predicts
+    nothing.
 
     Args:
         datamodule: Prepared and opened.
@@ -38,10 +53,11 @@ class Task(Generic[Data]):
         predicts: What `method` must return, in words.
         method: What a module needs for its predictions to be drawn.
         candidates: Samples that those of a picture are chosen from.
-        neutral_data: Options of the datamodule that do not change what is predicted of an input, so that a run with
-            others can go on.
+        neutral_data: Options of the datamodule that do not change what is predicted of an input, so
+            that a run with others can go on.
         predict_data: Options of the datamodule that prediction sets.
-        trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless others are typed.
+        trained_data: Options of the datamodule that a checkpoint holds, and that hold for it unless
+            others are typed.
         unused: Options of ``predict`` that mean nothing here: they are refused.
     """
 
@@ -49,7 +65,16 @@ class Task(Generic[Data]):
     method: ClassVar[str] = "predict_step"
     candidates: ClassVar[int] = 64
     neutral_data: ClassVar[Sequence[str]] = (
-        *("batch_format", "cache", "cache_bytes", "cache_dir", "exclude", "loader", "mask_splits", "on_bad"),
+        *(
+            "batch_format",
+            "cache",
+            "cache_bytes",
+            "cache_dir",
+            "exclude",
+            "loader",
+            "mask_splits",
+            "on_bad",
+        ),
         *("patterns", "split_seed", "splits"),
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
@@ -74,7 +99,9 @@ class Task(Generic[Data]):
         if not isinstance(images, Tensor) or images.ndim != 4:
             log.info("no %s: the batch has no image [B, C, H, W]", path.name)
             return []
-        rows: list[int] = np.unique(np.linspace(0, len(images) - 1, min(len(images), count)).astype(np.int64)).tolist()
+        rows: list[int] = np.unique(
+            np.linspace(0, len(images) - 1, min(len(images), count)).astype(np.int64)
+        ).tolist()
         figure, axes = new_axes(1, len(rows), CELL_INCHES + 0.5)
         for cell, row in zip(axes[0], rows, strict=True):
             show_pixels(cell, images[row].float())
@@ -86,11 +113,15 @@ class Task(Generic[Data]):
         """The words over a sample."""
         return ""
 
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         """Draw samples beside what a model makes of them; return whether it says something that can be drawn."""
         return False
 
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         """Draw samples before and after augmentation, if there is any."""
         draw_before_after(
             self.datamodule,
@@ -112,7 +143,9 @@ class Task(Generic[Data]):
             "`task` with a `writer`, see docs/extend.md"
         )
 
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         """Predict all there is, batch by batch, and write what comes of it into the folder of the run."""
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
 

@@ -28,14 +28,16 @@ def predict_batches(
     run: PredictRun,
     options: PredictOptions,
 ) -> Predicted:
-    """Predict all inputs that are not done yet; a batch that does not fit into memory is cut into pieces.
+    """Predict all inputs that are not done yet; a batch that does not fit into memory is cut into
+    pieces.
 
     Args:
         datamodule: Its predict stage has one sample for each input of the writer.
         model: With its weights.
         writer: Reads and writes what `predict_step` returns.
         run: Where.
-        options: How: `batch_size` in the place of that of the loader, `min_batch_size`, `max_batch_size`, `lanes`.
+        options: How: `batch_size` in the place of that of the loader, `min_batch_size`,
+            `max_batch_size`, `lanes`.
 
     Raises:
         ConfigError: The model returns something else.
@@ -44,8 +46,12 @@ def predict_batches(
     """
     work = Work(writer, run, options, range(len(writer.names)))
     if work.waiting:
-        adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
-        trainer = run.make_trainer([_Writes(work), _InLanes(options.lanes or 1, datamodule), adaptive])
+        adaptive = AdaptiveBatchSize(
+            min_size=options.min_batch_size, max_size=options.max_batch_size
+        )
+        trainer = run.make_trainer(
+            [_Writes(work), _InLanes(options.lanes or 1, datamodule), adaptive]
+        )
         with datamodule.predicting(work.waiting, options.batch_size):
             trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return work.finish()
@@ -79,7 +85,11 @@ class _Writes(L.Callback):
                 f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for {samples} samples"
             )
         for answer in answers:
-            self._work.write(self._work.waiting[self._seen], answer, (now_s := time.perf_counter()) - self._before_s)
+            self._work.write(
+                self._work.waiting[self._seen],
+                answer,
+                (now_s := time.perf_counter()) - self._before_s,
+            )
             self._seen, self._before_s = self._seen + 1, now_s
 
 
@@ -94,14 +104,18 @@ class _InLanes(L.Callback):
         if self._count > 1:
             lanes = Lanes(self._count)
             self._open.callback(lanes.close)
-            self._open.callback(wrap(trainer.strategy, "predict_step", lambda *args: self._step(lanes, *args)))
+            self._open.callback(
+                wrap(trainer.strategy, "predict_step", lambda *args: self._step(lanes, *args))
+            )
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._open.close()
 
     @override
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         self._open.close()
 
     def _step(self, lanes: Lanes, call: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401
@@ -109,10 +123,14 @@ class _InLanes(L.Callback):
         if not samples or samples < 2:
             return call(batch, *args)
         pieces = cut_evenly(samples, -(-samples // min(lanes.count, samples)))
-        cut = getattr(self._datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
+        cut = getattr(self._datamodule, "slice_batch", None) or partial(
+            slice_batch, samples=samples
+        )
         parts = [cut(batch, start, stop) for start, stop in pieces]
         asked = [lanes.submit(partial(_without_gradient, call, part, *args)) for part in parts]
-        return merge_outputs([answer.result() for answer in asked], [stop - start for start, stop in pieces])
+        return merge_outputs(
+            [answer.result() for answer in asked], [stop - start for start, stop in pieces]
+        )
 
 
 def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step

@@ -67,20 +67,31 @@ class BoxTask(Task[DetectionDataModule]):
         return draw_box_samples(self.datamodule, batch, path, title, count=count)
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         return draw_found_boxes(self.datamodule, model, batch, path, title, count=count)
 
     @override
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         draw_augmented_boxes(self.datamodule, planned, shown, path, stage=stage)
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
         options.refuse("images with boxes", *self.unused)
-        return BoxWriter(self.datamodule, run.folder, threshold=options.least_score, min_area_px=options.min_area_px)
+        return BoxWriter(
+            self.datamodule,
+            run.folder,
+            threshold=options.least_score,
+            min_area_px=options.min_area_px,
+        )
 
 
-def draw_box_samples(datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int) -> list[int]:
+def draw_box_samples(
+    datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int
+) -> list[int]:
     """Draw samples as the model sees them, with their boxes; those with the most boxes come first.
 
     Args:
@@ -93,7 +104,9 @@ def draw_box_samples(datamodule: DetectionDataModule, batch: Batch, path: Path, 
     Returns:
         Which samples of the batch are shown.
     """
-    rows: list[int] = torch.argsort(batch["boxes_count"], descending=True, stable=True)[:count].tolist()
+    rows: list[int] = torch.argsort(batch["boxes_count"], descending=True, stable=True)[
+        :count
+    ].tolist()
     figure, cells = _open_cells(len(rows), min(_COLUMNS, len(rows)))
     for cell, row in zip(cells, rows, strict=False):
         _show_boxes(cell, batch["image"][row], find_true(batch, row), datamodule.classes)
@@ -103,7 +116,13 @@ def draw_box_samples(datamodule: DetectionDataModule, batch: Batch, path: Path, 
 
 
 def draw_found_boxes(
-    datamodule: DetectionDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    datamodule: DetectionDataModule,
+    model: L.LightningModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
 ) -> bool:
     """Draw samples with their own boxes beside those that a model finds.
 
@@ -134,14 +153,21 @@ def draw_found_boxes(
 
 
 def draw_augmented_boxes(
-    datamodule: DetectionDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    datamodule: DetectionDataModule,
+    planned: Batch,
+    rows: Sequence[int],
+    path: Path,
+    *,
+    stage: Stage,
 ) -> bool:
     """Draw samples before and after augmentation; see `draw_before_after`."""
 
     def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
         _show_boxes(cells[0], batch["image"][row], find_true(batch, row), datamodule.classes)
 
-    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES)
+    return draw_before_after(
+        datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES
+    )
 
 
 def find_true(batch: Batch, row: int) -> Boxes:
@@ -149,12 +175,15 @@ def find_true(batch: Batch, row: int) -> Boxes:
     height, width = batch["image"].shape[-2:]
     own = batch["boxes"][batch["boxes"][:, 0] == row]
     centre, half = own[:, 2:4], own[:, 4:] / 2
-    corners = torch.cat((centre - half, centre + half), dim=1) * torch.tensor([width, height, width, height])
+    corners = torch.cat((centre - half, centre + half), dim=1) * torch.tensor(
+        [width, height, width, height]
+    )
     return Boxes(corners, own[:, 1].long(), own.new_empty(0))
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
-    """What a `predict_step` returned, on the host; none if it is no list with boxes, classes and scores.
+    """What a `predict_step` returned, on the host; none if it is no list with boxes, classes and
+    scores.
 
     ``labels`` in place of ``classes`` count from 1, as torchvision's do.
     """
@@ -162,16 +191,23 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
         return None
     kinds = [read_classes(part) for part in outputs]
     if not all(
-        kind is not None and {"boxes", "scores"} <= part.keys() for kind, part in zip(kinds, outputs, strict=True)
+        kind is not None and {"boxes", "scores"} <= part.keys()
+        for kind, part in zip(kinds, outputs, strict=True)
     ):
         return None
     return [
-        Boxes(part["boxes"].float().cpu(), cast(Tensor, kind).long().cpu(), part["scores"].float().cpu())
+        Boxes(
+            part["boxes"].float().cpu(),
+            cast(Tensor, kind).long().cpu(),
+            part["scores"].float().cpu(),
+        )
         for part, kind in zip(outputs, kinds, strict=True)
     ]
 
 
-def draw_surest(images: Sequence[tuple[str, Array, Boxes]], names: Sequence[str], path: Path) -> None:
+def draw_surest(
+    images: Sequence[tuple[str, Array, Boxes]], names: Sequence[str], path: Path
+) -> None:
     """Draw a few images with the objects found in them.
 
     Args:
@@ -195,7 +231,16 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
         left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
         colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
         cv2.rectangle(painted, (left, top), (max(left, right - 1), max(top, bottom - 1)), colour, 1)
-        cv2.putText(painted, name, (left, max(8, top - 2)), cv2.FONT_HERSHEY_SIMPLEX, 0.3, colour, 1, cv2.LINE_AA)
+        cv2.putText(
+            painted,
+            name,
+            (left, max(8, top - 2)),
+            cv2.FONT_HERSHEY_SIMPLEX,
+            0.3,
+            colour,
+            1,
+            cv2.LINE_AA,
+        )
     return np.moveaxis(painted, -1, 0)
 
 
@@ -221,9 +266,15 @@ def _show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -
     """[3, H, W] in 0..1, and a rectangle with the name for each box."""
     cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
     for corners, kind, name in _name_boxes(boxes, names):
-        left, top, right, bottom = (edge - 0.5 for edge in corners)  # whole numbers are the centres of pixels here
+        left, top, right, bottom = (
+            edge - 0.5 for edge in corners
+        )  # whole numbers are the centres of pixels here
         colour = _COLOURS(kind % 10)
-        cell.add_patch(Rectangle((left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2))
+        cell.add_patch(
+            Rectangle(
+                (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
+            )
+        )
         frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
         cell.text(left, top, name, fontsize=6, color="white", va="bottom", bbox=frame, clip_on=True)
 
@@ -231,7 +282,9 @@ def _show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:
     """Corners, class and text of each box; a class that the set does not know has its number for a name."""
     scores = [f" {score:.2f}" for score in boxes.scores.tolist()] or [""] * len(boxes.classes)
-    for corners, kind, score in zip(boxes.corners.tolist(), boxes.classes.tolist(), scores, strict=True):
+    for corners, kind, score in zip(
+        boxes.corners.tolist(), boxes.classes.tolist(), scores, strict=True
+    ):
         yield corners, kind, f"{names[kind] if kind < len(names) else kind}{score}"
 
 
@@ -241,9 +294,10 @@ _SHOWN: Final = 6
 class BoxWriter(BankWriter):
     """Writes the objects of each image as soon as they are found.
 
-    Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box), ``pictures/<image>.png`` (the
-    image as the model sees it, without the grey around it), ``detections.json`` (COCO, with scores; px of the image on
-    the disk) and ``predictions.png`` with the images that hold the surest objects.
+    Into the folder go ``labels/<image>.txt`` (YOLO text with the score behind each box),
+    ``pictures/<image>.png`` (the image as the model sees it, without the grey around it),
+    ``detections.json`` (COCO, with scores; px of the image on the disk) and ``predictions.png``
+    with the images that hold the surest objects.
 
     Args:
         datamodule: The images.
@@ -252,16 +306,19 @@ class BoxWriter(BankWriter):
         min_area_px: Smallest area of a box, in the image on the disk.
     """
 
-    expects = (
-        "a list with a dict for each image: boxes [n, 4] px (left, top, right, bottom), classes [n] and scores [n]"
-    )
+    expects = "a list with a dict for each image: boxes [n, 4] px (left, top, right, bottom), classes [n] and scores [n]"
 
-    def __init__(self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int) -> None:
+    def __init__(
+        self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int
+    ) -> None:
         self._dataset = datamodule.dataset("predict")
         self._classes, root = datamodule.classes, datamodule.source.folder
         self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
         bank = self._dataset.bank
-        super().__init__(bank, [PurePath(os.path.relpath(bank.name(n), root)).as_posix() for n in range(len(bank))])
+        super().__init__(
+            bank,
+            [PurePath(os.path.relpath(bank.name(n), root)).as_posix() for n in range(len(bank))],
+        )
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
@@ -282,12 +339,18 @@ class BoxWriter(BankWriter):
         sides = originals[:, 2:] - originals[:, :2]
         kept = (answer.scores.numpy() >= self._threshold) & (sides > 0).all(1)
         kept &= sides.prod(1) >= self._min_area_px
-        originals, classes, scores = originals[kept], answer.classes.numpy()[kept], answer.scores.numpy()[kept]
+        originals, classes, scores = (
+            originals[kept],
+            answer.classes.numpy()[kept],
+            answer.scores.numpy()[kept],
+        )
         text = self._write_text(number, originals, classes, scores)
         picture = self._folder / "pictures" / PurePath(self.names[number]).with_suffix("")
         picture.parent.mkdir(parents=True, exist_ok=True)
         boxes = self._shrink(number, originals, classes, scores)
-        picture = picture.with_name(write_image(picture, paint_boxes(self.bank[number], boxes, self._classes)))
+        picture = picture.with_name(
+            write_image(picture, paint_boxes(self.bank[number], boxes, self._classes))
+        )
         rows = _describe(originals, classes, scores)
         return Written([text, picture], rows, float(scores.max(initial=0)))
 
@@ -296,10 +359,14 @@ class BoxWriter(BankWriter):
         numbers = {name: number for number, name in enumerate(self.names)}
         images = [
             {"id": number + 1, "file_name": name, "height": height, "width": width}
-            for (name, number), (height, width) in zip(numbers.items(), self._dataset.original_px.tolist(), strict=True)
+            for (name, number), (height, width) in zip(
+                numbers.items(), self._dataset.original_px.tolist(), strict=True
+            )
         ]
         found = [(numbers[entry.image] + 1, row) for entry in entries for row in entry.rows]
-        annotations = [{"id": count, "image_id": image, **row} for count, (image, row) in enumerate(found, 1)]
+        annotations = [
+            {"id": count, "image_id": image, **row} for count, (image, row) in enumerate(found, 1)
+        ]
         kinds = [{"id": number + 1, "name": name} for number, name in enumerate(self._classes)]
         table = {"images": images, "annotations": annotations, "categories": kinds}
         write_text(self._folder / "detections.json", json.dumps(table, indent=1))
@@ -320,21 +387,39 @@ class BoxWriter(BankWriter):
         edges[:, 2:] += edges[:, :2]
         classes = np.array([row["category_id"] - 1 for row in entry.rows], np.int64)
         scores = np.array([row["score"] for row in entry.rows], np.float32)
-        return PurePath(entry.image).name, self.bank[number], self._shrink(number, edges, classes, scores)
+        return (
+            PurePath(entry.image).name,
+            self.bank[number],
+            self._shrink(number, edges, classes, scores),
+        )
 
     def _shrink(
-        self, number: int, boxes: NDArray[np.float64], classes: NDArray[np.int64], scores: NDArray[np.float32]
+        self,
+        number: int,
+        boxes: NDArray[np.float64],
+        classes: NDArray[np.int64],
+        scores: NDArray[np.float32],
     ) -> Boxes:
         """Boxes of the image on the disk in the image as it is stored."""
-        scale = np.tile(np.array(self.bank[number].shape[:0:-1]) / self._dataset.original_px[number][::-1], 2)
-        return Boxes(torch.from_numpy(boxes * scale), torch.from_numpy(classes), torch.from_numpy(scores))
+        scale = np.tile(
+            np.array(self.bank[number].shape[:0:-1]) / self._dataset.original_px[number][::-1], 2
+        )
+        return Boxes(
+            torch.from_numpy(boxes * scale), torch.from_numpy(classes), torch.from_numpy(scores)
+        )
 
     def _write_text(
-        self, number: int, boxes: NDArray[np.float64], classes: NDArray[np.int64], scores: NDArray[np.float32]
+        self,
+        number: int,
+        boxes: NDArray[np.float64],
+        classes: NDArray[np.int64],
+        scores: NDArray[np.float32],
     ) -> Path:
         """``class cx cy w h score`` in shares of the image."""
         shares = boxes / np.tile(self._dataset.original_px[number][::-1], 2)
-        rows = np.hstack(((shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2], scores[:, None]))
+        rows = np.hstack(
+            ((shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2], scores[:, None])
+        )
         lines = [
             f"{kind} {' '.join(f'{value:.6f}' for value in row)}\n"
             for kind, row in zip(classes, rows.tolist(), strict=True)

@@ -24,7 +24,16 @@ log = logging.getLogger(__name__)
 
 TRUE_COLOUR: Final = "#ff3b30"
 DISTRACTOR_COLOUR: Final = "#34aadc"
-CLASS_COLOURS: Final = ("#ff3b30", "#34aadc", "#4cd964", "#ffcc00", "#af52de", "#ff9500", "#5ac8fa", "#ff2d92")
+CLASS_COLOURS: Final = (
+    "#ff3b30",
+    "#34aadc",
+    "#4cd964",
+    "#ffcc00",
+    "#af52de",
+    "#ff9500",
+    "#5ac8fa",
+    "#ff2d92",
+)
 CELL_INCHES: Final = 2.1
 
 
@@ -54,7 +63,13 @@ def show_images(cells: Sequence[Axes], image: Tensor) -> None:
     """Target and references on one grey scale, so that they can be compared."""
     low, high = np.percentile(image.numpy(), (0.5, 99.5))
     for cell, channel in zip(cells, image, strict=False):
-        cell.imshow(channel.numpy(), cmap="gray", vmin=low, vmax=max(high, low + 1e-3), interpolation="nearest")
+        cell.imshow(
+            channel.numpy(),
+            cmap="gray",
+            vmin=low,
+            vmax=max(high, low + 1e-3),
+            interpolation="nearest",
+        )
 
 
 def show_pixels(cell: Axes, image: Tensor) -> None:
@@ -84,7 +99,12 @@ def circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour
     angle = np.linspace(0, 2 * np.pi, 40)
     for defect in defects:
         radius = max(defect.height_px, defect.width_px) / 2 + 3
-        cell.plot(defect.x + radius * np.cos(angle), defect.y + radius * np.sin(angle), color=colour, linewidth=1.2)
+        cell.plot(
+            defect.x + radius * np.cos(angle),
+            defect.y + radius * np.sin(angle),
+            color=colour,
+            linewidth=1.2,
+        )
     cell.set_xlim(-0.5, shape[1] - 0.5)
     cell.set_ylim(shape[0] - 0.5, -0.5)
 

@@ -18,7 +18,13 @@ from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, open_figure, save_figure, show_pixels
-from lit_data.tasks.options import TILE_OPTIONS, VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.options import (
+    TILE_OPTIONS,
+    VERDICT_OPTIONS,
+    Predicted,
+    PredictOptions,
+    PredictRun,
+)
 from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -42,12 +48,16 @@ class GenerateTask(Task[GANDataModule]):
         return draw_image_samples(self.datamodule, batch, path, title, stage=stage, count=count)
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         draw_generated(model, batch, self.datamodule.poses, path, title, count=count)
         return True
 
     @override
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         options.refuse("generated images", *self.unused)
         return generate(self.datamodule, model, run, options)
 
@@ -69,7 +79,9 @@ def draw_image_samples(
         Which samples of the batch are shown: some from its whole length.
     """
     length = len(batch["image"])
-    rows: list[int] = np.unique(np.linspace(0, length - 1, min(length, count)).astype(np.int64)).tolist()
+    rows: list[int] = np.unique(
+        np.linspace(0, length - 1, min(length, count)).astype(np.int64)
+    ).tolist()
     draw = _draw_grid if datamodule.poses is None else _draw_views
     draw(datamodule, {key: value[rows] for key, value in batch.items()}, path, title, stage)
     return rows
@@ -83,7 +95,9 @@ def tile_views(views: Tensor) -> Tensor:
     return sheet.reshape(channels, side * height, side * width)
 
 
-def _draw_grid(datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage) -> None:
+def _draw_grid(
+    datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage
+) -> None:
     count = len(batch["image"])
     lines = -(-count // _COLUMNS)
     figure, axes = new_axes(lines, min(count, _COLUMNS), (CELL_INCHES + 0.25) * lines + 0.5)
@@ -95,7 +109,9 @@ def _draw_grid(datamodule: GANDataModule, batch: Batch, path: Path, title: str, 
     save_figure(figure, path, title, ())
 
 
-def _draw_views(datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage) -> None:
+def _draw_views(
+    datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage
+) -> None:
     inspection = datamodule.inspect(stage)
     figure, axes = open_figure(len(batch["image"]), ("sample", "all views of its object"))
     for number, cells in enumerate(axes):
@@ -107,9 +123,15 @@ def _draw_views(datamodule: GANDataModule, batch: Batch, path: Path, title: str,
 
 def _describe(datamodule: GANDataModule, batch: Batch, number: int) -> list[str]:
     """Lines about a sample: its image or object, its label, its pose."""
-    values = {key: int(batch[key][number]) for key in ("label", "view", "object", "image_index") if key in batch}
+    values = {
+        key: int(batch[key][number])
+        for key in ("label", "view", "object", "image_index")
+        if key in batch
+    }
     classes = datamodule.table.classes
-    lines = [f"object {values['object']}" if "object" in values else f"image {values['image_index']}"]
+    lines = [
+        f"object {values['object']}" if "object" in values else f"image {values['image_index']}"
+    ]
     if datamodule.num_labels:
         lines.append(classes[values["label"]] if classes else f"label {values['label']}")
     if "pose" in batch:
@@ -126,7 +148,13 @@ _TITLE_INCHES: Final = 0.3
 
 
 def draw_generated(
-    model: L.LightningModule, batch: Batch, poses: Tensor | None, path: Path, title: str, *, count: int
+    model: L.LightningModule,
+    batch: Batch,
+    poses: Tensor | None,
+    path: Path,
+    title: str,
+    *,
+    count: int,
 ) -> None:
     """Draw real images beside generated ones, and below some generated objects from all sides.
 
@@ -142,9 +170,14 @@ def draw_generated(
     real = batch["image"][: count * count]
     generated = sample(model, len(real), seed=SEED, batch_size=len(real))
     views = sweep_objects(model, poses, OBJECTS, seed=SEED)
-    below_inches = 0.0 if views is None else 2 * _PANEL_INCHES * len(views) / views.shape[1] + _TITLE_INCHES
+    below_inches = (
+        0.0 if views is None else 2 * _PANEL_INCHES * len(views) / views.shape[1] + _TITLE_INCHES
+    )
     figure, axes = new_axes(
-        1 if views is None else 2, 2, _PANEL_INCHES + below_inches + 2 * _TITLE_INCHES, width_inches=2 * _PANEL_INCHES
+        1 if views is None else 2,
+        2,
+        _PANEL_INCHES + below_inches + 2 * _TITLE_INCHES,
+        width_inches=2 * _PANEL_INCHES,
     )
     for cell, name, images in zip(axes[0], ("real", "generated"), (real, generated), strict=True):
         _show(cell, images, name)
@@ -158,7 +191,9 @@ def draw_generated(
     save_figure(figure, path, title, ())
 
 
-def sweep_objects(model: L.LightningModule, poses: Tensor | None, count: int, *, seed: int) -> Tensor | None:
+def sweep_objects(
+    model: L.LightningModule, poses: Tensor | None, count: int, *, seed: int
+) -> Tensor | None:
     """Objects from all sides, [count, V, C, H, W] in 0..1; none where the model or the data know no sides."""
     if poses is None or not sweeps_views(model):
         return None
@@ -182,9 +217,9 @@ def generate(
 ) -> Predicted:
     """Write images that a model generates; the same seed, weights and count give the same images.
 
-    Into the folder go ``images/<number>.png``; ``predictions.png`` with the first 64; and, where the data and the model
-    know sides, ``views/<object>.png``, sheets that the datamodule can read again, and ``views.png`` with a row for each
-    of these objects.
+    Into the folder go ``images/<number>.png``; ``predictions.png`` with the first 64; and, where
+    the data and the model know sides, ``views/<object>.png``, sheets that the datamodule can read
+    again, and ``views.png`` with a row for each of these objects.
 
     Args:
         datamodule: A prepared and opened datamodule, which knows the sides.
@@ -214,7 +249,9 @@ def generate(
             write_png(run.folder / "views" / f"{number:06d}.png", _to_pixels(tile_views(sides)))
         write_png(run.folder / "views.png", draw_grid(views.flatten(0, 1), columns=views.shape[1]))
         log.info("picture: %s", run.folder / "views.png")
-    return Predicted({"predict/images": count, "predict/objects": 0 if views is None else len(views)})
+    return Predicted(
+        {"predict/images": count, "predict/objects": 0 if views is None else len(views)}
+    )
 
 
 def _to_pixels(image: Tensor) -> Array:

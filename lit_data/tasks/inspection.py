@@ -56,7 +56,15 @@ class InspectionTask(Task[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
     predicts = "dict with `probability`"
-    neutral_data = (*Task.neutral_data, "groups", "patch_px", "sampling", "similar", "stride_px", "train_on")
+    neutral_data = (
+        *Task.neutral_data,
+        "groups",
+        "patch_px",
+        "sampling",
+        "similar",
+        "stride_px",
+        "train_on",
+    )
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")
     unused = ("clean", "count")
@@ -65,17 +73,30 @@ class InspectionTask(Task[InspectionDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_mark_samples(batch, path, title, count=count, classes=self.datamodule.classes or ())
+        return draw_mark_samples(
+            batch, path, title, count=count, classes=self.datamodule.classes or ()
+        )
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         classes = self.datamodule.classes or ()
-        return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count, classes=classes)
+        return draw_mark_predictions(
+            self.datamodule, model, batch, path, title, count=count, classes=classes
+        )
 
     @override
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         draw_augmented_marks(
-            self.datamodule, planned, shown, path, stage=stage, classes=len(self.datamodule.classes or ())
+            self.datamodule,
+            planned,
+            shown,
+            path,
+            stage=stage,
+            classes=len(self.datamodule.classes or ()),
         )
 
     @override
@@ -84,7 +105,9 @@ class InspectionTask(Task[InspectionDataModule]):
         return VerdictWriter(self.datamodule, run.folder, options, doubt=run.doubt)
 
     @override
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         options = self._show_whole(options)
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
@@ -101,10 +124,11 @@ class InspectionTask(Task[InspectionDataModule]):
 class VerdictWriter(MapWriter):
     """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
 
-    Its columns are the score, which is the mean of the highest probabilities as in validation, the defects found at the
-    threshold of pixels, and ``good`` or ``defect`` by the threshold of images; where there is none, an image is
-    defective in which any defect is found. Where masks say what is true, that stands beside it, with the kind of the
-    image, and ``worst.png`` shows the defects that were seen worst and the good images that looked worst.
+    Its columns are the score, which is the mean of the highest probabilities as in validation, the
+    defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
+    where there is none, an image is defective in which any defect is found. Where masks say what is
+    true, that stands beside it, with the kind of the image, and ``worst.png`` shows the defects
+    that were seen worst and the good images that looked worst.
 
     Args:
         datamodule: Whose images.
@@ -114,7 +138,12 @@ class VerdictWriter(MapWriter):
     """
 
     def __init__(
-        self, datamodule: InspectionDataModule, folder: Path, options: PredictOptions, *, doubt: str | None = None
+        self,
+        datamodule: InspectionDataModule,
+        folder: Path,
+        options: PredictOptions,
+        *,
+        doubt: str | None = None,
     ) -> None:
         super().__init__(open_inspection_images(datamodule), folder, options)
         self._datamodule, self._doubt = datamodule, doubt
@@ -145,7 +174,11 @@ class VerdictWriter(MapWriter):
         write_table(path, (*COLUMNS, "truth", "kind") if is_known else COLUMNS, rows)
         log.info("verdicts: %s", path)
         if self._doubt:
-            log.warning("%s: verdicts are %s, train longer or look at report.html of the run", self._doubt, _UNSURE)
+            log.warning(
+                "%s: verdicts are %s, train longer or look at report.html of the run",
+                self._doubt,
+                _UNSURE,
+            )
         elif len(rows) >= _MANY and all(row["verdict"] == "defect" for row in rows):
             log.warning(
                 "all %d images are defective: is this the right model, and does its threshold fit these images? "
@@ -165,7 +198,9 @@ class VerdictWriter(MapWriter):
     def _draw_worst(self, rows: Sequence[tuple[Mapping[str, Any], int]]) -> None:
         """The defective images of the lowest scores above the good ones of the highest."""
         small = [row for row in rows if self.images.count_px(row[1]) <= self.options.large_px]
-        missed = sorted((r for r in small if r[0]["truth"] == "defect"), key=lambda r: r[0]["score"])
+        missed = sorted(
+            (r for r in small if r[0]["truth"] == "defect"), key=lambda r: r[0]["score"]
+        )
         alarms = sorted((r for r in small if r[0]["truth"] == "good"), key=lambda r: -r[0]["score"])
         columns = min(_WORST, max(len(missed), len(alarms)))
         figure, axes = new_axes(4, max(columns, 1), 4 * CELL_INCHES + 0.9)
@@ -179,11 +214,18 @@ class VerdictWriter(MapWriter):
         save_figure(figure, self.folder / "worst.png", title, ("defect",))
 
     def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any], number: int) -> None:
-        pixels, name = torch.from_numpy(np.array(self.images.show(number), np.float32)), str(row["image"])
+        pixels, name = (
+            torch.from_numpy(np.array(self.images.show(number), np.float32)),
+            str(row["image"]),
+        )
         show_images(cells[:1], pixels)
-        probability = torch.from_numpy(np.array(read_image(self._map_of(name))[0], np.float32)) / 65535
+        probability = (
+            torch.from_numpy(np.array(read_image(self._map_of(name))[0], np.float32)) / 65535
+        )
         cells[1].imshow(probability.numpy(), cmap="magma", vmin=0, vmax=1)
-        cells[0].set_title(f"{name[-20:]}\n{row['kind'] or row['truth']}, score {row['score']:.2f}", fontsize=7)
+        cells[0].set_title(
+            f"{name[-20:]}\n{row['kind'] or row['truth']}, score {row['score']:.2f}", fontsize=7
+        )
         mask = self._datamodule.read_mask(number)
         if mask is not None:
             for cell in cells:
@@ -197,18 +239,22 @@ def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         rows: Of ``images.csv``.
 
     Returns:
-        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all, and of each kind
-        against the good ones, where there are both.
+        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
+        and of each kind against the good ones, where there are both.
     """
     good = [row["score"] for row in rows if row["truth"] == "good"]
     bad = [row for row in rows if row["truth"] == "defect"]
     found: dict[str, Any] = {
         "predict/missed": sum(row["verdict"] == "good" for row in bad),
-        "predict/false_alarms": sum(row["verdict"] == "defect" for row in rows if row["truth"] == "good"),
+        "predict/false_alarms": sum(
+            row["verdict"] == "defect" for row in rows if row["truth"] == "good"
+        ),
     }
     kinds = sorted({row["kind"] for row in bad})
     parts = {"": bad} | (
-        {f"_{kind}": [r for r in bad if r["kind"] == kind] for kind in kinds} if len(kinds) > 1 else {}
+        {f"_{kind}": [r for r in bad if r["kind"] == kind] for kind in kinds}
+        if len(kinds) > 1
+        else {}
     )
     for name, part in parts.items():
         if good and part:
@@ -254,7 +300,9 @@ class LabelTask(Task[LabelledImageDataModule]):
         return (self.datamodule.classes or ())[int(batch["label"][row])] if "label" in batch else ""
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         found, classes = read_labels(ask_step(model, batch)), self.datamodule.classes or ()
         if found is None or found.shape[1] != len(classes):
             return False
@@ -267,7 +315,10 @@ class LabelTask(Task[LabelledImageDataModule]):
         for cell, row in zip(cells, rows, strict=False):
             show_pixels(cell, batch["image"][row])
             score, label = found[row].max(0)
-            cell.set_title(f"{self.describe_sample(batch, row)}\nmodel: {classes[int(label)]} {score:.2f}", fontsize=7)
+            cell.set_title(
+                f"{self.describe_sample(batch, row)}\nmodel: {classes[int(label)]} {score:.2f}",
+                fontsize=7,
+            )
         save_figure(figure, path, title, ())
         return True
 
@@ -277,12 +328,15 @@ class LabelTask(Task[LabelledImageDataModule]):
         return LabelWriter(self.datamodule, run.folder)
 
     @override
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
 
 
 class LabelWriter(BankWriter):
-    """Writes ``labels.csv``: of each image its label, how sure that is, and what its folder says, if it names a class.
+    """Writes ``labels.csv``: of each image its label, how sure that is, and what its folder says,
+    if it names a class.
 
     Args:
         datamodule: Whose images.
@@ -304,7 +358,11 @@ class LabelWriter(BankWriter):
     @override
     def write(self, number: int, answer: Tensor, seconds: float) -> Written:
         score, label = answer.max(0)
-        row = {"label": self._classes[int(label)], "score": round(float(score), 4), "truth": self._truth[number]}
+        row = {
+            "label": self._classes[int(label)],
+            "score": round(float(score), 4),
+            "truth": self._truth[number],
+        }
         return Written([], [row], float(score))
 
     @override
@@ -314,7 +372,10 @@ class LabelWriter(BankWriter):
         path = self._folder / "labels.csv"
         write_table(path, ("image", "label", "score", *(("truth",) if known else ())), rows)
         log.info("labels: %s", path)
-        counts = {f"predict/{name}": count for name, count in sorted(Counter(row["label"] for row in rows).items())}
+        counts = {
+            f"predict/{name}": count
+            for name, count in sorted(Counter(row["label"] for row in rows).items())
+        }
         right = sum(row["label"] == row["truth"] for row in known)
         accuracy = {"predict/accuracy": round(right / len(known), 4)} if known else {}
         return counts | {"predict/images": len(rows)} | accuracy

@@ -56,11 +56,15 @@ class PatchTask(Task[BaseDataModule]):
     predicts = "dict with `probability`"
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
 
     @override
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         draw_augmented(self.datamodule, planned, path, stage=stage, count=len(shown))
 
 
@@ -78,7 +82,9 @@ class StripeTask(PatchTask):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_patch_samples(self.datamodule, planned, batch, path, title, stage=stage, count=count)
+        return draw_patch_samples(
+            self.datamodule, planned, batch, path, title, stage=stage, count=count
+        )
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":
@@ -91,14 +97,24 @@ class StripeTask(PatchTask):
         return MapWriter(open_stripe_images(self.datamodule), run.folder, options)
 
     @override
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
 
 def draw_patch_samples(
-    datamodule: BaseDataModule, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    datamodule: BaseDataModule,
+    planned: Batch,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    stage: Stage,
+    count: int,
 ) -> list[int]:
-    """Draw samples as the model sees them: target, references and mask, true defects and distractors circled.
+    """Draw samples as the model sees them: target, references and mask, true defects and
+    distractors circled.
 
     Those with true defects come first, then those with distractors.
 
@@ -116,7 +132,9 @@ def draw_patch_samples(
     """
     marks = _mark_distractors(datamodule, planned, stage)
     masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
-    interest = 2.0 * masks.flatten(1).amax(1) + (0 if marks is None else marks.flatten(1).amax(1).float())
+    interest = 2.0 * masks.flatten(1).amax(1) + (
+        0 if marks is None else marks.flatten(1).amax(1).float()
+    )
     rows = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
     figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
     for cells, row in zip(axes, rows, strict=True):
@@ -132,9 +150,16 @@ def draw_patch_samples(
 
 
 def draw_patch_predictions(
-    datamodule: BaseDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
 ) -> bool:
-    """Draw samples with a mask, those with the largest first and one with the smallest, beside what a model finds.
+    """Draw samples with a mask, those with the largest first and one with the smallest, beside what
+    a model finds.
 
     Args:
         datamodule: Its images have names.
@@ -148,13 +173,17 @@ def draw_patch_predictions(
         Whether it was drawn: the module may return something else.
     """
     masks = batch["mask"]
-    rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[: count - 1].tolist()
+    rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[
+        : count - 1
+    ].tolist()
     rows += torch.argsort(masks.flatten(1).sum(1), stable=True)[:1].tolist()
     shown = {key: value[rows] for key, value in batch.items()}
     probability = predict_probability(model, shown)
     if probability is None:
         return False
-    figure, axes = open_figure(len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model"))
+    figure, axes = open_figure(
+        len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model")
+    )
     for row, (cells, image, mask, found) in enumerate(
         zip(axes, shown["image"], shown["mask"], probability, strict=True)
     ):
@@ -162,7 +191,9 @@ def draw_patch_predictions(
         cells[4].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
         show_images(cells[:2], image)
         difference = (image[0] - image[1:].mean(0)).abs()
-        cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1))
+        cells[2].imshow(
+            difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1)
+        )
         show_mask(cells[3], mask[0])
         cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
         for cell in (cells[0], cells[2], cells[4]):
@@ -182,7 +213,8 @@ def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
 
 
 def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
-    """Draw whole images side by side, each above its probability map, with the defects found circled.
+    """Draw whole images side by side, each above its probability map, with the defects found
+    circled.
 
     Args:
         images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.
@@ -220,9 +252,9 @@ def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) 
 class MapWriter(ImageWriter):
     """Writes ``maps/<image>.png`` (16 bit, 65535 is probability 1).
 
-    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come ``defects.csv`` with the
-    surest 1,000 defects of each image, and ``predictions.png`` with the images that hold the surest defects, but for
-    images of more than `large_px`.
+    Where classes are told apart, ``classes/<image>.png`` holds their numbers. At the end come
+    ``defects.csv`` with the surest 1,000 defects of each image, and ``predictions.png`` with the
+    images that hold the surest defects, but for images of more than `large_px`.
 
     Args:
         images: What is predicted.
@@ -245,7 +277,10 @@ class MapWriter(ImageWriter):
             paths.append(self.folder / "classes" / f"{name}.png")
             write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
         found = find_defects(
-            answer.rows(slice(None)), threshold=options.least_score, min_area_px=options.min_area_px, kinds=kinds
+            answer.rows(slice(None)),
+            threshold=options.least_score,
+            min_area_px=options.min_area_px,
+            kinds=kinds,
         )
         score = max((defect.score for defect in found), default=0)
         if len(found) > _MOST_DEFECTS:
@@ -261,14 +296,23 @@ class MapWriter(ImageWriter):
         """
         path = self.folder / "defects.csv"
         names = ("", *self.images.classes)
-        rows = [{"image": e.image, **row, "class": names[row.get("kind", 0)]} for e in entries for row in e.rows]
+        rows = [
+            {"image": e.image, **row, "class": names[row.get("kind", 0)]}
+            for e in entries
+            for row in e.rows
+        ]
         write_table(path, (*COLUMNS, "class") if self.images.classes else COLUMNS, rows)
         log.info("defects: %s", path)
         if self._left_out:
             log.warning(
                 "%d images have more than %d defects, and %d are left out of defects.csv: the threshold %.4g is too "
                 "low for them, or the model is of no use",
-                *(len(self._left_out), _MOST_DEFECTS, sum(self._left_out.values()), self.options.least_score),
+                *(
+                    len(self._left_out),
+                    _MOST_DEFECTS,
+                    sum(self._left_out.values()),
+                    self.options.least_score,
+                ),
             )
         self._draw(entries)
         return {
@@ -279,14 +323,24 @@ class MapWriter(ImageWriter):
 
     def _draw(self, entries: Sequence[Entry]) -> None:
         numbers = {name: number for number, name in enumerate(self.images.names)}
-        small = [e for e in entries if self.images.count_px(numbers[e.image]) <= self.options.large_px]
+        small = [
+            e for e in entries if self.images.count_px(numbers[e.image]) <= self.options.large_px
+        ]
         shown = sorted(small, key=lambda entry: -entry.score)[:SHOWN]
         if shown:
             images = [
-                (e.image, self.images.show(numbers[e.image])[0], read_image(self._map_of(e.image))[0] / 65535, e.rows)
+                (
+                    e.image,
+                    self.images.show(numbers[e.image])[0],
+                    read_image(self._map_of(e.image))[0] / 65535,
+                    e.rows,
+                )
                 for e in shown
             ]
-            named = [(name, pixels, found, [_read(row) for row in rows]) for name, pixels, found, rows in images]
+            named = [
+                (name, pixels, found, [_read(row) for row in rows])
+                for name, pixels, found, rows in images
+            ]
             draw_maps(named, self.folder / "predictions.png")
 
     def _map_of(self, name: str) -> Path:
@@ -294,7 +348,9 @@ class MapWriter(ImageWriter):
 
 
 def _round(defect: Defect) -> dict[str, float]:
-    return {name: round(value, 3) for name, value in asdict(defect).items() if name != "kind" or value}
+    return {
+        name: round(value, 3) for name, value in asdict(defect).items() if name != "kind" or value
+    }
 
 
 def _read(row: Mapping[str, Any]) -> Defect:
@@ -304,8 +360,9 @@ def _read(row: Mapping[str, Any]) -> Defect:
 def open_stripe_images(datamodule: StripeDataModule) -> WholeImages:
     """The images of a stripe set.
 
-    Where their finishing is more than choosing channels and scaling (a nuisance for layout `single`, an augmentation
-    of the predict stage), an image is finished whole by the datamodule, as one patch would be.
+    Where their finishing is more than choosing channels and scaling (a nuisance for layout
+    `single`, an augmentation of the predict stage), an image is finished whole by the datamodule,
+    as one patch would be.
     """
     transform = datamodule.transformation
     names = datamodule.source.names(datamodule.bank)
@@ -319,14 +376,25 @@ def open_stripe_images(datamodule: StripeDataModule) -> WholeImages:
         )
     values = transform.values
     span = None if values == ValueRange() else (values.low, values.high)
-    return WholeImages(bank=datamodule.bank, names=names, channels=transform.expand, value_range=span)
+    return WholeImages(
+        bank=datamodule.bank, names=names, channels=transform.expand, value_range=span
+    )
 
 
 def _finish(datamodule: StripeDataModule, number: int) -> Tensor:
-    pixels = np.array(datamodule.bank[number])  # a copy, as torch warns of arrays that cannot be written
+    pixels = np.array(
+        datamodule.bank[number]
+    )  # a copy, as torch warns of arrays that cannot be written
     own, zero = torch.tensor([number]), torch.zeros(1, dtype=torch.int64)
-    place = {"index": own, "image_index": own, "position": torch.zeros(1, 2, dtype=torch.int64), "epoch": zero}
-    finished = datamodule.transform({"image": torch.from_numpy(pixels)[None], **place}, "predict")["image"][0]
+    place = {
+        "index": own,
+        "image_index": own,
+        "position": torch.zeros(1, 2, dtype=torch.int64),
+        "epoch": zero,
+    }
+    finished = datamodule.transform({"image": torch.from_numpy(pixels)[None], **place}, "predict")[
+        "image"
+    ][0]
     if finished.shape[1:] != pixels.shape[1:]:
         raise ConfigError(
             f"the augmentation of the predict stage makes {list(finished.shape[1:])} of {list(pixels.shape[1:])} px: "
@@ -335,7 +403,9 @@ def _finish(datamodule: StripeDataModule, number: int) -> Tensor:
     return finished
 
 
-def draw_augmented(datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6) -> int:
+def draw_augmented(
+    datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6
+) -> int:
     """Draw samples before and after augmentation, with the masks that move along.
 
     Args:
@@ -353,7 +423,9 @@ def draw_augmented(datamodule: BaseDataModule, planned: Batch, path: Path, *, st
         return 0
     after = datamodule.finish_batch(planned, stage)
     rows = _choose_rows(before.get("mask"), len(after["image"]), count)
-    figure, axes = open_figure(len(rows), ("before", "reference 1", "after", "reference 1", "mask after"))
+    figure, axes = open_figure(
+        len(rows), ("before", "reference 1", "after", "reference 1", "mask after")
+    )
     for cells, row in zip(axes, rows, strict=True):
         for place, batch in ((0, before), (2, after)):
             show_images(cells[place : place + 2], batch["image"][row])

@@ -35,15 +35,17 @@ class ProbabilityNet(nn.Module):
     """Asks a module for the probability of each pixel.
 
     The module gets a batch as its datamodule makes it: in its `batch_format`, and through its own
-    ``on_after_batch_transfer``. A tile is no patch of the grid, so ``index``, ``image_index`` and ``position`` are -1.
-    No Trainer runs, so no other hook of the module does.
+    ``on_after_batch_transfer``. A tile is no patch of the grid, so ``index``, ``image_index`` and
+    ``position`` are -1. No Trainer runs, so no other hook of the module does.
 
     Args:
-        model: Its `predict_step` returns probabilities in 0..1 in one of the forms of `read_probability`.
+        model: Its `predict_step` returns probabilities in 0..1 in one of the forms of
+            `read_probability`.
         channels: For each channel that the module gets the one of the tile.
         batch_format: See `BaseDataModule`.
         channel_names: Names of channels that the format may pick.
-        classes: Kinds of defects that the module may tell apart; others than so many are not looked at.
+        classes: Kinds of defects that the module may tell apart; others than so many are not looked
+            at.
     """
 
     def __init__(
@@ -56,7 +58,10 @@ class ProbabilityNet(nn.Module):
     ) -> None:
         super().__init__()
         self.model, self._classes = model, classes
-        self._channels, self._question = channels, Question(model, batch_format, channel_names or {})
+        self._channels, self._question = (
+            channels,
+            Question(model, batch_format, channel_names or {}),
+        )
 
     @override
     def forward(self, tiles: Tensor) -> Tensor:
@@ -66,7 +71,8 @@ class ProbabilityNet(nn.Module):
             tiles: [B, C, h, w] float32 in 0..1, channels as they are stored.
 
         Returns:
-            [B, 1, h, w] in 0..1; with classes [B, 1 + classes, h, w], the probability of any defect first.
+            [B, 1, h, w] in 0..1; with classes [B, 1 + classes, h, w], the probability of any defect
+            first.
 
         Raises:
             ConfigError: The module returns something else.
@@ -87,7 +93,11 @@ class ProbabilityNet(nn.Module):
             tiles = tiles[:, list(self._channels)]
         # Not len(tiles), which would tie what is traced to one size of batches.
         unknown = torch.full((tiles.shape[0],), -1, dtype=torch.int64, device=tiles.device)
-        places = {"index": unknown, "image_index": unknown, "position": unknown[:, None].expand(-1, 2)}
+        places = {
+            "index": unknown,
+            "image_index": unknown,
+            "position": unknown[:, None].expand(-1, 2),
+        }
         return {"image": tiles, **places, "epoch": torch.zeros_like(unknown)}
 
 
@@ -104,11 +114,16 @@ def prepare_net(
     """
     model.to(device)  # by itself, for else it would not know its device
     names = datamodule.channel_names
-    return ProbabilityNet(model, images.channels, datamodule.batch_format, names, len(images.classes))
+    return ProbabilityNet(
+        model, images.channels, datamodule.batch_format, names, len(images.classes)
+    )
 
 
-def choose_overlap_px(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> int:
-    """`predict.overlap_px`; by default the net's receptive field, or a quarter of a tile if half does not hold that.
+def choose_overlap_px(
+    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
+) -> int:
+    """`predict.overlap_px`; by default the net's receptive field, or a quarter of a tile if half
+    does not hold that.
 
     Raises:
         ConfigError: The net gives no probability.
@@ -134,12 +149,22 @@ def choose_overlap_px(net: nn.Module, images: WholeImages, options: PredictOptio
             min(sides),
         )
         return min(sides) // 4
-    log.info("tiles of %d x %d px share %d px, as the net sees %d px to each side", *sides, 2 * reach, reach)
+    log.info(
+        "tiles of %d x %d px share %d px, as the net sees %d px to each side",
+        *sides,
+        2 * reach,
+        reach,
+    )
     return 2 * reach
 
 
 def open_predictor(
-    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device, *, overlap_px: int
+    net: nn.Module,
+    images: WholeImages,
+    options: PredictOptions,
+    device: torch.device,
+    *,
+    overlap_px: int,
 ) -> TiledPredictor:
     """The predictor of some images, with what the options leave open.
 
@@ -159,7 +184,9 @@ def open_predictor(
     if options.quantise == "static":  # compiled for tiles of one size
         round_px = max(options.tile_sides_px)
     else:
-        round_px = options.round_px or (1 if _takes_any_size(net, images, options, device) else options.multiple_px)
+        round_px = options.round_px or (
+            1 if _takes_any_size(net, images, options, device) else options.multiple_px
+        )
     return TiledPredictor(
         net,
         tile_px=options.tile_sides_px,
@@ -173,7 +200,9 @@ def open_predictor(
         max_batch_size=options.max_batch_size,
         memory_limit_bytes=options.memory_limit_bytes,
         precision=options.precision,
-        channels_last=(on_cpu or is_half) if options.channels_last is None else options.channels_last,
+        channels_last=(on_cpu or is_half)
+        if options.channels_last is None
+        else options.channels_last,
         compile=options.compile,
         augment=options.augment,
         value_range=images.value_range,
@@ -183,14 +212,20 @@ def open_predictor(
     )
 
 
-def _takes_any_size(net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device) -> bool:
+def _takes_any_size(
+    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
+) -> bool:
     """Whether a net gives a value for each pixel of a tile whose sides its stride does not divide.
 
-    Many nets refuse such tiles, each with an error of its own kind. It is not asked where all sides are multiples.
+    Many nets refuse such tiles, each with an error of its own kind. It is not asked where all sides
+    are multiples.
     """
     if options.compile:  # for tiles of one size, to which smaller ones are filled up
         return False
-    if not any((sides % options.multiple_px).any() for sides in (images.bank.heights_px, images.bank.widths_px)):
+    if not any(
+        (sides % options.multiple_px).any()
+        for sides in (images.bank.heights_px, images.bank.widths_px)
+    ):
         return True
     side_px = 4 * options.multiple_px + 1
     tile = torch.zeros(1, images.tile_channels, side_px, side_px)
@@ -207,7 +242,8 @@ def _choose_lanes(options: PredictOptions, device: torch.device) -> int:
 
 
 def _choose_batch_size(options: PredictOptions, lanes: int, *, on_cpu: bool) -> int:
-    # In lanes a batch is no faster than its tiles, and for each size oneDNN makes kernels, which takes 30 ms for a net.
+    # In lanes a batch is no faster than its tiles, and for each size oneDNN makes kernels, which
+    # takes 30 ms for a net.
     size = max((4 if lanes == 1 else 1) if on_cpu else 16, options.min_batch_size)
     return size if options.max_batch_size is None else min(size, options.max_batch_size)
 
@@ -222,26 +258,32 @@ _COMPARED: Final = 4  # images, each one tile
 _REPEATS: Final = 3
 
 
-def convert_net(net: nn.Module, images: WholeImages, options: PredictOptions) -> tuple[nn.Module, dict[str, Any]]:
+def convert_net(
+    net: nn.Module, images: WholeImages, options: PredictOptions
+) -> tuple[nn.Module, dict[str, Any]]:
     """Do what the options ask for.
 
     Args:
         net: On the CPU, from [B, C, h, w] float32 in 0..1 to probability [B, K, h, w].
-        images: Those to predict; some of them, spread evenly, set the ranges of int8 and are compared.
+        images: Those to predict; some of them, spread evenly, set the ranges of int8 and are
+            compared.
         options: With ``quantise`` or ``onnx``.
 
     Returns:
         The net that predicts, and the keys of summary.json:
 
-        - ``predict/quantise_mean_difference``, ``predict/quantise_max_difference``: of the probabilities to those of
-          float32, on up to four tiles of other images than the calibration's, if there are more
+        - ``predict/quantise_mean_difference``, ``predict/quantise_max_difference``: of the
+          probabilities to those of float32, on up to four tiles of other images than the
+          calibration's, if there are more
         - ``predict/quantise_dice_to_fp32``: of both masks; not there if neither marks a pixel
         - ``predict/quantise_marked_share``: share of their pixels that float32 marks
-        - ``predict/quantise_speedup``: time of float32 by that of the quantised net, in the same memory format
+        - ``predict/quantise_speedup``: time of float32 by that of the quantised net, in the same
+          memory format
         - ``predict/onnx_max_difference``: largest difference between onnxruntime and torch
 
     Raises:
-        ConfigError: What is asked for does not fit the net, or something that it needs is not installed.
+        ConfigError: What is asked for does not fit the net, or something that it needs is not
+            installed.
         DataError: No image can be read, or the ONNX file gives other values than the net.
     """
     if options.quantise is None and options.onnx is None:
@@ -254,30 +296,40 @@ def convert_net(net: nn.Module, images: WholeImages, options: PredictOptions) ->
     if options.onnx is not None:
         written = export_onnx(net.eval(), options.onnx, compared)
         axes = " and ".join(written.free_axes) or "no axis"
-        log.info("%s: %s free, %.2g away from torch at most", written.path, axes, written.max_difference)
+        log.info(
+            "%s: %s free, %.2g away from torch at most", written.path, axes, written.max_difference
+        )
         metrics["predict/onnx_max_difference"] = written.max_difference
     if options.quantise is None:
         return net, metrics
     calibration = (tiles[:-_COMPARED] or tiles) if wanted else []
-    quantised = quantise(net, mode=options.quantise, calibration=[tile[None] for tile in calibration])
+    quantised = quantise(
+        net, mode=options.quantise, calibration=[tile[None] for tile in calibration]
+    )
     return quantised, metrics | _compare(net, quantised, compared, options)
 
 
 def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Sequence[Tensor]:
-    """A tile from the middle of each of some images, [C, h, w] float32 in 0..1 each; bad images are left out.
+    """A tile from the middle of each of some images, [C, h, w] float32 in 0..1 each; bad images are
+    left out.
 
     Raises:
         DataError: All are bad.
     """
     tiles = list(_read_tiles(images, sides_px, count))
     if not tiles:
-        raise DataError("none of the images that a net would be calibrated or checked with can be read")
+        raise DataError(
+            "none of the images that a net would be calibrated or checked with can be read"
+        )
     return tiles
 
 
 def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Iterator[Tensor]:
-    scale = Forward(nn.Identity(), torch.device("cpu"), ForwardOptions(value_range=images.value_range))
-    # In another order, so that those at the end, which are compared, are spread as well as the others.
+    scale = Forward(
+        nn.Identity(), torch.device("cpu"), ForwardOptions(value_range=images.value_range)
+    )
+    # In another order, so that those at the end, which are compared, are spread as well as the
+    # others.
     chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
     for number in np.random.default_rng(0).permutation(chosen):
         try:
@@ -285,19 +337,32 @@ def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> I
         except DataError as error:
             log.warning("left out of the calibration: %s", error)
             continue
-        starts = [max(length - side, 0) // 2 for length, side in zip(pixels.shape[1:], sides_px, strict=True)]
+        starts = [
+            max(length - side, 0) // 2
+            for length, side in zip(pixels.shape[1:], sides_px, strict=True)
+        ]
         tile = pixels[:, starts[0] : starts[0] + sides_px[0], starts[1] : starts[1] + sides_px[1]]
-        missing = [(0, side - length) for length, side in zip(tile.shape[1:], sides_px, strict=True)]
-        yield scale(torch.from_numpy(np.pad(tile, ((0, 0), *missing), mode="symmetric"))[None])[0].clone()
+        missing = [
+            (0, side - length) for length, side in zip(tile.shape[1:], sides_px, strict=True)
+        ]
+        yield scale(torch.from_numpy(np.pad(tile, ((0, 0), *missing), mode="symmetric"))[None])[
+            0
+        ].clone()
 
 
-def _compare(net: nn.Module, quantised: nn.Module, tiles: Sequence[Tensor], options: PredictOptions) -> dict[str, Any]:
+def _compare(
+    net: nn.Module, quantised: nn.Module, tiles: Sequence[Tensor], options: PredictOptions
+) -> dict[str, Any]:
     device, layout = torch.device("cpu"), options.channels_last is not False
     plain = Forward(net, device, ForwardOptions(channels_last=layout))
-    other = Forward(quantised, device, ForwardOptions(channels_last=layout, precision=options.precision))
+    other = Forward(
+        quantised, device, ForwardOptions(channels_last=layout, precision=options.precision)
+    )
     batch = torch.stack(list(tiles))
     found = measure_agreement(plain, other, [batch], threshold=options.least_score)
-    times_s = time_in_turn({"fp32": lambda: plain(batch), "quantised": lambda: other(batch)}, _REPEATS, device)
+    times_s = time_in_turn(
+        {"fp32": lambda: plain(batch), "quantised": lambda: other(batch)}, _REPEATS, device
+    )
     speedup = times_s["fp32"] / times_s["quantised"]
     log.info(
         "quantise=%s with precision=%s beside fp32 on %d tiles: probabilities differ by %.2g on average and %.2g at "

@@ -33,8 +33,26 @@ _HOW: Final = (
 """Options that change how the work is done, and results by no more than rounding."""
 
 TILE_OPTIONS: Final = (
-    *("large_px", "tile_px", "overlap_px", "blend", "margin_px", "multiple_px", "round_px", "memory_limit_bytes"),
-    *("precision", "channels_last", "compile", "augment", "readers", "quantise", "calibration_images", "onnx"),
+    *(
+        "large_px",
+        "tile_px",
+        "overlap_px",
+        "blend",
+        "margin_px",
+        "multiple_px",
+        "round_px",
+        "memory_limit_bytes",
+    ),
+    *(
+        "precision",
+        "channels_last",
+        "compile",
+        "augment",
+        "readers",
+        "quantise",
+        "calibration_images",
+        "onnx",
+    ),
 )
 """Options of images that are predicted tile by tile."""
 
@@ -46,36 +64,40 @@ VERDICT_OPTIONS: Final = ("image_threshold", "image_score_fraction")
 class PredictOptions:
     """The options of ``predict``; conf/predict.yaml has one line for each.
 
-    `tile_px`, `blend`, `margin_px`, `multiple_px`, `memory_limit_bytes`, `precision`, `compile`, `augment` and
-    `readers` are those of `TiledPredictor`, and mean something for images that are predicted tile by tile only.
+    `tile_px`, `blend`, `margin_px`, `multiple_px`, `memory_limit_bytes`, `precision`, `compile`,
+    `augment` and `readers` are those of `TiledPredictor`, and mean something for images that are
+    predicted tile by tile only.
 
     Args:
-        threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`: the one that the
-            model's checkpoint holds as ``predict_threshold``, else 0.5.
-        image_threshold: Least score of a defective image; `None`: the one that the model's checkpoint holds as
-            ``image_threshold``, and without that an image is defective in which any defect is found.
-        image_score_fraction: An image scores as the mean of this fraction of its pixels, the highest ones; `None`: as
-            the model has it, else 0.0005. See `count_top_px`.
+        threshold: Least probability of a marked pixel or a voxel, least score of an object; `None`:
+            the one that the model's checkpoint holds as ``predict_threshold``, else 0.5.
+        image_threshold: Least score of a defective image; `None`: the one that the model's
+            checkpoint holds as ``image_threshold``, and without that an image is defective in which
+            any defect is found.
+        image_score_fraction: An image scores as the mean of this fraction of its pixels, the
+            highest ones; `None`: as the model has it, else 0.0005. See `count_top_px`.
         min_area_px: Smallest defect or object.
-        on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is predicted; in the
-            place of ``data.on_bad``.
+        on_bad: `skip` predicts the rest and ends with exit code 3, `error` ends before anything is
+            predicted; in the place of ``data.on_bad``.
         folder: Where the files go; `None`: into the run folder.
         resume: Go on in a folder where a run was interrupted; for all but generated images.
         clean: Write watermarked images with the marks painted over as well.
         count: Images that a generative model makes; `None`: 64.
         large_px: Images of more pixels are predicted through a temporary file.
-        overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most half a tile.
-        round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that nets see edges as they
-            are, or `multiple_px` for nets that do not take any size.
-        batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1 in each of several
-            lanes, or 4, and 16 elsewhere.
+        overlap_px: Pixels that tiles share; `None`: as the net's receptive field asks for, at most
+            half a tile.
+        round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that
+            nets see edges as they are, or `multiple_px` for nets that do not take any size.
+        batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1
+            in each of several lanes, or 4, and 16 elsewhere.
         min_batch_size: If so many do not fit into memory, the run ends.
         max_batch_size: Grows up to it while batches go well; `None`: `batch_size`.
-        channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half precision.
-        lanes: Threads that call the net side by side on the CPU; `None`: for tiles one for each core that torch uses,
-            at most 4, and one for what is compiled; else one.
-        quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`; see
-            `lit_data.inference.export.quantise`.
+        channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half
+            precision.
+        lanes: Threads that call the net side by side on the CPU; `None`: for tiles one for each
+            core that torch uses, at most 4, and one for what is compiled; else one.
+        quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`;
+            see `lit_data.inference.export.quantise`.
         calibration_images: For `static`, images that set the ranges of int8.
         onnx: Write the net as this file too.
 
@@ -131,7 +153,9 @@ class PredictOptions:
         if self.overlap_px is None and self.margin_px is not None:
             raise ConfigError(f"predict.margin_px={self.margin_px} needs predict.overlap_px too")
         if self.calibration_images < 1:
-            raise ConfigError(f"predict.calibration_images={self.calibration_images} must be at least 1")
+            raise ConfigError(
+                f"predict.calibration_images={self.calibration_images} must be at least 1"
+            )
         if self.quantise == "static":
             self._check_static()
 
@@ -147,7 +171,9 @@ class PredictOptions:
 
     def _check_static(self) -> None:
         if self.compile:
-            raise ConfigError("predict.quantise=static compiles by itself: leave predict.compile out")
+            raise ConfigError(
+                "predict.quantise=static compiles by itself: leave predict.compile out"
+            )
         if self.lanes is not None and self.lanes > 1:
             raise ConfigError(
                 f"predict.lanes={self.lanes} is not for what predict.quantise=static compiles, which uses all cores by "
@@ -190,7 +216,8 @@ class PredictRun:
 
     Args:
         folder: Where the files go.
-        identity: What decides the predictions beside the options, as plain data: model, weights, how images are read.
+        identity: What decides the predictions beside the options, as plain data: model, weights,
+            how images are read.
         make_trainer: Makes a Trainer of one process with some callbacks.
         doubt: Why verdicts of this model are worth nothing; None where they are.
     """

@@ -42,7 +42,9 @@ class ImageBar:
         self._done += 1
         rate = self._done / max(self._clock() - self._start_s, 1e-9)
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=self._done, rate=f"{rate:.2f} images/s")
+            self._bar.update(
+                self._bar.task_ids[0], completed=self._done, rate=f"{rate:.2f} images/s"
+            )
 
     def show(self, progress: Progress) -> None:
         """Tiles went through the net."""
@@ -62,7 +64,13 @@ def image_bar(total: int, *, enabled: bool) -> Iterator[ImageBar]:
         yield ImageBar(None)
         return
     words = (TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[tiles]}"))
-    columns = (TextColumn("predicting"), BarColumn(), MofNCompleteColumn(), *words, TimeRemainingColumn())
+    columns = (
+        TextColumn("predicting"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        *words,
+        TimeRemainingColumn(),
+    )
     with Bar(*columns, console=Console(stderr=True)) as bar:
         bar.add_task("predicting", total=total, rate="", tiles="")
         yield ImageBar(bar)
@@ -92,7 +100,8 @@ def predict_images(
     run: PredictRun,
     options: PredictOptions,
 ) -> Predicted:
-    """Predict all images that are not done yet, each one tile by tile, and write it as soon as it is complete.
+    """Predict all images that are not done yet, each one tile by tile, and write it as soon as it
+    is complete.
 
     Bad images are left out and listed, in ``bad.csv`` too; they do not stop the others.
 
@@ -110,10 +119,15 @@ def predict_images(
     """
     trainer, images = run.make_trainer([]), writer.images
     device = trainer.strategy.root_device
-    work, converted = Work(writer, run, options, range(_limit(trainer, len(images)))), dict[str, Any]()
+    work, converted = (
+        Work(writer, run, options, range(_limit(trainer, len(images)))),
+        dict[str, Any](),
+    )
     if work.waiting or options.onnx is not None:
         net = prepare_net(model, datamodule, images, device)
-        overlap_px = choose_overlap_px(net, images, options, device)  # int8 would hide how far a net sees
+        overlap_px = choose_overlap_px(
+            net, images, options, device
+        )  # int8 would hide how far a net sees
         net, converted = convert_net(net, images, options)
         predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
@@ -132,7 +146,11 @@ def _limit(trainer: L.Trainer, count: int) -> int:
 
 
 def _predict_small(
-    predictor: TiledPredictor, work: Work, images: WholeImages, numbers: Sequence[int], bar: ImageBar
+    predictor: TiledPredictor,
+    work: Work,
+    images: WholeImages,
+    numbers: Sequence[int],
+    bar: ImageBar,
 ) -> None:
     def note(place: int, error: DataError) -> None:
         work.bad[numbers[place]] = str(error)
@@ -149,13 +167,20 @@ def _predict_small(
 
 
 def _predict_large(
-    predictor: TiledPredictor, work: Work, images: WholeImages, numbers: Sequence[int], bar: ImageBar, folder: Path
+    predictor: TiledPredictor,
+    work: Work,
+    images: WholeImages,
+    numbers: Sequence[int],
+    bar: ImageBar,
+    folder: Path,
 ) -> None:
     for number in numbers:
         before_s = time.perf_counter()
         with _temporary(folder / ".large.npy") as path:
             try:
-                values = predictor.predict_to_file(images.load(number), path, dtype="uint16", on_progress=bar.show)
+                values = predictor.predict_to_file(
+                    images.load(number), path, dtype="uint16", on_progress=bar.show
+                )
             except DataError as error:
                 work.bad[number] = str(error)
             else:

@@ -15,7 +15,9 @@ _MARK: Final = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
 _EMPTY: Final = "#12233a"  # behind voxels: no grey level, so that dark voxels are seen on it
 _GREYS: Final = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
 _TILT: Final = math.radians(20)
-_LIGHT: Final = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front of the volume
+_LIGHT: Final = np.array(
+    [-0.4, -0.5, 0.77], np.float32
+)  # from the upper left, a little in front of the volume
 
 PLANES: Final = ("axial", "coronal", "sagittal")
 """The slices across z, y and x."""
@@ -32,7 +34,8 @@ class VolumeShown(NamedTuple):
         spacing_mm: (z, y, x).
         coords: [N, 3] (z, y, x) of the occupied voxels.
         values: [N] float32 in 0..1 of the window.
-        slices: The central slices across z, y and x in 0..1; none where only the occupied voxels are known.
+        slices: The central slices across z, y and x in 0..1; none where only the occupied voxels
+            are known.
     """
 
     name: str
@@ -73,9 +76,11 @@ def show_view(cell: Axes, volume: VolumeShown, angle_deg: float) -> None:
 
 
 def project(volume: VolumeShown, angle_deg: float) -> Floats:
-    """Look at the occupied voxels from a little above, along parallel lines: what is nearest hides the rest.
+    """Look at the occupied voxels from a little above, along parallel lines: what is nearest hides
+    the rest.
 
-    Shading comes from the depth picture alone: light from the upper left on its slope, and near is brighter than far.
+    Shading comes from the depth picture alone: light from the upper left on its slope, and near is
+    brighter than far.
 
     Args:
         volume: The voxels.
@@ -87,21 +92,31 @@ def project(volume: VolumeShown, angle_deg: float) -> Floats:
     spacing = np.array(volume.spacing_mm, np.float32)
     size = np.array(volume.shape, np.float32) * spacing
     z, y, x = ((volume.coords.astype(np.float32) + 0.5) * spacing - size / 2).T
-    turn = np.array([[math.sin(angle), math.cos(angle)] for angle in (math.radians(angle_deg), _TILT)], np.float32)
+    turn = np.array(
+        [[math.sin(angle), math.cos(angle)] for angle in (math.radians(angle_deg), _TILT)],
+        np.float32,
+    )
     radius = _measure_frame(size, turn)
     (sin, cos), (low, high) = turn
     across, near = x * cos + y * sin, x * sin - y * cos
     up, near = z * high - near * low, near * high + z * low
     side = int(min(_SIDE_PX, math.ceil(2 * radius / float(spacing.min()))))
     scale = side / (2 * radius)
-    splat = max(1, math.ceil(float(spacing.max()) * scale))  # pixels of a voxel, so that surfaces have no holes
+    splat = max(
+        1, math.ceil(float(spacing.max()) * scale)
+    )  # pixels of a voxel, so that surfaces have no holes
     depth = np.full((side + splat, side + splat), -np.inf, np.float32)
     order = np.argsort(near)  # of equal pixels numpy keeps the last one written: the nearest
-    row, column = ((radius - up) * scale).astype(np.int64)[order], ((across + radius) * scale).astype(np.int64)[order]
+    row, column = (
+        ((radius - up) * scale).astype(np.int64)[order],
+        ((across + radius) * scale).astype(np.int64)[order],
+    )
     for down in range(splat):
         for right in range(splat):
             layer = np.full_like(depth, -np.inf)
-            layer[np.clip(row, 0, side - 1) + down, np.clip(column, 0, side - 1) + right] = near[order]
+            layer[np.clip(row, 0, side - 1) + down, np.clip(column, 0, side - 1) + right] = near[
+                order
+            ]
             np.maximum(depth, layer, out=depth)
     return _shade(depth[:side, :side], radius, scale)
 
@@ -110,7 +125,10 @@ def _measure_frame(size: Floats, turn: Floats) -> float:
     """Half the side of the square that holds the turned volume, in mm."""
     depth, height, width = size
     (sin, cos), (low, high) = abs(turn)
-    return float(max(width * cos + height * sin, depth * high + (width * sin + height * cos) * low)) / 2
+    return (
+        float(max(width * cos + height * sin, depth * high + (width * sin + height * cos) * low))
+        / 2
+    )
 
 
 def _shade(depth: Floats, radius: float, scale: float) -> Floats:

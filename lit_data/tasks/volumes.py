@@ -42,7 +42,14 @@ class VolumeTask(Task[CTDataModule]):
 
     predicts = "reconstructions"
     candidates = 8
-    neutral_data = (*Task.neutral_data, "cache_data", "precompute", "preload", "preload_share", "processes")
+    neutral_data = (
+        *Task.neutral_data,
+        "cache_data",
+        "precompute",
+        "preload",
+        "preload_share",
+        "processes",
+    )
 
     @override
     def draw_samples(
@@ -51,11 +58,15 @@ class VolumeTask(Task[CTDataModule]):
         return draw_volume_samples(self.datamodule, batch, path, title, count=count)
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         return draw_reconstructions(self.datamodule, model, batch, path, title, count=count)
 
     @override
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         """Volumes have no augmentation."""
 
     @override
@@ -64,10 +75,14 @@ class VolumeTask(Task[CTDataModule]):
         return VolumeWriter(self.datamodule, run.folder, threshold=options.least_score)
 
 
-def draw_volume_samples(datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int) -> list[int]:
-    """Draw each sample in a row: its three central slices with the occupied voxels tinted, and two views of them.
+def draw_volume_samples(
+    datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int
+) -> list[int]:
+    """Draw each sample in a row: its three central slices with the occupied voxels tinted, and two
+    views of them.
 
-    Slices of whole volumes are read from the files again, so that what is not occupied is seen as well.
+    Slices of whole volumes are read from the files again, so that what is not occupied is seen as
+    well.
 
     Args:
         datamodule: Its window and resolution are those of the samples.
@@ -79,13 +94,19 @@ def draw_volume_samples(datamodule: CTDataModule, batch: Batch, path: Path, titl
     Returns:
         Which samples of the batch are shown: those with the most occupied voxels.
     """
-    rows: list[int] = torch.argsort(_count_occupied(batch), descending=True, stable=True)[:count].tolist()
+    rows: list[int] = torch.argsort(_count_occupied(batch), descending=True, stable=True)[
+        :count
+    ].tolist()
     figure, cells = new_axes(len(rows), 5, CELL_INCHES * len(rows) + 0.7)
-    for cell, name in zip(cells[0], (*PLANES, *(f"from {angle}°" for angle in _ANGLES_DEG)), strict=True):
+    for cell, name in zip(
+        cells[0], (*PLANES, *(f"from {angle}°" for angle in _ANGLES_DEG)), strict=True
+    ):
         cell.set_title(name, fontsize=10)
     for row, line in zip(rows, cells, strict=True):
         shown = read_shown(batch, row)
-        if shown.slices is None and datamodule.source.shards is None:  # shards hold the occupied voxels alone
+        if (
+            shown.slices is None and datamodule.source.shards is None
+        ):  # shards hold the occupied voxels alone
             shown = shown._replace(slices=_read_slices(datamodule, int(batch["volume_index"][row])))
         for axis in range(3):
             show_slice(line[axis], shown, axis, mark=shown.slices is not None)
@@ -97,7 +118,13 @@ def draw_volume_samples(datamodule: CTDataModule, batch: Batch, path: Path, titl
 
 
 def draw_reconstructions(
-    datamodule: CTDataModule, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    datamodule: CTDataModule,
+    model: L.LightningModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
 ) -> bool:
     """Draw volumes beside what a model reconstructs of them: central slices and views.
 
@@ -113,12 +140,19 @@ def draw_reconstructions(
         Whether it was drawn: the batch may hold windows, and the module may return something else.
     """
     found = (
-        read_reconstructions(ask_step(model, datamodule.slice_batch(batch, 0, count))) if "coords" in batch else None
+        read_reconstructions(ask_step(model, datamodule.slice_batch(batch, 0, count)))
+        if "coords" in batch
+        else None
     )
     if not found:
         return False
     draw_pairs(
-        [(read_shown(batch, row), show_found(batch, row, answer)) for row, answer in enumerate(found)], path, title
+        [
+            (read_shown(batch, row), show_found(batch, row, answer))
+            for row, answer in enumerate(found)
+        ],
+        path,
+        title,
     )
     return True
 
@@ -141,7 +175,9 @@ def draw_pairs(pairs: list[tuple[VolumeShown, VolumeShown]], path: Path, title: 
                 show_slice(line[2 * axis + side], shown, axis, mark=False)
             show_view(line[6 + side], shown, _ANGLES_DEG[0])
         true, found = pair
-        line[0].set_ylabel(f"{true.name}\n{len(true.coords)}, found {len(found.coords)}", fontsize=8)
+        line[0].set_ylabel(
+            f"{true.name}\n{len(true.coords)}, found {len(found.coords)}", fontsize=8
+        )
     save_figure(figure, path, f"{title}: occupied voxels", ())
 
 
@@ -151,8 +187,12 @@ def read_shown(batch: Batch, row: int) -> VolumeShown:
     spacing: Any = tuple(batch["spacing"][row].tolist())
     if "coords" not in batch:
         image, occupied = batch["image"][row, 0].numpy(), batch["occupied"][row, 0].numpy()
-        slices: Any = tuple(np.take(image, side // 2, axis) for axis, side in enumerate(image.shape))
-        return VolumeShown(name, image.shape, spacing, np.argwhere(occupied), image[occupied], slices)
+        slices: Any = tuple(
+            np.take(image, side // 2, axis) for axis, side in enumerate(image.shape)
+        )
+        return VolumeShown(
+            name, image.shape, spacing, np.argwhere(occupied), image[occupied], slices
+        )
     ends = batch[f"coords{COUNT_SUFFIX}"].cumsum(0).tolist()
     own = slice(ends[row - 1] if row else 0, ends[row])
     coords, values = batch["coords"][own, 1:].numpy(), batch["feats"][own, 0].numpy()
@@ -163,20 +203,26 @@ def read_shown(batch: Batch, row: int) -> VolumeShown:
 def show_found(batch: Batch, row: int, found: Reconstruction) -> VolumeShown:
     """A reconstruction of one volume of a batch, to be drawn."""
     true = read_shown(batch, row)
-    return true._replace(coords=found["coords"].cpu().numpy(), values=found["values"].float().cpu().numpy())
+    return true._replace(
+        coords=found["coords"].cpu().numpy(), values=found["values"].float().cpu().numpy()
+    )
 
 
 def read_reconstructions(outputs: Any) -> list[Reconstruction] | None:  # noqa: ANN401 - what a user's step returns
     """What a `predict_step` returned, on the host; none if it is no list with coords, values and scores."""
     if not isinstance(outputs, list):
         return None
-    if not all(isinstance(part, dict) and {"coords", "values", "scores"} <= part.keys() for part in outputs):
+    if not all(
+        isinstance(part, dict) and {"coords", "values", "scores"} <= part.keys() for part in outputs
+    ):
         return None
     return [{name: part[name].cpu() for name in ("coords", "values", "scores")} for part in outputs]
 
 
 def _count_occupied(batch: Batch) -> Tensor:
-    return batch[f"coords{COUNT_SUFFIX}"] if "coords" in batch else batch["occupied"].flatten(1).sum(1)
+    return (
+        batch[f"coords{COUNT_SUFFIX}"] if "coords" in batch else batch["occupied"].flatten(1).sum(1)
+    )
 
 
 def _read_slices(datamodule: CTDataModule, number: int) -> tuple[Array, Array, Array]:
@@ -184,7 +230,9 @@ def _read_slices(datamodule: CTDataModule, number: int) -> tuple[Array, Array, A
     source, window = datamodule.source, datamodule.window
     with open_volume(datamodule.volumes.sources[number], nan_fill=source.nan_fill) as volume:
         resized = source.resolution.apply(volume, fill=window.low_hu)
-        axial, coronal, sagittal = (np.concatenate(slabs) for slabs in zip(*_cut_slabs(resized), strict=True))
+        axial, coronal, sagittal = (
+            np.concatenate(slabs) for slabs in zip(*_cut_slabs(resized), strict=True)
+        )
     return window.scale(axial), window.scale(coronal), window.scale(sagittal)
 
 
@@ -209,13 +257,14 @@ _PEAK_DB: Final = 120.0  # of values without an error
 class VolumeWriter(PredictionWriter):
     """Writes each volume again from what a model made of it.
 
-    Into the folder go ``volumes/<name>.nii.gz`` where the source has an affine, else ``volumes/<name>.npy``: Hounsfield
-    units [z, y, x] (NIfTI: x, y, z) as int16, at the resolution of the samples and within the window, at its lower edge
-    where nothing is found; ``volumes.csv`` with a row for each; and ``predictions.png`` with the first ones beside what
-    they should be.
+    Into the folder go ``volumes/<name>.nii.gz`` where the source has an affine, else
+    ``volumes/<name>.npy``: Hounsfield units [z, y, x] (NIfTI: x, y, z) as int16, at the resolution
+    of the samples and within the window, at its lower edge where nothing is found; ``volumes.csv``
+    with a row for each; and ``predictions.png`` with the first ones beside what they should be.
 
-    In the table, ``iou`` and ``f1`` compare with the points that the model saw: where `max_points` made them a subset,
-    ``both`` is scaled up by their share. ``value_mae`` and ``psnr`` are of the window's 0..1, at the points found.
+    In the table, ``iou`` and ``f1`` compare with the points that the model saw: where `max_points`
+    made them a subset, ``both`` is scaled up by their share. ``value_mae`` and ``psnr`` are of the
+    window's 0..1, at the points found.
 
     Args:
         datamodule: The volumes.
@@ -227,7 +276,9 @@ class VolumeWriter(PredictionWriter):
 
     def __init__(self, datamodule: CTDataModule, folder: Path, *, threshold: float) -> None:
         if datamodule.sample != "points":
-            raise ConfigError(f"predict writes whole volumes: set data.sample=points, not {datamodule.sample}")
+            raise ConfigError(
+                f"predict writes whole volumes: set data.sample=points, not {datamodule.sample}"
+            )
         self._folder, self._threshold = folder, threshold
         self._volumes, self._window = datamodule.volumes, datamodule.window
         self._numbers = datamodule.volumes.of("predict").tolist()
@@ -247,20 +298,32 @@ class VolumeWriter(PredictionWriter):
         return self._volumes.bank.name(self._numbers[number])
 
     @override
-    def read(self, outputs: Any, batch: Any) -> Sequence[tuple[VolumeShown, VolumeShown, int]] | None:
+    def read(
+        self, outputs: Any, batch: Any
+    ) -> Sequence[tuple[VolumeShown, VolumeShown, int]] | None:
         found = read_reconstructions(outputs)
         if found is None:
             return None
-        host = {key: value.cpu() if hasattr(value, "cpu") else value for key, value in batch.items()}
+        host = {
+            key: value.cpu() if hasattr(value, "cpu") else value for key, value in batch.items()
+        }
         answers = []
         for row, answer in enumerate(found):
             sure = answer["scores"] >= self._threshold
             kept: Reconstruction = {name: part[sure] for name, part in answer.items()}
-            answers.append((read_shown(host, row), show_found(host, row, kept), int(host["occupied_total"][row])))
+            answers.append(
+                (
+                    read_shown(host, row),
+                    show_found(host, row, kept),
+                    int(host["occupied_total"][row]),
+                )
+            )
         return answers
 
     @override
-    def write(self, number: int, answer: tuple[VolumeShown, VolumeShown, int], seconds: float) -> Written:
+    def write(
+        self, number: int, answer: tuple[VolumeShown, VolumeShown, int], seconds: float
+    ) -> Written:
         true, shown, total = answer
         path, name = self._write(self._numbers[number], shown), self.names[number]
         if len(self._pairs) < _SHOWN:
@@ -275,10 +338,20 @@ class VolumeWriter(PredictionWriter):
         log.info("volumes: %s", path)
         if self._pairs:
             draw_pairs(
-                list(self._pairs.values()), self._folder / "predictions.png", "volumes and their reconstructions"
+                list(self._pairs.values()),
+                self._folder / "predictions.png",
+                "volumes and their reconstructions",
             )
-        means = {f"predict/{name}": float(np.mean([row[name] for row in rows])) for name in COLUMNS[5:]} if rows else {}
-        return {"predict/volumes": len(rows), "predict/voxels": sum(row["found"] for row in rows), **means}
+        means = (
+            {f"predict/{name}": float(np.mean([row[name] for row in rows])) for name in COLUMNS[5:]}
+            if rows
+            else {}
+        )
+        return {
+            "predict/volumes": len(rows),
+            "predict/voxels": sum(row["found"] for row in rows),
+            **means,
+        }
 
     def _write(self, number: int, found: VolumeShown) -> Path:
         window, affine = self._window, self._volumes.bank[number].affine
@@ -319,7 +392,9 @@ def compare_voxels(true: VolumeShown, found: VolumeShown, *, total: int) -> dict
         found: What it made of them.
         total: Occupied voxels of the volume, of which the points may be a subset.
     """
-    own, its_own = (np.ravel_multi_index(tuple(part.coords.T), part.shape) for part in (true, found))
+    own, its_own = (
+        np.ravel_multi_index(tuple(part.coords.T), part.shape) for part in (true, found)
+    )
     _, mine, its = np.intersect1d(own, its_own, assume_unique=True, return_indices=True)
     both = len(mine) * total / max(len(true.coords), 1)
     union, sizes = total + len(found.coords) - both, total + len(found.coords)

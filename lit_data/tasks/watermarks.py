@@ -56,11 +56,15 @@ class MarkTask(Task[WatermarkDataModule]):
         return draw_mark_samples(batch, path, title, count=count)
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         return draw_mark_predictions(self.datamodule, model, batch, path, title, count=count)
 
     @override
-    def draw_augmented(self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage) -> None:
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
         draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage)
 
     @override
@@ -69,12 +73,17 @@ class MarkTask(Task[WatermarkDataModule]):
         return MarkWriter(open_watermark_images(self.datamodule), run.folder, options)
 
     @override
-    def predict(self, model: L.LightningModule, run: PredictRun, options: PredictOptions) -> Predicted:
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
 
-def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int, classes: Sequence[str] = ()) -> list[int]:
-    """Draw samples as the model sees them, with their masks; of those with a watermark the largest come first.
+def draw_mark_samples(
+    batch: Batch, path: Path, title: str, *, count: int, classes: Sequence[str] = ()
+) -> list[int]:
+    """Draw samples as the model sees them, with their masks; of those with a watermark the largest
+    come first.
 
     Args:
         batch: A finished batch, on the host.
@@ -87,9 +96,13 @@ def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int, class
         Which samples of the batch are shown.
     """
     masks = _masks_of(batch)
-    rows: list[int] = torch.argsort(_measure_marked(masks), descending=True, stable=True)[:count].tolist()
+    rows: list[int] = torch.argsort(_measure_marked(masks), descending=True, stable=True)[
+        :count
+    ].tolist()
     has_clean = "clean" in batch
-    figure, axes = open_figure(len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else [])))
+    figure, axes = open_figure(
+        len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else []))
+    )
     for cells, row in zip(axes, rows, strict=True):
         show_colour(cells[0], batch["image"][row])
         show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
@@ -97,7 +110,9 @@ def draw_mark_samples(batch: Batch, path: Path, title: str, *, count: int, class
         if has_clean:
             show_colour(cells[3], batch["clean"][row])
         top, left = batch["position"][row].tolist()
-        cells[0].set_ylabel(f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8)
+        cells[0].set_ylabel(
+            f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8
+        )
     save_figure(figure, path, title, classes, CLASS_COLOURS)
     return rows
 
@@ -134,7 +149,9 @@ def draw_mark_predictions(
     if probability is None:
         return False
     least = float(getattr(model, "predict_threshold", 0.5))
-    marked = (probability >= least).float() * (1 if kinds is None else 1 + kinds.argmax(1, keepdim=True))
+    marked = (probability >= least).float() * (
+        1 if kinds is None else 1 + kinds.argmax(1, keepdim=True)
+    )
     probability, marked = probability.float().cpu(), marked.cpu()
     figure, axes = open_figure(len(places), ("image", "mask", "model", f"found (p >= {least:.2g})"))
     for row, (cells, image, mask, found) in enumerate(
@@ -151,7 +168,13 @@ def draw_mark_predictions(
 
 
 def draw_augmented_marks(
-    datamodule: BaseDataModule, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage, classes: int = 0
+    datamodule: BaseDataModule,
+    planned: Batch,
+    rows: Sequence[int],
+    path: Path,
+    *,
+    stage: Stage,
+    classes: int = 0,
 ) -> bool:
     """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
 
@@ -159,7 +182,9 @@ def draw_augmented_marks(
         show_colour(cells[0], batch["image"][row])
         show_mask(cells[1], _masks_of(batch)[row, 0], classes=classes)
 
-    return draw_before_after(datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask"))
+    return draw_before_after(
+        datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask")
+    )
 
 
 def show_colour(cell: Axes, image: Tensor) -> None:
@@ -168,7 +193,8 @@ def show_colour(cell: Axes, image: Tensor) -> None:
 
 
 def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) -> None:
-    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value at least.
+    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value
+    at least.
 
     With classes a line in the colour of each.
     """
@@ -176,10 +202,14 @@ def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) 
     for number in range(1, classes + 1):
         if (mask == number).any():
             colour = CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
-            cell.contour((mask == number).float().numpy(), levels=[0.5], colors=[colour], linewidths=0.8)
+            cell.contour(
+                (mask == number).float().numpy(), levels=[0.5], colors=[colour], linewidths=0.8
+            )
     mask = mask.masked_fill(mask == IGNORED, 0)
     if not classes and float(mask.max()) > float(mask.min()):
-        cell.contour(mask.numpy(), levels=[float(mask.max()) / 2], colors=[TRUE_COLOUR], linewidths=0.6)
+        cell.contour(
+            mask.numpy(), levels=[float(mask.max()) / 2], colors=[TRUE_COLOUR], linewidths=0.6
+        )
 
 
 def _measure_marked(masks: Tensor) -> Tensor:
@@ -204,14 +234,15 @@ _DRAWN_PX: Final = 600  # longest side in predictions.png
 
 
 class MarkWriter(ImageWriter):
-    """Writes ``masks/<image>.png`` (8 bit, 255 is probability 1) and ``overlays/<image>.png`` (the mask tinted red).
+    """Writes ``masks/<image>.png`` (8 bit, 255 is probability 1) and ``overlays/<image>.png`` (the
+    mask tinted red).
 
-    With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over from its border
-    inwards (Telea, "An image inpainting technique based on the fast marching method", 2004; OpenCV). That is a preview:
-    it knows nothing of what is under a mark.
+    With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over
+    from its border inwards (Telea, "An image inpainting technique based on the fast marching
+    method", 2004; OpenCV). That is a preview: it knows nothing of what is under a mark.
 
-    At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but for those
-    of more than `large_px`.
+    At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but
+    for those of more than `large_px`.
 
     Args:
         images: What is predicted.
@@ -230,7 +261,9 @@ class MarkWriter(ImageWriter):
         threshold, parts = self.options.least_score, list(slabs(shape))
         paths = [self._path(kind, name) for kind in self._kinds]
         write_png_parts(paths[0], shape, (answer.encode(part, np.uint8) for part in parts))
-        write_png_parts(paths[1], shape, (tint(pixels[:, part], answer.rows(part), threshold) for part in parts))
+        write_png_parts(
+            paths[1], shape, (tint(pixels[:, part], answer.rows(part), threshold) for part in parts)
+        )
         if self.options.clean:
             write_png_parts(paths[2], shape, paint_over(pixels, answer, threshold))
         marked, total = _measure(answer, parts, threshold)
@@ -250,10 +283,17 @@ class MarkWriter(ImageWriter):
         Returns:
             The numbers for summary.json.
         """
-        path, rows = self.folder / "marks.csv", [{"image": entry.image, **entry.rows[0]} for entry in entries]
+        path, rows = (
+            self.folder / "marks.csv",
+            [{"image": entry.image, **entry.rows[0]} for entry in entries],
+        )
         write_table(path, COLUMNS, rows)
         log.info("marks: %s", path)
-        small = [e for e in entries if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self.options.large_px]
+        small = [
+            e
+            for e in entries
+            if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self.options.large_px
+        ]
         self._draw(sorted(small, key=lambda entry: -entry.score)[:SHOWN])
         shares = [row["marked_share"] for row in rows]
         return {
@@ -273,16 +313,23 @@ class MarkWriter(ImageWriter):
         tallest = max(entry.rows[0]["height_px"] / entry.rows[0]["width_px"] for entry in entries)
         row_inches = _CELL_INCHES * min(tallest, 1.4) + 0.2
         figure, axes = new_axes(
-            len(entries), len(titles), row_inches * len(entries) + 0.7, width_inches=_CELL_INCHES * len(titles)
+            len(entries),
+            len(titles),
+            row_inches * len(entries) + 0.7,
+            width_inches=_CELL_INCHES * len(titles),
         )
         for title, cell in zip(titles, axes[0], strict=True):
             cell.set_title(title, fontsize=10)
         for entry, cells in zip(entries, axes, strict=True):
             pictures = [read_image(self._path(kind, entry.image)) for kind in self._kinds]
-            for picture, cell in zip((self.images.bank[numbers[entry.image]], *pictures), cells, strict=True):
+            for picture, cell in zip(
+                (self.images.bank[numbers[entry.image]], *pictures), cells, strict=True
+            ):
                 cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
             share, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
-            cells[0].set_ylabel(f"{entry.image[-28:]}\n{share:.2%} marked, score {score:.2f}", fontsize=8)
+            cells[0].set_ylabel(
+                f"{entry.image[-28:]}\n{share:.2%} marked, score {score:.2f}", fontsize=8
+            )
         save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())
 
 
@@ -304,8 +351,11 @@ def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> N
     return shown
 
 
-def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> Iterator[NDArray[np.uint8]]:
-    """An image with what is marked painted over, in parts that each see some rows of their neighbours.
+def paint_over(
+    pixels: Array, probability: ProbabilityMap, threshold: float
+) -> Iterator[NDArray[np.uint8]]:
+    """An image with what is marked painted over, in parts that each see some rows of their
+    neighbours.
 
     Args:
         pixels: [3, H, W] uint8.
@@ -319,7 +369,9 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
 
     kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
     for part in slabs(probability.shape):
-        seen = slice(max(part.start - _CONTEXT_PX, 0), min(part.stop + _CONTEXT_PX, probability.shape[0]))
+        seen = slice(
+            max(part.start - _CONTEXT_PX, 0), min(part.stop + _CONTEXT_PX, probability.shape[0])
+        )
         marked = cv2.dilate((probability.rows(seen) >= threshold).astype(np.uint8), kernel)
         shown = np.ascontiguousarray(np.moveaxis(pixels[:, seen], 0, -1))
         if marked.any():
@@ -327,7 +379,9 @@ def paint_over(pixels: Array, probability: ProbabilityMap, threshold: float) -> 
         yield shown[part.start - seen.start : part.stop - seen.start]
 
 
-def _measure(probability: ProbabilityMap, parts: Sequence[slice], threshold: float) -> tuple[int, float]:
+def _measure(
+    probability: ProbabilityMap, parts: Sequence[slice], threshold: float
+) -> tuple[int, float]:
     """How many pixels are marked, and the sum of their probability."""
     marked, total = 0, 0.0
     for part in parts:
@@ -351,7 +405,9 @@ def open_watermark_images(datamodule: WatermarkDataModule) -> WholeImages:
         ConfigError: The predict stage has an augmentation.
     """
     if "predict" in datamodule.transformation.augment:
-        raise ConfigError("predict takes watermarked images as they are: leave predict out of data.augment")
+        raise ConfigError(
+            "predict takes watermarked images as they are: leave predict out of data.augment"
+        )
     bank = datamodule.bank
     names = datamodule.source.names(bank)
     return WholeImages(bank=bank, names=names, channels=tuple(range(3)), value_range=None)

@@ -24,10 +24,13 @@ class WholeImages:
         bank: Stored pixels [C, H, W].
         names: Path of each image below the root, with forward slashes.
         channels: For each channel that a model gets the one of a tile.
-        value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and floats as they are.
+        value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and
+            floats as they are.
         classes: Names of the kinds of defects that are told apart.
-        finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but for the range.
-        original_sizes: Of the files, where stored images are scaled: what is predicted is brought back to them.
+        finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but
+            for the range.
+        original_sizes: Of the files, where stored images are scaled: what is predicted is brought
+            back to them.
     """
 
     bank: ImageBank
@@ -54,7 +57,11 @@ class WholeImages:
         """
         if self.finish is not None:
             return self.finish(number)
-        return self.bank.open_image(number) if isinstance(self.bank, StoredImages) else self.bank[number]
+        return (
+            self.bank.open_image(number)
+            if isinstance(self.bank, StoredImages)
+            else self.bank[number]
+        )
 
     def count_px(self, number: int) -> int:
         """Pixels of an image: of the larger one where it is scaled."""
@@ -66,7 +73,9 @@ class WholeImages:
 
     def restore(self, number: int, values: NDArray[Any]) -> NDArray[Any]:
         """Bring what is predicted of an image to the size of its file: [K, h, w] to [K, H, W]."""
-        return values if self.original_sizes is None else self.original_sizes.restore(number, values)
+        return (
+            values if self.original_sizes is None else self.original_sizes.restore(number, values)
+        )
 
     def show(self, number: int) -> NDArray[Any]:
         """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
@@ -74,7 +83,9 @@ class WholeImages:
 
     def exceed(self, size_px: tuple[int, int]) -> bool:
         """Whether any image is higher or wider."""
-        return bool((self.bank.heights_px > size_px[0]).any() or (self.bank.widths_px > size_px[1]).any())
+        return bool(
+            (self.bank.heights_px > size_px[0]).any() or (self.bank.widths_px > size_px[1]).any()
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +94,8 @@ class ProbabilityMap:
 
     Args:
         values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
-        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told apart.
+        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told
+            apart.
     """
 
     values: NDArray[Any]
@@ -120,7 +132,9 @@ class ProbabilityMap:
         """Some rows as whole numbers: [h, W], the largest of the dtype is 1."""
         if self.values.dtype == dtype:
             return self.values[part]
-        whole: NDArray[Any] = np.rint(self.rows(part) * np.float32(np.iinfo(dtype).max)).astype(dtype)
+        whole: NDArray[Any] = np.rint(self.rows(part) * np.float32(np.iinfo(dtype).max)).astype(
+            dtype
+        )
         return whole
 
 

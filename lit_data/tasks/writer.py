@@ -46,9 +46,11 @@ class Entry:
 
 
 class Journal:
-    """Images that are done, one line each in ``images.jsonl``, written when their files are complete.
+    """Images that are done, one line each in ``images.jsonl``, written when their files are
+    complete.
 
-    Which weights and options made them stands in ``fingerprint.json``. A line that was cut short does not count.
+    Which weights and options made them stands in ``fingerprint.json``. A line that was cut short
+    does not count.
 
     Args:
         folder: Of the predictions; it is made.
@@ -74,12 +76,18 @@ class Journal:
                 self._path.unlink(missing_ok=True)
                 write_json(folder / FINGERPRINT, identity)
         except OSError as error:
-            raise StoreError(f"cannot write into {show_path(folder)}: {error.strerror}. Set predict.folder.") from error
+            raise StoreError(
+                f"cannot write into {show_path(folder)}: {error.strerror}. Set predict.folder."
+            ) from error
 
     def holds(self, image: str, stamp: Sequence[int]) -> bool:
         """Whether an image is done, its source as it was then and its files as they were left."""
         entry = self._entries.get(image)
-        return entry is not None and list(entry.stamp) == list(stamp) and all(map(self._is_whole, entry.files.items()))
+        return (
+            entry is not None
+            and list(entry.stamp) == list(stamp)
+            and all(map(self._is_whole, entry.files.items()))
+        )
 
     def add(self, entry: Entry) -> None:
         """Note an image whose files are complete."""
@@ -88,7 +96,9 @@ class Journal:
             with self._path.open("ab", buffering=0) as file:
                 file.write(line)
         except OSError as error:
-            raise StoreError(f"cannot write {show_path(self._path)}: {error.strerror}. Free the disk.") from error
+            raise StoreError(
+                f"cannot write {show_path(self._path)}: {error.strerror}. Free the disk."
+            ) from error
         self._entries[entry.image] = entry
 
     def entries(self, images: Sequence[str]) -> list[Entry]:
@@ -141,8 +151,9 @@ class Written(NamedTuple):
 class PredictionWriter(ABC):
     """Writes what a model says of each input, at once, and what is said of all of them at the end.
 
-    The numbers of inputs are those of the samples of the predict stage. What is written of one is kept by a run that
-    goes on (``predict.resume=true``), so `finish` gets the rows of all of them back, not what `write` remembers.
+    The numbers of inputs are those of the samples of the predict stage. What is written of one is
+    kept by a run that goes on (``predict.resume=true``), so `finish` gets the rows of all of them
+    back, not what `write` remembers.
 
     Attributes:
         expects: What `predict_step` must return, in words.
@@ -195,7 +206,11 @@ class BankWriter(PredictionWriter):
     @override
     def stamp(self, number: int) -> Sequence[int]:
         """Numbers that change with the file of an image, or with the shard that holds it."""
-        return self.bank.stamp(number) if isinstance(self.bank, ShardedStore) else stamp_of(self.path(number))
+        return (
+            self.bank.stamp(number)
+            if isinstance(self.bank, ShardedStore)
+            else stamp_of(self.path(number))
+        )
 
     @override
     def path(self, number: int) -> str:
@@ -203,7 +218,8 @@ class BankWriter(PredictionWriter):
 
 
 class Work:
-    """The inputs of a run: those that are done, those that wait, and those that turned out to be bad.
+    """The inputs of a run: those that are done, those that wait, and those that turned out to be
+    bad.
 
     Args:
         writer: Writes what is predicted.
@@ -217,32 +233,52 @@ class Work:
     """
 
     def __init__(
-        self, writer: PredictionWriter, run: PredictRun, options: PredictOptions, chosen: Sequence[int]
+        self,
+        writer: PredictionWriter,
+        run: PredictRun,
+        options: PredictOptions,
+        chosen: Sequence[int],
     ) -> None:
         self.writer, self.bad = writer, dict[int, str]()
         self._run, self._chosen = run, chosen
-        self._stamps = {number: writer.stamp(number) for number in chosen}  # from before the inputs were read
-        self._journal = Journal(run.folder, {**run.identity, "predict": options.identity()}, resume=options.resume)
-        self.waiting = [n for n in chosen if not self._journal.holds(writer.names[n], self._stamps[n])]
+        self._stamps = {
+            number: writer.stamp(number) for number in chosen
+        }  # from before the inputs were read
+        self._journal = Journal(
+            run.folder, {**run.identity, "predict": options.identity()}, resume=options.resume
+        )
+        self.waiting = [
+            n for n in chosen if not self._journal.holds(writer.names[n], self._stamps[n])
+        ]
         for number in self.waiting:
             self._journal.drop(writer.names[number])
         if len(self.waiting) < len(chosen):
-            log.info("%d of %d inputs are done already", len(chosen) - len(self.waiting), len(chosen))
+            log.info(
+                "%d of %d inputs are done already", len(chosen) - len(self.waiting), len(chosen)
+            )
 
     def write(self, number: int, answer: Any, seconds: float) -> None:  # noqa: ANN401 - what the writer takes
         """Write what is said of one input, and note that it is done."""
         written, name = self.writer.write(number, answer, seconds), self.writer.names[number]
         measured, stamp = self._journal.measure(written.files), self._stamps[number]
-        self._journal.add(Entry(image=name, stamp=stamp, files=measured, rows=written.rows, score=written.score))
+        self._journal.add(
+            Entry(image=name, stamp=stamp, files=measured, rows=written.rows, score=written.score)
+        )
 
     def finish(self) -> Predicted:
         """Write what is said of all inputs, and ``bad.csv``."""
         names = self.writer.names
         entries = self._journal.entries([names[number] for number in self._chosen])
-        bad = [*self.writer.bad, *((self.writer.path(number), reason) for number, reason in sorted(self.bad.items()))]
+        bad = [
+            *self.writer.bad,
+            *((self.writer.path(number), reason) for number, reason in sorted(self.bad.items())),
+        ]
         rows = [{"image": path, "reason": why} for path, why in bad]
         write_table(self._run.folder / "bad.csv", ("image", "reason"), rows)
-        kept = {"predict/images_kept": len(self._chosen) - len(self.waiting), "predict/images_bad": len(bad)}
+        kept = {
+            "predict/images_kept": len(self._chosen) - len(self.waiting),
+            "predict/images_bad": len(bad),
+        }
         return Predicted({**self.writer.finish(entries), **kept}, bad)
 
 
@@ -278,7 +314,9 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     try:
         before, now = (dict(_flatten(part)) for part in (json.loads(path.read_bytes()), identity))
     except (ValueError, RecursionError) as error:
-        raise StoreError(f"{show_path(path)} is damaged: begin anew with predict.resume=false") from error
+        raise StoreError(
+            f"{show_path(path)} is damaged: begin anew with predict.resume=false"
+        ) from error
     differing = sorted(key for key in before.keys() | now.keys() if before.get(key) != now.get(key))
     if differing:
         changes = [f"{key}: {before.get(key)!r}, now {now.get(key)!r}" for key in differing]
@@ -290,7 +328,11 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
 
 def _flatten(node: object, key: str = "") -> list[tuple[str, object]]:
     if isinstance(node, Mapping):
-        return [pair for name, value in node.items() for pair in _flatten(value, f"{key}.{name}" if key else str(name))]
+        return [
+            pair
+            for name, value in node.items()
+            for pair in _flatten(value, f"{key}.{name}" if key else str(name))
+        ]
     if isinstance(node, list | tuple):
         return [(key, json.dumps(node))]
     return [(key, node)]

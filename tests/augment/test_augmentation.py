@@ -25,13 +25,18 @@ Make = Callable[[], Augmentation]
 
 
 def _kornia() -> ExternalTransform:
-    steps = [kornia_augmentation.RandomAffine(20.0, p=0.8), kornia_augmentation.RandomBrightness((0.8, 1.2), p=0.7)]
+    steps = [
+        kornia_augmentation.RandomAffine(20.0, p=0.8),
+        kornia_augmentation.RandomBrightness((0.8, 1.2), p=0.7),
+    ]
     return ExternalTransform(steps, seed_per="sample")
 
 
 ANY_CHANNELS: list[Make] = [
     lambda: Geometry(flip_left_right=True, turn=True, shift_px=2, padding="zeros"),
-    lambda: Geometry(turn=True, rotate_deg=30, scale=(0.8, 1.3), shear_deg=5, perspective=0.1, crop_px=7),
+    lambda: Geometry(
+        turn=True, rotate_deg=30, scale=(0.8, 1.3), shear_deg=5, perspective=0.1, crop_px=7
+    ),
     lambda: Photometry(gain=0.2, offset=0.1, contrast=0.3, gamma=0.4, blur_px=1.1, noise=0.1),
     StripeAugment,
     stripe_augment,
@@ -137,7 +142,9 @@ def test_cpu_and_device_agree(make: Make) -> None:
     draws = augment.draw(0, 0, np.arange(16), 3)
     host = augment(layers, draws)
     assert layers.masks is not None
-    device = augment(Layers(layers.images.cuda(), layers.masks.cuda()), {k: v.cuda() for k, v in draws.items()})
+    device = augment(
+        Layers(layers.images.cuda(), layers.masks.cuda()), {k: v.cuda() for k, v in draws.items()}
+    )
     assert host.masks is not None
     assert device.masks is not None
     assert (device.images.cpu() - host.images).abs().max() <= 1 / 255

@@ -7,7 +7,9 @@ from lit_data.errors import ConfigError
 ANY = BoxLimits(min_px=0, min_visible=0)
 
 
-def _to_boxes(*edges: tuple[float, float, float, float], size: tuple[int, int] = (10, 20)) -> torch.Tensor:
+def _to_boxes(
+    *edges: tuple[float, float, float, float], size: tuple[int, int] = (10, 20)
+) -> torch.Tensor:
     """From (left, top, right, bottom) in px between pixels."""
     height, width = size
     rows = [
@@ -25,7 +27,9 @@ def test_corners_are_counted_from_pixel_centres() -> None:
 
 def test_hulls_give_back_boxes_that_did_not_move() -> None:
     boxes = _to_boxes((0, 0, 20, 10), (4, 2, 5, 3), (1.5, 2.5, 9, 7))
-    torch.testing.assert_close(hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY), boxes)
+    torch.testing.assert_close(
+        hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY), boxes
+    )
 
 
 def test_boxes_are_cut_to_the_crop() -> None:
@@ -50,7 +54,9 @@ def test_small_and_hidden_boxes_are_left_out(limits: BoxLimits, kept: list[int])
 
 def test_no_boxes_stay_none() -> None:
     none = torch.zeros(0, 6)
-    assert hull_boxes(none, move_points(box_corners(none, (4, 4)), torch.zeros(0, 3, 3)), (4, 4), ANY).shape == (0, 6)
+    assert hull_boxes(
+        none, move_points(box_corners(none, (4, 4)), torch.zeros(0, 3, 3)), (4, 4), ANY
+    ).shape == (0, 6)
 
 
 def test_points_move_in_perspective() -> None:
@@ -67,4 +73,6 @@ def test_bad_limits(min_px: float, min_visible: float) -> None:
 def test_without_limits_all_are_kept() -> None:
     boxes = torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.0, 0.5, 1.8, 0.2]])
     moved = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), None)
-    torch.testing.assert_close(moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]]))
+    torch.testing.assert_close(
+        moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]])
+    )

@@ -6,7 +6,13 @@ import pytest
 import torch
 from omegaconf import OmegaConf
 
-from lit_data.augment import Layers, StripeAugment, detection_augment, segmentation_augment, stripe_augment
+from lit_data.augment import (
+    Layers,
+    StripeAugment,
+    detection_augment,
+    segmentation_augment,
+    stripe_augment,
+)
 
 CONF = Path(__file__).resolve().parents[2] / "conf" / "augment"
 
@@ -32,7 +38,9 @@ def test_each_changes_images_and_keeps_masks(crop: int | None) -> None:
         assert result.images.shape == (6, 3, *[crop or 24] * 2)
         assert result.masks.shape == (6, 1, *[crop or 24] * 2)
         assert set(result.masks.unique().tolist()) <= set(range(5))
-        assert not torch.equal(result.images, Layers(images).images[..., : crop or 24, : crop or 24])
+        assert not torch.equal(
+            result.images, Layers(images).images[..., : crop or 24, : crop or 24]
+        )
 
 
 def test_channels_of_segmentation_share_their_exposure() -> None:
@@ -51,8 +59,12 @@ def test_files_hold_every_argument_with_its_default(name: str, build: type) -> N
     given = OmegaConf.to_container(OmegaConf.load(CONF / f"{name}.yaml"))
     assert isinstance(given, dict)
     assert given.pop("_target_") == f"lit_data.augment.{build.__name__}"
-    defaults = {key: parameter.default for key, parameter in inspect.signature(build).parameters.items()}
+    defaults = {
+        key: parameter.default for key, parameter in inspect.signature(build).parameters.items()
+    }
     if given.get("crop_px"):
         assert given["crop_px"] == "${data.patch_px}"  # the datamodule then reads a margin
         given["crop_px"] = defaults["crop_px"]
-    assert given == {key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()}
+    assert given == {
+        key: list(value) if isinstance(value, tuple) else value for key, value in defaults.items()
+    }

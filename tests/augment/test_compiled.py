@@ -19,7 +19,11 @@ def _layers() -> Layers:
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
-    "plain", [StripeAugment(), Pipeline([Geometry(rotate_deg=10, shift_px=3, crop_px=32), Photometry(gamma=0.2)])]
+    "plain",
+    [
+        StripeAugment(),
+        Pipeline([Geometry(rotate_deg=10, shift_px=3, crop_px=32), Photometry(gamma=0.2)]),
+    ],
 )
 def test_the_result_is_that_of_the_augmentation(plain: Pipeline) -> None:
     compiled = Compiled(plain, backend="aot_eager")
@@ -29,14 +33,17 @@ def test_the_result_is_that_of_the_augmentation(plain: Pipeline) -> None:
     assert draws.keys() == plain.draw(1, 2, INDEX, 3).keys()
     for augmentation in (compiled, copy.deepcopy(compiled), pickle.loads(pickle.dumps(compiled))):
         found, expected = augmentation(_layers(), draws), plain(_layers(), draws)
-        # Compiled, places are float32; OpenCV, which warps what is not compiled on a CPU, has them in float64.
+        # Compiled, places are float32; OpenCV, which warps what is not compiled on a CPU, has them
+        # in float64.
         torch.testing.assert_close(found.images, expected.images, rtol=0, atol=1e-5)
         assert torch.equal(found.masks, expected.masks)
 
 
 def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[dict[str, object]] = []
-    monkeypatch.setattr(torch, "compile", lambda function, **options: calls.append(options) or function)
+    monkeypatch.setattr(
+        torch, "compile", lambda function, **options: calls.append(options) or function
+    )
     compiled = Compiled(StripeAugment(), backend="inductor", mode="max-autotune")
     for _ in range(2):
         compiled(_layers(), compiled.draw(0, 0, INDEX, 3))

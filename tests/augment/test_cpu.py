@@ -36,14 +36,18 @@ def _images(count: int, side: int = 40) -> torch.Tensor:
     [
         StripeAugment(shift_px=5),
         stripe_augment(),
-        stripe_augment(rotate_deg=0, scale=(1, 1), shift_px=3, crop_px=31, padding="border", blur_px=3),
+        stripe_augment(
+            rotate_deg=0, scale=(1, 1), shift_px=3, crop_px=31, padding="border", blur_px=3
+        ),
         detection_augment(),
         detection_augment(shift_px=9, scale=(1, 1), hue=0.5, saturation=1, value=1),
         segmentation_augment(),
     ],
     ids=str,
 )
-def test_pixels_are_those_of_the_device_path(augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_are_those_of_the_device_path(
+    augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch
+) -> None:
     layers = Layers(_images(24), (_images(24)[:, :1] > 0.5).to(torch.uint8))
     draws = augmentation.draw(0, 0, range(24), 3)
     found = augmentation(layers, draws)
@@ -76,7 +80,9 @@ def test_images_may_come_as_bytes(augmentation: Augmentation) -> None:
 
 @pytest.mark.parametrize("turn", [-3.0, -0.09, 0.0, 0.7, 3.0])
 @pytest.mark.parametrize(("saturation", "value"), [(1.0, 1.0), (0.0, 1.3), (1.7, 0.6), (2.0, 2.0)])
-def test_colours_are_those_of_the_way_through_hsv(turn: float, saturation: float, value: float) -> None:
+def test_colours_are_those_of_the_way_through_hsv(
+    turn: float, saturation: float, value: float
+) -> None:
     images = _images(6)
     hues, saturations, values = rgb_to_hsv(images).unbind(dim=1)
     hues = (hues + turn * torch.pi / 3) % (2 * torch.pi)
@@ -94,8 +100,13 @@ def test_warps_are_those_of_the_device_path(
     is_exact: bool, padding: Padding, crop_px: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(warping, "opencv_is_exact", lambda: is_exact)
-    geometry = Geometry(rotate_deg=180, scale=(0.3, 2), shear_deg=9, shift_px=40, padding=padding, crop_px=crop_px)
-    layers = Layers(_images(64, 37), torch.randint(0, 200, (64, 1, 37, 37), generator=_generator(), dtype=torch.uint8))
+    geometry = Geometry(
+        rotate_deg=180, scale=(0.3, 2), shear_deg=9, shift_px=40, padding=padding, crop_px=crop_px
+    )
+    layers = Layers(
+        _images(64, 37),
+        torch.randint(0, 200, (64, 1, 37, 37), generator=_generator(), dtype=torch.uint8),
+    )
     draws = geometry.draw(0, 0, range(64), 3)
     found = geometry(layers, draws)
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
@@ -106,7 +117,9 @@ def test_warps_are_those_of_the_device_path(
     assert (found.masks == wanted.masks).float().mean() > 0.9995  # places midway between two pixels
 
 
-def test_this_opencv_is_exact_and_one_of_32_steps_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_opencv_is_exact_and_one_of_32_steps_is_found_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert warping.opencv_is_exact.__wrapped__()  # else warps take three times as long
     warp = warping.warp_plane
 

@@ -25,7 +25,9 @@ class Noise(nn.Module):
 class Mirror(nn.Module):
     """Moves masks too."""
 
-    def forward(self, images: torch.Tensor, masks: torch.Tensor | None) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def forward(
+        self, images: torch.Tensor, masks: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
         return images.flip(3), None if masks is None else masks.flip(3)
 
 
@@ -46,7 +48,9 @@ def _layers(batch: int = 4, channels: int = 3, height: int = 12, width: int = 16
     return Layers(images, torch.randint(0, 8, (batch, 1, height, width), generator=generator))
 
 
-def _run(foreign: ExternalTransform, layers: Layers, index: Any = None, *, seed: int = 0, epoch: int = 0) -> Layers:
+def _run(
+    foreign: ExternalTransform, layers: Layers, index: Any = None, *, seed: int = 0, epoch: int = 0
+) -> Layers:
     index = np.arange(len(layers.images)) if index is None else index
     result: Layers = foreign(layers, foreign.draw(seed, epoch, index, layers.images.shape[1]))
     return result
@@ -54,14 +58,25 @@ def _run(foreign: ExternalTransform, layers: Layers, index: Any = None, *, seed:
 
 @pytest.mark.parametrize("seed_per", SEEDS)
 @pytest.mark.parametrize(
-    "module", [Noise(), ka.RandomAffine(30.0, p=0.7), [ka.RandomHorizontalFlip(), ka.RandomGaussianNoise(p=1.0)]]
+    "module",
+    [
+        Noise(),
+        ka.RandomAffine(30.0, p=0.7),
+        [ka.RandomHorizontalFlip(), ka.RandomGaussianNoise(p=1.0)],
+    ],
 )
-def test_results_depend_on_seed_epoch_and_sample_alone(module: Any, seed_per: Literal["batch", "sample"]) -> None:
+def test_results_depend_on_seed_epoch_and_sample_alone(
+    module: Any, seed_per: Literal["batch", "sample"]
+) -> None:
     layers, foreign = _layers(), ExternalTransform(module, seed_per=seed_per)
     first = _run(foreign, layers)
     torch.rand(3), np.random.rand(), random.random()  # noqa: NPY002
     assert torch.equal(_run(foreign, layers).images, first.images)
-    others = [_run(foreign, layers, seed=1), _run(foreign, layers, epoch=1), _run(foreign, layers, np.arange(4) + 1)]
+    others = [
+        _run(foreign, layers, seed=1),
+        _run(foreign, layers, epoch=1),
+        _run(foreign, layers, np.arange(4) + 1),
+    ]
     assert all(not torch.equal(other.images, first.images) for other in others)
 
 
@@ -101,13 +116,18 @@ def test_kornia_moves_masks_with_images(module: Any, seed_per: Literal["batch", 
 @pytest.mark.parametrize(
     "module", [ka.RandomHorizontalFlip(p=0.5), ka.RandomCrop((20, 24)), ka.RandomRotation90((1, 3))]
 )
-def test_kornia_moves_boxes_with_images(module: nn.Module, seed_per: Literal["batch", "sample"]) -> None:
+def test_kornia_moves_boxes_with_images(
+    module: nn.Module, seed_per: Literal["batch", "sample"]
+) -> None:
     images, boxes = torch.zeros(6, 1, 24, 24), []
     for row in (0, 1, 1, 3, 4, 5):
         left, top = 3 + 2 * row, 5 + row
         images[row, 0, top : top + 4, left : left + 6] = 1
         boxes.append([row, row, (left + 3) / 24, (top + 2) / 24, 6 / 24, 4 / 24])
-    moved = _run(ExternalTransform(module, seed_per=seed_per, min_box_px=1), Layers(images, None, torch.tensor(boxes)))
+    moved = _run(
+        ExternalTransform(module, seed_per=seed_per, min_box_px=1),
+        Layers(images, None, torch.tensor(boxes)),
+    )
     assert moved.boxes is not None
     assert moved.boxes[:, 0].tolist() == [0, 1, 1, 3, 4, 5]
     size = torch.tensor(moved.size_px[::-1])
@@ -115,7 +135,9 @@ def test_kornia_moves_boxes_with_images(module: nn.Module, seed_per: Literal["ba
         assert label == row
         centre, sides = torch.tensor(shares).view(2, 2) * size
         places = torch.nonzero(moved.images[int(row), 0] > 0.5).flip(1)
-        torch.testing.assert_close(centre - sides / 2, places.amin(dim=0).float(), atol=0.01, rtol=0)
+        torch.testing.assert_close(
+            centre - sides / 2, places.amin(dim=0).float(), atol=0.01, rtol=0
+        )
         torch.testing.assert_close(centre + sides / 2, places.amax(dim=0) + 1.0, atol=0.01, rtol=0)
 
 
@@ -133,7 +155,11 @@ def test_numbers_of_kornia_are_drawn_on_the_host() -> None:
         if isinstance(child, ka.AugmentationBase2D):
             child.set_rng_device_and_dtype(torch.device("cpu"), torch.float64)
     _run(foreign, _layers())
-    found = {(c.device.type, c.dtype) for c in foreign.module.modules() if isinstance(c, ka.AugmentationBase2D)}
+    found = {
+        (c.device.type, c.dtype)
+        for c in foreign.module.modules()
+        if isinstance(c, ka.AugmentationBase2D)
+    }
     assert found == {("cpu", torch.float32)}
 
 
@@ -146,7 +172,9 @@ def test_a_module_of_two_arguments_gets_the_masks() -> None:
     assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
 
 
-def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     layers, foreign = _layers(), ExternalTransform(Tracked(), seed_per="sample")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):
@@ -164,10 +192,16 @@ def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(caplog: pyte
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"module": "flip"}, "'flip' is not an augmentation: give a torch module or a list of them"),
+        (
+            {"module": "flip"},
+            "'flip' is not an augmentation: give a torch module or a list of them",
+        ),
         ({"module": []}, "not an augmentation"),
         ({"module": [3]}, "not an augmentation"),
-        ({"module": Noise(), "seed_per": "epoch"}, "seed_per='epoch' is unknown: choose one of batch, sample"),
+        (
+            {"module": Noise(), "seed_per": "epoch"},
+            "seed_per='epoch' is unknown: choose one of batch, sample",
+        ),
     ],
 )
 def test_bad_options(arguments: dict[str, Any], match: str) -> None:

@@ -21,7 +21,10 @@ def test_weights_are_a_gaussian_with_sum_one() -> None:
 @pytest.mark.parametrize("shape", [(7, 1, 33, 17), (7, 3, 64, 65), (7, 5, 3, 4)])
 def test_results_do_not_depend_on_the_batch(shape: tuple[int, int, int, int], taps: int) -> None:
     generator = torch.Generator().manual_seed(0)
-    images, weights = torch.rand(shape, generator=generator), torch.rand(*shape[:2], taps, generator=generator)
+    images, weights = (
+        torch.rand(shape, generator=generator),
+        torch.rand(*shape[:2], taps, generator=generator),
+    )
     whole = blur(images, weights), plane_means(images)
     for part in (slice(0, 1), slice(3, 4), slice(2, 7)):
         found = blur(images[part], weights[part]), plane_means(images[part])
@@ -35,13 +38,17 @@ def test_an_exposure_does_not_depend_on_the_batch(shape: tuple[int, int, int, in
     draws = photometry.draw(0, 0, range(7), shape[1])
     whole = photometry(Layers(images), draws).images
     for part in (slice(0, 1), slice(3, 4), slice(2, 7)):
-        found = photometry(Layers(images[part]), {key: drawn[part] for key, drawn in draws.items()}).images
+        found = photometry(
+            Layers(images[part]), {key: drawn[part] for key, drawn in draws.items()}
+        ).images
         assert torch.equal(found, whole[part])
 
 
 def test_means() -> None:
     images = torch.rand(4, 2, 50, 40, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(plane_means(images)[..., 0, 0], images.mean(dim=(2, 3)), atol=2e-5, rtol=0)
+    torch.testing.assert_close(
+        plane_means(images)[..., 0, 0], images.mean(dim=(2, 3)), atol=2e-5, rtol=0
+    )
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
@@ -49,4 +56,6 @@ def test_black_and_white_stay_what_they_are_under_any_power(gamma: float) -> Non
     images = torch.zeros(4, 1, 8, 8)
     images[2:] = 1
     photometry = Photometry(gamma=gamma, gain=1e-6)
-    torch.testing.assert_close(photometry(Layers(images), photometry.draw(0, 0, range(4), 1)).images, images)
+    torch.testing.assert_close(
+        photometry(Layers(images), photometry.draw(0, 0, range(4), 1)).images, images
+    )

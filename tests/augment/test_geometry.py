@@ -17,7 +17,9 @@ def _images(batch: int, channels: int, height: int, width: int) -> torch.Tensor:
 
 
 def _run(geometry: Geometry, layers: Layers, *, epoch: int = 0) -> Layers:
-    result: Layers = geometry(layers, geometry.draw(0, epoch, np.arange(len(layers.images)), layers.images.shape[1]))
+    result: Layers = geometry(
+        layers, geometry.draw(0, epoch, np.arange(len(layers.images)), layers.images.shape[1])
+    )
     return result
 
 
@@ -31,14 +33,20 @@ def _cut(image: torch.Tensor, crop: tuple[int, int]) -> torch.Tensor:
     [((9, 9), None, 4), ((8, 12), None, 2), ((12, 7), None, 2), ((8, 12), (8, 8), 4), ((13, 8), (5, 8), 4),
      ((13, 8), (6, 7), 4), ((8, 12), (4, 10), 2)],
 )  # fmt: skip
-def test_turns_are_those_of_torch(size: tuple[int, int], crop: tuple[int, int] | None, turns: int) -> None:
+def test_turns_are_those_of_torch(
+    size: tuple[int, int], crop: tuple[int, int] | None, turns: int
+) -> None:
     images = _images(48, 2, *size)
     moved = _run(Geometry(turn=True, crop_px=crop), Layers(images)).images
     seen = set()
     for image, result in zip(images, moved, strict=True):
         # Torch turns against the clock, and y points down: its third turn is our first.
         turned = {n: _cut(torch.rot90(image, -n, (1, 2)), crop or size) for n in range(4)}
-        matches = [n for n, other in turned.items() if other.shape == result.shape and torch.equal(other, result)]
+        matches = [
+            n
+            for n, other in turned.items()
+            if other.shape == result.shape and torch.equal(other, result)
+        ]
         assert len(matches) == 1
         seen.add(matches[0])
     assert seen == set(range(0, 4, 4 // turns))
@@ -47,11 +55,15 @@ def test_turns_are_those_of_torch(size: tuple[int, int], crop: tuple[int, int] |
 @pytest.mark.parametrize(("left_right", "top_bottom"), [(True, False), (False, True)])
 def test_flips_are_chosen_one_by_one(left_right: bool, top_bottom: bool) -> None:
     images = _images(16, 1, 5, 7)
-    moved = _run(Geometry(flip_left_right=left_right, flip_top_bottom=top_bottom), Layers(images)).images
+    moved = _run(
+        Geometry(flip_left_right=left_right, flip_top_bottom=top_bottom), Layers(images)
+    ).images
     flipped = images.flip(3 if left_right else 2)
     stayed = [torch.equal(a, b) for a, b in zip(moved, images, strict=True)]
     assert 0 < sum(stayed) < 16
-    assert all(torch.equal(moved[n], (images if stays else flipped)[n]) for n, stays in enumerate(stayed))
+    assert all(
+        torch.equal(moved[n], (images if stays else flipped)[n]) for n, stays in enumerate(stayed)
+    )
 
 
 def test_a_geometry_that_is_off_is_a_centre_crop_of_the_same_memory() -> None:
@@ -67,9 +79,13 @@ def test_a_geometry_that_is_off_is_a_centre_crop_of_the_same_memory() -> None:
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [0, 255], list(range(8))])
 @pytest.mark.parametrize("options", [{"flip_left_right": True, "turn": True, "shift_px": 3}, BENT])
-def test_masks_keep_their_values_and_follow_the_images(options: dict[str, Any], values: list[float]) -> None:
+def test_masks_keep_their_values_and_follow_the_images(
+    options: dict[str, Any], values: list[float]
+) -> None:
     generator = torch.Generator().manual_seed(0)
-    chosen = torch.randint(0, len(values), (20, 1, 4, 4), generator=generator).repeat_interleave(8, 2)
+    chosen = torch.randint(0, len(values), (20, 1, 4, 4), generator=generator).repeat_interleave(
+        8, 2
+    )
     masks = torch.tensor(values)[chosen.repeat_interleave(8, 3)]
     images = masks.float() / max(values)
     moved = _run(Geometry(**options, crop_px=24), Layers(images.expand(-1, 3, -1, -1), masks))
@@ -107,15 +123,21 @@ def test_whole_moves_copy_pixels(options: dict[str, Any], whole: bool) -> None:
 
 def test_shifts_stay_within_their_range_and_reach_it() -> None:
     for subpixel in (False, True):
-        shift = Geometry(shift_px=3, subpixel=subpixel).draw(0, 0, np.arange(4000), 1)["augment_geometry"][:, -2:]
+        shift = Geometry(shift_px=3, subpixel=subpixel).draw(0, 0, np.arange(4000), 1)[
+            "augment_geometry"
+        ][:, -2:]
         assert shift.abs().max() <= 3
         assert (len(shift.unique()) == 7) != subpixel
     assert shift.min() < -2.9 < 2.9 < shift.max()
 
 
 def test_the_same_moves_are_drawn_whatever_else_is_on() -> None:
-    plain = Geometry(flip_left_right=True, turn=True, shift_px=2).draw(1, 2, [5], 3)["augment_geometry"]
-    more = Geometry(flip_left_right=True, turn=True, shift_px=2, **BENT).draw(1, 2, [5], 3)["augment_geometry"]
+    plain = Geometry(flip_left_right=True, turn=True, shift_px=2).draw(1, 2, [5], 3)[
+        "augment_geometry"
+    ]
+    more = Geometry(flip_left_right=True, turn=True, shift_px=2, **BENT).draw(1, 2, [5], 3)[
+        "augment_geometry"
+    ]
     assert torch.equal(plain[:, [0, 1, 2, 9, 10]], more[:, [0, 1, 2, 9, 10]])
 
 
@@ -132,7 +154,16 @@ def test_boxes_surround_what_they_surrounded(options: dict[str, Any], crop: int 
         height, width = generator.integers(8, 24, 2)
         top, left = generator.integers(0, 64 - height), generator.integers(0, 72 - width)
         images[row, 0, top : top + height, left : left + width] = 1
-        boxes.append([row, row % 3, (left + width / 2) / 72, (top + height / 2) / 64, width / 72, height / 64])
+        boxes.append(
+            [
+                row,
+                row % 3,
+                (left + width / 2) / 72,
+                (top + height / 2) / 64,
+                width / 72,
+                height / 64,
+            ]
+        )
     geometry = Geometry(**options, crop_px=crop, padding="zeros", min_box_px=1, min_box_visible=0)
     moved = _run(geometry, Layers(images, images, torch.tensor(boxes, dtype=torch.float32)))
     assert moved.boxes is not None
@@ -164,7 +195,10 @@ def test_boxes_surround_what_they_surrounded(options: dict[str, Any], crop: int 
         ({"rotate_deg": 181}, "0 <= rotate_deg <= 180"),
         ({"shear_deg": 41}, "shear_deg=41 must lie between 0 and 40"),
         ({"perspective": 0.31}, "perspective=0.31 must lie between 0 and 0.3"),
-        ({"padding": "mirror"}, "padding='mirror' is unknown: choose one of reflect, zeros, border"),
+        (
+            {"padding": "mirror"},
+            "padding='mirror' is unknown: choose one of reflect, zeros, border",
+        ),
         ({"crop_px": 0}, "crop_px=0 is not usable"),
         ({"min_box_visible": 2}, "a share 0..1"),
     ],
@@ -175,5 +209,7 @@ def test_bad_options(options: dict[str, Any], match: str) -> None:
 
 
 def test_a_crop_must_fit() -> None:
-    with pytest.raises(ConfigError, match=r"crop_px=\(9, 4\) is larger than the images of 8 x 8 px"):
+    with pytest.raises(
+        ConfigError, match=r"crop_px=\(9, 4\) is larger than the images of 8 x 8 px"
+    ):
         _run(Geometry(crop_px=(9, 4)), Layers(_images(1, 1, 8, 8)))

@@ -21,7 +21,11 @@ from lit_data.errors import ConfigError
         ({"rotate_deg": 45}, (101, 101), (21, 21)),  # 50 * (sqrt(2) - 1) = 20.7
         ({"rotate_deg": 180}, (101, 101), (21, 21)),
         ({"rotate_deg": 180}, (81, 61), (10, 20)),  # the diagonal: 50
-        ({"turn": True, "shift_px": 4}, (64, 58), (4, 7)),  # large enough to be turned: 4 more than half of 64
+        (
+            {"turn": True, "shift_px": 4},
+            (64, 58),
+            (4, 7),
+        ),  # large enough to be turned: 4 more than half of 64
         ({"turn": True, "shift_px": 1}, (64, 58), (1, 1)),  # not large enough
     ],
 )
@@ -42,7 +46,9 @@ def test_margins(options: dict[str, Any], patch: tuple[int, int], margin: tuple[
         {"perspective": 0.1, "rotate_deg": 20, "shear_deg": 10, "scale": (0.9, 1.1), "turn": True},
     ],
 )
-def test_nothing_outside_is_seen_with_the_margin(options: dict[str, Any], patch: tuple[int, int]) -> None:
+def test_nothing_outside_is_seen_with_the_margin(
+    options: dict[str, Any], patch: tuple[int, int]
+) -> None:
     geometry = Geometry(**options, crop_px=patch, padding="zeros")
     down, across = geometry.margin_px(patch)
     images = torch.ones(400, 1, patch[0] + 2 * down, patch[1] + 2 * across)
@@ -53,5 +59,8 @@ def test_nothing_outside_is_seen_with_the_margin(options: dict[str, Any], patch:
 
 
 def test_a_perspective_that_reaches_the_horizon_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"perspective=0\.3 with shift_px=16 reaches the horizon of a patch of 8 x 8"):
+    with pytest.raises(
+        ConfigError,
+        match=r"perspective=0\.3 with shift_px=16 reaches the horizon of a patch of 8 x 8",
+    ):
         Geometry(perspective=0.3, shift_px=16).margin_px((8, 8))

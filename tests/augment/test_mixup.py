@@ -11,7 +11,9 @@ def _layers(samples: int = 6) -> Layers:
     rows = torch.arange(samples).repeat_interleave(torch.arange(samples) % 3)
     boxes = torch.rand(len(rows), 6, generator=torch.Generator().manual_seed(0))
     boxes[:, 0] = rows
-    return Layers(torch.rand(samples, 3, 5, 7, generator=torch.Generator().manual_seed(1)), boxes=boxes)
+    return Layers(
+        torch.rand(samples, 3, 5, 7, generator=torch.Generator().manual_seed(1)), boxes=boxes
+    )
 
 
 def test_images_are_blended_and_boxes_of_both_kept() -> None:
@@ -83,7 +85,9 @@ def test_masks_cannot_be_blended() -> None:
         mixup(layers, mixup.draw(0, 0, [0, 1], 3))
 
 
-@pytest.mark.parametrize("options", [{"probability": -0.1}, {"probability": 1.1}, {"alpha": 0.0}, {"alpha": np.inf}])
+@pytest.mark.parametrize(
+    "options", [{"probability": -0.1}, {"probability": 1.1}, {"alpha": 0.0}, {"alpha": np.inf}]
+)
 def test_bad_options(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"need a probability in 0\.\.1 and alpha > 0"):
         MixUp(**options)

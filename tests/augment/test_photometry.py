@@ -17,7 +17,10 @@ def _expose(images: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def _images(batch: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
-    return torch.rand(batch, channels, size, size, generator=torch.Generator().manual_seed(0)) * 0.6 + 0.2
+    return (
+        torch.rand(batch, channels, size, size, generator=torch.Generator().manual_seed(0)) * 0.6
+        + 0.2
+    )
 
 
 def _numbers(**options: Any) -> torch.Tensor:
@@ -33,10 +36,14 @@ def test_off_costs_nothing() -> None:
 
 def test_each_formula() -> None:
     images, options = _images(), {"gain": 0.2, "offset": 0.1, "contrast": 0.3, "gamma": 0.4}
-    gain, _, _, _, _, offset, contrast, gamma, _ = _numbers(**options)[..., None, None].unbind(dim=2)
+    gain, _, _, _, _, offset, contrast, gamma, _ = _numbers(**options)[..., None, None].unbind(
+        dim=2
+    )
     mean = images.mean(dim=(2, 3), keepdim=True)
     close = {"atol": 5e-5, "rtol": 0}
-    torch.testing.assert_close(_expose(images, gain=0.2), (images * (1 + 0.2 * gain)).clamp(0, 1), **close)
+    torch.testing.assert_close(
+        _expose(images, gain=0.2), (images * (1 + 0.2 * gain)).clamp(0, 1), **close
+    )
     torch.testing.assert_close(_expose(images, offset=0.1), images + 0.1 * offset, **close)
     expected = mean + (images - mean) * (1 + 0.3 * contrast)
     torch.testing.assert_close(_expose(images, contrast=0.3), expected.clamp(0, 1), **close)
@@ -48,21 +55,30 @@ def test_each_formula() -> None:
 def test_blur_is_that_of_kornia() -> None:
     images, drawn = _images(size=24), (_numbers(blur_px=1.5)[..., 8] + 1) / 2
     sigma = (1.5 * drawn).reshape(-1, 1).expand(-1, 2).clamp(min=1e-3)
-    expected = gaussian_blur2d(images.reshape(24, 1, 24, 24), (11, 11), sigma, border_type="replicate")
-    torch.testing.assert_close(_expose(images, blur_px=1.5), expected.view_as(images), atol=1e-5, rtol=0)
+    expected = gaussian_blur2d(
+        images.reshape(24, 1, 24, 24), (11, 11), sigma, border_type="replicate"
+    )
+    torch.testing.assert_close(
+        _expose(images, blur_px=1.5), expected.view_as(images), atol=1e-5, rtol=0
+    )
 
 
 def test_noise_has_the_strength_that_was_drawn() -> None:
     images = torch.full((8, 3, 128, 128), 0.5)
     found = (_expose(images, noise=0.05) - 0.5).std(dim=(2, 3))
-    torch.testing.assert_close(found, 0.05 * (_numbers(noise=0.05)[..., 1] + 1) / 2, atol=1e-3, rtol=0.02)
+    torch.testing.assert_close(
+        found, 0.05 * (_numbers(noise=0.05)[..., 1] + 1) / 2, atol=1e-3, rtol=0.02
+    )
 
 
 def test_channels_differ_unless_they_are_registered() -> None:
     image = _images(8, 1).expand(8, 3, 16, 16)
     options = {"gain": 0.2, "offset": 0.1, "contrast": 0.3, "gamma": 0.4, "blur_px": 1.0}
     for name, size in options.items():
-        own, shared = _expose(image, **{name: size}), _expose(image, **{name: size}, registered=True)
+        own, shared = (
+            _expose(image, **{name: size}),
+            _expose(image, **{name: size}, registered=True),
+        )
         assert not torch.equal(own[:, 0], own[:, 1])
         assert torch.equal(own[:, 0], shared[:, 0])
         assert torch.equal(shared[:, 0], shared[:, 1])

@@ -13,7 +13,12 @@ def test_steps_run_in_their_order_with_their_own_numbers() -> None:
     layers = Layers(torch.rand(5, 3, 9, 9))
     draws = pipeline.draw(1, 2, np.arange(5), 3)
     assert isinstance(pipeline.steps[3], ExternalTransform)
-    assert tuple(draws) == ("augment_geometry", "augment_colour", "augment_photometry", "augment_foreign")
+    assert tuple(draws) == (
+        "augment_geometry",
+        "augment_colour",
+        "augment_photometry",
+        "augment_foreign",
+    )
     expected = layers
     for step in [*steps, pipeline.steps[3]]:
         assert isinstance(step, Geometry | ColourJitter | Photometry | ExternalTransform)

@@ -1,7 +1,13 @@
 import kornia.augmentation as ka
 import pytest
 
-from lit_data.augment import ExternalTransform, Geometry, StripeAugment, as_augmentation, stage_augmentations
+from lit_data.augment import (
+    ExternalTransform,
+    Geometry,
+    StripeAugment,
+    as_augmentation,
+    stage_augmentations,
+)
 from lit_data.errors import ConfigError
 
 
@@ -24,13 +30,19 @@ def test_one_augmentation_is_for_training() -> None:
 
 def test_each_stage_may_have_its_own() -> None:
     stripe, crop = StripeAugment(), Geometry(crop_px=8)
-    assert stage_augmentations({"train": stripe, "val": crop, "test": None}) == {"train": stripe, "val": crop}
+    assert stage_augmentations({"train": stripe, "val": crop, "test": None}) == {
+        "train": stripe,
+        "val": crop,
+    }
 
 
 @pytest.mark.parametrize(
     ("stage", "match"),
     [
-        ("trian", r"augment has no stage 'trian': choose of train, val, test, predict\. Did you mean 'train'\?"),
+        (
+            "trian",
+            r"augment has no stage 'trian': choose of train, val, test, predict\. Did you mean 'train'\?",
+        ),
         ("predicts", r"Did you mean 'predict'\?"),
         (7, r"augment has no stage 7: choose of train, val, test, predict\.$"),
     ],

@@ -16,7 +16,11 @@ def _batch(batch: int, channels: int, height: int, width: int) -> tuple[torch.Te
 
 
 def _run(
-    augment: StripeAugment, images: torch.Tensor, masks: torch.Tensor | None = None, *, first: int = 0
+    augment: StripeAugment,
+    images: torch.Tensor,
+    masks: torch.Tensor | None = None,
+    *,
+    first: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     draws = augment.draw(9, 4, first + np.arange(len(images)), images.shape[1])
     layers: Layers = augment(Layers(images, masks), draws)
@@ -37,7 +41,9 @@ def test_flips_and_turns_move_image_and_mask_alike() -> None:
     for sample in range(64):
         layers = torch.cat((images[sample], masks[sample]))
         result = torch.cat((moved[sample], moved_masks[sample]))
-        matches = [n for n, other in enumerate(_turns_and_mirrors(layers)) if torch.equal(other, result)]
+        matches = [
+            n for n, other in enumerate(_turns_and_mirrors(layers)) if torch.equal(other, result)
+        ]
         assert len(matches) == 1
         chosen.add(matches[0])
     assert chosen == set(range(8))
@@ -49,7 +55,11 @@ def test_patches_that_are_not_square_keep_their_shape(height: int, width: int) -
     images, masks = _batch(32, 3, height, width)
     moved, _ = _run(augment, images, masks)
     for sample in range(32):
-        same_shape = [image for image in _turns_and_mirrors(images[sample]) if image.shape == images[sample].shape]
+        same_shape = [
+            image
+            for image in _turns_and_mirrors(images[sample])
+            if image.shape == images[sample].shape
+        ]
         assert any(torch.equal(image, moved[sample]) for image in same_shape)
 
 
@@ -62,7 +72,10 @@ def test_shifts_are_whole_pixels_and_mirror_the_edge() -> None:
     for sample in range(40):
         for dy in range(-2, 3):
             for dx in range(-2, 3):
-                if torch.equal(moved[sample, :, 2:14, 2:14], images[sample, :, 2 - dy : 14 - dy, 2 - dx : 14 - dx]):
+                if torch.equal(
+                    moved[sample, :, 2:14, 2:14],
+                    images[sample, :, 2 - dy : 14 - dy, 2 - dx : 14 - dx],
+                ):
                     shifts.add((dy, dx))
     assert len(shifts) > 10
     assert set(moved.unique().tolist()) <= set(images.unique().tolist())
@@ -109,7 +122,9 @@ def test_samples_stay_what_they_are_from_release_to_release() -> None:
     images, masks = _batch(6, 3, 16, 16)
     moved, moved_masks = _run(StripeAugment(shift_px=2), images, masks)
     assert moved_masks is not None
-    digest = hashlib.sha256((moved * 2**14).round().to(torch.int32).numpy().tobytes() + moved_masks.numpy().tobytes())
+    digest = hashlib.sha256(
+        (moved * 2**14).round().to(torch.int32).numpy().tobytes() + moved_masks.numpy().tobytes()
+    )
     assert digest.hexdigest()[:16] == "e25ef2edfc31b957"
 
 
@@ -129,7 +144,9 @@ def test_single_texture_makes_three_different_exposures() -> None:
     assert exposures.shape == (2, 3, 32, 32)
     assert exposures.flatten(2).unique(dim=1).shape[1] == 3
     nothing = SingleTexture(shift_px=0, gain=0, noise=0)
-    torch.testing.assert_close(nothing(image, nothing.draw(0, 0, np.arange(2), 3)), image, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        nothing(image, nothing.draw(0, 0, np.arange(2), 3)), image, rtol=0, atol=1e-5
+    )
 
 
 def test_the_noise_field_is_normal() -> None:
@@ -139,7 +156,9 @@ def test_the_noise_field_is_normal() -> None:
     assert abs(float((field.abs() < 1).float().mean()) - 0.6827) < 0.003
 
 
-@pytest.mark.parametrize("options", [{"shift_px": -1}, {"noise": -0.1}, {"gain": 1.0}, {"gain": -0.1}])
+@pytest.mark.parametrize(
+    "options", [{"shift_px": -1}, {"noise": -0.1}, {"gain": 1.0}, {"gain": -0.1}]
+)
 @pytest.mark.parametrize("module", [StripeAugment, SingleTexture])
 def test_bad_options(module: type, options: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=r"need shift_px, noise >= 0, 0 <= gain < 1"):

@@ -5,7 +5,13 @@ from kornia.geometry.transform import warp_perspective
 from lit_data.augment.matrices import Moves, compose, invert
 from lit_data.augment.warping import Padding, WholeMoves, sample, sampling_grid
 
-SIZES = [((9, 9), (9, 9)), ((8, 12), (8, 12)), ((13, 8), (6, 7)), ((1, 6), (1, 3)), ((5, 5), (1, 1))]
+SIZES = [
+    ((9, 9), (9, 9)),
+    ((8, 12), (8, 12)),
+    ((13, 8), (6, 7)),
+    ((1, 6), (1, 3)),
+    ((5, 5), (1, 1)),
+]
 
 
 def _moves(batch: int, *, bent: float = 0.0) -> Moves:
@@ -21,12 +27,16 @@ def _moves(batch: int, *, bent: float = 0.0) -> Moves:
 
 @pytest.mark.parametrize("padding", ["reflect", "zeros", "border"])
 @pytest.mark.parametrize(("size", "crop"), SIZES)
-def test_indexing_equals_the_warp(size: tuple[int, int], crop: tuple[int, int], padding: Padding) -> None:
+def test_indexing_equals_the_warp(
+    size: tuple[int, int], crop: tuple[int, int], padding: Padding
+) -> None:
     planes = torch.rand(60, 3, *size, generator=torch.Generator().manual_seed(0))
     inverse = invert(compose(_moves(60), size, crop))
     taken = WholeMoves.of(inverse, size, crop, padding).take(planes)
     if 1 not in size:  # torch's sampler knows no reflection of a single row
-        warped = sample(planes, sampling_grid(inverse, size, crop, tilted=False), padding, nearest=True)
+        warped = sample(
+            planes, sampling_grid(inverse, size, crop, tilted=False), padding, nearest=True
+        )
         assert torch.equal(taken, warped)
     allowed = set(planes.unique().tolist()) | ({0.0} if padding == "zeros" else set())
     assert taken.shape == (60, 3, *crop)
@@ -35,17 +45,28 @@ def test_indexing_equals_the_warp(size: tuple[int, int], crop: tuple[int, int], 
 
 @pytest.mark.parametrize(("size", "crop"), [((20, 20), (20, 20)), ((16, 24), (11, 9))])
 @pytest.mark.parametrize("nearest", [False, True])
-def test_the_warp_is_that_of_kornia(size: tuple[int, int], crop: tuple[int, int], nearest: bool) -> None:
+def test_the_warp_is_that_of_kornia(
+    size: tuple[int, int], crop: tuple[int, int], nearest: bool
+) -> None:
     planes = torch.rand(8, 2, *size, generator=torch.Generator().manual_seed(0))
     matrix = compose(_moves(8, bent=0.2), size, crop)
-    ours = sample(planes, sampling_grid(invert(matrix), size, crop, tilted=True), "zeros", nearest=nearest)
+    ours = sample(
+        planes, sampling_grid(invert(matrix), size, crop, tilted=True), "zeros", nearest=nearest
+    )
     theirs = warp_perspective(
-        planes, matrix, crop, mode="nearest" if nearest else "bilinear", padding_mode="zeros", align_corners=True
+        planes,
+        matrix,
+        crop,
+        mode="nearest" if nearest else "bilinear",
+        padding_mode="zeros",
+        align_corners=True,
     )
     assert ((ours - theirs).abs() > 1e-3).float().mean() < 0.01
 
 
-@pytest.mark.parametrize("dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64])
+@pytest.mark.parametrize(
+    "dtype", [torch.bool, torch.uint8, torch.int16, torch.int64, torch.float16, torch.float64]
+)
 def test_nearest_keeps_every_dtype_and_value(dtype: torch.dtype) -> None:
     largest = {torch.bool: 2, torch.uint8: 256, torch.float16: 2048}.get(dtype, 2**15)
     if dtype == torch.int64:
@@ -53,7 +74,9 @@ def test_nearest_keeps_every_dtype_and_value(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
     planes = torch.randint(0, largest, (4, 1, 16, 16), generator=generator).to(dtype)
     inverse = invert(compose(_moves(4, bent=0.2), (16, 16), (16, 16)))
-    moved = sample(planes, sampling_grid(inverse, (16, 16), (16, 16), tilted=True), "reflect", nearest=True)
+    moved = sample(
+        planes, sampling_grid(inverse, (16, 16), (16, 16), tilted=True), "reflect", nearest=True
+    )
     assert moved.dtype == dtype
     assert set(moved.unique().tolist()) <= set(planes.unique().tolist())
     whole = invert(compose(_moves(4), (16, 16), (16, 16)))

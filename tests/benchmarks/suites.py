@@ -14,7 +14,9 @@ CONF = Path(benchmarks.__path__[0]) / "conf"
 
 
 def compose_suite(name: str, *words: str) -> DictConfig:
-    return compose("benchmark", [f"+suite={name}", *words], config_dir=CONF, packages=["benchmarks"])
+    return compose(
+        "benchmark", [f"+suite={name}", *words], config_dir=CONF, packages=["benchmarks"]
+    )
 
 
 def build_suite(cfg: DictConfig) -> Any:

@@ -50,7 +50,9 @@ def test_a_patch_costs_the_list_a_tuple_and_the_grid_nothing(datamodule: StripeD
     assert pair.ours < 1000 + 40 * TRAIN + 24 * patches / 8
 
 
-def test_a_sample_from_the_whole_image_takes_more_than_the_image(datamodule: StripeDataModule) -> None:
+def test_a_sample_from_the_whole_image_takes_more_than_the_image(
+    datamodule: StripeDataModule,
+) -> None:
     pair = measure_sample(datamodule)
     assert pair.usual > 3 * 600 * 160 * 4  # in float32
     assert pair.ours < pair.usual / 3
@@ -74,9 +76,18 @@ def test_workers_share_the_pages_of_the_store(datamodule: StripeDataModule) -> N
 
 def _words(tmp_path: Path) -> list[str]:
     toy = "data.samples={count: 6, height_px: 128, width_px: 128}"
-    size = ["data.patch_px=64", "data.stride_px=32", "data.loader.batch_size=4", "data.loader.num_workers=0"]
+    size = [
+        "data.patch_px=64",
+        "data.stride_px=32",
+        "data.loader.batch_size=4",
+        "data.loader.num_workers=0",
+    ]
     short = ["suite.repeats=1", "suite.steps=2", "suite.warmup_batches=1"]
-    quiet = ["trainer.enable_progress_bar=false", f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
+    quiet = [
+        "trainer.enable_progress_bar=false",
+        f"paths.run={tmp_path}",
+        f"paths.cache={tmp_path}/cache",
+    ]
     return [toy, *size, *short, *quiet]
 
 
@@ -95,7 +106,11 @@ def test_every_claim_is_in_the_table(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_other_data_have_no_such_claims(tmp_path: Path) -> None:
-    words = ["data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "synthesis=library"]
+    words = [
+        "data.samples={count: 6, height_px: 128, width_px: 128}",
+        "data.patch_px=64",
+        "synthesis=library",
+    ]
     places = [
         f"paths.run={tmp_path}",
         f"paths.cache={tmp_path}/cache",

@@ -16,7 +16,9 @@ WAYS = ["argwhere", "nonzero", "memory_map", "sparse_file", "store", "subset", "
 @pytest.fixture(scope="module")
 def composed(tmp_path_factory: pytest.TempPathFactory) -> DictConfig:
     words = ["+experiment=ct", "data.samples={count: 3, shape: [16, 16, 16]}", "trainer=cpu"]
-    return compose_suite("ct", *words, f"paths.cache={tmp_path_factory.mktemp('cache')}", "paths.run=run")
+    return compose_suite(
+        "ct", *words, f"paths.cache={tmp_path_factory.mktemp('cache')}", "paths.run=run"
+    )
 
 
 @pytest.fixture
@@ -43,7 +45,9 @@ def test_all_ways_find_the_voxels_of_made_volumes(cfg: DictConfig, tmp_path: Pat
         assert int(row["samples"]) == 2
         assert bool(row["prepare_ms"]) == (row["method"] in ("sparse_file", "store"))
         for name in ("first_epoch_ms", "load_ms_mean", "memory_mib", "ratio_to_argwhere"):
-            assert found[f"benchmark/{row['method']}_{name}"] == pytest.approx(float(row[name]), rel=1e-4)
+            assert found[f"benchmark/{row['method']}_{name}"] == pytest.approx(
+                float(row[name]), rel=1e-4
+            )
             assert float(row[name]) > 0
     assert [path.name for path in tmp_path.iterdir()] == ["benchmark.csv"]
 
@@ -59,14 +63,18 @@ def test_the_volumes_of_an_experiment_are_measured(cfg: DictConfig) -> None:
 def test_data_without_volumes_is_refused(cfg: DictConfig) -> None:
     cfg.suite.volumes = None
     cfg.data = {"_target_": "lit_data.datamodules.StripeDataModule"}
-    with pytest.raises(ConfigError, match=r"volumes=null measures the experiment's volumes: add \+experiment=ct"):
+    with pytest.raises(
+        ConfigError, match=r"volumes=null measures the experiment's volumes: add \+experiment=ct"
+    ):
         run_suite(cfg)
 
 
 @pytest.mark.parametrize("share", [0, 1.5])
 def test_a_share_is_above_zero_and_at_most_one(cfg: DictConfig, share: float) -> None:
     cfg.suite.occupied_share = share
-    with pytest.raises(ConfigError, match=r"suite.occupied_share=.* is a share: give a number above 0 and up to 1"):
+    with pytest.raises(
+        ConfigError, match=r"suite.occupied_share=.* is a share: give a number above 0 and up to 1"
+    ):
         build_suite(cfg)
 
 

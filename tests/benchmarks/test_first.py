@@ -15,7 +15,9 @@ def test_every_kind_of_worker_is_measured(tmp_path: Path) -> None:
     assert measure(["first", *toy, f"paths.run={tmp_path}"]) == 0
     with (tmp_path / "benchmark.csv").open(newline="") as file:
         rows = {row["way"]: row for row in csv.DictReader(file)}
-    assert list(rows) == [f"{way}_{n}" for n in (1, 2) for way in ("dataloader", "process", "thread", "inline")]
+    assert list(rows) == [
+        f"{way}_{n}" for n in (1, 2) for way in ("dataloader", "process", "thread", "inline")
+    ]
     assert all(tuple(row) == COLUMNS and float(row["samples_per_s"]) > 0 for row in rows.values())
     assert float(rows["dataloader_2"]["ratio"]) == float(rows["dataloader_1"]["first_ratio"]) == 1
 

@@ -18,7 +18,9 @@ from lit_data.types import Batch
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`.*"
+    ),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
@@ -36,7 +38,9 @@ TOY = [
 
 @pytest.mark.slow
 def test_the_table_and_the_summary(tmp_path: Path) -> None:
-    assert measure(["gan", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+    assert (
+        measure(["gan", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+    )
     (path,) = (tmp_path / "runs").rglob("summary.json")
     summary: dict[str, Any] = json.loads(path.read_text())
     with path.with_name("benchmark.csv").open(newline="") as file:
@@ -44,7 +48,11 @@ def test_the_table_and_the_summary(tmp_path: Path) -> None:
     assert [line["way"] for line in lines] == list(NAMES)
     assert tuple(lines[0]) == COLUMNS
     assert (summary["benchmark/batch_size"], summary["benchmark/part_size"]) == (4, 1)
-    assert summary["benchmark/original_peak_to_original"] == summary["benchmark/original_largest_to_original"] == 1
+    assert (
+        summary["benchmark/original_peak_to_original"]
+        == summary["benchmark/original_largest_to_original"]
+        == 1
+    )
     for way in NAMES:
         assert summary[f"benchmark/{way}_gradient_difference"] < 1e-4
         assert summary[f"benchmark/{way}_step_ms"] > 0
@@ -53,7 +61,9 @@ def test_the_table_and_the_summary(tmp_path: Path) -> None:
 def _bench(device: str) -> tuple[Bench, Callable[[int], Batch]]:
     torch.manual_seed(0)
     generator = ConvGenerator(image_px=32, latent_size=6, width=8, max_width=16, style_size=8)
-    module = GANModule(generator, ConvDiscriminator(image_px=32, width=8, max_width=16), image_px=32, latent_size=6)
+    module = GANModule(
+        generator, ConvDiscriminator(image_px=32, width=8, max_width=16), image_px=32, latent_size=6
+    )
 
     def make_batch(count: int) -> Batch:
         images = torch.rand(count, 3, 32, 32, generator=torch.Generator().manual_seed(0))
@@ -66,7 +76,10 @@ def _bench(device: str) -> tuple[Bench, Callable[[int], Batch]]:
 def test_parts_take_less_and_find_the_same_gradients() -> None:
     bench, make_batch = _bench("cpu")
     ways = {way.name: way for way in list_ways(2)}
-    peaks = {name: bench.measure_peak(ways[name], make_batch(16)) for name in ("original", "careful", "whole", "parts")}
+    peaks = {
+        name: bench.measure_peak(ways[name], make_batch(16))
+        for name in ("original", "careful", "whole", "parts")
+    }
     assert peaks["parts"] < peaks["whole"] < peaks["careful"] < peaks["original"]
     assert peaks["whole"] < 0.65 * peaks["original"]
     assert peaks["parts"] < 0.3 * peaks["original"]
@@ -81,14 +94,18 @@ def test_parts_take_less_and_find_the_same_gradients() -> None:
 def test_so_it_is_on_a_gpu() -> None:
     bench, make_batch = _bench("cuda")
     ways = {way.name: way for way in list_ways(8)}
-    peaks = {name: bench.measure_peak(ways[name], make_batch(256)) for name in ("original", "whole", "parts")}
+    peaks = {
+        name: bench.measure_peak(ways[name], make_batch(256))
+        for name in ("original", "whole", "parts")
+    }
     assert peaks["parts"] < 0.6 * peaks["original"]
     assert peaks["whole"] < 0.8 * peaks["original"]
     assert bench.measure_peak(ways["parts"], make_batch(512)) < peaks["original"]
 
 
 @pytest.mark.parametrize(
-    ("limit", "largest"), [(7, 7), (8, 8), (9, 9), (15, 15), (16, 16), (17, 17), (40, 40), (63, 63), (1000, 64), (0, 0)]
+    ("limit", "largest"),
+    [(7, 7), (8, 8), (9, 9), (15, 15), (16, 16), (17, 17), (40, 40), (63, 63), (1000, 64), (0, 0)],
 )
 def test_the_largest_batch_that_fits_is_found(limit: int, largest: int) -> None:
     tried: list[int] = []

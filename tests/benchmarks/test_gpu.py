@@ -32,7 +32,11 @@ def test_what_fails_is_a_row_of_the_table() -> None:
     assert "| x | failed | ValueError: no luck |" in table
 
 
-def test_an_unknown_suite_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_suite_is_answered_with_the_known_ones(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert run(["mosaics"]) == run([]) == 2
-    suites = sorted(path.stem for path in (Path(__file__).parents[2] / "benchmarks/conf/suite").iterdir())
+    suites = sorted(
+        path.stem for path in (Path(__file__).parents[2] / "benchmarks/conf/suite").iterdir()
+    )
     assert f"suites: {', '.join(suites)}" in capsys.readouterr().err

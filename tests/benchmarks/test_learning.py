@@ -30,12 +30,17 @@ def test_scores_are_those_of_torchmetrics() -> None:
     precision, best_f1 = average_precision(scores, truth)
     assert precision == pytest.approx(float(binary_average_precision(*as_tensors)), abs=1e-6)
     assert auroc(scores, truth) == pytest.approx(float(binary_auroc(*as_tensors)), abs=1e-6)
-    all_f1 = [2 * (truth & (scores >= t)).sum() / (truth.sum() + (scores >= t).sum()) for t in np.unique(scores)]
+    all_f1 = [
+        2 * (truth & (scores >= t)).sum() / (truth.sum() + (scores >= t).sum())
+        for t in np.unique(scores)
+    ]
     assert best_f1 == pytest.approx(max(all_f1))
 
 
 def test_a_map_that_is_the_mask_is_perfect_and_a_blank_one_is_chance(tmp_path: Path) -> None:
-    prepare_textures(_write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=64)
+    prepare_textures(
+        _write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=64
+    )
     for way in ("right", "blank"):
         (tmp_path / way).mkdir()
         for path in (tmp_path / "set").glob("*/*.png"):
@@ -71,8 +76,15 @@ def test_tiles_keep_their_kinds_in_every_split(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
-    prepare_textures(_write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=140)
-    words = [f"suite.root={tmp_path / 'set'}", "suite.seconds=[4]", "suite.seeds=[0]", f"hydra.run.dir={tmp_path}"]
+    prepare_textures(
+        _write_textures(tmp_path / "textures"), tmp_path / "set", images=40, side_px=140
+    )
+    words = [
+        f"suite.root={tmp_path / 'set'}",
+        "suite.seconds=[4]",
+        "suite.seeds=[0]",
+        f"hydra.run.dir={tmp_path}",
+    ]
     assert measure(["learning", *words]) == 0
     with (tmp_path / "benchmark.csv").open(newline="") as file:
         rows = {row["way"]: row for row in csv.DictReader(file)}

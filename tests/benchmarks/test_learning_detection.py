@@ -48,7 +48,9 @@ def test_boards_become_a_dataset_with_fixed_splits(tmp_path: Path) -> None:
     boards = prepare_boards(source, tmp_path / "boards", count=10)
     again = prepare_boards(source / "PCBData", tmp_path / "again", count=10)
     assert (boards / "classes.txt").read_text().split() == list(BOARD_CLASSES)
-    stems = [[path.stem for path in list_images(boards, split)] for split in ("train", "val", "test")]
+    stems = [
+        [path.stem for path in list_images(boards, split)] for split in ("train", "val", "test")
+    ]
     assert [len(names) for names in stems] == [7, 1, 2]
     assert sorted(name for names in stems for name in names) == sorted(map(str, range(10)))
     assert (again / "train.txt").read_text() == (boards / "train.txt").read_text()
@@ -62,7 +64,9 @@ def test_boards_become_a_dataset_with_fixed_splits(tmp_path: Path) -> None:
 
 
 def test_more_boards_than_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"count=11, but .*PCBData lists 10 images: ask for at most as many"):
+    with pytest.raises(
+        ValueError, match=r"count=11, but .*PCBData lists 10 images: ask for at most as many"
+    ):
         prepare_boards(_write_source(tmp_path), tmp_path / "boards", count=11)
 
 
@@ -70,7 +74,12 @@ def test_more_boards_than_there_are(tmp_path: Path) -> None:
 def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
     boards = prepare_boards(_write_source(tmp_path / "source"), tmp_path / "boards", count=10)
     words = ["suite.seconds=[6]", "suite.seeds=[0]", 'suite.overrides=["data.size_px=128"]']
-    assert measure(["learning_boxes", f"suite.root={boards}", *words, f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert (
+        measure(
+            ["learning_boxes", f"suite.root={boards}", *words, f"hydra.run.dir={tmp_path / 'run'}"]
+        )
+        == 0
+    )
     with (tmp_path / "run/benchmark.csv").open(newline="") as file:
         rows = {row["way"]: float(row["map50"]) for row in csv.DictReader(file)}
     assert list(rows) == ["plain", "ours"]
@@ -79,7 +88,11 @@ def test_both_ways_are_trained_and_scored(tmp_path: Path) -> None:
 
 def test_scores_by_hand() -> None:
     square = (0.0, 0.0, 10.0, 10.0)
-    truth = {"a": [Box(0, square), Box(0, (20.0, 0.0, 30.0, 10.0))], "b": [Box(1, square)], "empty": []}
+    truth = {
+        "a": [Box(0, square), Box(0, (20.0, 0.0, 30.0, 10.0))],
+        "b": [Box(1, square)],
+        "empty": [],
+    }
     predictions = {
         "a": [Box(0, square, 0.9), Box(0, square, 0.8), Box(0, (20.0, 0.0, 30.0, 10.0), 0.7)],
         "b": [Box(0, square, 0.95), Box(1, (0.0, 0.0, 10.0, 5.0), 0.5)],  # IoU exactly 0.5
@@ -87,7 +100,9 @@ def test_scores_by_hand() -> None:
     # Class 0, from the highest score: wrong, right, wrong, right; precision 1/2 at both recalls.
     assert score_boxes(predictions, truth) == pytest.approx((0.5 + 1.0) / 2)
     assert score_boxes({}, truth) == 0.0
-    assert score_boxes({stem: list(boxes) for stem, boxes in truth.items()}, truth) == pytest.approx(1.0)
+    assert score_boxes(
+        {stem: list(boxes) for stem, boxes in truth.items()}, truth
+    ) == pytest.approx(1.0)
     with pytest.raises(ValueError, match="predictions for images without truth: \\['c'\\]"):
         score_boxes({"c": []}, truth)
 
@@ -120,11 +135,18 @@ def test_scores_agree_with_those_that_training_logs(seed: int) -> None:
         numbers = rng.integers(0, 3, 6)
         found_numbers = np.where(rng.random(12) < 0.8, numbers.repeat(2), 2)
         scores = np.sort(rng.random(12))[::-1]
-        truth[str(image)] = [Box(int(n), tuple(place)) for n, place in zip(numbers, places, strict=True)]
+        truth[str(image)] = [
+            Box(int(n), tuple(place)) for n, place in zip(numbers, places, strict=True)
+        ]
         found = zip(found_numbers, moved, scores, strict=True)
-        predictions[str(image)] = [Box(int(n), tuple(place), float(score)) for n, place, score in found]
+        predictions[str(image)] = [
+            Box(int(n), tuple(place), float(score)) for n, place, score in found
+        ]
     metric = BoxScores()
-    metric.update([_as_tensors(predictions[stem]) for stem in truth], [_as_tensors(truth[stem]) for stem in truth])
+    metric.update(
+        [_as_tensors(predictions[stem]) for stem in truth],
+        [_as_tensors(truth[stem]) for stem in truth],
+    )
     expected = float(metric.compute()["map50"])
     assert 0.1 < expected < 0.9
     assert score_boxes(predictions, truth) == pytest.approx(expected, abs=1e-5)
@@ -133,7 +155,11 @@ def test_scores_agree_with_those_that_training_logs(seed: int) -> None:
 def _as_tensors(boxes: list[Box]) -> dict[str, torch.Tensor]:
     corners = torch.tensor([box.corners for box in boxes], dtype=torch.float64)
     numbers = torch.tensor([box.class_number for box in boxes])
-    return {"boxes": corners, "classes": numbers, "scores": torch.tensor([box.score for box in boxes])}
+    return {
+        "boxes": corners,
+        "classes": numbers,
+        "scores": torch.tensor([box.score for box in boxes]),
+    }
 
 
 def test_the_plain_loop_learns(tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def composed(cache: Path) -> DictConfig:
 @pytest.fixture
 def toy(tmp_path: Path, composed: DictConfig) -> Toy:
     def call(*words: str) -> DictConfig:
-        return cast(DictConfig, OmegaConf.merge(composed, OmegaConf.from_dotlist([*words, f"paths.run={tmp_path}"])))
+        return cast(
+            DictConfig,
+            OmegaConf.merge(composed, OmegaConf.from_dotlist([*words, f"paths.run={tmp_path}"])),
+        )
 
     return call
 
@@ -61,7 +64,9 @@ def toy(tmp_path: Path, composed: DictConfig) -> Toy:
 def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
     assert measure(["mosaic", *TOY, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
     (path,) = (tmp_path / "runs").rglob("summary.json")
-    metrics = {key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()}
+    metrics = {
+        key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()
+    }
     assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
     with path.with_name("benchmark.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
@@ -71,9 +76,13 @@ def test_each_way_is_measured_and_written(tmp_path: Path, cache: Path) -> None:
         way, us = line["way"], float(line["us"])
         assert float(line["images_per_s"]) == pytest.approx(1e6 / us, rel=1e-4)
         assert metrics[f"{way}_us"] == pytest.approx(us, rel=1e-5)
-        assert metrics[f"{way}_ratio_to_original"] == pytest.approx(metrics["original_us"] / us, rel=1e-4)
+        assert metrics[f"{way}_ratio_to_original"] == pytest.approx(
+            metrics["original_us"] / us, rel=1e-4
+        )
     assert metrics["batch_size"] == 6
-    assert not [key for key in metrics if key.startswith(("train_", "finish"))], "these are for CUDA devices"
+    assert not [key for key in metrics if key.startswith(("train_", "finish"))], (
+        "these are for CUDA devices"
+    )
 
 
 def test_training_tells_what_waits(toy: Toy) -> None:
@@ -95,20 +104,31 @@ def test_all_ways_make_whole_batches_of_mosaics_although_the_set_is_small(toy: T
         assert batch["image"].dtype == (torch.float32 if way == "worker_finished" else torch.uint8)
     drawn = feeds["device"].finish(batches["device"])["image"]
     assert drawn.dtype == torch.float32
-    assert (drawn * 255 - batches["device"]["image"]).abs().mean() > 5, "mosaics are drawn when the batch is finished"
+    assert (drawn * 255 - batches["device"]["image"]).abs().mean() > 5, (
+        "mosaics are drawn when the batch is finished"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "match"),
     [
         (["data.mosaic=null"], r"^suite=mosaic needs images with boxes and data\.mosaic"),
-        (["data.mosaic.tiles=9"], r"^data\.mosaic makes mosaics of 9 with probability 1\.0: the original way"),
-        (["data.mosaic.probability=0.5"], r"with probability 0\.5: the original way makes them of 4"),
+        (
+            ["data.mosaic.tiles=9"],
+            r"^data\.mosaic makes mosaics of 9 with probability 1\.0: the original way",
+        ),
+        (
+            ["data.mosaic.probability=0.5"],
+            r"with probability 0\.5: the original way makes them of 4",
+        ),
         (
             ["data.splits={train: 0, val: 0.5, test: 0.5}"],
             r"^the train split holds no images to draw: check data\.splits$",
         ),
-        (["suite.train=maybe"], r"^suite.train='maybe' is unknown: choose one of true, false, auto$"),
+        (
+            ["suite.train=maybe"],
+            r"^suite.train='maybe' is unknown: choose one of true, false, auto$",
+        ),
     ],
 )
 def test_what_cannot_be_compared_is_refused(words: list[str], match: str, toy: Toy) -> None:

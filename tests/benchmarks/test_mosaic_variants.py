@@ -34,12 +34,25 @@ class Bank:
         self.images, boxes = [], []
         for number in range(IMAGES):
             height, width = ((60, 50), (40, 80), (60, 80))[number % 3]
-            y, x = np.sort(rng.choice(height // 4, 2, replace=False)) * 4, np.sort(rng.choice(width // 4, 2, False)) * 4
+            y, x = (
+                np.sort(rng.choice(height // 4, 2, replace=False)) * 4,
+                np.sort(rng.choice(width // 4, 2, False)) * 4,
+            )
             image = np.full((3, height, width), number, np.uint8)
             image[:, y[0] : y[1], x[0] : x[1]] = 255
             self.images.append(image)
-            boxes.append((number, x.sum() / 2 / width, y.sum() / 2 / height, np.ptp(x) / width, np.ptp(y) / height))
-        self.labels = LabelTable(tuple(map(str, range(IMAGES))), np.array(boxes, np.float32), np.arange(1, IMAGES + 1))
+            boxes.append(
+                (
+                    number,
+                    x.sum() / 2 / width,
+                    y.sum() / 2 / height,
+                    np.ptp(x) / width,
+                    np.ptp(y) / height,
+                )
+            )
+        self.labels = LabelTable(
+            tuple(map(str, range(IMAGES))), np.array(boxes, np.float32), np.arange(1, IMAGES + 1)
+        )
 
     def __getitem__(self, index: int) -> Array:
         return self.images[index]

@@ -12,15 +12,34 @@ from benchmarks.patches import COLUMNS, RegionPatches
 from lit_data.grid import PatchGrid
 from lit_data.io.images.writing import write_png
 
-TOY = ["suite.images=2", "suite.side_px=1100", "suite.batches=2", "suite.repeats=1", "suite.worker_kind=thread"]
+TOY = [
+    "suite.images=2",
+    "suite.side_px=1100",
+    "suite.batches=2",
+    "suite.repeats=1",
+    "suite.worker_kind=thread",
+]
 
 
 @pytest.mark.usefixtures("small_runs_are_fast")
-def test_the_store_is_measured_in_bands_and_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_store_is_measured_in_bands_and_whole(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder, photos = tmp_path / "run", tmp_path / "photos"
     write_png(photos / "0.png", np.add.outer(np.arange(90), np.arange(120)).astype(np.uint8))
     folder.mkdir()
-    assert measure(["patches", *TOY, f"suite.photos={photos}", f"paths.cache={tmp_path}", f"paths.run={folder}"]) == 0
+    assert (
+        measure(
+            [
+                "patches",
+                *TOY,
+                f"suite.photos={photos}",
+                f"paths.cache={tmp_path}",
+                f"paths.run={folder}",
+            ]
+        )
+        == 0
+    )
     with (folder / "benchmark.csv").open(newline="") as file:
         rows = {row["way"]: row for row in csv.DictReader(file)}
     assert list(rows) == ["bands", "whole", "lz4", "zstd", "tiff", "zarr", "hdf5"]

@@ -51,12 +51,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(tmp_path: Path, cache: Path, *words: str) -> tuple[list[dict[str, str]], dict[str, float]]:
-    assert measure(["predict", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"]) == 0
+    assert (
+        measure(["predict", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={cache}"])
+        == 0
+    )
     (path,) = (tmp_path / "runs").rglob("summary.json")
     with path.with_name("benchmark.csv").open(newline="") as file:
         lines = list(csv.DictReader(file))
     assert not list(path.parent.glob("images-*")), "they are removed"
-    return lines, {key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()}
+    return lines, {
+        key.removeprefix("benchmark/"): value for key, value in json.loads(path.read_text()).items()
+    }
 
 
 def test_each_way_is_measured_and_written(
@@ -69,13 +74,20 @@ def test_each_way_is_measured_and_written(
     lines, metrics = run(tmp_path, cache, "suite.compile=true")
     assert tuple(lines[0]) == COLUMNS
     rows = [(line["way"], line["batch_size"]) for line in lines]
-    assert rows[:8] == [*((way, "1") for way in ORIGINAL), *((way, size) for way in EAGER for size in ("2", "3"))]
+    assert rows[:8] == [
+        *((way, "1") for way in ORIGINAL),
+        *((way, size) for way in EAGER for size in ("2", "3")),
+    ]
     assert [way for way, _ in rows[8:]] == ["compiled", "compiled_bf16", "static", "static_bf16"]
-    assert all(line["note"] == "there is no compiler" and not line["images_per_s"] for line in lines[8:])
+    assert all(
+        line["note"] == "there is no compiler" and not line["images_per_s"] for line in lines[8:]
+    )
     assert "static_images_per_s" not in metrics
     assert f"{NAMES['static']}: there is no compiler" in capsys.readouterr().out
     for line in lines[1:8]:
-        most = 0.03 if line["way"].endswith("bf16") else 0.01  # short sides are mirrored, so borders differ
+        most = (
+            0.03 if line["way"].endswith("bf16") else 0.01
+        )  # short sides are mirrored, so borders differ
         assert 0 <= float(line["mean_difference"]) <= float(line["max_difference"]) < most * 5
         assert float(line["ratio_to_original"]) == pytest.approx(
             float(line["images_per_s"]) / float(lines[0]["images_per_s"]), rel=1e-4
@@ -88,7 +100,9 @@ def test_each_way_is_measured_and_written(
 
 
 @pytest.mark.slow  # compiling takes minutes
-@pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao: pip install -e '.[quantise]'")
+@pytest.mark.skipif(
+    find_spec("torchao") is None, reason="needs torchao: pip install -e '.[quantise]'"
+)
 def test_compiled_ways_are_measured(tmp_path: Path, cache: Path) -> None:
     lines, _ = run(tmp_path, cache, "suite.compile=true", "suite.batch_sizes=[2]")
     for line in lines[5:]:
@@ -101,7 +115,9 @@ def test_images_are_cut_to_mixed_sizes_and_the_same_each_time(tmp_path: Path, ca
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
     (tmp_path / "again").mkdir()
-    first, again = (write_images(datamodule, folder, 7) for folder in (tmp_path, tmp_path / "again"))
+    first, again = (
+        write_images(datamodule, folder, 7) for folder in (tmp_path, tmp_path / "again")
+    )
     shapes = [read_image(path).shape for path in first]
     assert len(set(shapes)) > 3
     assert all(channels == 3 and min(size) >= 14 and max(size) <= 48 for channels, *size in shapes)
@@ -118,10 +134,13 @@ def test_the_fastest_line_of_each_way_is_summarised() -> None:
         ("original_bf16", 1, 30.0),
     ]
     lines = [
-        blank | {"way": way, "batch_size": size, "images_per_s": speed, "ratio_to_original": speed / 10}
+        blank
+        | {"way": way, "batch_size": size, "images_per_s": speed, "ratio_to_original": speed / 10}
         for way, size, speed in speeds
     ]
-    metrics = collect_metrics([*lines, blank | {"way": "static", "batch_size": 2, "note": "no compiler"}])
+    metrics = collect_metrics(
+        [*lines, blank | {"way": "static", "batch_size": 2, "note": "no compiler"}]
+    )
     assert metrics["benchmark/bf16_batch_size"] == 2
     assert (metrics["benchmark/best_way"], metrics["benchmark/batch_size"]) == ("bf16", 2)
     assert metrics["benchmark/ratio_to_original"] == 2.5
@@ -133,5 +152,8 @@ def test_the_fastest_line_of_each_way_is_summarised() -> None:
 def test_wrong_counts_are_refused(word: str, tmp_path: Path) -> None:
     name, _, value = word.partition("=")
     cfg = compose_suite("predict", *TOY, f"paths.run={tmp_path}", word)
-    with pytest.raises(ConfigError, match=rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$"):
+    with pytest.raises(
+        ConfigError,
+        match=rf"^{name}='?{value}'? is not usable: choose a whole number of at least 1$",
+    ):
         build_suite(cfg)

@@ -10,7 +10,13 @@ import pytest
 from benchmarks.__main__ import run as measure
 from benchmarks.shards import COLUMNS, ShardsSuite, serve
 
-TOY = ["suite.images=10", "suite.side_px=256", "suite.shard_bytes=100000", "suite.cache_share=0.6", "suite.repeats=1"]
+TOY = [
+    "suite.images=10",
+    "suite.side_px=256",
+    "suite.shard_bytes=100000",
+    "suite.cache_share=0.6",
+    "suite.repeats=1",
+]
 
 
 @pytest.mark.timeout(120)

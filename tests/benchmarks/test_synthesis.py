@@ -50,7 +50,9 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 def _compose(folder: Path, *words: str) -> DictConfig:
-    return compose_suite("synthesis", *TOY, *words, f"paths.run={folder}", f"paths.cache={folder}/cache")
+    return compose_suite(
+        "synthesis", *TOY, *words, f"paths.run={folder}", f"paths.cache={folder}/cache"
+    )
 
 
 @pytest.fixture
@@ -58,13 +60,26 @@ def run(tmp_path: Path) -> Run:
     """Runs the command; gives the metrics of summary.json without their stage, and the lines of the table."""
 
     def call(*words: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-        assert measure(["synthesis", *TOY, *words, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]) == 0
+        assert (
+            measure(
+                [
+                    "synthesis",
+                    *TOY,
+                    *words,
+                    f"paths.runs={tmp_path}/runs",
+                    f"paths.cache={tmp_path}/cache",
+                ]
+            )
+            == 0
+        )
         (path,) = (tmp_path / "runs").rglob("summary.json")
         summary = json.loads(path.read_text())
         assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
         with path.with_name("benchmark.csv").open(newline="") as file:
             lines = list(csv.DictReader(file))
-        return {key.removeprefix("benchmark/"): value for key, value in summary.items() if "/" in key}, lines
+        return {
+            key.removeprefix("benchmark/"): value for key, value in summary.items() if "/" in key
+        }, lines
 
     return call
 
@@ -72,7 +87,9 @@ def run(tmp_path: Path) -> Run:
 # the ways agree
 
 
-def _middle_plan(name: str, batch: int, shape: tuple[int, int, int]) -> tuple[DefectPlan, DefectPlan]:
+def _middle_plan(
+    name: str, batch: int, shape: tuple[int, int, int]
+) -> tuple[DefectPlan, DefectPlan]:
     """One defect in the middle of each image, in its own window and in one that is the image."""
     spec = DefectSpec(probability=1, count=(1, 1), true_count=(0, 1), families={name: {}})
     plan = sample_plan(spec, 3, 0, np.arange(batch), shape)
@@ -82,7 +99,9 @@ def _middle_plan(name: str, batch: int, shape: tuple[int, int, int]) -> tuple[De
 
 @pytest.mark.parametrize("shape", [(3, 64, 80), (3, 71, 48)])
 @pytest.mark.parametrize("name", FAMILIES)
-def test_whole_images_own_windows_and_batches_give_the_same_pixels(name: str, shape: tuple[int, int, int]) -> None:
+def test_whole_images_own_windows_and_batches_give_the_same_pixels(
+    name: str, shape: tuple[int, int, int]
+) -> None:
     plan, wide = _middle_plan(name, 12, shape)
     pixels = scene(12, shape).astype(np.float32)
     images, masks = render(torch.from_numpy(pixels.copy()), plan, GREY)
@@ -134,7 +153,9 @@ def test_every_family_is_measured_beside_the_usual_ways(run: Run) -> None:
         for column in (*(f"{way}_us" for way in ways), "ratio_to_original", "ratio_to_local"):
             assert float(line[column]) == pytest.approx(metrics[f"{family}_{column}"], rel=1e-5)
         for way in ("original", "local"):
-            times_us = [metrics[f"{family}_{name}_us"] for name in (way, f"{way}_numpy") if name in ways]
+            times_us = [
+                metrics[f"{family}_{name}_us"] for name in (way, f"{way}_numpy") if name in ways
+            ]
             ratio = min(times_us) / metrics[f"{family}_batched_us"]
             assert metrics[f"{family}_ratio_to_{way}"] == pytest.approx(ratio)
     assert metrics["ratio_to_original"] == metrics["all_ratio_to_original"]
@@ -160,7 +181,9 @@ def test_a_single_texture_is_told_apart_before_defects_are_drawn(run: Run, tmp_p
     assert [line["family"] for line in lines] == ["spot", "all"]
 
 
-def test_compiled_augmentation_is_measured_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_augmentation_is_measured_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     compiled: list[object] = []
 
     def compile_slowly(function: object, **options: object) -> object:
@@ -190,8 +213,13 @@ def test_what_cannot_be_compiled_is_noted(tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> None:
     line = {f"{way}_us": 10.0 for way in WAYS} | {"family": "spot"}
     for name, device_us in (("with", 1.0), ("without", math.nan)):
-        draw_bars([make_panel([line | {"device_us": device_us}])], tmp_path / f"{name}.png", "title", "us")
-    green = [(cv2.imread(str(tmp_path / f"{name}.png")) == (0x59, 0xC7, 0x34)).all(2) for name in ("with", "without")]
+        draw_bars(
+            [make_panel([line | {"device_us": device_us}])], tmp_path / f"{name}.png", "title", "us"
+        )
+    green = [
+        (cv2.imread(str(tmp_path / f"{name}.png")) == (0x59, 0xC7, 0x34)).all(2)
+        for name in ("with", "without")
+    ]
     assert [part.any() for part in green] == [True, False]
 
 
@@ -201,8 +229,14 @@ def test_a_chart_has_a_bar_for_the_device_where_there_is_one(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["synthesis=none"], r"^suite=synthesis draws data\.synthesis into stripes: set synthesis=library$"),
-        (["data.synthesis.probability=0"], r"^data\.synthesis draws no defects in 100 batches of 6: raise its "),
+        (
+            ["synthesis=none"],
+            r"^suite=synthesis draws data\.synthesis into stripes: set synthesis=library$",
+        ),
+        (
+            ["data.synthesis.probability=0"],
+            r"^data\.synthesis draws no defects in 100 batches of 6: raise its ",
+        ),
         (
             ["data.splits={train: 0, val: 0.5, test: 0.5}", "data.mask_splits=[]"],
             r"^the train split holds no images to draw into: check data\.splits$",
@@ -231,7 +265,11 @@ def test_an_unknown_option_is_refused(tmp_path: Path) -> None:
 def test_a_batch_of_all_families_is_finished_in_three_milliseconds(tmp_path: Path) -> None:
     if LOG.installed:
         pytest.skip("times mean nothing on a simulated device")
-    sizes = ["data.samples={count: 6, height_px: 256, width_px: 256}", "data.patch_px=128", "data.stride_px=112"]
+    sizes = [
+        "data.samples={count: 6, height_px: 256, width_px: 256}",
+        "data.patch_px=128",
+        "data.stride_px=112",
+    ]
     opened = open_scene(_compose(tmp_path, *sizes), 384)
     batch = {key: value.to("cuda") for key, value in opened.batch.items()}
     assert opened.patches.shape == (384, 3, 128, 128)

@@ -53,7 +53,9 @@ class Regression(L.LightningModule):
         return self.layer(batch)
 
     def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
-        self.gradients.append([p.grad.clone() for p in self.layer.parameters() if p.grad is not None])
+        self.gradients.append(
+            [p.grad.clone() for p in self.layer.parameters() if p.grad is not None]
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -64,7 +66,11 @@ def _find(batch: Any) -> Tensor:
     if isinstance(batch, Tensor):
         return batch
     parts = batch.values() if isinstance(batch, dict) else batch
-    found = [_find(part) for part in parts if isinstance(part, dict | list | tuple | Tensor) and not _is_text(part)]
+    found = [
+        _find(part)
+        for part in parts
+        if isinstance(part, dict | list | tuple | Tensor) and not _is_text(part)
+    ]
     return next(part for part in found if part.ndim == 2 and part.shape[1] == 3)
 
 
@@ -112,7 +118,9 @@ def test_no_more_retries_than_halvings(batch: int) -> None:
 def test_one_sample_that_does_not_fit(point: Point, index: int, tmp_path: Path) -> None:
     module, asked = Regression(), out_of_memory(asked_bytes=3 * 2**30)
     install(module, FaultPlan(point, lambda n, step, micro: step == index, error=lambda n: asked))
-    loader = DataLoader([{"image": image, "index": 10 * number} for number, image in enumerate(data(16))], 4)
+    loader = DataLoader(
+        [{"image": image, "index": 10 * number} for number, image in enumerate(data(16))], 4
+    )
     saves = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_last=True, save_top_k=0)
     text = (
         rf"batch {index} \(sample {40 * index}\): one sample of image 3 float64, index 1 int64 does not fit into "
@@ -132,7 +140,9 @@ def test_one_sample_that_does_not_fit(point: Point, index: int, tmp_path: Path) 
 def test_no_piece_is_smaller_than_min_size() -> None:
     module = Regression()
     faults = install(module, FaultPlan("forward_start", always))
-    with pytest.raises(BatchMemoryError, match="the smallest piece of 3 samples of tensor 3 float64 does not fit"):
+    with pytest.raises(
+        BatchMemoryError, match="the smallest piece of 3 samples of tensor 3 float64 does not fit"
+    ):
         fit(module, DataLoader(data(9), 9), adaptive(min_size=3))
     assert faults.refused == [9, 5, 3]
 
@@ -144,11 +154,17 @@ class Odd(Exception):
     pass
 
 
-@pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle", "backward", "optimizer"])
-@pytest.mark.parametrize("error", [Odd("odd"), RuntimeError("CUDA error: device-side assert triggered"), KeyError("x")])
+@pytest.mark.parametrize(
+    "point", ["transfer", "augment", "forward_start", "forward_middle", "backward", "optimizer"]
+)
+@pytest.mark.parametrize(
+    "error", [Odd("odd"), RuntimeError("CUDA error: device-side assert triggered"), KeyError("x")]
+)
 def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
     module, callback = Regression(), adaptive(2)
-    faults = install(module, FaultPlan(point, lambda n, step, micro: step == 1, error=lambda n: error))
+    faults = install(
+        module, FaultPlan(point, lambda n, step, micro: step == 1, error=lambda n: error)
+    )
     with pytest.raises(type(error)) as caught:
         fit(module, DataLoader(data(8), 4), callback)
     assert caught.value is error
@@ -158,8 +174,18 @@ def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
 
 def _overridden(trainer: L.Trainer) -> list[str]:
     loop = trainer.fit_loop.epoch_loop
-    owners = (trainer.strategy, loop.automatic_optimization, loop.manual_optimization, trainer.precision_plugin)
-    return [name for owner in owners for name, value in vars(owner).items() if isinstance(value, Wrapped)]
+    owners = (
+        trainer.strategy,
+        loop.automatic_optimization,
+        loop.manual_optimization,
+        trainer.precision_plugin,
+    )
+    return [
+        name
+        for owner in owners
+        for name, value in vars(owner).items()
+        if isinstance(value, Wrapped)
+    ]
 
 
 def test_what_was_wrapped_is_taken_off() -> None:
@@ -167,7 +193,14 @@ def test_what_was_wrapped_is_taken_off() -> None:
     seen: list[list[str]] = []
     module.on_train_batch_start = lambda batch, batch_idx: seen.append(_overridden(module.trainer))
     _, trainer = fit(module, DataLoader(data(8), 4), callback)
-    wrapped = ["batch_to_device", "validation_step", "test_step", "predict_step", "_make_closure", "_optimizer_step"]
+    wrapped = [
+        "batch_to_device",
+        "validation_step",
+        "test_step",
+        "predict_step",
+        "_make_closure",
+        "_optimizer_step",
+    ]
     assert seen[0] == wrapped
     assert _overridden(trainer) == []
     trainer.fit_loop.max_epochs = 2
@@ -256,7 +289,9 @@ def _gradient(batch: Any, size: int | None) -> list[Tensor]:
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("batch", range(2, 10))
 def test_the_gradient_is_that_of_the_whole_batch(batch: int, size: int) -> None:
-    for whole, pieces in zip(_gradient(data(batch), None), _gradient(data(batch), size), strict=True):
+    for whole, pieces in zip(
+        _gradient(data(batch), None), _gradient(data(batch), size), strict=True
+    ):
         torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
 
 
@@ -342,7 +377,10 @@ def test_steps_as_others_write_them(step: Callable[..., Any]) -> None:
     assert trainer.global_step == twin.global_step == 2
     for one, other in zip(first.parameters(), second.parameters(), strict=True):
         assert torch.equal(one, other)
-    shown = [{k: v for k, v in found.callback_metrics.items() if k != "batch/ooms"} for found in (trainer, twin)]
+    shown = [
+        {k: v for k, v in found.callback_metrics.items() if k != "batch/ooms"}
+        for found in (trainer, twin)
+    ]
     assert shown[0] == shown[1]
 
 
@@ -361,7 +399,9 @@ def test_what_a_step_returns_is_put_together() -> None:
         }
 
     class Note(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, found: Any, *_: Any) -> None:
+        def on_train_batch_end(
+            self, trainer: L.Trainer, pl_module: L.LightningModule, found: Any, *_: Any
+        ) -> None:
             outputs.append(found)
 
     fit(Regression(step), DataLoader(data(7), 7), Note(), adaptive(3))
@@ -417,7 +457,9 @@ def test_an_optimizer_that_asks_several_times() -> None:
             return torch.optim.LBFGS(self.parameters(), 0.1, max_iter=4)
 
     failing = Wide()
-    faults = install(failing, FaultPlan("backward", lambda n, step, micro: n > 2 and len(faults.entered) > 2))
+    faults = install(
+        failing, FaultPlan("backward", lambda n, step, micro: n > 2 and len(faults.entered) > 2)
+    )
     first, trainer = fit(failing, DataLoader(data(8), 4), adaptive())
     assert (faults.refused, trainer.global_step) == ([4], 2)
     steps = sum(faults.entered)
@@ -432,7 +474,10 @@ def test_an_optimizer_that_asks_several_times() -> None:
 
 def test_boring_module() -> None:
     model = BoringModel()
-    faults = install(model, FaultPlan("forward_middle", lambda n, step, micro: n > 4, stages=("train", "validate")))
+    faults = install(
+        model,
+        FaultPlan("forward_middle", lambda n, step, micro: n > 4, stages=("train", "validate")),
+    )
     trainer = L.Trainer(**(QUIET | {"max_epochs": 1}), callbacks=[AdaptiveBatchSize()])
     data = BoringDataModule()
     trainer.fit(model, DataLoader(data.random_full, 8), DataLoader(data.random_full, 8))
@@ -458,7 +503,9 @@ def test_demo_transformer() -> None:
     tokens = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
     loader = DataLoader(TensorDataset(tokens, tokens.roll(1, 1)), 4)
     failing = Language()
-    faults = install(failing, FaultPlan("backward", lambda n, step, micro: n > 2, inner="model.decoder"))
+    faults = install(
+        failing, FaultPlan("backward", lambda n, step, micro: n > 2, inner="model.decoder")
+    )
     first, _ = fit(failing, loader, adaptive())
     second, _ = fit(Language(), loader, adaptive(2))
     assert faults.refused == [4]
@@ -487,9 +534,9 @@ def test_options_of_the_trainer(options: dict[str, Any]) -> None:
     install(module, device.plan())
     kept = {"accelerator", "devices"} if options.keys() & {"barebones"} else QUIET.keys()
     quiet = {key: value for key, value in QUIET.items() if key in kept}
-    L.Trainer(**quiet, **{"max_epochs": 1, **options}, callbacks=[AdaptiveBatchSize(grow_after=1)]).fit(
-        module, stock.loader(), stock.loader(8)
-    )
+    L.Trainer(
+        **quiet, **{"max_epochs": 1, **options}, callbacks=[AdaptiveBatchSize(grow_after=1)]
+    ).fit(module, stock.loader(), stock.loader(8))
     assert set(device.pieces) == {4}
 
 
@@ -521,13 +568,19 @@ def test_the_state_is_plain_and_goes_on(tmp_path: Path) -> None:
 
 def test_two_runs_with_one_callback() -> None:
     callback, module = adaptive(), Regression()
-    faults = install(module, FaultPlan("forward_start", lambda n, step, micro: n > 2, stages=("train", "predict")))
+    faults = install(
+        module,
+        FaultPlan("forward_start", lambda n, step, micro: n > 2, stages=("train", "predict")),
+    )
     fit(module, DataLoader(data(8), 8), callback)
     L.Trainer(**FAST, callbacks=[callback]).predict(module, DataLoader(data(8), 8))
     fit(module, DataLoader(data(8), 8), callback)
     assert faults.refused == [8, 4, 8, 4]
     assert callback.state_dict()["ooms"] == 4
-    assert set(callback.state_dict()["searches"]) == {"train: tensor 3 float64", "predict: tensor 3 float64"}
+    assert set(callback.state_dict()["searches"]) == {
+        "train: tensor 3 float64",
+        "predict: tensor 3 float64",
+    }
 
 
 def test_a_fresh_callback_has_nothing_to_say() -> None:
@@ -553,10 +606,22 @@ def test_listeners_hear_of_errors_and_sizes(caplog: pytest.LogCaptureFixture) ->
         fit(module, DataLoader(data(20), 10), listener, adaptive())
     text = str(out_of_memory())
     assert listener.heard == [
-        (Event("oom", f"10 samples ran out of memory: {text}", {"size": 10, "index": 1}), torch.OutOfMemoryError),
-        (Event("batch_size", "5 samples go through the model at once", {"size": 5, "pieces": 2}), None),
-        (Event("oom", f"5 samples ran out of memory: {text}", {"size": 5, "index": 1}), torch.OutOfMemoryError),
-        (Event("batch_size", "3 samples go through the model at once", {"size": 3, "pieces": 4}), None),
+        (
+            Event("oom", f"10 samples ran out of memory: {text}", {"size": 10, "index": 1}),
+            torch.OutOfMemoryError,
+        ),
+        (
+            Event("batch_size", "5 samples go through the model at once", {"size": 5, "pieces": 2}),
+            None,
+        ),
+        (
+            Event("oom", f"5 samples ran out of memory: {text}", {"size": 5, "index": 1}),
+            torch.OutOfMemoryError,
+        ),
+        (
+            Event("batch_size", "3 samples go through the model at once", {"size": 3, "pieces": 4}),
+            None,
+        ),
     ]
     told = [record.message for record in caplog.records if record.name.startswith("lit_data")]
     assert told == [
@@ -578,7 +643,10 @@ def test_batch_norm_on_a_single_sample_ends_with_a_remedy() -> None:
     module = Regression()
     module.layer.insert(1, nn.BatchNorm1d(5).double())
     install(module, FaultPlan("forward_start", lambda n, step, micro: n > 1))
-    with pytest.raises(BatchMemoryError, match=r"^batch 0: 2 samples at once do not fit into memory, and batch norm"):
+    with pytest.raises(
+        BatchMemoryError,
+        match=r"^batch 0: 2 samples at once do not fit into memory, and batch norm",
+    ):
         fit(module, DataLoader(data(8), 8), adaptive())
 
 
@@ -606,7 +674,10 @@ def test_wrong_options(options: dict[str, Any], text: str) -> None:
 
 
 def test_sizes_stay_within_their_bounds() -> None:
-    for options, sizes in [({"max_size": 3}, [3, 3, 2]), ({"initial_size": 2, "min_size": 4}, [4, 4])]:
+    for options, sizes in [
+        ({"max_size": 3}, [3, 3, 2]),
+        ({"initial_size": 2, "min_size": 4}, [4, 4]),
+    ]:
         module = Regression()
         faults: Faults = install(module, FaultPlan("forward_start", lambda n, step, micro: False))
         fit(module, DataLoader(data(8), 8), AdaptiveBatchSize(**options))

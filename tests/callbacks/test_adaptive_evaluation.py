@@ -9,7 +9,12 @@ from lightning.pytorch.callbacks import BasePredictionWriter
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from torchmetrics import MetricCollection
-from torchmetrics.classification import MulticlassAccuracy, MulticlassAUROC, MulticlassConfusionMatrix, MulticlassRecall
+from torchmetrics.classification import (
+    MulticlassAccuracy,
+    MulticlassAUROC,
+    MulticlassConfusionMatrix,
+    MulticlassRecall,
+)
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
@@ -40,7 +45,11 @@ class Judge(L.LightningModule):
         self.predict = predict
         self.auroc = MulticlassAUROC(3)
         self.scores = MetricCollection(
-            {"accuracy": MulticlassAccuracy(3), "recall": MulticlassRecall(3), "table": MulticlassConfusionMatrix(3)}
+            {
+                "accuracy": MulticlassAccuracy(3),
+                "recall": MulticlassRecall(3),
+                "table": MulticlassConfusionMatrix(3),
+            }
         )
         with torch.no_grad():
             self.layer.weight.copy_(torch.arange(-6, 6).view(3, 4))
@@ -75,7 +84,9 @@ class Judge(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         self.tables.append(self.scores.compute()["table"])
-        self.log_dict({key: value for key, value in self.scores.compute().items() if key != "table"})
+        self.log_dict(
+            {key: value for key, value in self.scores.compute().items() if key != "table"}
+        )
 
     on_test_epoch_end = on_validation_epoch_end
 
@@ -86,7 +97,9 @@ class Outputs(L.Callback):
     def __init__(self) -> None:
         self.found: list[Any] = []
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, *rest: Any
+    ) -> None:
         self.found.append(outputs)
 
     on_test_batch_end = on_predict_batch_end = on_validation_batch_end
@@ -94,11 +107,18 @@ class Outputs(L.Callback):
 
 def make_loader(batch_size: int = BATCH) -> DataLoader[Any]:
     images = torch.randint(-3, 4, (SAMPLES, 4), generator=torch.Generator().manual_seed(2)).float()
-    return DataLoader([{"image": image, "label": torch.tensor(n % 3)} for n, image in enumerate(images)], batch_size)
+    return DataLoader(
+        [{"image": image, "label": torch.tensor(n % 3)} for n, image in enumerate(images)],
+        batch_size,
+    )
 
 
 def run(
-    stage: str, module: L.LightningModule, *callbacks: L.Callback, plan: FaultPlan | None = None, **options: Any
+    stage: str,
+    module: L.LightningModule,
+    *callbacks: L.Callback,
+    plan: FaultPlan | None = None,
+    **options: Any,
 ) -> tuple[Any, L.Trainer, Faults]:
     faults = install(module, plan or FaultPlan("forward_start", lambda n, step, micro: False))
     trainer = L.Trainer(**QUIET, callbacks=list(callbacks))
@@ -120,13 +140,19 @@ def adaptive(size: int | None = None) -> AdaptiveBatchSize:
 @pytest.mark.parametrize("point", ["transfer", "augment", "forward_start", "forward_middle"])
 @pytest.mark.parametrize("stage", EVALUATIONS)
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
-def test_what_is_measured_is_what_the_whole_batch_would_show(stage: str, size: int, point: Point) -> None:
+def test_what_is_measured_is_what_the_whole_batch_would_show(
+    stage: str, size: int, point: Point
+) -> None:
     kept, whole = Outputs(), Outputs()
     failing, plain = Judge(), Judge()
     (pieces,), _, faults = run(stage, failing, kept, adaptive(), plan=limit(size, stage, point))
     (expected,), _, _ = run(stage, plain, whole)
     assert faults.refused
-    assert pieces.keys() == expected.keys() == {"error", "weighted", "largest", "auroc", "accuracy", "recall"}
+    assert (
+        pieces.keys()
+        == expected.keys()
+        == {"error", "weighted", "largest", "auroc", "accuracy", "recall"}
+    )
     for key in expected:
         assert pieces[key] == pytest.approx(expected[key], rel=1e-12), key
     assert torch.equal(failing.tables[0], plain.tables[0])
@@ -195,7 +221,12 @@ def assert_same(found: Any, expected: Any) -> None:
 def test_predictions_need_not_be_returned() -> None:
     kept = Outputs()
     found, _, _ = run(
-        "predict", Judge(_as_tensor), kept, adaptive(), plan=limit(3, "predict"), return_predictions=False
+        "predict",
+        Judge(_as_tensor),
+        kept,
+        adaptive(),
+        plan=limit(3, "predict"),
+        return_predictions=False,
     )
     expected, _, _ = run("predict", Judge(_as_tensor))
     assert found is None
@@ -242,12 +273,18 @@ def test_several_loaders() -> None:
     class Twice(Judge):
         def validation_step(self, batch: Any, batch_idx: int, dataloader_idx: int) -> Any:
             logits = self(batch["image"])
-            self.log("error", (logits.argmax(1) != batch["label"]).double().mean(), batch_size=len(logits))
+            self.log(
+                "error",
+                (logits.argmax(1) != batch["label"]).double().mean(),
+                batch_size=len(logits),
+            )
 
         on_validation_epoch_end = L.LightningModule.on_validation_epoch_end
 
     def measure(module: L.LightningModule, *callbacks: L.Callback) -> Any:
-        return L.Trainer(**QUIET, callbacks=list(callbacks)).validate(module, [make_loader(), make_loader(5)])
+        return L.Trainer(**QUIET, callbacks=list(callbacks)).validate(
+            module, [make_loader(), make_loader(5)]
+        )
 
     failing = Twice()
     install(failing, limit(3, "validate"))
@@ -268,7 +305,9 @@ def test_one_sample_that_does_not_fit(stage: str) -> None:
 @pytest.mark.parametrize("stage", ["validate", "predict"])
 def test_other_errors_pass_unchanged(stage: str) -> None:
     error = ValueError("odd")
-    plan = FaultPlan("forward_start", lambda n, step, micro: True, error=lambda n: error, stages=(stage,))
+    plan = FaultPlan(
+        "forward_start", lambda n, step, micro: True, error=lambda n: error, stages=(stage,)
+    )
     with pytest.raises(ValueError, match="odd") as caught:
         run(stage, Judge(_as_tensor), adaptive(), plan=plan)
     assert caught.value is error
@@ -277,11 +316,18 @@ def test_other_errors_pass_unchanged(stage: str) -> None:
 def test_each_stage_has_a_size_of_its_own() -> None:
     stock, callback = STOCK["classifier"], adaptive()
     module = stock.build()
-    faults = install(module, FaultPlan("forward_start", lambda n, step, micro: n > 4, stages=("validate",)))
-    L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback]).fit(module, stock.loader(), stock.loader(12))
+    faults = install(
+        module, FaultPlan("forward_start", lambda n, step, micro: n > 4, stages=("validate",))
+    )
+    L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=[callback]).fit(
+        module, stock.loader(), stock.loader(12)
+    )
     assert faults.refused == [8]
     assert faults.entered == [8, 4, 4, 4, 4, 4, 4]
-    sizes = {key.split(":")[0]: search["fails"] for key, search in callback.state_dict()["searches"].items()}
+    sizes = {
+        key.split(":")[0]: search["fails"]
+        for key, search in callback.state_dict()["searches"].items()
+    }
     assert sizes == {"sanity_check": None, "train": None, "validate": 8}
 
 
@@ -290,8 +336,13 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
         torch.manual_seed(0)
         stock = STOCK["classifier"]
         module = stock.build()
-        install(module, FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",)))
-        trainer = L.Trainer(**(QUIET | {"max_epochs": 2}), callbacks=list(callbacks), val_check_interval=1)
+        install(
+            module,
+            FaultPlan("forward_middle", lambda n, step, micro: n > size, stages=("validate",)),
+        )
+        trainer = L.Trainer(
+            **(QUIET | {"max_epochs": 2}), callbacks=list(callbacks), val_check_interval=1
+        )
         trainer.fit(module, stock.loader(), stock.loader(12))
         return module, trainer
 
@@ -300,8 +351,12 @@ def test_validation_within_training_changes_nothing_in_it() -> None:
     for one, other in zip(first.state_dict().values(), second.state_dict().values(), strict=True):
         assert torch.equal(one, other)
     for key in ("val/loss", "val/accuracy"):
-        torch.testing.assert_close(trainer.callback_metrics[key], twin.callback_metrics[key], rtol=1e-6, atol=0)
-    assert torch.equal(trainer.callback_metrics["train/loss_epoch"], twin.callback_metrics["train/loss_epoch"])
+        torch.testing.assert_close(
+            trainer.callback_metrics[key], twin.callback_metrics[key], rtol=1e-6, atol=0
+        )
+    assert torch.equal(
+        trainer.callback_metrics["train/loss_epoch"], twin.callback_metrics["train/loss_epoch"]
+    )
 
 
 def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:

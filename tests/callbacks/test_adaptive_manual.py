@@ -35,7 +35,9 @@ class Plan:
     def check(self, point: str, samples: int, step: int) -> None:
         if point == self.point and samples > self.limit and step >= self.step:
             self.happened += 1
-            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has less")
+            raise torch.OutOfMemoryError(
+                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has less"
+            )
 
 
 class Breaking(torch.optim.Adam):
@@ -59,7 +61,8 @@ class Breaking(torch.optim.Adam):
 
 
 class Pair(L.LightningModule):
-    """Two networks with an optimizer each; noise, dropout and batch norm in the step, noise in the augmentation.
+    """Two networks with an optimizer each; noise, dropout and batch norm in the step, noise in the
+    augmentation.
 
     Counts its steps itself, so that pieces and batches of their size are the same to it.
 
@@ -101,7 +104,9 @@ class Pair(L.LightningModule):
     def check(self, point: str) -> None:
         self.plan.check(point, self.samples, self.seen - 1)
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         self.plan.check("transfer", len(batch), self.seen)
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
@@ -127,14 +132,19 @@ class Pair(L.LightningModule):
         self.critic.eval()
         self.check("second forward")
         self.critic.train()
-        loss = F.softplus(self.critic(fake.detach())).mean() + F.softplus(-self.critic(batch)).mean()
+        loss = (
+            F.softplus(self.critic(fake.detach())).mean() + F.softplus(-self.critic(batch)).mean()
+        )
         loss.register_hook(lambda grad: self.check("second backward"))
         self._end(second, loss, steps and self.seen // self.step_every % self.critic_every == 0)
         self.log("critic", loss, on_step=True, on_epoch=True)
         return {"loss": loss.detach(), "images": batch}
 
     def configure_optimizers(self) -> tuple[list[Any], list[Any]]:
-        return [Breaking(self, "generator", **self.options), Breaking(self, "critic", **self.options)], []
+        return [
+            Breaking(self, "generator", **self.options),
+            Breaking(self, "critic", **self.options),
+        ], []
 
     def _begin(self, optimizer: Any) -> None:
         if self.toggle:
@@ -163,7 +173,9 @@ class Notes(Logger):
         self.rows: list[tuple[int | None, dict[str, float]]] = []
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self.rows.append((step, {key: value for key, value in metrics.items() if key != "batch/ooms"}))
+        self.rows.append(
+            (step, {key: value for key, value in metrics.items() if key != "batch/ooms"})
+        )
 
     def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -205,7 +217,11 @@ def _fit(
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
         "random": torch.get_rng_state(),
         "steps": trainer.global_step,
-        "logged": {key: value for key, value in trainer.callback_metrics.items() if not key.startswith("batch/")},
+        "logged": {
+            key: value
+            for key, value in trainer.callback_metrics.items()
+            if not key.startswith("batch/")
+        },
         "trained": [parameter.requires_grad for parameter in module.parameters()],
         "training": [part.training for part in module.modules()],
         "seen": module.seen,
@@ -249,8 +265,11 @@ VARIANTS: dict[str, dict[str, Any]] = {
     ("point", "variant"),
     [
         *itertools.product(["transfer", "augment", "forward", "backward"], VARIANTS),
-        # Where gradients are added up, the first batch does not step, and a fused step does not end half way.
-        *itertools.product(["clip", "before generator's step", "step"], ["plain", "zeroed before backward"]),
+        # Where gradients are added up, the first batch does not step, and a fused step does not end
+        # half way.
+        *itertools.product(
+            ["clip", "before generator's step", "step"], ["plain", "zeroed before backward"]
+        ),
         *itertools.product(["step"], ["without toggling", "critic every 3rd step"]),
         ("before generator's step", "fused"),
     ],
@@ -283,7 +302,9 @@ def test_a_replay_is_a_run_in_halves_from_the_start(point: str, variant: str) ->
         ("clip", "fused", 1),
     ],
 )
-def test_a_replay_in_a_later_step_is_a_run_with_smaller_batches(point: str, variant: str, step: int) -> None:
+def test_a_replay_in_a_later_step_is_a_run_with_smaller_batches(
+    point: str, variant: str, step: int
+) -> None:
     plan = Plan(point, step=step)
     found = _fit(_build(plan, **VARIANTS[variant]), AdaptiveBatchSize(grow_after=None), epochs=1)
     assert plan.happened == 1
@@ -297,7 +318,9 @@ def test_a_replay_in_a_later_step_is_a_run_with_smaller_batches(point: str, vari
 @pytest.mark.parametrize("variant", ["plain", "accumulation over 3"])
 @pytest.mark.parametrize("point", ["transfer", "augment", "forward", "backward"])
 @pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_piece_that_fails_makes_those_behind_it_smaller(point: str, variant: str, step: int) -> None:
+def test_a_piece_that_fails_makes_those_behind_it_smaller(
+    point: str, variant: str, step: int
+) -> None:
     plan = Plan(point, limit=2, step=step)
     adaptive = AdaptiveBatchSize(initial_size=4, grow_after=None)
     found = _fit(_build(plan, **VARIANTS[variant]), adaptive, epochs=1)
@@ -316,7 +339,9 @@ def _keep_epoch(logged: Mapping[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("point", "step"),
     [
-        *itertools.product(["second forward", "second backward", "second step", "before critic's step"], [0, 2]),
+        *itertools.product(
+            ["second forward", "second backward", "second step", "before critic's step"], [0, 2]
+        ),
         ("step", 2),  # half way, and no copy is kept after the first step
     ],
 )
@@ -335,18 +360,29 @@ def test_what_has_stepped_is_not_repeated(point: str, step: int, options: dict[s
 
 def test_whether_a_fused_step_began_to_change_weights_is_not_known() -> None:
     with pytest.raises(BatchMemoryError, match="after an optimizer had stepped"):
-        _fit(_build(Plan("before generator's step", step=1), fused=True), AdaptiveBatchSize(grow_after=None))
+        _fit(
+            _build(Plan("before generator's step", step=1), fused=True),
+            AdaptiveBatchSize(grow_after=None),
+        )
 
 
-@pytest.mark.parametrize("point", ["second forward", "second backward", "second step", "before critic's step"])
-def test_a_skipped_piece_is_counted_and_told_and_the_rest_goes_on(point: str, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize(
+    "point", ["second forward", "second backward", "second step", "before critic's step"]
+)
+def test_a_skipped_piece_is_counted_and_told_and_the_rest_goes_on(
+    point: str, caplog: pytest.LogCaptureFixture
+) -> None:
     plan, notes = Plan(point, step=1), Notes()
     adaptive = AdaptiveBatchSize(grow_after=None, after_step="skip")
     found = _fit(_build(plan), adaptive, notes=notes, epochs=1, profiler="simple")
     assert adaptive.summary() == {"batch/ooms": 1, "batch/skipped": 1, "batch/size": 4}
     assert adaptive.state_dict()["skipped"] == 1
-    assert "batch 1: 8 samples are skipped, memory ran out after an optimizer step" in caplog.messages
-    assert [(row["batch/size"], row["batch/pieces"], row["batch/skipped"]) for row in _steps(notes)] == [
+    assert (
+        "batch 1: 8 samples are skipped, memory ran out after an optimizer step" in caplog.messages
+    )
+    assert [
+        (row["batch/size"], row["batch/pieces"], row["batch/skipped"]) for row in _steps(notes)
+    ] == [
         (8, 1, 0),
         (4, 2, 1),  # nothing went through of the batch before, and nothing is logged for it
         (4, 2, 1),
@@ -365,7 +401,9 @@ def test_pieces_after_a_skipped_one_are_smaller() -> None:
     plan, notes = Plan("second forward", limit=2), Notes()
     adaptive = AdaptiveBatchSize(initial_size=4, grow_after=None, after_step="skip")
     found = _fit(_build(plan), adaptive, notes=notes, epochs=1)
-    assert [(row["batch/size"], row["batch/pieces"]) for row in _steps(notes)] == [(2, 2)] + [(2, 4)] * 3
+    assert [(row["batch/size"], row["batch/pieces"]) for row in _steps(notes)] == [(2, 2)] + [
+        (2, 4)
+    ] * 3
     assert adaptive.summary()["batch/skipped"] == 1
     assert found["seen"] == 1 + 2 + 4 * 3
 
@@ -384,7 +422,13 @@ def test_a_skipped_piece_leaves_no_gradient_to_who_has_not_stepped() -> None:
 
     class Watch(L.Callback):
         def on_train_batch_end(self, *args: Any) -> None:
-            kept.append({n: p.grad.clone() for n, p in module.critic.named_parameters() if p.grad is not None})
+            kept.append(
+                {
+                    n: p.grad.clone()
+                    for n, p in module.critic.named_parameters()
+                    if p.grad is not None
+                }
+            )
 
     _fit(module, Watch(), AdaptiveBatchSize(grow_after=None, after_step="skip"), epochs=1)
     assert kept[0]
@@ -392,14 +436,23 @@ def test_a_skipped_piece_leaves_no_gradient_to_who_has_not_stepped() -> None:
 
 
 def test_a_piece_that_fits_in_no_way_ends_the_run() -> None:
-    with pytest.raises(BatchMemoryError, match="batch 2: one sample of tensor 6 float32 does not fit"):
-        _fit(_build(Plan("forward", limit=0, step=2), batch_norm=False), AdaptiveBatchSize(grow_after=None))
+    with pytest.raises(
+        BatchMemoryError, match="batch 2: one sample of tensor 6 float32 does not fit"
+    ):
+        _fit(
+            _build(Plan("forward", limit=0, step=2), batch_norm=False),
+            AdaptiveBatchSize(grow_after=None),
+        )
 
 
 @pytest.mark.parametrize("point", ["forward", "backward", "clip", "before generator's step"])
 def test_a_gradient_scaler_is_put_back(point: str) -> None:
     found, twin = (
-        _fit(_build(plan), AdaptiveBatchSize(initial_size=size, grow_after=None), plugins=[_scale(2.0**10)])
+        _fit(
+            _build(plan),
+            AdaptiveBatchSize(initial_size=size, grow_after=None),
+            plugins=[_scale(2.0**10)],
+        )
         for plan, size in ((Plan(point), None), (None, 4))
     )
     assert found["scale"]["_growth_tracker"] == found["steps"] == 32
@@ -409,7 +462,11 @@ def test_a_gradient_scaler_is_put_back(point: str) -> None:
 def test_a_step_that_the_scaler_skipped_is_repeated() -> None:
     plan = Plan("second forward")
     found, twin = (
-        _fit(_build(plan), AdaptiveBatchSize(initial_size=size, grow_after=None), plugins=[_scale(2.0**40)])
+        _fit(
+            _build(plan),
+            AdaptiveBatchSize(initial_size=size, grow_after=None),
+            plugins=[_scale(2.0**40)],
+        )
         for plan, size in ((plan, None), (None, 4))
     )
     assert plan.happened == 1
@@ -432,7 +489,9 @@ def test_the_profiler_goes_on(point: str) -> None:
     _assert_same(found, _fit(_build(), AdaptiveBatchSize(initial_size=4, grow_after=None)))
 
 
-@pytest.mark.parametrize("plan", [Plan(), Plan("forward"), Plan("second forward")], ids=["none", "repeated", "raised"])
+@pytest.mark.parametrize(
+    "plan", [Plan(), Plan("forward"), Plan("second forward")], ids=["none", "repeated", "raised"]
+)
 def test_optimizers_and_loops_are_left_as_they_were(plan: Plan) -> None:
     module, error = _build(plan), plan.point.startswith("second")
     adaptive = AdaptiveBatchSize(grow_after=None)
@@ -443,7 +502,10 @@ def test_optimizers_and_loops_are_left_as_they_were(plan: Plan) -> None:
         assert not optimizer._optimizer_step_pre_hooks
         assert not optimizer._optimizer_step_post_hooks
     assert "advance" not in vars(trainer.fit_loop.epoch_loop.manual_optimization)
-    assert not {"batch_to_device", "validation_step", "test_step", "predict_step"} & vars(trainer.strategy).keys()
+    assert (
+        not {"batch_to_device", "validation_step", "test_step", "predict_step"}
+        & vars(trainer.strategy).keys()
+    )
 
 
 def test_other_errors_pass_through() -> None:
@@ -459,7 +521,10 @@ def test_without_an_error_the_run_is_that_without_the_callback() -> None:
     notes, twin_notes = Notes(), Notes()
     found = _fit(_build(step_every=2), AdaptiveBatchSize(), notes=notes)
     _assert_same(found, _fit(_build(step_every=2), notes=twin_notes))
-    kept = [{key: value for key, value in row.items() if not key.startswith("batch/")} for _, row in notes.rows]
+    kept = [
+        {key: value for key, value in row.items() if not key.startswith("batch/")}
+        for _, row in notes.rows
+    ]
     assert [row for row in kept if row] == [row for _, row in twin_notes.rows]
 
 
@@ -468,10 +533,14 @@ def _steps(notes: Notes) -> list[dict[str, float]]:
 
 
 def _scale(first: float) -> MixedPrecision:
-    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=first, growth_interval=1000))
+    return MixedPrecision(
+        "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=first, growth_interval=1000)
+    )
 
 
-def test_more_optimizer_steps_than_batches_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_more_optimizer_steps_than_batches_are_warned_of_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Manual(L.LightningModule):
         def __init__(self) -> None:
             super().__init__()
@@ -487,10 +556,20 @@ def test_more_optimizer_steps_than_batches_are_warned_of_once(caplog: pytest.Log
         def configure_optimizers(self) -> Any:
             return torch.optim.SGD(self.parameters(), lr=0.1)
 
-    options: dict[str, Any] = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
-    trainer = L.Trainer(max_epochs=1, callbacks=[AdaptiveBatchSize(initial_size=2)], accelerator="cpu", **options)
+    options: dict[str, Any] = {
+        "logger": False,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+    }
+    trainer = L.Trainer(
+        max_epochs=1, callbacks=[AdaptiveBatchSize(initial_size=2)], accelerator="cpu", **options
+    )
     trainer.fit(Manual(), DataLoader(torch.rand(32, 3), batch_size=8))
-    said = [record.message for record in caplog.records if "each a training_step of its own" in record.message]
+    said = [
+        record.message
+        for record in caplog.records
+        if "each a training_step of its own" in record.message
+    ]
     assert len(said) == 1
     assert said[0].startswith("batch 0 went through in 4 pieces")
     assert "the optimizers step 4 times for this batch" in said[0]

@@ -1,4 +1,5 @@
-"""Two ranks (gloo) under AdaptiveBatchSize: whichever runs out of memory, both end with the same weights, and soon.
+"""Two ranks (gloo) under AdaptiveBatchSize: whichever runs out of memory, both end with the same
+weights, and soon.
 
 As a script this file is what both ranks run: Lightning starts the second one with the same words.
 """
@@ -66,12 +67,20 @@ class Model(L.LightningModule):
     """
 
     def __init__(
-        self, fault: Fault = NONE, *, batch_norm: bool = False, branch: bool = False, sparse: bool = False
+        self,
+        fault: Fault = NONE,
+        *,
+        batch_norm: bool = False,
+        branch: bool = False,
+        sparse: bool = False,
     ) -> None:
         super().__init__()
         self.fault, self.branch = fault, branch
         self.body = nn.Sequential(
-            nn.Linear(6, 8), nn.BatchNorm1d(8) if batch_norm else nn.Identity(), nn.ReLU(), nn.Linear(8, 3)
+            nn.Linear(6, 8),
+            nn.BatchNorm1d(8) if batch_norm else nn.Identity(),
+            nn.ReLU(),
+            nn.Linear(8, 3),
         )
         self.extra = nn.Linear(6, 3)
         self.table = nn.Embedding(5, 3, sparse=True) if sparse else None
@@ -79,11 +88,18 @@ class Model(L.LightningModule):
 
     def check(self, point: str, samples: int) -> None:
         fault, batch = self.fault, self.trainer.fit_loop.epoch_loop.batch_progress.current.completed
-        here = (fault.rank, fault.point) == (self.global_rank, point) and fault.batch <= batch < fault.until
+        here = (fault.rank, fault.point) == (
+            self.global_rank,
+            point,
+        ) and fault.batch <= batch < fault.until
         if here and samples > fault.limit:
-            raise fault.error("CUDA out of memory" if fault.error is torch.OutOfMemoryError else "broken")
+            raise fault.error(
+                "CUDA out of memory" if fault.error is torch.OutOfMemoryError else "broken"
+            )
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         self.check("transfer", len(batch[0]))
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
@@ -134,7 +150,9 @@ class Uneven(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader[Any]:
         rank, data = self.trainer.global_rank, _samples()
         start = sum(self.samples[:rank])
-        return DataLoader(TensorDataset(*data[start : start + self.samples[rank]]), self.samples[rank])
+        return DataLoader(
+            TensorDataset(*data[start : start + self.samples[rank]]), self.samples[rank]
+        )
 
 
 class Watch(logging.Handler):
@@ -175,7 +193,9 @@ def _build(kind: type[Model], *args: Any, **options: Any) -> Model:
     return kind(*args, **options)
 
 
-def _fit(module: L.LightningModule, data: Any = None, *, adaptive: bool = True, **options: Any) -> dict[str, Any]:
+def _fit(
+    module: L.LightningModule, data: Any = None, *, adaptive: bool = True, **options: Any
+) -> dict[str, Any]:
     """What a run on this rank leaves behind."""
     watch, broadcasts = Watch(), Broadcasts()
     logging.getLogger("lit_data").addHandler(watch)
@@ -187,7 +207,9 @@ def _fit(module: L.LightningModule, data: Any = None, *, adaptive: bool = True, 
         **{
             **QUIET,
             "devices": 2,
-            "strategy": DDPStrategy(timeout=timedelta(seconds=WAIT_S), find_unused_parameters=unused),
+            "strategy": DDPStrategy(
+                timeout=timedelta(seconds=WAIT_S), find_unused_parameters=unused
+            ),
             "callbacks": [broadcasts, *([callback] if adaptive else [])],
             "max_epochs": 1,
             "num_sanity_val_steps": 0,
@@ -322,7 +344,12 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 def _start(words: list[str]) -> str:
     """Run a script that starts another rank; none of them outlives its time."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }
     process = subprocess.Popen(
         words,
         cwd=ROOT,
@@ -345,7 +372,8 @@ def _start(words: list[str]) -> str:
     return output
 
 
-# Beside a sparse gradient DDP (torch 2.13, gloo) halves the others; what is right is compared with one process below.
+# Beside a sparse gradient DDP (torch 2.13, gloo) halves the others; what is right is compared with
+# one process below.
 @pytest.mark.slow
 @pytest.mark.parametrize("setting", [name for name in SETTINGS if name != "sparse"])
 def test_without_an_error_the_run_is_that_of_ddp(runs: Runs, setting: str) -> None:
@@ -362,7 +390,11 @@ def test_without_an_error_the_run_is_that_of_ddp(runs: Runs, setting: str) -> No
 @pytest.mark.parametrize(
     ("setting", "number"),
     [
-        pytest.param(name, number, id=f"{name}-{FAULTS[number].point}-rank{FAULTS[number].rank}-{FAULTS[number].batch}")
+        pytest.param(
+            name,
+            number,
+            id=f"{name}-{FAULTS[number].point}-rank{FAULTS[number].rank}-{FAULTS[number].batch}",
+        )
         for name in SETTINGS
         if name != "batch norm"
         for number in _choose(name)
@@ -373,13 +405,17 @@ def test_memory_runs_out_on_a_rank_and_both_have_the_weights_of_a_run_without(
 ) -> None:
     name, fault = f"{number} {setting}", FAULTS[number]
     _assert_equal(*runs.weights(name))
-    _assert_close(runs.weights(name)[0], runs.weights(f"clean {setting}")[0], TOLERANCES.get(setting, 1e-6))
+    _assert_close(
+        runs.weights(name)[0], runs.weights(f"clean {setting}")[0], TOLERANCES.get(setting, 1e-6)
+    )
     for rank, found in enumerate(run[name] for run in runs.ranks):
         assert found["error"] == ""
         assert found["seconds"] < WAIT_S
         assert found["steps"] == runs.ranks[0][f"clean {setting}"]["steps"]
         assert bool(found["ooms"]) == (rank == fault.rank)
-        later = 8 // fault.limit * (4 - fault.batch)  # from the next batch on both use the smaller size
+        later = (
+            8 // fault.limit * (4 - fault.batch)
+        )  # from the next batch on both use the smaller size
         assert found["pieces"][-later:] == [fault.limit] * later
     assert runs.ranks[0][name]["scale"] == runs.ranks[1][name]["scale"]
 
@@ -430,7 +466,9 @@ def test_the_gradient_is_that_of_one_process_with_all_samples(
     runs: Runs, samples: tuple[int, int], sparse: bool
 ) -> None:
     name, alone = f"uneven {samples} {sparse}", _build(Model, sparse=sparse)
-    L.Trainer(**QUIET, max_epochs=1, num_sanity_val_steps=0).fit(alone, datamodule=Uneven(sum(samples)))
+    L.Trainer(**QUIET, max_epochs=1, num_sanity_val_steps=0).fit(
+        alone, datamodule=Uneven(sum(samples))
+    )
     assert [rank[name]["pieces"] for rank in runs.ranks] == [[count] for count in samples]
     _assert_equal(*runs.weights(name))
     _assert_close(runs.weights(name)[0], alone.state_dict())
@@ -463,7 +501,9 @@ def test_validation_is_split_on_one_rank_alone(runs: Runs) -> None:
 
 @pytest.mark.slow
 def test_manual_optimisation_is_left_alone_with_one_warning(runs: Runs) -> None:
-    message = "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
+    message = (
+        "AdaptiveBatchSize leaves manual optimisation on several ranks alone: errors pass through"
+    )
     for rank in runs.ranks:
         assert rank["manual"]["warnings"] == rank["manual error"]["warnings"] == [message]
         assert rank["manual error"]["error"] == "OutOfMemoryError: CUDA out of memory"
@@ -505,7 +545,9 @@ def test_batch_norm_that_waits_for_other_ranks_is_refused() -> None:
 
 
 def _make_scaler() -> MixedPrecision:
-    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2))
+    return MixedPrecision(
+        "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=2)
+    )
 
 
 def _assert_equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> None:
@@ -514,7 +556,9 @@ def _assert_equal(one: Mapping[str, Tensor], two: Mapping[str, Tensor]) -> None:
         assert torch.equal(value, two[name]), name
 
 
-def _assert_close(one: Mapping[str, Tensor], two: Mapping[str, Tensor], tolerance: float = 1e-6) -> None:
+def _assert_close(
+    one: Mapping[str, Tensor], two: Mapping[str, Tensor], tolerance: float = 1e-6
+) -> None:
     assert one.keys() == two.keys()
     for name, value in one.items():
         torch.testing.assert_close(

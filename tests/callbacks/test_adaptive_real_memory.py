@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.errors import BatchMemoryError
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 MIB = 2**20
 LIMIT_BYTES = 2048 * MIB
@@ -37,7 +39,10 @@ class _Greedy(torch.autograd.Function):
 class Greedy(L.LightningModule):
     def __init__(self, where: str) -> None:
         super().__init__()
-        self.where, self.net = where, nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2))
+        self.where, self.net = (
+            where,
+            nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), nn.Linear(8, 2)),
+        )
         self.went_through: list[int] = []
 
     def forward(self, batch: list[Tensor]) -> Tensor:
@@ -70,14 +75,20 @@ def little_memory() -> Iterator[None]:
     torch.cuda.set_per_process_memory_fraction(1.0)
 
 
-def _train(where: str, samples: int, callback: AdaptiveBatchSize, device: str = "gpu") -> tuple[Greedy, L.Trainer]:
+def _train(
+    where: str, samples: int, callback: AdaptiveBatchSize, device: str = "gpu"
+) -> tuple[Greedy, L.Trainer]:
     torch.manual_seed(0)
     values = torch.randn(4 * samples, 8, generator=torch.Generator().manual_seed(0))
     loader = torch.utils.data.DataLoader(
         torch.utils.data.TensorDataset(values, torch.arange(4 * samples) % 2), batch_size=samples
     )
     module = Greedy(where)
-    quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
+    quiet: dict[str, Any] = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "logger": False,
+    }
     trainer = L.Trainer(accelerator=device, devices=1, max_epochs=1, callbacks=[callback], **quiet)
     trainer.fit(module, loader)
     return module, trainer
@@ -118,7 +129,11 @@ def test_one_sample_too_large_ends_with_a_message(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.usefixtures("little_memory")
 def test_prediction_is_split_in_order() -> None:
     values = torch.arange(96.0)[:, None]
-    quiet: dict[str, Any] = {"enable_checkpointing": False, "enable_progress_bar": False, "logger": False}
+    quiet: dict[str, Any] = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "logger": False,
+    }
     trainer = L.Trainer(accelerator="gpu", devices=1, callbacks=[AdaptiveBatchSize()], **quiet)
     loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(values), batch_size=96)
     (found,) = trainer.predict(Greedy("forward"), loader) or []
@@ -147,7 +162,11 @@ print(callback.summary()["batch/ooms"], callback.summary()["batch/size"], traine
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_a_process_whose_memory_is_limited_goes_on(where: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", _PROGRAM, where], capture_output=True, text=True, timeout=100, check=True
+        [sys.executable, "-c", _PROGRAM, where],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=True,
     )
     ooms, size, steps = (int(word) for word in done.stdout.splitlines()[-1].split())
     assert (ooms, steps) == (1, 4)

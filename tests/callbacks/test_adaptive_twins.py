@@ -26,11 +26,19 @@ pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.timeout(120),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
-    pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler"),  # a gradient scaler skips first steps
+    pytest.mark.filterwarnings(
+        "ignore:Detected call of `lr_scheduler"
+    ),  # a gradient scaler skips first steps
 ]
 
 BATCH: Final = 16
-PIECEWISE: Final[tuple[Point, ...]] = ("transfer", "augment", "forward_start", "forward_middle", "backward")
+PIECEWISE: Final[tuple[Point, ...]] = (
+    "transfer",
+    "augment",
+    "forward_start",
+    "forward_middle",
+    "backward",
+)
 PRECISIONS: Final = ("fp32", "bf16", "fp16")
 
 
@@ -41,11 +49,18 @@ class Busy(L.LightningModule):
         super().__init__()
         self.optimizer = optimizer
         self.layers = nn.Sequential(
-            nn.Linear(6, 12), nn.BatchNorm1d(12), nn.ReLU(), nn.Dropout(0.3), nn.Linear(12, 12), nn.ReLU()
+            nn.Linear(6, 12),
+            nn.BatchNorm1d(12),
+            nn.ReLU(),
+            nn.Dropout(0.3),
+            nn.Linear(12, 12),
+            nn.ReLU(),
         )
         self.head = nn.Linear(12, 3)
         self.accuracy = MulticlassAccuracy(3)
-        self.scores = MetricCollection({"recall": MulticlassRecall(3), "accuracy": MulticlassAccuracy(3)})
+        self.scores = MetricCollection(
+            {"recall": MulticlassRecall(3), "accuracy": MulticlassAccuracy(3)}
+        )
         self.running = Running(MeanMetric(), window=3)
         self.register_buffer("seen", torch.zeros(3, dtype=torch.int64))
         self.register_buffer("last", None)
@@ -57,7 +72,13 @@ class Busy(L.LightningModule):
         images, labels = batch
         self.augmented += 1
         self.notes.append("augment")
-        return [images + 0.1 * torch.randn_like(images) + 0.01 * np.random.rand() + 0.01 * random.random(), labels]  # noqa: NPY002
+        return [
+            images
+            + 0.1 * torch.randn_like(images)
+            + 0.01 * np.random.rand()  # noqa: NPY002
+            + 0.01 * random.random(),
+            labels,
+        ]
 
     def on_before_zero_grad(self, optimizer: torch.optim.Optimizer) -> None:
         self.zeroed += 1
@@ -67,7 +88,9 @@ class Busy(L.LightningModule):
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.notes.append("start")
-        self.log("start", float(batch_idx), on_step=True, on_epoch=True, reduce_fx="sum", batch_size=1)
+        self.log(
+            "start", float(batch_idx), on_step=True, on_epoch=True, reduce_fx="sum", batch_size=1
+        )
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> dict[str, Any]:
         images, labels = batch
@@ -75,7 +98,9 @@ class Busy(L.LightningModule):
         self.first_batch = getattr(self, "first_batch", batch_idx)
         self.numbered = getattr(self, "numbered", 0) + 1
         logits = self.head(self.layers(images)).float()
-        loss = nn.functional.cross_entropy(logits, labels) * (1 + 0.1 * np.random.rand() + 0.1 * random.random())  # noqa: NPY002
+        loss = nn.functional.cross_entropy(logits, labels) * (
+            1 + 0.1 * np.random.rand() + 0.1 * random.random()  # noqa: NPY002
+        )
         self.seen += torch.bincount(labels, minlength=3)
         self.last = logits.detach()
         self.losses.append(loss.item())
@@ -91,7 +116,9 @@ class Busy(L.LightningModule):
         return {"loss": loss, "logits": logits, "mean": logits.mean()}
 
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        self.notes.append(f"end {batch_idx} {outputs['loss'].item()} {outputs['logits'].sum().item()}")
+        self.notes.append(
+            f"end {batch_idx} {outputs['loss'].item()} {outputs['logits'].sum().item()}"
+        )
 
     def configure_optimizers(self) -> dict[str, Any]:
         optimizer: torch.optim.Optimizer
@@ -176,7 +203,11 @@ def run(
 
 
 def read_state(trainer: L.Trainer, module: Busy, diary: Diary) -> dict[str, Any]:
-    shown = {key: value for key, value in trainer.callback_metrics.items() if not key.startswith("batch/")}
+    shown = {
+        key: value
+        for key, value in trainer.callback_metrics.items()
+        if not key.startswith("batch/")
+    }
     return {
         "weights": module.state_dict(),
         "gradients": [parameter.grad for parameter in module.parameters()],
@@ -189,12 +220,20 @@ def read_state(trainer: L.Trainer, module: Busy, diary: Diary) -> dict[str, Any]
             for name, part in module.named_modules()
             if hasattr(part, "metric_state") and hasattr(part, "_update_count")
         },
-        "collection": {name: metric.compute() for name, metric in module.scores.items() if metric.update_called},
+        "collection": {
+            name: metric.compute() for name, metric in module.scores.items() if metric.update_called
+        },
         "shown": shown,
         "diary": diary.pages,
         "notes": module.notes,
         "losses": module.losses,
-        "counts": [module.calls, module.augmented, module.zeroed, module.first_batch, module.numbered],
+        "counts": [
+            module.calls,
+            module.augmented,
+            module.zeroed,
+            module.first_batch,
+            module.numbered,
+        ],
         "step": trainer.global_step,
         "loops": trainer._checkpoint_connector._get_loops_state_dict(),
     }
@@ -224,7 +263,9 @@ def adaptive(initial_size: int | None = None) -> AdaptiveBatchSize:
     return AdaptiveBatchSize(initial_size=initial_size, grow_after=None)
 
 
-def check_twins(plans: Sequence[FaultPlan], refused: Sequence[Sequence[int]], sizes: list[int], **options: Any) -> None:
+def check_twins(
+    plans: Sequence[FaultPlan], refused: Sequence[Sequence[int]], sizes: list[int], **options: Any
+) -> None:
     """A run with faults against one that uses the sizes it came to."""
     first = adaptive()
     noted = Sizes(first)
@@ -252,7 +293,8 @@ def fail_at(point: Point, *places: tuple[int, int, int]) -> FaultPlan:
     return FaultPlan(point, when)
 
 
-# A whole batch, then the second of two pieces, then the third of four, of batches of 16, 16, 16, 16 and 8.
+# A whole batch, then the second of two pieces, then the third of four, of batches of 16, 16, 16, 16
+# and 8.
 THREE_PLACES: Final = ((16, 1, 0), (8, 1, 1), (4, 3, 2))
 
 
@@ -273,7 +315,9 @@ def test_twins(point: Point, precision: str, accumulate: int) -> None:
 @pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("point", ["optimizer", "optimizer_middle"])
-def test_twins_when_the_first_optimizer_step_fails(point: Point, precision: str, accumulate: int) -> None:
+def test_twins_when_the_first_optimizer_step_fails(
+    point: Point, precision: str, accumulate: int
+) -> None:
     check_twins(
         [fail_at(point, (16, accumulate - 1, 0)), fail_at("backward", (8, accumulate - 1, 1))],
         [[16], [8]],
@@ -288,10 +332,16 @@ def test_twins_when_the_first_optimizer_step_fails(point: Point, precision: str,
 @pytest.mark.parametrize(("accumulate", "clip"), [(1, None), (3, 0.5)])
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("point", PIECEWISE)
-def test_twins_at_every_place(point: Point, precision: str, accumulate: int, clip: float | None) -> None:
-    for batch, halvings in product((0, 2, 3), (0, 1, 2)):  # first and last of a step, and the first of the next
+def test_twins_at_every_place(
+    point: Point, precision: str, accumulate: int, clip: float | None
+) -> None:
+    for batch, halvings in product(
+        (0, 2, 3), (0, 1, 2)
+    ):  # first and last of a step, and the first of the next
         for last in range(2**halvings):
-            places = [(16 >> number, batch, 0) for number in range(halvings)] + [(16 >> halvings, batch, last)]
+            places = [(16 >> number, batch, 0) for number in range(halvings)] + [
+                (16 >> halvings, batch, last)
+            ]
             check_twins(
                 [fail_at(point, *places)],
                 [[16 >> number for number in range(halvings + 1)]],
@@ -304,7 +354,9 @@ def test_twins_at_every_place(point: Point, precision: str, accumulate: int, cli
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_twins_when_a_later_optimizer_step_fails_before_it_began(optimizer: str, precision: str) -> None:
+def test_twins_when_a_later_optimizer_step_fails_before_it_began(
+    optimizer: str, precision: str
+) -> None:
     check_twins(
         [fail_at("optimizer", (16, 2, 0), (8, 3, 1))],
         [[16, 8]],
@@ -316,7 +368,11 @@ def test_twins_when_a_later_optimizer_step_fails_before_it_began(optimizer: str,
 
 
 def test_twins_over_epochs_and_at_all_points_in_one_run() -> None:
-    plans = [fail_at("transfer", (16, 0, 0)), fail_at("augment", (8, 1, 1)), fail_at("backward", (4, 6, 3))]
+    plans = [
+        fail_at("transfer", (16, 0, 0)),
+        fail_at("augment", (8, 1, 1)),
+        fail_at("backward", (4, 6, 3)),
+    ]
     sizes = [8, 4, 4, 4, 4, 4, 2, 2, 2, 2]
     check_twins(plans, [[16], [8], [4]], sizes, epochs=2, accumulate=2)
 
@@ -324,7 +380,13 @@ def test_twins_over_epochs_and_at_all_points_in_one_run() -> None:
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_without_errors_a_run_is_that_without_the_callback(accumulate: int, precision: str) -> None:
-    with_it, _ = run([AdaptiveBatchSize(grow_after=2)], accumulate=accumulate, precision=precision, clip=0.5, epochs=2)
+    with_it, _ = run(
+        [AdaptiveBatchSize(grow_after=2)],
+        accumulate=accumulate,
+        precision=precision,
+        clip=0.5,
+        epochs=2,
+    )
     without, _ = run([], accumulate=accumulate, precision=precision, clip=0.5, epochs=2)
     pages = [(step, {key: page[key] for key in page}) for step, page in with_it.pop("diary")]
     assert_same(pages, without.pop("diary"))
@@ -336,7 +398,9 @@ def test_a_scaler_that_skips_the_first_steps_does_not_use_up_the_first_step() ->
     skipped = 5 - int(next(iter(state["optimizer"]["state"].values()))["step"])
     assert skipped > 0
     plan = fail_at("optimizer_middle", (16, skipped, 0))
-    check_twins([plan], [[16]], [16] * skipped + [8] * (5 - skipped), precision="fp16", scale=2.0**20)
+    check_twins(
+        [plan], [[16]], [16] * skipped + [8] * (5 - skipped), precision="fp16", scale=2.0**20
+    )
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -357,4 +421,6 @@ def test_a_fused_optimizer_step_is_not_repeated() -> None:
     module.configure_optimizers = lambda: fuse(configure()["optimizer"])
     install(module, fail_at("optimizer", (16, 2, 0)))
     with pytest.raises(BatchMemoryError, match="in the optimizer step of batch 2"):
-        L.Trainer(**QUIET, max_epochs=1, limit_val_batches=0, callbacks=[adaptive()]).fit(module, make_loader())
+        L.Trainer(**QUIET, max_epochs=1, limit_val_batches=0, callbacks=[adaptive()]).fit(
+            module, make_loader()
+        )

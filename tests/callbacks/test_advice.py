@@ -29,7 +29,9 @@ def _four_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _load(**options: Any) -> DataLoader[Any]:
-    with warnings.catch_warnings(action="ignore"):  # torch has an opinion about this machine's cores
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # torch has an opinion about this machine's cores
         return DataLoader(DATA, **options)
 
 
@@ -38,12 +40,16 @@ def _trainer(train: Any = None, val: Any = None, device: str = "cpu", world_size
         train_dataloader=train,
         val_dataloaders=val,
         world_size=world_size,
-        strategy=SimpleNamespace(root_device=torch.device(device), batch_to_device=lambda batch: batch),
+        strategy=SimpleNamespace(
+            root_device=torch.device(device), batch_to_device=lambda batch: batch
+        ),
     )
 
 
 class Zeroing(BoringModel):
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
+    ) -> None:
         optimizer.zero_grad(set_to_none=False)
 
 
@@ -57,7 +63,9 @@ class ManualZeroing(BoringModel):
 
 
 class Cautious(BoringModel):
-    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer) -> None:
+    def optimizer_zero_grad(
+        self, epoch: int, batch_idx: int, optimizer: torch.optim.Optimizer
+    ) -> None:
         optimizer.zero_grad(set_to_none=True)
 
 
@@ -77,7 +85,9 @@ def test_our_own_loader_gets_no_advice() -> None:
 def test_a_default_device_is_seen() -> None:
     with torch.device("meta"):
         (sentence,) = find_advice(_trainer(), BoringModel())
-    assert sentence.startswith("the default device is meta: every tensor that names no device is made there")
+    assert sentence.startswith(
+        "the default device is meta: every tensor that names no device is made there"
+    )
     assert "Remove torch.set_default_device or torch.set_default_tensor_type" in sentence
 
 
@@ -104,11 +114,14 @@ def test_more_workers_than_cores_are_seen(loaders: Any, world_size: int, found: 
 def test_pinning_without_cuda_is_seen(device: str, count: int) -> None:
     sentences = find_advice(_trainer(_load(pin_memory=True), device=device), BoringModel())
     assert len(sentences) == count
-    assert all("pin_memory=True and this run is on" in s and "Set pin_memory=False" in s for s in sentences)
+    assert all(
+        "pin_memory=True and this run is on" in s and "Set pin_memory=False" in s for s in sentences
+    )
 
 
 @pytest.mark.parametrize(
-    ("model", "name"), [(Zeroing(), "Zeroing"), (Inheriting(), "Zeroing"), (ManualZeroing(), "ManualZeroing")]
+    ("model", "name"),
+    [(Zeroing(), "Zeroing"), (Inheriting(), "Zeroing"), (ManualZeroing(), "ManualZeroing")],
 )
 def test_gradients_set_to_zero_are_seen(model: BoringModel, name: str) -> None:
     (sentence,) = find_advice(_trainer(), model)
@@ -155,7 +168,9 @@ def test_free_shared_memory_is_that_of_the_mount(monkeypatch: pytest.MonkeyPatch
     def refuse(path: Any) -> Any:
         raise FileNotFoundError(path)
 
-    monkeypatch.setattr(advice.shutil, "disk_usage", lambda path: SimpleNamespace(free=len(str(path))))
+    monkeypatch.setattr(
+        advice.shutil, "disk_usage", lambda path: SimpleNamespace(free=len(str(path)))
+    )
     assert advice.free_shared_bytes() == len("/dev/shm")
     monkeypatch.setattr(advice.shutil, "disk_usage", refuse)
     assert advice.free_shared_bytes() is None
@@ -215,7 +230,9 @@ def test_a_real_run_is_looked_at(caplog: pytest.LogCaptureFixture) -> None:
         enable_progress_bar=False,
         enable_model_summary=False,
     ).fit(Keeping(), _load())
-    told = [record.message.split(":")[0] for record in caplog.records if record.name == advice.__name__]
+    told = [
+        record.message.split(":")[0] for record in caplog.records if record.name == advice.__name__
+    ]
     assert told == [
         "Zeroing calls zero_grad(set_to_none=False), which keeps the memory of all gradients between steps",
         "training_step returns tensors with their graph beside the loss, which keeps it alive after the step",

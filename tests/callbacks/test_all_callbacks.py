@@ -7,7 +7,12 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel, DemoModel, ManualOptimBoringModel, RandomDataset
+from lightning.pytorch.demos.boring_classes import (
+    BoringModel,
+    DemoModel,
+    ManualOptimBoringModel,
+    RandomDataset,
+)
 from lightning.pytorch.demos.transformer import LightningTransformer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.plugins.precision import Precision
@@ -70,7 +75,9 @@ def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callba
     ]
 
 
-def _run(module: L.LightningModule, loader: DataLoader[Any], path: Path, *callbacks: L.Callback) -> Ran:
+def _run(
+    module: L.LightningModule, loader: DataLoader[Any], path: Path, *callbacks: L.Callback
+) -> Ran:
     """Fit with validation, then test and predict, as far as the module has steps for it."""
     settings = {**QUIET, "logger": CSVLogger(path), "max_epochs": 2, "log_every_n_steps": 1}
     trainer = L.Trainer(**settings, default_root_dir=path, callbacks=list(callbacks))
@@ -78,7 +85,9 @@ def _run(module: L.LightningModule, loader: DataLoader[Any], path: Path, *callba
     trainer.fit(module, loader, loader if is_overridden("validation_step", module) else None)
     if is_overridden("test_step", module):
         trainer.test(module, loader, verbose=False)
-    can_predict = is_overridden("predict_step", module) or not isinstance(module, LightningTransformer)
+    can_predict = is_overridden("predict_step", module) or not isinstance(
+        module, LightningTransformer
+    )
     predictions = trainer.predict(module, loader) if can_predict else []
     return Ran(module, trainer, predictions or [])
 
@@ -107,11 +116,28 @@ def _assert_predicted(one: Any, two: Any, tolerance: float) -> None:
 def _assert_nothing_left(ran: Ran, before: dict[str, Any]) -> None:
     trainer, module = ran.trainer, ran.module
     loops = [trainer.fit_loop, trainer.fit_loop.epoch_loop, trainer.fit_loop.epoch_loop.val_loop]
-    loops += [trainer.fit_loop.epoch_loop.automatic_optimization, trainer.fit_loop.epoch_loop.manual_optimization]
-    loops += [trainer.validate_loop, trainer.test_loop, trainer.predict_loop, trainer._data_connector]
-    owners = [trainer, trainer.strategy, trainer.profiler, *loops, *module.modules(), *trainer.optimizers]
+    loops += [
+        trainer.fit_loop.epoch_loop.automatic_optimization,
+        trainer.fit_loop.epoch_loop.manual_optimization,
+    ]
+    loops += [
+        trainer.validate_loop,
+        trainer.test_loop,
+        trainer.predict_loop,
+        trainer._data_connector,
+    ]
+    owners = [
+        trainer,
+        trainer.strategy,
+        trainer.profiler,
+        *loops,
+        *module.modules(),
+        *trainer.optimizers,
+    ]
     for owner in owners:
-        assert not [name for name, value in vars(owner).items() if isinstance(value, Wrapped)], owner
+        assert not [name for name, value in vars(owner).items() if isinstance(value, Wrapped)], (
+            owner
+        )
     assert type(trainer.strategy.precision_plugin) is Precision
     for optimizer in trainer.optimizers:
         assert not optimizer._optimizer_step_pre_hooks
@@ -136,7 +162,9 @@ def _describe(module: L.LightningModule) -> dict[str, Any]:
 def test_with_nothing_to_do_they_change_nothing(name: str, order: int, tmp_path: Path) -> None:
     module, loader = _build(name)
     before = _describe(module)
-    ran = _run(module, loader, tmp_path / "with", *_make_callbacks(tmp_path / "with", "fp32")[::order])
+    ran = _run(
+        module, loader, tmp_path / "with", *_make_callbacks(tmp_path / "with", "fp32")[::order]
+    )
     plain = _run(*_build(name), tmp_path / "without")
     _assert_same(ran.module, plain.module)
     _assert_predicted(ran.predictions, plain.predictions, 0.0)
@@ -152,11 +180,15 @@ def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
     module, loader = _build(name)
     stages = ("train",) if point == "backward" else STAGES
     inner = "model.decoder" if name == "transformer" else None
-    faults = install(module, FaultPlan(point, lambda n, step, micro: n > FITS, stages=stages, inner=inner))
+    faults = install(
+        module, FaultPlan(point, lambda n, step, micro: n > FITS, stages=stages, inner=inner)
+    )
     before = _describe(module)
     callbacks = _make_callbacks(tmp_path / "with", "fp32")
     ran = _run(module, loader, tmp_path / "with", *callbacks)
-    twin = _run(*_build(name), tmp_path / "twin", AdaptiveBatchSize(initial_size=FITS, grow_after=None))
+    twin = _run(
+        *_build(name), tmp_path / "twin", AdaptiveBatchSize(initial_size=FITS, grow_after=None)
+    )
     assert set(faults.refused) == {BATCH}
     _assert_same(ran.module, twin.module)
     _assert_predicted(ran.predictions, twin.predictions, 1e-6)
@@ -168,7 +200,9 @@ def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
 @pytest.mark.parametrize("fails", [False, True], ids=["fits", "does not fit"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize("name", MODULES)
-def test_they_work_in_mixed_precision(name: str, precision: str, fails: bool, tmp_path: Path) -> None:
+def test_they_work_in_mixed_precision(
+    name: str, precision: str, fails: bool, tmp_path: Path
+) -> None:
     module, loader = _build(name)
     if fails:
         install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
@@ -178,13 +212,20 @@ def test_they_work_in_mixed_precision(name: str, precision: str, fails: bool, tm
     weights = ran.module.state_dict()
     assert all(value.isfinite().all() for value in weights.values())
     assert any(not torch.equal(value, start[key]) for key, value in weights.items())
-    assert {value.dtype for value in weights.values() if value.is_floating_point()} == {torch.float32}
+    assert {value.dtype for value in weights.values() if value.is_floating_point()} == {
+        torch.float32
+    }
     _assert_nothing_left(ran, before)
 
 
 def test_an_error_of_the_module_passes_through_and_nothing_is_left(tmp_path: Path) -> None:
     module, loader = _build("classifier")
-    install(module, FaultPlan("backward", lambda n, step, micro: step == 2, error=lambda n: ValueError("my own")))
+    install(
+        module,
+        FaultPlan(
+            "backward", lambda n, step, micro: step == 2, error=lambda n: ValueError("my own")
+        ),
+    )
     before = _describe(module)
     callbacks = _make_callbacks(tmp_path, "bf16")
     trainer = L.Trainer(**QUIET, max_epochs=1, log_every_n_steps=1, callbacks=callbacks)
@@ -209,12 +250,19 @@ def test_each_tells_what_it_did(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning")
 def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> None:
-    def fit(epochs: int, name: str, path: Path | None = None) -> tuple[L.LightningModule, AdaptiveBatchSize]:
+    def fit(
+        epochs: int, name: str, path: Path | None = None
+    ) -> tuple[L.LightningModule, AdaptiveBatchSize]:
         module, loader = _build("classifier")
         install(module, FaultPlan("backward", lambda n, step, micro: n > FITS))
         callbacks = _make_callbacks(tmp_path, "fp32")
         saved = ModelCheckpoint(tmp_path, filename=name)
-        settings = {**QUIET, "enable_checkpointing": True, "max_epochs": epochs, "log_every_n_steps": 1}
+        settings = {
+            **QUIET,
+            "enable_checkpointing": True,
+            "max_epochs": epochs,
+            "log_every_n_steps": 1,
+        }
         trainer = L.Trainer(**settings, callbacks=[*callbacks, saved])
         torch.manual_seed(epochs)
         trainer.fit(module, loader, ckpt_path=path, weights_only=True)
@@ -223,7 +271,11 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
 
     _, first = fit(1, "one")
     _, again = fit(2, "two", tmp_path / "one.ckpt")
-    assert first.summary() == again.summary() == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": FITS}
+    assert (
+        first.summary()
+        == again.summary()
+        == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": FITS}
+    )
 
 
 @pytest.mark.parametrize("asked", [False, True])
@@ -233,6 +285,16 @@ def test_a_plain_trainer_leaves_no_pictures_in_the_working_folder(
     monkeypatch.chdir(tmp_path)
     path = tmp_path if asked else None
     callbacks = [MemoryMonitor(path=path, every_n_steps=1), DataWaitMonitor(path=path)]
-    settings = {**QUIET, "logger": False, "max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 1}
-    L.Trainer(**settings, callbacks=callbacks).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
-    assert {file.name for file in tmp_path.iterdir()} == ({"memory.png", "throughput.png"} if asked else set())
+    settings = {
+        **QUIET,
+        "logger": False,
+        "max_epochs": 1,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 1,
+    }
+    L.Trainer(**settings, callbacks=callbacks).fit(
+        BoringModel(), DataLoader(RandomDataset(32, 16), 4)
+    )
+    assert {file.name for file in tmp_path.iterdir()} == (
+        {"memory.png", "throughput.png"} if asked else set()
+    )

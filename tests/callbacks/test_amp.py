@@ -72,16 +72,25 @@ def loader() -> DataLoader[torch.Tensor]:
     return DataLoader(data, batch_size=None)  # type: ignore[arg-type]
 
 
-def train(model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+def train(
+    model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any
+) -> L.Trainer:
     trainer = make_trainer(*callbacks, **{"logger": model.notes, **options})
     trainer.fit(model, loader(), ckpt_path=ckpt, weights_only=True)
     return trainer
 
 
 def make_trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
-    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": False, "enable_checkpointing": False}
+    defaults = {
+        "max_epochs": 1,
+        "log_every_n_steps": 1,
+        "logger": False,
+        "enable_checkpointing": False,
+    }
     quiet = {"enable_progress_bar": False, "enable_model_summary": False}
-    return L.Trainer(accelerator="cpu", callbacks=list(callbacks), **{**defaults, **quiet, **options})
+    return L.Trainer(
+        accelerator="cpu", callbacks=list(callbacks), **{**defaults, **quiet, **options}
+    )
 
 
 @pytest.fixture(params=[True, False])
@@ -91,11 +100,19 @@ def fast_bf16(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16", "fp32"])
-def test_every_stage_runs_in_the_precision_and_the_trainer_gets_its_plugin_back(precision: Any) -> None:
+def test_every_stage_runs_in_the_precision_and_the_trainer_gets_its_plugin_back(
+    precision: Any,
+) -> None:
     model, amp = Model(), AMP(precision, init_scale=SCALE)
     trainer = make_trainer(amp)
     before = trainer.strategy.precision_plugin
-    stages: list[Callable[..., Any]] = [trainer.fit, trainer.validate, trainer.test, trainer.predict, trainer.fit]
+    stages: list[Callable[..., Any]] = [
+        trainer.fit,
+        trainer.validate,
+        trainer.test,
+        trainer.predict,
+        trainer.fit,
+    ]
     for stage in stages:
         model.dtypes.clear()
         stage(model, loader())
@@ -149,7 +166,9 @@ def test_a_second_amp_is_refused() -> None:
     class Other(AMP):
         """Lightning itself refuses two callbacks of the same class and state key."""
 
-    with pytest.raises(ConfigError, match=r"precision='bf16-mixed'\) sets the precision by MixedPrecision already"):
+    with pytest.raises(
+        ConfigError, match=r"precision='bf16-mixed'\) sets the precision by MixedPrecision already"
+    ):
         train(Model(), AMP("bf16"), Other("bf16"))
 
 
@@ -157,7 +176,11 @@ def test_one_bad_batch_skips_its_window_once(caplog: pytest.LogCaptureFixture) -
     model, listener, amp = Model(range(4, 5)), Listener(), AMP("fp16", init_scale=SCALE)
     train(model, amp, listener, accumulate_grad_batches=3)
     weights = [*model.weights, model.layer.weight]
-    assert [torch.equal(weights[index], weights[index + 1]) for index in (2, 5, 7)] == [False, True, False]
+    assert [torch.equal(weights[index], weights[index + 1]) for index in (2, 5, 7)] == [
+        False,
+        True,
+        False,
+    ]
     assert [values["amp/scale"] for values in model.notes.rows] == [SCALE, SCALE / 2, SCALE / 2]
     assert [values["amp/skipped_steps"] for values in model.notes.rows] == [0, 1, 1]
     (event,) = listener.events
@@ -170,10 +193,21 @@ def test_the_scale_grows_after_the_interval() -> None:
     model = Model()
     train(model, AMP("fp16", init_scale=SCALE, growth_interval=3))
     scales = [values["amp/scale"] for values in model.notes.rows]
-    assert scales == [SCALE, SCALE, 2 * SCALE, 2 * SCALE, 2 * SCALE, 4 * SCALE, 4 * SCALE, 4 * SCALE]
+    assert scales == [
+        SCALE,
+        SCALE,
+        2 * SCALE,
+        2 * SCALE,
+        2 * SCALE,
+        4 * SCALE,
+        4 * SCALE,
+        4 * SCALE,
+    ]
 
 
-def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     model, listener = Model(range(0, 8, 2)), Listener()
     reads: list[int] = []
     read = StepHistory.read
@@ -189,7 +223,9 @@ def test_results_are_read_when_the_trainer_logs_and_at_the_end_of_the_epoch(monk
     assert places == ["0, 2", "4", "6"]
 
 
-@pytest.mark.parametrize(("fall_back_to", "every"), [("auto", 1), ("bf16", 1), ("fp32", 1), ("auto", 4)])
+@pytest.mark.parametrize(
+    ("fall_back_to", "every"), [("auto", 1), ("bf16", 1), ("fp32", 1), ("auto", 4)]
+)
 def test_many_skips_in_a_row_fall_back(
     fast_bf16: bool, fall_back_to: Any, every: int, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -207,7 +243,9 @@ def test_many_skips_in_a_row_fall_back(
     assert all(torch.isfinite(weight).all() for weight in model.weights)
 
 
-def test_without_a_logger_no_norm_is_measured_and_it_falls_back_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_logger_no_norm_is_measured_and_it_falls_back_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.delattr(plugin.MixedPrecision, "measure_norm")
     model = Model(range(1, 4))
     amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="bf16")
@@ -224,23 +262,35 @@ def test_skips_that_are_over_when_they_are_read_are_forgiven() -> None:
 
 def test_a_rank_falls_back_when_another_must(monkeypatch: pytest.MonkeyPatch) -> None:
     model, trainer = Model(), make_trainer(AMP("bf16"))
-    monkeypatch.setattr(trainer.strategy, "reduce_boolean_decision", lambda decision, all: len(model.weights) == 3)
+    monkeypatch.setattr(
+        trainer.strategy, "reduce_boolean_decision", lambda decision, all: len(model.weights) == 3
+    )
     trainer.fit(model, loader())
     assert model.dtypes == [torch.bfloat16] * 3 + [torch.float32] * 5
 
 
-@pytest.mark.parametrize(("precision", "what"), [("fp16", "optimizer steps .* were skipped"), ("fp32", "no finite")])
+@pytest.mark.parametrize(
+    ("precision", "what"), [("fp16", "optimizer steps .* were skipped"), ("fp32", "no finite")]
+)
 def test_or_the_run_ends_with_an_error(precision: Any, what: str) -> None:
-    model, amp = Model(range(8)), AMP(precision, init_scale=SCALE, fall_back_after=2, fall_back_to="raise")
+    model, amp = (
+        Model(range(8)),
+        AMP(precision, init_scale=SCALE, fall_back_after=2, fall_back_to="raise"),
+    )
     trainer = make_trainer(amp)
-    with pytest.raises(LitDataError, match=f"2 or more .*{what}.* - allowed: fewer than fall_back_after - lower the"):
+    with pytest.raises(
+        LitDataError,
+        match=f"2 or more .*{what}.* - allowed: fewer than fall_back_after - lower the",
+    ):
         trainer.fit(model, loader())
     assert len(model.dtypes) == 2
     assert type(trainer.strategy.precision_plugin) is LightningPrecision
 
 
 @pytest.mark.parametrize("factor", [math.inf, math.nan])
-def test_losses_that_are_not_finite_end_bf16(factor: float, caplog: pytest.LogCaptureFixture) -> None:
+def test_losses_that_are_not_finite_end_bf16(
+    factor: float, caplog: pytest.LogCaptureFixture
+) -> None:
     model, amp = Model(range(1, 8), factor), AMP("bf16", fall_back_after=3)
     train(model, amp, accumulate_grad_batches=2)
     assert model.dtypes == [torch.bfloat16] * 4 + [torch.float32] * 4
@@ -291,7 +341,11 @@ def test_fp32_has_no_autocast_where_the_caller_has_one() -> None:
 
 def test_nothing_is_left_after_fp32(caplog: pytest.LogCaptureFixture) -> None:
     train(Model(range(1, 8)), AMP("fp32", fall_back_after=3))
-    messages = [message for message in caplog.messages if "nothing is left to fall back to: lower the" in message]
+    messages = [
+        message
+        for message in caplog.messages
+        if "nothing is left to fall back to: lower the" in message
+    ]
     assert len(messages) == 2
 
 

@@ -75,7 +75,9 @@ def run(net: nn.Module, keep: Any) -> tuple[list[torch.dtype], Tensor]:
     seen: list[torch.dtype] = []
     undo = keep_in_float32(net, keep, "cpu")
     layers = [module for module in net.modules() if isinstance(module, nn.Linear)]
-    hooks = [layer.register_forward_hook(lambda *args: seen.append(args[2].dtype)) for layer in layers]
+    hooks = [
+        layer.register_forward_hook(lambda *args: seen.append(args[2].dtype)) for layer in layers
+    ]
     with torch.autocast("cpu", torch.bfloat16):
         out = net(DATA[0])
     for each in undo:
@@ -124,9 +126,7 @@ def test_a_module_called_by_itself_is_kept_too() -> None:
 
 @pytest.mark.parametrize("name", ["haed", "body.2", "", "critic", "critic.forward", "training"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    message = (
-        f"keep_fp32 has '{name}', which is no submodule or method of Net - allowed: .* - the nearest: .*(head|body)"
-    )
+    message = f"keep_fp32 has '{name}', which is no submodule or method of Net - allowed: .* - the nearest: .*(head|body)"
     with pytest.raises(ConfigError, match=message):
         keep_in_float32(Net(), (name,), "cpu")
 
@@ -143,7 +143,11 @@ def test_inputs_of_any_nesting_are_cast() -> None:
 
     net = nn.Sequential(Inner())
     keep_in_float32(net, ("0",), "cpu")
-    half, whole, double = torch.ones(1, dtype=HALF), torch.ones(1, dtype=torch.int64), torch.ones(1).double()
+    half, whole, double = (
+        torch.ones(1, dtype=HALF),
+        torch.ones(1, dtype=torch.int64),
+        torch.ones(1).double(),
+    )
     with torch.autocast("cpu", torch.bfloat16):
         args, kwargs = net[0]([half, whole], {"a": (half, "text")}, pair=Pair(half, double))
     assert [tensor.dtype for tensor in args[0]] == [FULL, torch.int64]
@@ -162,7 +166,9 @@ def test_a_kept_module_can_be_copied_and_pickled(clone: Callable[[Net], Net]) ->
     nn.init.zeros_(next(other.body.parameters()))
     with torch.autocast("cpu", torch.bfloat16):
         assert other.body(DATA[0]).dtype == FULL
-        assert other.body(DATA[0])[0].equal(other.body(DATA[0])[1])  # the input has no effect any more
+        assert other.body(DATA[0])[0].equal(
+            other.body(DATA[0])[1]
+        )  # the input has no effect any more
         assert not net.body(DATA[0])[0].equal(net.body(DATA[0])[1])
 
 

@@ -31,7 +31,10 @@ class Gan(L.LightningModule):
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         for index, optimizer in enumerate(self.optimizers()):
             factor = float("inf") if batch_idx in self.bad and index == self.worse else 1.0
-            self.step(optimizer, lambda: self.nets[1](self.nets[0](batch)).float().square().mean() * factor)  # noqa: B023
+            self.step(
+                optimizer,
+                lambda: self.nets[1](self.nets[0](batch)).float().square().mean() * factor,  # noqa: B023
+            )
 
     def step(self, optimizer: Any, measure: Callable[[], torch.Tensor]) -> None:
         optimizer.zero_grad()
@@ -51,7 +54,9 @@ class Gan(L.LightningModule):
         return [torch.optim.SGD(net.parameters(), 0.01) for net in self.nets]
 
 
-def train(model: Gan, *callbacks: L.Callback, ckpt: Path | None = None, epochs: int = 1) -> L.Trainer:
+def train(
+    model: Gan, *callbacks: L.Callback, ckpt: Path | None = None, epochs: int = 1
+) -> L.Trainer:
     trainer = L.Trainer(
         accelerator="cpu",
         callbacks=list(callbacks),
@@ -71,7 +76,10 @@ def train(model: Gan, *callbacks: L.Callback, ckpt: Path | None = None, epochs: 
 @pytest.mark.parametrize("how", ["toggled", "closure", "named"])
 @pytest.mark.parametrize("worse", [0, 1])
 def test_each_optimizer_has_its_scale(how: str, worse: int) -> None:
-    model, amp = Gan(how, range(2, 4), worse), AMP("fp16", init_scale=SCALE, scaler_per_optimizer=True)
+    model, amp = (
+        Gan(how, range(2, 4), worse),
+        AMP("fp16", init_scale=SCALE, scaler_per_optimizer=True),
+    )
     train(model, amp)
     last, other = model.notes.rows[-1], 1 - worse
     assert (last[f"amp/scale_{worse}"], last[f"amp/scale_{other}"]) == (SCALE / 4, SCALE)
@@ -83,16 +91,29 @@ def test_each_optimizer_has_its_scale(how: str, worse: int) -> None:
 
 
 def test_one_scale_for_all_counts_a_row_for_each_optimizer() -> None:
-    model, amp = Gan("plain", range(1, 6)), AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32")
+    model, amp = (
+        Gan("plain", range(1, 6)),
+        AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32"),
+    )
     train(model, amp)
-    assert [values["amp/scale"] for values in model.notes.rows] == [SCALE, SCALE / 2, SCALE / 4, 1, 1, 1]
+    assert [values["amp/scale"] for values in model.notes.rows] == [
+        SCALE,
+        SCALE / 2,
+        SCALE / 4,
+        1,
+        1,
+        1,
+    ]
     assert "amp/scale_0" not in model.notes.rows[0]
     assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 3}
 
 
 def test_a_loss_for_no_known_optimizer_is_refused() -> None:
     amp = AMP("fp16", scaler_per_optimizer=True)
-    with pytest.raises(ConfigError, match=r"which of 2 optimizers a loss is for - call manual_backward between toggle"):
+    with pytest.raises(
+        ConfigError,
+        match=r"which of 2 optimizers a loss is for - call manual_backward between toggle",
+    ):
         train(Gan("plain"), amp)
 
 

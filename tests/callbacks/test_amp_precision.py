@@ -46,9 +46,16 @@ class Model(L.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1, momentum=0.9, fused=self.fused)
 
 
-def train(model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any) -> L.Trainer:
+def train(
+    model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **options: Any
+) -> L.Trainer:
     data = torch.randint(5, (BATCHES, 2), generator=torch.Generator().manual_seed(0))
-    defaults = {"max_epochs": 1, "log_every_n_steps": 1, "logger": model.notes, "enable_checkpointing": False}
+    defaults = {
+        "max_epochs": 1,
+        "log_every_n_steps": 1,
+        "logger": model.notes,
+        "enable_checkpointing": False,
+    }
     quiet = {"accelerator": "cpu", "enable_progress_bar": False, "enable_model_summary": False}
     trainer = L.Trainer(callbacks=list(callbacks), **{**defaults, **quiet, **options})
     loader: DataLoader[torch.Tensor] = DataLoader(data, batch_size=None)  # type: ignore[arg-type]
@@ -69,7 +76,9 @@ def train(model: Model, *callbacks: L.Callback, ckpt: Path | None = None, **opti
     ],
 )
 def test_wrong_options_are_refused(option: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"AMP: {option} is .*{value}.* - allowed: .* - change {option}"):
+    with pytest.raises(
+        ConfigError, match=f"AMP: {option} is .*{value}.* - allowed: .* - change {option}"
+    ):
         AMP(**{option: value})
 
 
@@ -95,7 +104,10 @@ def test_the_precision_for_a_device(
 
 
 def test_a_device_without_autocast_is_refused() -> None:
-    with pytest.raises(ConfigError, match="precision is 'bf16' on the device 'hpu' - allowed: there 'auto' and 'fp32'"):
+    with pytest.raises(
+        ConfigError,
+        match="precision is 'bf16' on the device 'hpu' - allowed: there 'auto' and 'fp32'",
+    ):
         choose_precision("bf16", "hpu")
 
 
@@ -111,7 +123,9 @@ def test_a_resumed_run_is_the_run_that_never_stopped(when: str, tmp_path: Path) 
     train(second, amps[2], ckpt=tmp_path / "x.ckpt", max_epochs=2)
     assert repr(first.notes.rows + second.notes.rows) == repr(whole.notes.rows)  # a norm is NaN
     assert torch.equal(second.layer.weight, whole.layer.weight)
-    assert amps[2].summary() == amps[0].summary() == {"amp/precision": "fp16", "amp/skipped_steps": 4}
+    assert (
+        amps[2].summary() == amps[0].summary() == {"amp/precision": "fp16", "amp/skipped_steps": 4}
+    )
     assert amps[2].state_dict()["in_a_row"] == {"0": 1}
 
 
@@ -121,15 +135,21 @@ def test_runs_go_on_with_lightnings_plugin_and_back(tmp_path: Path) -> None:
     train(Model(5), plugins=[theirs]).save_checkpoint(tmp_path / "theirs.ckpt")
     model = Model()
     amp = AMP("fp16", growth_interval=7)
-    train(model, amp, ckpt=tmp_path / "theirs.ckpt", max_epochs=2).save_checkpoint(tmp_path / "ours.ckpt")
+    train(model, amp, ckpt=tmp_path / "theirs.ckpt", max_epochs=2).save_checkpoint(
+        tmp_path / "ours.ckpt"
+    )
     assert [values["amp/scale"] for values in model.notes.rows] == [SCALE / 2] * BATCHES
     train(Model(), ckpt=tmp_path / "ours.ckpt", max_epochs=3, plugins=[theirs])
     assert scaler.get_scale() == SCALE  # it grew in the 7th step after the one that was skipped
     assert scaler.state_dict()["_growth_tracker"] == 5
 
 
-@pytest.mark.parametrize(("asked", "goes_on_in"), [("fp16", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")])
-def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(asked: Any, goes_on_in: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("asked", "goes_on_in"), [("fp16", "bf16"), ("bf16", "bf16"), ("fp32", "fp32")]
+)
+def test_a_run_that_fell_back_goes_on_so_unless_it_asks_for_more(
+    asked: Any, goes_on_in: str, tmp_path: Path
+) -> None:
     first = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="bf16")
     train(Model(1, 2, 3), first).save_checkpoint(tmp_path / "x.ckpt")
     again, second = Model(), AMP(asked)
@@ -162,14 +182,23 @@ def test_the_norm_is_that_of_unscaled_gradients(options: dict[str, bool]) -> Non
 
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("algorithm", ["norm", "value"])
-def test_gradients_of_a_fused_optimizer_are_clipped_like_those_of_any(precision: Any, algorithm: str) -> None:
-    models = {name: Model(fused=fused) for name, fused in (("plain", False), ("fused", True), ("unclipped", False))}
+def test_gradients_of_a_fused_optimizer_are_clipped_like_those_of_any(
+    precision: Any, algorithm: str
+) -> None:
+    models = {
+        name: Model(fused=fused)
+        for name, fused in (("plain", False), ("fused", True), ("unclipped", False))
+    }
     for name, model in models.items():
         limit = None if name == "unclipped" else 0.05
         options = {"gradient_clip_val": limit, "gradient_clip_algorithm": algorithm}
         train(model, AMP(precision, init_scale=SCALE), **options)
-    torch.testing.assert_close(models["fused"].layer.weight, models["plain"].layer.weight, rtol=1e-5, atol=1e-6)
-    assert not torch.allclose(models["unclipped"].layer.weight, models["plain"].layer.weight, rtol=1e-3)
+    torch.testing.assert_close(
+        models["fused"].layer.weight, models["plain"].layer.weight, rtol=1e-5, atol=1e-6
+    )
+    assert not torch.allclose(
+        models["unclipped"].layer.weight, models["plain"].layer.weight, rtol=1e-3
+    )
 
 
 def test_a_fused_optimizer_skips_and_is_counted() -> None:
@@ -178,12 +207,25 @@ def test_a_fused_optimizer_skips_and_is_counted() -> None:
     assert amp.summary()["amp/skipped_steps"] == 2
 
 
-@pytest.mark.parametrize("options", [{"logger": None}, {"fast_dev_run": 2}, {"log_every_n_steps": 0}])
+@pytest.mark.parametrize(
+    "options", [{"logger": None}, {"fast_dev_run": 2}, {"log_every_n_steps": 0}]
+)
 @pytest.mark.parametrize("model", [BoringModel, ManualOptimBoringModel])
-def test_demo_modules_run(model: type[BoringModel], options: dict[str, Any], tmp_path: Path) -> None:
-    quiet: dict[str, Any] = {"enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+def test_demo_modules_run(
+    model: type[BoringModel], options: dict[str, Any], tmp_path: Path
+) -> None:
+    quiet: dict[str, Any] = {
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "enable_checkpointing": False,
+    }
     trainer = L.Trainer(
-        accelerator="cpu", default_root_dir=tmp_path, callbacks=[AMP("bf16")], max_steps=3, **quiet, **options
+        accelerator="cpu",
+        default_root_dir=tmp_path,
+        callbacks=[AMP("bf16")],
+        max_steps=3,
+        **quiet,
+        **options,
     )
     trainer.fit(model())
 
@@ -194,4 +236,7 @@ def test_on_cuda(precision: Any) -> None:
     model, amp = Model(2), AMP(precision, init_scale=SCALE, fall_back_after=50)
     train(model, amp, accelerator="gpu", devices=1)
     assert set(model.dtypes) == {{"fp16": torch.float16, "bf16": torch.bfloat16}[precision]}
-    assert amp.summary() == {"amp/precision": precision, "amp/skipped_steps": int(precision == "fp16")}
+    assert amp.summary() == {
+        "amp/precision": precision,
+        "amp/skipped_steps": int(precision == "fp16"),
+    }

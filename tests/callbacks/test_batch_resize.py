@@ -32,7 +32,9 @@ from lit_data.types import Batch, FieldSpec, Stage
 from tests.limited_memory import SimulatedDevice, install
 from tests.tally import Meanwhile, Rows, Tally, stop_clock
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 EAGER: dict[str, Any] = {
     "mode": "resize",
@@ -54,7 +56,9 @@ class Numbers:
     def __len__(self) -> int:
         return self.samples
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         rows["index"][:] = indices
 
 
@@ -114,7 +118,9 @@ def _loader(samples: int, batch_size: int, **options: Any) -> MicroBatchLoader:
 
 def _device(fits: int, **options: Any) -> SimulatedDevice:
     """So many samples fit, and none that is there already."""
-    return SimulatedDevice(fits * 100, fixed_bytes=0, sample_bytes=100, **({"retry_fraction": 2} | options))
+    return SimulatedDevice(
+        fits * 100, fixed_bytes=0, sample_bytes=100, **({"retry_fraction": 2} | options)
+    )
 
 
 def _trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
@@ -123,7 +129,11 @@ def _trainer(*callbacks: L.Callback, **options: Any) -> L.Trainer:
 
 
 def _run(
-    device: SimulatedDevice, adaptive: AdaptiveBatchSize, loader: Any, seen: Meanwhile | None = None, **options: Any
+    device: SimulatedDevice,
+    adaptive: AdaptiveBatchSize,
+    loader: Any,
+    seen: Meanwhile | None = None,
+    **options: Any,
 ) -> tuple[Tally, Meanwhile, Rows]:
     module, seen = Tally(len(loader.dataset)), seen or Meanwhile()
     install(module, device.plan())
@@ -140,7 +150,9 @@ def _check_learned_once(module: Tally, batches: list[list[int]]) -> None:
     assert sorted(order) == list(range(len(module.learned)))
     learned = module.learned.detach()
     for batch in batches:
-        assert torch.allclose(learned[batch] * len(batch), torch.ones(len(batch), dtype=torch.float64))
+        assert torch.allclose(
+            learned[batch] * len(batch), torch.ones(len(batch), dtype=torch.float64)
+        )
 
 
 def _sizes(seen: Meanwhile) -> list[int]:
@@ -155,7 +167,9 @@ KINDS = [
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind["worker_kind"])
-def test_the_batch_grows_within_an_epoch_and_no_sample_is_lost(kind: dict[str, Any], on_device: OnDevice) -> None:
+def test_the_batch_grows_within_an_epoch_and_no_sample_is_lost(
+    kind: dict[str, Any], on_device: OnDevice
+) -> None:
     loader = _loader(1000, 8, **kind)
     module, seen, rows = _run(on_device(_device(100)), AdaptiveBatchSize(**EAGER), loader)
     # One batch is fetched ahead, and the first only tells how large batches are.
@@ -168,7 +182,9 @@ def test_the_batch_grows_within_an_epoch_and_no_sample_is_lost(kind: dict[str, A
 
 
 @pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize(("samples", "batch_size", "fits"), [(64, 8, 4), (64, 8, 16), (128, 16, 100), (61, 8, 5)])
+@pytest.mark.parametrize(
+    ("samples", "batch_size", "fits"), [(64, 8, 4), (64, 8, 16), (128, 16, 100), (61, 8, 5)]
+)
 def test_all_samples_are_used_and_validation_runs(
     samples: int, batch_size: int, fits: int, accumulate: int, on_device: OnDevice
 ) -> None:
@@ -177,7 +193,11 @@ def test_all_samples_are_used_and_validation_runs(
     module, seen = Tally(samples), Meanwhile()
     install(module, device.plan())
     trainer = _trainer(
-        AdaptiveBatchSize(**EAGER), seen, max_epochs=3, accumulate_grad_batches=accumulate, num_sanity_val_steps=0
+        AdaptiveBatchSize(**EAGER),
+        seen,
+        max_epochs=3,
+        accumulate_grad_batches=accumulate,
+        num_sanity_val_steps=0,
     )
     trainer.fit(module, loader, DataLoader([{"index": torch.arange(3)}], batch_size=None))
     order = [index for batch in seen.batches for index in batch]
@@ -188,9 +208,13 @@ def test_all_samples_are_used_and_validation_runs(
 
 
 @pytest.mark.parametrize("fits", [255, 200, 129, 100, 50, 7, 1])
-def test_from_256_it_settles_within_15_steps_at_nine_tenths_of_what_fits(fits: int, on_device: OnDevice) -> None:
+def test_from_256_it_settles_within_15_steps_at_nine_tenths_of_what_fits(
+    fits: int, on_device: OnDevice
+) -> None:
     loader = _loader(256 * 20, 256)
-    _, seen, rows = _run(on_device(_device(fits)), AdaptiveBatchSize(**EAGER), loader, limit_train_batches=20)
+    _, seen, rows = _run(
+        on_device(_device(fits)), AdaptiveBatchSize(**EAGER), loader, limit_train_batches=20
+    )
     assert set(_sizes(seen)[14:]) == {rows.sizes()[14]}
     assert 0.9 * fits <= rows.sizes()[14] <= fits
     assert rows.pieces()[14:] == [1] * 6
@@ -205,7 +229,9 @@ def test_without_a_measured_peak_it_settles_as_well(on_device: OnDevice) -> None
             return type(device.read())(0, 0, 0, self.limit_bytes)
 
     blind = on_device(Blind(7700, 0, 100, retry_fraction=2))
-    _, seen, rows = _run(blind, AdaptiveBatchSize(**EAGER), _loader(256 * 20, 256), limit_train_batches=20)
+    _, seen, rows = _run(
+        blind, AdaptiveBatchSize(**EAGER), _loader(256 * 20, 256), limit_train_batches=20
+    )
     assert 0.9 * 77 <= rows.sizes()[14] <= 77
     assert set(_sizes(seen)[14:]) == {rows.sizes()[14]}
 
@@ -213,9 +239,14 @@ def test_without_a_measured_peak_it_settles_as_well(on_device: OnDevice) -> None
 def test_it_follows_when_memory_goes_and_comes(on_device: OnDevice) -> None:
     device = on_device(_device(100))
     limits = {20: 50, 40: 10, 60: 90, 80: 400}
-    events = {step: lambda fits=fits: setattr(device, "limit_bytes", fits * 100) for step, fits in limits.items()}
+    events = {
+        step: lambda fits=fits: setattr(device, "limit_bytes", fits * 100)
+        for step, fits in limits.items()
+    }
     seen = Meanwhile(events)
-    _, seen, rows = _run(device, AdaptiveBatchSize(**EAGER), _loader(30000, 100), seen, limit_train_batches=100)
+    _, seen, rows = _run(
+        device, AdaptiveBatchSize(**EAGER), _loader(30000, 100), seen, limit_train_batches=100
+    )
     for step, fits in {19: 100, 39: 50, 59: 10, 79: 90, 99: 400}.items():
         assert 0.9 * fits <= rows.sizes()[step] == _sizes(seen)[step] <= fits
 
@@ -225,7 +256,9 @@ def test_by_default_memory_decides_between_its_two_shares(on_device: OnDevice) -
 
     def settle(fits: int) -> int:
         adaptive = AdaptiveBatchSize("resize", grow_after=2)
-        seen = _run(on_device(_device(fits)), adaptive, _loader(3000, 64), limit_train_batches=12)[1]
+        seen = _run(on_device(_device(fits)), adaptive, _loader(3000, 64), limit_train_batches=12)[
+            1
+        ]
         return _sizes(seen)[-1]
 
     assert settle(64 * 2) == 115
@@ -237,7 +270,9 @@ def test_by_default_memory_decides_between_its_two_shares(on_device: OnDevice) -
 
 def test_a_failure_is_no_sign_of_scarce_memory_for_the_size_that_fits(on_device: OnDevice) -> None:
     adaptive = AdaptiveBatchSize("resize", grow_after=1, min_success=0.3)
-    _, seen, rows = _run(on_device(_device(100)), adaptive, _loader(256 * 6, 256), limit_train_batches=6)
+    _, seen, rows = _run(
+        on_device(_device(100)), adaptive, _loader(256 * 6, 256), limit_train_batches=6
+    )
     assert rows.sizes() == [64, 64, 90, 90, 90, 90]  # one failed of two: no growth after the first
     assert _sizes(seen) == [256, *rows.sizes()[1:]]
 
@@ -245,19 +280,27 @@ def test_a_failure_is_no_sign_of_scarce_memory_for_the_size_that_fits(on_device:
 def test_steps_in_which_the_allocator_retries_make_batches_smaller(on_device: OnDevice) -> None:
     adaptive = AdaptiveBatchSize("resize", grow_after=50)
     device = on_device(_device(65, retry_fraction=0.98))
-    assert _sizes(_run(device, adaptive, _loader(640, 64), limit_train_batches=8)[1]) == [64, 64] + [32] * 6
+    assert (
+        _sizes(_run(device, adaptive, _loader(640, 64), limit_train_batches=8)[1])
+        == [64, 64] + [32] * 6
+    )
 
 
 def test_it_grows_only_while_batches_go_through_at_once(on_device: OnDevice) -> None:
     def run(min_success: float) -> list[int]:
         device = on_device(_device(300))
         seen = Meanwhile(
-            {3: lambda: setattr(device, "limit_bytes", 6000), 4: lambda: setattr(device, "limit_bytes", 10**6)}
+            {
+                3: lambda: setattr(device, "limit_bytes", 6000),
+                4: lambda: setattr(device, "limit_bytes", 10**6),
+            }
         )
         adaptive = AdaptiveBatchSize("resize", grow_after=5, min_success=min_success, max_size=64)
         return _sizes(_run(device, adaptive, _loader(3000, 64), seen, limit_train_batches=40)[1])
 
-    assert run(0.7) == [64] * 4 + [32] * 4 + [64] * 32  # the step that failed went through in halves, and counts
+    assert (
+        run(0.7) == [64] * 4 + [32] * 4 + [64] * 32
+    )  # the step that failed went through in halves, and counts
     # Every fifth step decides, and the failure is one of the last 20 until step 23.
     assert run(0.95) == [64] * 4 + [32] * 24 + [64] * 12
 
@@ -291,7 +334,9 @@ def test_scarce_memory_never_leads_below_the_smallest_size(on_device: OnDevice) 
     _check_learned_once(module, seen.batches)
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))])
+@pytest.mark.parametrize(
+    "seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6))]
+)
 def test_a_thousand_steps_under_random_pressure(
     seed: int, on_device: OnDevice, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,7 +356,9 @@ def test_a_thousand_steps_under_random_pressure(
         assert sorted(order[first : first + 20000]) == list(range(20000))
 
 
-def test_a_larger_batch_that_is_slower_is_taken_back(on_device: OnDevice, clock: SimpleNamespace) -> None:
+def test_a_larger_batch_that_is_slower_is_taken_back(
+    on_device: OnDevice, clock: SimpleNamespace
+) -> None:
     device, loader = on_device(_device(1000)), _loader(5000, 16)
     module, seen = Tally(5000), Meanwhile()
     step = module.training_step
@@ -334,12 +381,18 @@ SCHEDULES: dict[str, Callable[[SGD], Any]] = {
     "cosine": lambda optimizer: CosineAnnealingLR(optimizer, 12),
     "one cycle": lambda optimizer: OneCycleLR(optimizer, 0.8, total_steps=60, cycle_momentum=False),
 }
-FACTORS: dict[str, Callable[[float], float]] = {"none": lambda r: 1.0, "linear": lambda r: r, "sqrt": math.sqrt}
+FACTORS: dict[str, Callable[[float], float]] = {
+    "none": lambda r: 1.0,
+    "linear": lambda r: r,
+    "sqrt": math.sqrt,
+}
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 @pytest.mark.parametrize("policy", FACTORS)
-def test_the_rate_follows_the_batch_and_no_schedule_sees_it(policy: str, schedule: str, on_device: OnDevice) -> None:
+def test_the_rate_follows_the_batch_and_no_schedule_sees_it(
+    policy: str, schedule: str, on_device: OnDevice
+) -> None:
     device, loader = on_device(_device(100)), _loader(1000, 8)
 
     def configure(parameters: list[torch.nn.Parameter]) -> dict[str, Any]:
@@ -366,14 +419,20 @@ def test_the_rate_follows_the_batch_and_no_schedule_sees_it(policy: str, schedul
     assert module.optimizers().param_groups[0]["lr"] == alone["optimizer"].param_groups[0]["lr"]
     learned = module.learned.detach()
     assert _sizes(seen)[:10] == [8, 8, 8, 16, 16, 32, 32, 64, 64, 100]
-    assert _sizes(seen)[-1] not in _sizes(seen)[:-1]  # the short last batch has the rate of a full one
+    assert (
+        _sizes(seen)[-1] not in _sizes(seen)[:-1]
+    )  # the short last batch has the rate of a full one
     for batch, rate in zip(seen.batches, expected, strict=True):
         size = 100 if batch is seen.batches[-1] else len(batch)
         used = learned[batch] * len(batch)
-        assert torch.allclose(used, torch.full_like(used, rate * FACTORS[policy](size / 8)), rtol=1e-12)
+        assert torch.allclose(
+            used, torch.full_like(used, rate * FACTORS[policy](size / 8)), rtol=1e-12
+        )
 
 
-def test_the_rate_is_restored_when_a_run_breaks_off_in_its_optimizer_step(on_device: OnDevice) -> None:
+def test_the_rate_is_restored_when_a_run_breaks_off_in_its_optimizer_step(
+    on_device: OnDevice,
+) -> None:
     device, module, used = on_device(_device(100)), Tally(1000), []
 
     def break_off() -> None:
@@ -402,7 +461,9 @@ def test_several_optimizers_are_scaled_alike(on_device: OnDevice) -> None:
             self.other = torch.nn.Parameter(torch.zeros(500, dtype=torch.float64))
 
         def training_step(self, batch: dict[str, Any], batch_idx: int) -> None:
-            for optimizer, counts in zip(self.optimizers(), (self.learned, self.other), strict=True):
+            for optimizer, counts in zip(
+                self.optimizers(), (self.learned, self.other), strict=True
+            ):
                 optimizer.zero_grad()
                 self.manual_backward(-counts[batch["index"]].mean())
                 optimizer.step()
@@ -454,13 +515,18 @@ def test_a_run_goes_on_with_its_size(steps: int, on_device: OnDevice, tmp_path: 
     assert size > 8
     module, after, adaptive = start()
     _trainer(adaptive, after).fit(module, datamodule=Data(400, 8), ckpt_path=path)
-    assert _sizes(after)[:2] == [8, size]  # Lightning fetches the first before anybody can set a size
+    assert _sizes(after)[:2] == [
+        8,
+        size,
+    ]  # Lightning fetches the first before anybody can set a size
     assert max(_sizes(after)) == 60
     batches = before.batches + after.batches
     assert sorted(index for batch in batches for index in batch) == list(range(400))
     learned = module.learned.detach()
     for batch in batches[:-1]:  # the rate belongs to batches of 8 still
-        assert torch.allclose(learned[batch] * len(batch), torch.full((len(batch),), len(batch) / 8).double())
+        assert torch.allclose(
+            learned[batch] * len(batch), torch.full((len(batch),), len(batch) / 8).double()
+        )
 
 
 class Painted(Tally):
@@ -472,12 +538,16 @@ class Painted(Tally):
 
     def training_step(self, batch: Batch, batch_idx: int) -> torch.Tensor:
         for row, index in enumerate(batch["index"].tolist()):
-            self.looks[index] = batch["image"][row].numpy().tobytes() + batch["mask"][row].numpy().tobytes()
+            self.looks[index] = (
+                batch["image"][row].numpy().tobytes() + batch["mask"][row].numpy().tobytes()
+            )
         return super().training_step(batch, batch_idx)
 
 
 @pytest.mark.parametrize("mode", ["split", "resize"])
-def test_no_size_changes_what_samples_of_stripes_look_like(mode: Any, on_device: OnDevice, tmp_path: Path) -> None:
+def test_no_size_changes_what_samples_of_stripes_look_like(
+    mode: Any, on_device: OnDevice, tmp_path: Path
+) -> None:
     (tmp_path / "images").mkdir()
     pixels = np.random.default_rng(0).integers(60, 180, (8, 96, 96, 3), np.uint8)
     for number, image in enumerate(pixels):
@@ -502,7 +572,9 @@ def test_no_size_changes_what_samples_of_stripes_look_like(mode: Any, on_device:
         assert len(order) == len(set(order)) == len(data.dataset("train"))
         assert module.learned.count_nonzero() == len(order)
         for batch in seen.batches:
-            assert torch.allclose(module.learned.detach()[batch] * len(batch), torch.ones(len(batch)).double())
+            assert torch.allclose(
+                module.learned.detach()[batch] * len(batch), torch.ones(len(batch)).double()
+            )
         return module.looks
 
     options = EAGER | {"mode": mode, "target_memory": 1.0}
@@ -547,19 +619,27 @@ def test_a_loader_that_cannot_change_is_refused(loader: Callable[[], Any], name:
 def test_several_ranks_are_refused() -> None:
     trainer: Any = SimpleNamespace(world_size=2, optimizers=[])
     replay = Replay(trainer, Tally(1), SizeLimits(), _device(1))
-    with pytest.raises(ConfigError, match=r"works on one device and this run has 2 ranks.*use mode='split'"):
+    with pytest.raises(
+        ConfigError, match=r"works on one device and this run has 2 ranks.*use mode='split'"
+    ):
         Resizing(_loader(64, 8), ResizeRules(), replay)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"learning_rate": "cube"}, r"learning_rate='cube' is unknown: choose one of none, linear, sqrt"),
+        (
+            {"learning_rate": "cube"},
+            r"learning_rate='cube' is unknown: choose one of none, linear, sqrt",
+        ),
         ({"grow_below": 0}, r"grow_below=0 is a share: give a number above 0 and up to 1"),
         ({"shrink_above": 1.1}, r"shrink_above=1.1 is a share"),
         ({"min_success": -1}, r"min_success=-1 is a share"),
         ({"grow_below": 0.9}, r"grow_below=0.9 must be below shrink_above=0.9, or sizes swing"),
-        ({"grow_after": None}, r"grow_after=None with mode='resize': memory is looked at every grow_after steps"),
+        (
+            {"grow_after": None},
+            r"grow_after=None with mode='resize': memory is looked at every grow_after steps",
+        ),
     ],
     ids=str,
 )

@@ -81,7 +81,9 @@ class Model(BoringModel):
         self.clock = clock
         self.notes = Notes("data/", "time/")
 
-    def transfer_batch_to_device(self, batch: Any, device: torch.device, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
         self.clock.now_s += 4
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
@@ -153,13 +155,20 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def make_trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
-    steps = {"max_epochs": 1, "limit_val_batches": 0, "log_every_n_steps": 4, "default_root_dir": folder}
+    steps = {
+        "max_epochs": 1,
+        "limit_val_batches": 0,
+        "log_every_n_steps": 4,
+        "default_root_dir": folder,
+    }
     return L.Trainer(callbacks=list(callbacks), **{**QUIET, **steps, **options})
 
 
 def test_every_second_belongs_to_one_part(clock: Clock, tmp_path: Path) -> None:
     model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2, logger=model.notes).fit(model, Slow(clock))
+    make_trainer(tmp_path, monitor, Busy(clock), max_epochs=2, logger=model.notes).fit(
+        model, Slow(clock)
+    )
     rates = {"data/wait_fraction": 3 / 128, "data/samples_per_s": 4 / 128, "data/success_rate": 1.0}
     assert model.notes.rows == [rates | PARTS_S] * 4
     summary = monitor.summary()
@@ -193,7 +202,11 @@ def test_two_optimizers_of_a_manual_optimisation(clock: Clock, tmp_path: Path) -
 def test_accumulation_has_steps_without_an_optimizer(clock: Clock, tmp_path: Path) -> None:
     model = Model(clock)
     trainer = make_trainer(
-        tmp_path, DataWaitMonitor(), logger=model.notes, accumulate_grad_batches=2, log_every_n_steps=2
+        tmp_path,
+        DataWaitMonitor(),
+        logger=model.notes,
+        accumulate_grad_batches=2,
+        log_every_n_steps=2,
     )
     trainer.fit(model, Slow(clock))
     assert len(model.notes.rows) == 2  # after 4 and after 8 batches
@@ -228,7 +241,11 @@ def test_hooks_of_a_datamodule_are_those_that_are_measured(clock: Clock, tmp_pat
         warnings.filterwarnings("ignore", "You have overridden")  # said once in a process
         make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes).fit(model, data)
     parts = {name: model.notes.rows[-1][name] for name in PARTS_S}
-    assert parts == PARTS_S | {"time/assemble_s": 129.0, "time/augment_s": 256.0, "time/other_s": 0.0}
+    assert parts == PARTS_S | {
+        "time/assemble_s": 129.0,
+        "time/augment_s": 256.0,
+        "time/other_s": 0.0,
+    }
     assert vars(data).keys().isdisjoint({"on_after_batch_transfer", "on_before_batch_transfer"})
 
 
@@ -240,28 +257,41 @@ def test_validation_checkpoints_and_first_steps_are_left_out(clock: Clock, tmp_p
     model, monitor = Model(clock), DataWaitMonitor()
     checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=3)
     trainer = make_trainer(
-        tmp_path, monitor, SlowCheckpoint(), checkpoint, enable_checkpointing=True, limit_val_batches=1
+        tmp_path,
+        monitor,
+        SlowCheckpoint(),
+        checkpoint,
+        enable_checkpointing=True,
+        limit_val_batches=1,
     )
     trainer.fit(model, Slow(clock), DataLoader(RandomDataset(32, 4), 4))
     assert monitor.summary()["train/mean_step_s"] == 64.0
-    assert monitor.state_dict()["tally"]["steps"] == BATCHES - 3  # the first, and those after the checkpoints
+    assert (
+        monitor.state_dict()["tally"]["steps"] == BATCHES - 3
+    )  # the first, and those after the checkpoints
     assert monitor.state_dict()["tally"]["batches"] == BATCHES
 
 
 @pytest.mark.filterwarnings("ignore:The number of training batches")
 def test_short_epochs_are_logged_in_the_trainers_rhythm(clock: Clock, tmp_path: Path) -> None:
     model = Model(clock)
-    trainer = make_trainer(tmp_path, DataWaitMonitor(), logger=model.notes, max_epochs=3, limit_train_batches=3)
+    trainer = make_trainer(
+        tmp_path, DataWaitMonitor(), logger=model.notes, max_epochs=3, limit_train_batches=3
+    )
     trainer.fit(model, Slow(clock))
     assert len(model.notes.rows) == 2
 
 
 def test_events_of_other_callbacks_count(clock: Clock, tmp_path: Path) -> None:
     class Splits(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_start(
+            self, trainer: L.Trainer, module: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx == 1:
                 for size in (4.0, 3.0):
-                    announce(trainer, Event("oom", "", {"size": size, "index": batch_idx}), MemoryError())
+                    announce(
+                        trainer, Event("oom", "", {"size": size, "index": batch_idx}), MemoryError()
+                    )
                 announce(trainer, Event("batch_size", "", {"size": 2.0, "pieces": 2.0}))
 
     monitor = DataWaitMonitor()
@@ -302,13 +332,17 @@ def test_a_checkpoint_keeps_the_sums(clock: Clock, tmp_path: Path) -> None:
     trainer.fit(Model(clock), Slow(clock))
     trainer.save_checkpoint(tmp_path / "a.ckpt")
     torch.load(tmp_path / "a.ckpt", weights_only=True)
-    make_trainer(tmp_path, second, max_epochs=2).fit(Model(clock), Slow(clock), ckpt_path=tmp_path / "a.ckpt")
+    make_trainer(tmp_path, second, max_epochs=2).fit(
+        Model(clock), Slow(clock), ckpt_path=tmp_path / "a.ckpt"
+    )
     assert second.state_dict()["tally"]["batches"] == 2 * BATCHES
     assert second.state_dict()["tally"]["steps"] == 2 * (BATCHES - 1)
     assert second.summary()["train/mean_step_s"] == 64.0
 
 
-def test_everything_is_as_before_after_a_fit_and_after_an_error(clock: Clock, tmp_path: Path) -> None:
+def test_everything_is_as_before_after_a_fit_and_after_an_error(
+    clock: Clock, tmp_path: Path
+) -> None:
     class Fails(Model):
         def training_step(self, batch: Any, batch_idx: int) -> Any:
             if batch_idx == 5:
@@ -317,12 +351,16 @@ def test_everything_is_as_before_after_a_fit_and_after_an_error(clock: Clock, tm
 
     for model in (Model(clock), Fails(clock)):
         trainer = make_trainer(tmp_path, DataWaitMonitor())
-        before = [set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)]
+        before = [
+            set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)
+        ]
         try:
             trainer.fit(model, Slow(clock))
         except ValueError:
             assert isinstance(model, Fails)
-        after = [set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)]
+        after = [
+            set(vars(owner)) for owner in (model, trainer.strategy, trainer.fit_loop.epoch_loop)
+        ]
         assert not {"training_step", "optimizer_step", "backward"} & (after[1] - before[1])
         assert not {"on_after_batch_transfer", "transfer_batch_to_device"} & after[0]
         assert not {"_on_before_fetch", "_on_after_fetch"} & after[2]
@@ -332,7 +370,9 @@ def test_everything_is_as_before_after_a_fit_and_after_an_error(clock: Clock, tm
 
 def test_a_module_can_be_copied_while_it_is_watched(clock: Clock, tmp_path: Path) -> None:
     class Copies(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, module: L.LightningModule, *args: Any) -> None:
+        def on_train_batch_start(
+            self, trainer: L.Trainer, module: L.LightningModule, *args: Any
+        ) -> None:
             copied = copy.deepcopy(module)
             assert copied.on_after_batch_transfer(torch.ones(1), 0) == 1
 
@@ -344,7 +384,9 @@ def test_our_loader_tells_its_own_work(tmp_path: Path) -> None:
     monitor = DataWaitMonitor()
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
-    assert 0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s  # the first batch is not counted
+    assert (
+        0 < 3 * float(summary["train/mean_assemble_s"]) < loader.assemble_s
+    )  # the first batch is not counted
     assert float(summary["train/mean_wait_s"]) > 0
 
 
@@ -352,11 +394,15 @@ def test_lightning_still_calls_the_fetch_hooks() -> None:
     assert {"_on_before_fetch", "_on_after_fetch"} <= set(vars(_TrainingEpochLoop))
 
 
-def test_a_plain_script_is_told_what_limits_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plain_script_is_told_what_limits_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     said: list[str] = []
     monkeypatch.setattr(data_wait_monitor, "rank_zero_info", said.append)
     monitor, notes = DataWaitMonitor(path=tmp_path / "plots"), Notes("time/")
-    trainer = make_trainer(tmp_path, monitor, logger=notes, limit_val_batches=1, num_sanity_val_steps=1)
+    trainer = make_trainer(
+        tmp_path, monitor, logger=notes, limit_val_batches=1, num_sanity_val_steps=1
+    )
     trainer.fit(BoringModel(), DataLoader(RandomDataset(32, 64), 4))
     assert said == [f"DataWaitMonitor: {monitor.summary()['train/limited_by']}"]
     assert (tmp_path / "plots" / "throughput.png").is_file()
@@ -368,16 +414,24 @@ def test_a_plain_script_is_told_what_limits_it(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.parametrize(
-    ("options", "trainer_options"), [({"plot": False}, {}), ({}, {"fast_dev_run": 3})], ids=["off", "fast_dev_run"]
+    ("options", "trainer_options"),
+    [({"plot": False}, {}), ({}, {"fast_dev_run": 3})],
+    ids=["off", "fast_dev_run"],
 )
-def test_no_plot_where_none_is_wanted(tmp_path: Path, options: dict[str, Any], trainer_options: dict[str, Any]) -> None:
+def test_no_plot_where_none_is_wanted(
+    tmp_path: Path, options: dict[str, Any], trainer_options: dict[str, Any]
+) -> None:
     monitor = DataWaitMonitor(path=tmp_path / "plots", **options)
-    make_trainer(tmp_path, monitor, **trainer_options).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
+    make_trainer(tmp_path, monitor, **trainer_options).fit(
+        BoringModel(), DataLoader(RandomDataset(32, 16), 4)
+    )
     assert monitor.summary()["samples_per_s"]
     assert not (tmp_path / "plots").exists()
 
 
-def test_a_plot_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_plot_that_cannot_be_written_fails_no_run(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").write_text("")
     monitor = DataWaitMonitor(path=tmp_path / "file")
     make_trainer(tmp_path, monitor).fit(BoringModel(), DataLoader(RandomDataset(32, 16), 4))
@@ -386,12 +440,16 @@ def test_a_plot_that_cannot_be_written_fails_no_run(tmp_path: Path, caplog: pyte
 
 def test_logging_may_be_switched_off(clock: Clock, tmp_path: Path) -> None:
     model, monitor = Model(clock), DataWaitMonitor()
-    make_trainer(tmp_path, monitor, logger=model.notes, log_every_n_steps=0, max_epochs=20).fit(model, Slow(clock))
+    make_trainer(tmp_path, monitor, logger=model.notes, log_every_n_steps=0, max_epochs=20).fit(
+        model, Slow(clock)
+    )
     assert model.notes.rows == []
     assert monitor.summary()["train/mean_step_s"] == 64.0
 
 
-def test_what_was_read_from_disks_is_held_against_the_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_read_from_disks_is_held_against_the_samples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Slowly(torch.utils.data.Dataset[Tensor]):
         def __len__(self) -> int:
             return 16
@@ -402,7 +460,10 @@ def test_what_was_read_from_disks_is_held_against_the_samples(tmp_path: Path, mo
 
     read = iter((1000, 1000 + 4 * 16 * 32 * 4))
     monkeypatch.setattr(data_wait_monitor, "count_disk_bytes", lambda: next(read))
-    monitor, loader = DataWaitMonitor(), MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0))
+    monitor, loader = (
+        DataWaitMonitor(),
+        MicroBatchLoader(Slowly(), LoaderOptions(batch_size=2, num_workers=0)),
+    )
     make_trainer(tmp_path, monitor).fit(BoringModel(), loader)
     summary = monitor.summary()
     assert summary["train/disk_read_bytes"] == 4 * 16 * 32 * 4
@@ -436,9 +497,21 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
     ("parts", "options", "sentence"),
     [
         # what is neither model nor small
-        (make_parts(wait=61, forward=39), {}, "waiting for data takes 61% of the time: try more workers"),
-        (make_parts(wait=10, assemble=51, forward=39), {}, "waiting for data takes 61% of the time: try fewer or sma"),
-        (make_parts(wait=61, forward=39), {"disk_ratio": 0.4}, "waiting for data takes 61% of the time: try more"),
+        (
+            make_parts(wait=61, forward=39),
+            {},
+            "waiting for data takes 61% of the time: try more workers",
+        ),
+        (
+            make_parts(wait=10, assemble=51, forward=39),
+            {},
+            "waiting for data takes 61% of the time: try fewer or sma",
+        ),
+        (
+            make_parts(wait=61, forward=39),
+            {"disk_ratio": 0.4},
+            "waiting for data takes 61% of the time: try more",
+        ),
         (
             make_parts(wait=61, forward=39),
             {"disk_ratio": 12.6},
@@ -450,12 +523,32 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
             "waiting for data takes 61% of the time: t",
         ),
         (make_parts(wait=10, forward=90), {"disk_ratio": 9.0}, "the model takes 90% of the time"),
-        (make_parts(transfer=30, forward=70), {}, "the copy to the device takes 30% of the time: try page-locked"),
-        (make_parts(augment=20, forward=80), {}, "augmentation takes 20% of the time: try fewer or cheaper"),
-        (make_parts(optimizer=25, forward=75), {}, "the optimizer takes 25% of the time: try fused=True"),
-        (make_parts(other=40, wait=30, forward=30), {}, "what is neither data nor model (callbacks, loggers, the Tr"),
+        (
+            make_parts(transfer=30, forward=70),
+            {},
+            "the copy to the device takes 30% of the time: try page-locked",
+        ),
+        (
+            make_parts(augment=20, forward=80),
+            {},
+            "augmentation takes 20% of the time: try fewer or cheaper",
+        ),
+        (
+            make_parts(optimizer=25, forward=75),
+            {},
+            "the optimizer takes 25% of the time: try fused=True",
+        ),
+        (
+            make_parts(other=40, wait=30, forward=30),
+            {},
+            "what is neither data nor model (callbacks, loggers, the Tr",
+        ),
         # the model
-        (make_parts(wait=19, forward=40, backward=41), {"on_cpu": True}, "the model takes 81% of the time: try a GPU"),
+        (
+            make_parts(wait=19, forward=40, backward=41),
+            {"on_cpu": True},
+            "the model takes 81% of the time: try a GPU",
+        ),
         (
             make_parts(forward=1),
             {"on_cpu": True, "precision": "32-true", "has_bf16": True},
@@ -476,8 +569,16 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
             {"free_memory": 0.6},
             "the model takes 100% of the time: a larger batch may help, as 6",
         ),
-        (make_parts(forward=1), {"free_memory": 0.2}, "the model takes 100% of the time: the memory is in use; try lo"),
-        (make_parts(forward=1), {"gain": 1.2}, "the model takes 100% of the time: a larger batch may help, as the l"),
+        (
+            make_parts(forward=1),
+            {"free_memory": 0.2},
+            "the model takes 100% of the time: the memory is in use; try lo",
+        ),
+        (
+            make_parts(forward=1),
+            {"gain": 1.2},
+            "the model takes 100% of the time: a larger batch may help, as the l",
+        ),
         (
             make_parts(forward=1),
             {"gain": 1.0, "free_memory": 0.6},
@@ -485,7 +586,9 @@ def make_parts(**seconds_s: float) -> dict[Part, float]:
         ),
     ],
 )
-def test_one_sentence_names_the_limit(parts: dict[Part, float], options: dict[str, Any], sentence: str) -> None:
+def test_one_sentence_names_the_limit(
+    parts: dict[Part, float], options: dict[str, Any], sentence: str
+) -> None:
     assert describe_limit(parts, **({"on_cpu": False} | options)).startswith(sentence)
 
 

@@ -5,7 +5,13 @@ import pytest
 import torch
 
 from lit_data.callbacks import device_memory
-from lit_data.callbacks.device_memory import CudaGauge, HostGauge, MemoryGauge, MemoryReading, open_gauge
+from lit_data.callbacks.device_memory import (
+    CudaGauge,
+    HostGauge,
+    MemoryGauge,
+    MemoryReading,
+    open_gauge,
+)
 
 MIB = 2**20
 
@@ -21,7 +27,11 @@ class FakeCuda:
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (self.free, 5000))
         monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 1.0)
         monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", self._reset)
-        monkeypatch.setattr(torch.cuda, "synchronize", lambda *_: pytest.fail("a gauge must not wait for the device"))
+        monkeypatch.setattr(
+            torch.cuda,
+            "synchronize",
+            lambda *_: pytest.fail("a gauge must not wait for the device"),
+        )
 
     def hold(self, size: int) -> None:
         self.current = size
@@ -126,7 +136,10 @@ def test_cuda_for_real() -> None:
     del held
     after = gauge.read()
     assert during.allocated_bytes - before.allocated_bytes == 64 * MIB
-    assert (after.allocated_bytes, after.peak_bytes) == (before.allocated_bytes, during.allocated_bytes)
+    assert (after.allocated_bytes, after.peak_bytes) == (
+        before.allocated_bytes,
+        during.allocated_bytes,
+    )
     assert during.reserved_bytes >= during.allocated_bytes
     assert 0 < during.limit_bytes <= torch.cuda.get_device_properties(device).total_memory
     gauge.reset_peak()

@@ -65,7 +65,10 @@ class Listener(L.Callback):
 
     @property
     def whens(self) -> list[str]:
-        return [event.text.removeprefix("8 MiB were given back ").rpartition(", in ")[0] for event in self.events]
+        return [
+            event.text.removeprefix("8 MiB were given back ").rpartition(", in ")[0]
+            for event in self.events
+        ]
 
 
 class Model(BoringModel):
@@ -137,7 +140,11 @@ def test_every_n_steps(run: Run) -> None:
         "8 MiB were given back after 3 training batches, in 4000 ms",
         {"freed_bytes": 8.0 * MIB, "seconds": 4.0},
     )
-    assert callback.summary() == {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}
+    assert callback.summary() == {
+        "cache/releases": 4,
+        "cache/freed_bytes": 32 * MIB,
+        "cache/seconds": 16.0,
+    }
     one, two = [{"cache/freed_bytes": n * 8.0 * MIB, "cache/seconds": n * 4.0} for n in (1, 2)]
     assert run.notes.rows == [one, one, two]
     assert run.notes.steps == [3, 7, 11]
@@ -156,12 +163,19 @@ def test_around_validation_and_in_the_sanity_check(run: Run) -> None:
 
 def test_after_checkpoints_and_methods(run: Run) -> None:
     class Saves(L.Callback):
-        def on_train_batch_end(self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        def on_train_batch_end(
+            self, trainer: L.Trainer, module: Any, outputs: Any, batch: Any, batch_idx: int
+        ) -> None:
             if batch_idx == 5:
                 path = run.folder / "a.ckpt"
                 trainer.save_checkpoint(path)
                 assert run.listener.whens == ["after checkpoint"]
-                assert torch.load(path, weights_only=True)["callbacks"]["EmptyCache"]["total"]["releases"] == 0
+                assert (
+                    torch.load(path, weights_only=True)["callbacks"]["EmptyCache"]["total"][
+                        "releases"
+                    ]
+                    == 0
+                )
                 assert copy.deepcopy(module).sample_images(2) == "2 images"
 
     callback = EmptyCache(after=("checkpoint", "sample_images"), max_cost_fraction=0.9)
@@ -181,7 +195,9 @@ def test_methods_are_free_again_after_an_error(run: Run, monkeypatch: pytest.Mon
     trainer = run.trainer(EmptyCache(after=["sample_images", "checkpoint"]))
     with pytest.raises(ValueError, match="stop"):
         trainer.fit(run.model)
-    assert not {"sample_images", "save_checkpoint"} & (vars(run.model).keys() | vars(trainer).keys())
+    assert not {"sample_images", "save_checkpoint"} & (
+        vars(run.model).keys() | vars(trainer).keys()
+    )
 
 
 def test_when_much_is_unused_before_a_backward(run: Run) -> None:
@@ -204,7 +220,11 @@ def test_without_garbage_collection(run: Run) -> None:
     ("options", "training", "advice"),
     [
         # 4 s after each step of 10 s: 8 s in 24 s with the second
-        ({"every_n_steps": 1}, {}, "would take more than max_cost_fraction=0.02 of the training time (now 33.3 %)"),
+        (
+            {"every_n_steps": 1},
+            {},
+            "would take more than max_cost_fraction=0.02 of the training time (now 33.3 %)",
+        ),
         ({"every_n_steps": 1}, {}, "every_n_steps=17"),
         ({"unused_fraction": 0.4}, {"limit_train_batches": 60}, "unused_fraction=0.70, or none"),
         ({}, {"limit_val_batches": 1, "val_check_interval": 2}, "around_validation=False"),
@@ -212,12 +232,20 @@ def test_without_garbage_collection(run: Run) -> None:
     ],
 )
 def test_what_costs_too_much_is_left_out_and_said_once_with_what_to_set(
-    run: Run, caplog: pytest.LogCaptureFixture, options: dict[str, Any], training: dict[str, Any], advice: str
+    run: Run,
+    caplog: pytest.LogCaptureFixture,
+    options: dict[str, Any],
+    training: dict[str, Any],
+    advice: str,
 ) -> None:
     run.cache.unused = 0.5
     caplog.set_level(logging.INFO)
     run.fit(EmptyCache(**options), **training)
-    said = [record.message for record in caplog.records if record.message.startswith("EmptyCache leaves out")]
+    said = [
+        record.message
+        for record in caplog.records
+        if record.message.startswith("EmptyCache leaves out")
+    ]
     assert len(said) == 1
     assert advice in said[0]
 
@@ -239,11 +267,15 @@ def test_a_low_cost_is_not_spoken_of(run: Run, caplog: pytest.LogCaptureFixture)
 
 @pytest.mark.parametrize("share", [0.02, 0.1, 0.2])
 def test_releases_stay_within_their_share_of_the_time(run: Run, share: float) -> None:
-    callback = EmptyCache(every_n_steps=1, after=(), around_validation=False, max_cost_fraction=share)
+    callback = EmptyCache(
+        every_n_steps=1, after=(), around_validation=False, max_cost_fraction=share
+    )
     run.fit(callback, limit_train_batches=200)
     spent_s = float(callback.summary()["cache/seconds"])
     assert 4.0 < spent_s <= share * run.cache.time.now_s
-    assert spent_s >= 0.8 * share * run.cache.time.now_s  # and they go on as soon as they can be afforded
+    assert (
+        spent_s >= 0.8 * share * run.cache.time.now_s
+    )  # and they go on as soon as they can be afforded
 
 
 def test_a_checkpoint_keeps_the_sums(run: Run) -> None:
@@ -251,16 +283,26 @@ def test_a_checkpoint_keeps_the_sums(run: Run) -> None:
     trainer = run.fit(first)
     trainer.save_checkpoint(run.folder / "a.ckpt")
     run.trainer(second, max_epochs=2).fit(run.model, ckpt_path=run.folder / "a.ckpt")
-    assert second.summary() == {"cache/releases": 4, "cache/freed_bytes": 32 * MIB, "cache/seconds": 16.0}
+    assert second.summary() == {
+        "cache/releases": 4,
+        "cache/freed_bytes": 32 * MIB,
+        "cache/seconds": 16.0,
+    }
     assert EmptyCache().summary() == {}
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every_n_steps": 0}, r"every_n_steps=0: give a number of training batches from 1 on, or none"),
+        (
+            {"every_n_steps": 0},
+            r"every_n_steps=0: give a number of training batches from 1 on, or none",
+        ),
         ({"every_n_steps": 2.5}, r"every_n_steps=2.5: give a number of training batches"),
-        ({"after": "checkpoint"}, r"after='checkpoint': give a list of names, 'checkpoint' or those of methods"),
+        (
+            {"after": "checkpoint"},
+            r"after='checkpoint': give a list of names, 'checkpoint' or those of methods",
+        ),
         ({"after": [3]}, r"after=\[3\]: give a list of names"),
         ({"unused_fraction": 1.0}, r"unused_fraction=1.0: give a share between 0 and 1"),
         ({"max_cost_fraction": 0.0}, r"max_cost_fraction=0.0: give a share between 0 and 1"),
@@ -272,11 +314,16 @@ def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None
 
 
 def test_a_method_that_is_not_there_is_refused_with_those_that_are(run: Run) -> None:
-    with pytest.raises(ConfigError, match=r"after='draw': Model has no such method; give one of 'checkpoint', .*'sam"):
+    with pytest.raises(
+        ConfigError,
+        match=r"after='draw': Model has no such method; give one of 'checkpoint', .*'sam",
+    ):
         run.fit(EmptyCache(after=["checkpoint", "draw"]))
 
 
-def test_the_cpu_is_told_that_it_has_no_reserved_memory(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cpu_is_told_that_it_has_no_reserved_memory(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     run = Run(tmp_path, Time(), Cache(Time()))
     callback = EmptyCache(unused_fraction=0.1, around_validation=False)

@@ -19,7 +19,9 @@ class Listener(L.Callback):
 
 def test_all_callbacks_that_listen_are_told_in_their_order() -> None:
     heard: Heard = []
-    trainer: Any = SimpleNamespace(callbacks=[Listener("a", heard), L.Callback(), Listener("b", heard)])
+    trainer: Any = SimpleNamespace(
+        callbacks=[Listener("a", heard), L.Callback(), Listener("b", heard)]
+    )
     oom = Event("oom", "batch 3 ran out of memory", {"size": 8.0, "index": 3.0})
     release, error = Event("release", "given back"), MemoryError()
     announce(trainer, oom, error)

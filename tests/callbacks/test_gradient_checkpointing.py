@@ -16,7 +16,9 @@ from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.stock_modules import STOCK
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 Run = tuple[dict[str, Tensor], list[list[Tensor]], Tensor]
 
@@ -25,8 +27,12 @@ class KeepGradients(L.Callback):
     def __init__(self) -> None:
         self.gradients: list[list[Tensor]] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
-        self.gradients.append([p.grad.clone() for p in pl_module.parameters() if p.grad is not None])
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
+        self.gradients.append(
+            [p.grad.clone() for p in pl_module.parameters() if p.grad is not None]
+        )
 
 
 class Foreign(L.LightningModule):
@@ -41,7 +47,11 @@ class Foreign(L.LightningModule):
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         self.frozen.eval()
         mixed = self.mixer(images=batch[0], scale=batch[0].new_full((1,), 0.5))
-        return self.last(self.frozen(mixed + self.mixer(images=batch[0], scale=batch[0].new_ones(1)))).square().mean()
+        return (
+            self.last(self.frozen(mixed + self.mixer(images=batch[0], scale=batch[0].new_ones(1))))
+            .square()
+            .mean()
+        )
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), lr=0.1)
@@ -58,9 +68,13 @@ class Mixer(nn.Module):
         return self.drop(self.norm(self.conv(images)).relu()) * scale
 
 
-def _train(module: L.LightningModule, loader: Any, callbacks: list[L.Callback], **options: Any) -> Run:
+def _train(
+    module: L.LightningModule, loader: Any, callbacks: list[L.Callback], **options: Any
+) -> Run:
     keep = KeepGradients()
-    trainer = L.Trainer(**{**QUIET, "max_steps": 4, "limit_val_batches": 0, **options}, callbacks=[keep, *callbacks])
+    trainer = L.Trainer(
+        **{**QUIET, "max_steps": 4, "limit_val_batches": 0, **options}, callbacks=[keep, *callbacks]
+    )
     with torch.random.fork_rng():
         torch.manual_seed(3)
         trainer.fit(module, loader)
@@ -92,7 +106,12 @@ def test_training_is_the_same_to_the_bit(
     stock: str, options: dict[str, Any], modules: list[str], precision: Any
 ) -> None:
     runs = [
-        _train(STOCK[stock].build(**options), STOCK[stock].loader(16, 8), callbacks, precision=precision)
+        _train(
+            STOCK[stock].build(**options),
+            STOCK[stock].loader(16, 8),
+            callbacks,
+            precision=precision,
+        )
         for callbacks in ([], [GradientCheckpointing(modules)])
     ]
     _assert_same(*runs)
@@ -118,10 +137,14 @@ def test_a_second_backward_pass_sees_the_same_buffers() -> None:
             module = Foreign()
             with _attached(callback, module):
                 loss = module.training_step([torch.randn(4, 1, 8, 8)], 0)
-                gradients.append([torch.autograd.grad(loss, module.last.weight, retain_graph=True)[0]])
+                gradients.append(
+                    [torch.autograd.grad(loss, module.last.weight, retain_graph=True)[0]]
+                )
                 loss.backward(retain_graph=True)
                 loss.backward()
-        gradients[-1] += [p.grad for p in module.parameters() if p.grad is not None] + list(module.buffers())
+        gradients[-1] += [p.grad for p in module.parameters() if p.grad is not None] + list(
+            module.buffers()
+        )
     assert all(map(torch.equal, *gradients))
 
 
@@ -168,13 +191,17 @@ def _attached(callback: GradientCheckpointing | None, module: L.LightningModule)
         callback.teardown(trainer, module, "fit")
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning")  # the compiler
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf:UserWarning"
+)  # the compiler
 def test_a_module_that_holds_a_compiled_one_can_be_named() -> None:
     module = STOCK["classifier"].build()
     expected = _train(module, STOCK["classifier"].loader(), [], max_steps=1)
     module = STOCK["classifier"].build()
     module.head = torch.compile(module.head, backend="eager")
-    found = _train(module, STOCK["classifier"].loader(), [GradientCheckpointing(["head"])], max_steps=1)
+    found = _train(
+        module, STOCK["classifier"].loader(), [GradientCheckpointing(["head"])], max_steps=1
+    )
     assert all(map(torch.equal, expected[1][0], found[1][0]))
 
 
@@ -193,7 +220,10 @@ def test_dropout_on_the_gpu_is_repeated() -> None:
 
 def _count_saved_bytes(module: L.LightningModule, batch: Any) -> int:
     """Distinct storages that the graph of one step holds, parameters and the batch aside."""
-    given = {tensor.untyped_storage().data_ptr() for tensor in (*module.parameters(), *module.buffers(), *batch)}
+    given = {
+        tensor.untyped_storage().data_ptr()
+        for tensor in (*module.parameters(), *module.buffers(), *batch)
+    }
     saved: dict[int, int] = {}
 
     def pack(tensor: Tensor) -> Tensor:
@@ -221,7 +251,9 @@ def test_saved_activations_fall() -> None:
 def test_an_inner_activation_lives_until_backward_only_without_it(chosen: list[str]) -> None:
     module = STOCK["classifier"].build()
     kept: list[weakref.ref[Tensor]] = []
-    module.features[1].register_forward_hook(lambda part, inputs, output: kept.append(weakref.ref(inputs[0])))
+    module.features[1].register_forward_hook(
+        lambda part, inputs, output: kept.append(weakref.ref(inputs[0]))
+    )
     with _attached(GradientCheckpointing(chosen) if chosen else None, module):
         logits = module(torch.ones(2, 3, 16, 16))
         assert (kept[0]() is None) == bool(chosen)
@@ -282,7 +314,9 @@ def test_a_module_that_took_no_part_is_named_once(caplog: pytest.LogCaptureFixtu
 
 @pytest.mark.parametrize("modules", ["features", [], [""], [3]])
 def test_what_is_no_list_of_names_is_refused(modules: Any) -> None:
-    with pytest.raises(ConfigError, match=r"modules=.* - name at least one, or leave GradientCheckpointing out"):
+    with pytest.raises(
+        ConfigError, match=r"modules=.* - name at least one, or leave GradientCheckpointing out"
+    ):
         GradientCheckpointing(modules)
 
 
@@ -293,10 +327,16 @@ def test_what_is_no_list_of_names_is_refused(modules: Any) -> None:
         (["featurs"], r"'featurs' fits no submodule of Classifier - .* - the nearest: 'features'"),
         (["head.*.*"], r"'head\.\*\.\*' fits no submodule of Classifier"),
         # without a forward pass
-        (["blocks"], r"'blocks' is a ModuleList, which has no forward pass .* choose what it holds: 'blocks\.\*'"),
+        (
+            ["blocks"],
+            r"'blocks' is a ModuleList, which has no forward pass .* choose what it holds: 'blocks\.\*'",
+        ),
         (["bloc*"], r"'blocks' is a ModuleList"),
         # one inside another
-        (["features.0", "features"], r"'features\.0' lies inside 'features', .* - choose one of them"),
+        (
+            ["features.0", "features"],
+            r"'features\.0' lies inside 'features', .* - choose one of them",
+        ),
         (["head", "head.?"], r"'head\.0' lies inside 'head'"),
         # the same module under another name
         (["features", "blocks.0"], r"'blocks\.0' lies inside 'features'"),

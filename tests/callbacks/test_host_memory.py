@@ -38,18 +38,26 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_tree_is_the_sum_of_the_processes_that_can_be_read(tree: Path) -> None:
-    assert host_memory.read_tree() == TreeMemory(pss_bytes=130 * 1024, shared_bytes=15 * 1024, processes=2)
+    assert host_memory.read_tree() == TreeMemory(
+        pss_bytes=130 * 1024, shared_bytes=15 * 1024, processes=2
+    )
 
 
-def test_children_that_may_not_be_listed_are_left_out(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_that_may_not_be_listed_are_left_out(
+    tree: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(recursive: bool) -> Any:
         raise psutil.AccessDenied(1)
 
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(pid=1, children=refuse))
-    assert host_memory.read_tree() == TreeMemory(pss_bytes=100 * 1024, shared_bytes=10 * 1024, processes=1)
+    assert host_memory.read_tree() == TreeMemory(
+        pss_bytes=100 * 1024, shared_bytes=10 * 1024, processes=1
+    )
 
 
-@pytest.mark.parametrize("content", [None, "", "range\nRss: 900 kB\n"])  # no such file, nothing, an older kernel
+@pytest.mark.parametrize(
+    "content", [None, "", "range\nRss: 900 kB\n"]
+)  # no such file, nothing, an older kernel
 def test_a_system_that_does_not_tell_gives_nothing(tree: Path, content: str | None) -> None:
     rollup = tree / "1" / "smaps_rollup"
     rollup.unlink()
@@ -88,11 +96,21 @@ def test_pinned_bytes_are_those_of_the_allocator(monkeypatch: pytest.MonkeyPatch
     ("cost_s", "pause_s", "told"),
     [
         (0.01, 4.0, []),
-        (0.05, 20.0, ["reading the memory of 3 processes takes 50 ms: pss_bytes is measured every 20 s at most"]),
+        (
+            0.05,
+            20.0,
+            [
+                "reading the memory of 3 processes takes 50 ms: pss_bytes is measured every 20 s at most"
+            ],
+        ),
     ],
 )
 def test_reading_takes_a_quarter_of_a_percent_of_the_time(
-    cost_s: float, pause_s: float, told: list[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cost_s: float,
+    pause_s: float,
+    told: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     clock, memory = Clock(), TreeMemory(5, 1, 3)
 
@@ -169,7 +187,14 @@ def test_old_epochs_are_forgotten() -> None:
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3.25 * MIB, "3.2 MiB"), (2**31, "2.0 GiB"), (-MIB, "-1.0 MiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1536, "1.5 KiB"),
+        (3.25 * MIB, "3.2 MiB"),
+        (2**31, "2.0 GiB"),
+        (-MIB, "-1.0 MiB"),
+    ],
 )
 def test_sizes_are_readable(value: float, text: str) -> None:
     assert host_memory.format_bytes(value) == text

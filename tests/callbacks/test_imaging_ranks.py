@@ -25,9 +25,14 @@ ROOT = Path(__file__).resolve().parents[2]
 def _train(folder: Path) -> None:
     metrics = ImageMetrics(every_n_steps=2, count=20, batch_size=4)
     settings = {**QUIET, "devices": 2, "strategy": "ddp", "max_epochs": 1, "log_every_n_steps": 1}
-    trainer = L.Trainer(**settings, default_root_dir=folder, callbacks=[metrics, SampleImages(every_n_steps=2)])
+    trainer = L.Trainer(
+        **settings, default_root_dir=folder, callbacks=[metrics, SampleImages(every_n_steps=2)]
+    )
     trainer.fit(Painter(), datamodule=Album())
-    found: dict[str, Any] = {**metrics.summary(), **{name: float(v) for name, v in trainer.callback_metrics.items()}}
+    found: dict[str, Any] = {
+        **metrics.summary(),
+        **{name: float(v) for name, v in trainer.callback_metrics.items()},
+    }
     found["real"] = {stage: distances.samples for stage, distances in metrics.real.items()}
     (folder / f"rank{trainer.global_rank}.json").write_text(json.dumps(found))
 
@@ -37,7 +42,12 @@ def test_both_ranks_measure_the_same(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     words = [sys.executable, "-W", "ignore", __file__, str(tmp_path)]
     process = subprocess.Popen(
-        words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
+        words,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
     try:
         output, _ = process.communicate(timeout=240)

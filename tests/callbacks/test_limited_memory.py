@@ -12,7 +12,9 @@ from lit_data.testing import QUIET
 from tests.limited_memory import POINTS, FaultPlan, Point, SimulatedDevice, install
 from tests.stock_modules import STOCK
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 OUT_OF_MEMORY = r"CUDA out of memory\. Tried to allocate 2\.00 GiB\. GPU 0 has a total capacity of 8\.00 GiB of which"
 
@@ -26,15 +28,23 @@ class Note(L.Callback):
         self.with_gradient: list[str] = []
         self.batches = 0
 
-    def on_train_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
-        self.before = {name: parameter.detach().clone() for name, parameter in pl_module.named_parameters()}
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
+    ) -> None:
+        self.before = {
+            name: parameter.detach().clone() for name, parameter in pl_module.named_parameters()
+        }
 
     def on_train_batch_end(self, *_: Any) -> None:
         self.batches += 1
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         now = dict(pl_module.named_parameters())
-        self.changed = [name for name, value in self.before.items() if not torch.equal(value, now[name])]
+        self.changed = [
+            name for name, value in self.before.items() if not torch.equal(value, now[name])
+        ]
         self.with_gradient = [name for name, parameter in now.items() if parameter.grad is not None]
 
 
@@ -116,7 +126,9 @@ def test_pieces_of_a_batch_are_counted_and_an_error_begins_anew() -> None:
 
     faults = install(module, FaultPlan("forward_start", when, times=1))
     module.on_train_batch_start = lambda batch, batch_idx: _run_pieces(module, batch, [2, 1])
-    L.Trainer(**QUIET, max_steps=1, limit_val_batches=0).fit(module, STOCK["classifier"].loader(3, 3))
+    L.Trainer(**QUIET, max_steps=1, limit_val_batches=0).fit(
+        module, STOCK["classifier"].loader(3, 3)
+    )
     assert asked == [(2, 0, 0), (1, 0, 1)]  # nobody is asked after the last time
     assert (faults.entered, faults.refused) == ([2, 1, 3], [1])
 
@@ -151,7 +163,12 @@ def test_other_stages_fail_where_the_plan_says_so(stage: str) -> None:
 def test_the_error_can_be_another() -> None:
     module = STOCK["gan"].build()
     text = "FIND was unable to find an engine to execute this computation"
-    install(module, FaultPlan("augment", lambda n, step, micro: True, error=lambda n: RuntimeError(f"{text} ({n})")))
+    install(
+        module,
+        FaultPlan(
+            "augment", lambda n, step, micro: True, error=lambda n: RuntimeError(f"{text} ({n})")
+        ),
+    )
     with pytest.raises(RuntimeError, match=rf"{text} \(4\)"):
         L.Trainer(**QUIET, max_steps=1).fit(module, STOCK["gan"].loader(4, 4))
 
@@ -169,7 +186,11 @@ def test_a_device_refuses_what_does_not_fit_and_follows_its_limit() -> None:
 def test_a_device_is_read_like_any_other() -> None:
     device = SimulatedDevice(1000, fixed_bytes=100, sample_bytes=10)
     when = device.plan().when
-    assert (device.read().allocated_bytes, device.read().peak_bytes, device.read().limit_bytes) == (100, 100, 1000)
+    assert (device.read().allocated_bytes, device.read().peak_bytes, device.read().limit_bytes) == (
+        100,
+        100,
+        1000,
+    )
     when(50, 0, 0)
     when(20, 0, 0)
     assert (device.read().peak_bytes, device.read().retries) == (600, 0)
@@ -184,7 +205,9 @@ def test_a_device_is_read_like_any_other() -> None:
 
 def test_pressure_is_random_but_the_same_for_the_same_seed() -> None:
     def run(seed: int) -> list[bool]:
-        device = SimulatedDevice(1000, fixed_bytes=100, sample_bytes=10, pressure_bytes=400, seed=seed)
+        device = SimulatedDevice(
+            1000, fixed_bytes=100, sample_bytes=10, pressure_bytes=400, seed=seed
+        )
         return [device.plan().when(70, 0, 0) for _ in range(50)]
 
     assert run(1) == run(1) != run(2)

@@ -21,7 +21,9 @@ class Stream(IterableDataset[int]):
 
 
 def _trainer(loader: Any, stage: RunningStage = RunningStage.TRAINING, **more: Any) -> Any:
-    loaders = dict.fromkeys(("train_dataloader", "val_dataloaders", "test_dataloaders", "predict_dataloaders"), loader)
+    loaders = dict.fromkeys(
+        ("train_dataloader", "val_dataloaders", "test_dataloaders", "predict_dataloaders"), loader
+    )
     return SimpleNamespace(state=SimpleNamespace(stage=stage), **loaders, **more)
 
 
@@ -31,13 +33,21 @@ def _trainer(loader: Any, stage: RunningStage = RunningStage.TRAINING, **more: A
         (DataLoader(NUMBERS, 4), {4, 2}, True),
         (DataLoader(NUMBERS, 4, drop_last=True), {4}, True),
         (DataLoader(NUMBERS, 5, collate_fn=list), {5}, False),
-        (DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 4, False)), {4, 2}, True),
+        (
+            DataLoader(NUMBERS, batch_sampler=BatchSampler(RandomSampler(NUMBERS), 4, False)),
+            {4, 2},
+            True,
+        ),
         (DataLoader(Stream(), 4), {1, 2, 3, 4}, True),
         (DataLoader(NUMBERS, batch_size=None), set(), False),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4)), {4, 2}, True),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4), collate_fn=list), {4, 2}, False),
         (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=4, resizable=True)), set(), True),
-        (MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=2), shuffle=True, world_size=3), {2, 1}, True),
+        (
+            MicroBatchLoader(NUMBERS, LoaderOptions(batch_size=2), shuffle=True, world_size=3),
+            {2, 1},
+            True,
+        ),
         ([[torch.zeros(3)]], set(), False),
         (SimpleNamespace(batch_size="many"), set(), False),
     ],
@@ -56,7 +66,9 @@ def test_what_a_loader_tells(loader: Any, sizes: set[int], stacked: bool) -> Non
         (RunningStage.PREDICTING, 0, 4),
     ],
 )
-def test_of_several_loaders_that_of_the_batch_is_asked(stage: RunningStage, index: int, size: int) -> None:
+def test_of_several_loaders_that_of_the_batch_is_asked(
+    stage: RunningStage, index: int, size: int
+) -> None:
     loaders = [DataLoader(NUMBERS, 4), DataLoader(NUMBERS, 5)]
     for both in (loaders, dict(zip("ab", loaders, strict=True))):
         assert size in read_loader(_trainer(both, stage), index).sizes

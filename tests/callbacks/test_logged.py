@@ -15,7 +15,9 @@ from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
 from tests.tally import Rows
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": max, "min": "min"}
 
@@ -47,7 +49,13 @@ class Logs(L.LightningModule):
         for name, reduction in REDUCTIONS.items():
             value = getattr(torch, name)(batch)
             self.log(f"{stage}/{name}", value, on_step=True, on_epoch=True, reduce_fx=reduction)
-            self.log(f"{stage}/{name}_epoch_only", value, on_step=False, on_epoch=True, reduce_fx=reduction)
+            self.log(
+                f"{stage}/{name}_epoch_only",
+                value,
+                on_step=False,
+                on_epoch=True,
+                reduce_fx=reduction,
+            )
         self.log(f"{stage}/given", batch.mean(), on_step=True, on_epoch=True, batch_size=len(batch))
         metric = getattr(self, f"{stage}_metric")
         metric(batch)
@@ -58,7 +66,9 @@ class Logs(L.LightningModule):
 
 class All(Rows):
     def log_metrics(self, metrics: dict[str, float], step: int | None = None) -> None:
-        self.rows.append({key: value for key, value in metrics.items() if not key.startswith("batch/")})
+        self.rows.append(
+            {key: value for key, value in metrics.items() if not key.startswith("batch/")}
+        )
 
 
 def _run(
@@ -66,11 +76,20 @@ def _run(
 ) -> tuple[list[dict[str, float]], dict[str, Any]]:
     rows, module = All(), module or Logs()
     batches = torch.arange(28, dtype=torch.float32).split(8)  # the last has 4
-    options = QUIET | {"logger": rows, "max_epochs": 2, "log_every_n_steps": 1, "num_sanity_val_steps": 0}
+    options = QUIET | {
+        "logger": rows,
+        "max_epochs": 2,
+        "log_every_n_steps": 1,
+        "num_sanity_val_steps": 0,
+    }
     trainer = L.Trainer(**options, callbacks=list(callbacks))
     loader = DataLoader(list(batches), batch_size=None)
     trainer.fit(module, loader, loader)
-    found = {key: float(value) for key, value in trainer.callback_metrics.items() if not key.startswith("batch/")}
+    found = {
+        key: float(value)
+        for key, value in trainer.callback_metrics.items()
+        if not key.startswith("batch/")
+    }
     return [row for row in rows.rows if set(row) - {"epoch"}], found
 
 
@@ -84,7 +103,10 @@ def test_pieces_log_what_whole_batches_log(size: int) -> None:
 def test_pieces_that_failed_leave_nothing_in_the_log(automatic: bool) -> None:
     module = Logs(automatic=automatic)
     faults = [
-        install(module, FaultPlan("forward_middle", lambda n, step, micro: n > 2, stages=(stage,), inner=inner))
+        install(
+            module,
+            FaultPlan("forward_middle", lambda n, step, micro: n > 2, stages=(stage,), inner=inner),
+        )
         for stage, inner in (("train", "train_metric"), ("validate", "val_metric"))
     ]
     found = _run(AdaptiveBatchSize(grow_after=None), module=module)

@@ -45,7 +45,9 @@ class Gauge:
 class Model(BoringModel):
     """Calls `act` with itself and the number of the step, counted from 1."""
 
-    def __init__(self, act: Callable[[L.LightningModule, int], None] = lambda model, step: None) -> None:
+    def __init__(
+        self, act: Callable[[L.LightningModule, int], None] = lambda model, step: None
+    ) -> None:
         super().__init__()
         self.act, self.steps = act, 0
 
@@ -76,7 +78,9 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(memory_record, "open_gauge", lambda device: state.gauge)
     monkeypatch.setattr(memory_record, "read_rss_bytes", lambda: state.rss)
     monkeypatch.setattr(memory_record, "read_pinned_bytes", lambda: state.pinned)
-    monkeypatch.setattr(memory_record, "TreeReader", lambda: SimpleNamespace(read=lambda: state.tree))
+    monkeypatch.setattr(
+        memory_record, "TreeReader", lambda: SimpleNamespace(read=lambda: state.tree)
+    )
     return state
 
 
@@ -87,7 +91,9 @@ def _trainer(folder: Path, *callbacks: L.Callback, **options: Any) -> L.Trainer:
         "log_every_n_steps": 1,
         "limit_val_batches": 0,
     }
-    return L.Trainer(default_root_dir=folder, callbacks=list(callbacks), **{**QUIET, **settings, **options})
+    return L.Trainer(
+        default_root_dir=folder, callbacks=list(callbacks), **{**QUIET, **settings, **options}
+    )
 
 
 def _run_out(model: L.LightningModule, step: int) -> None:
@@ -98,7 +104,9 @@ def _run_out(model: L.LightningModule, step: int) -> None:
 def test_all_metrics_come_every_n_steps(machine: Any, tmp_path: Path) -> None:
     monitor, logger = MemoryMonitor(every_n_steps=3, plot=False), Rows(tmp_path)
     machine.pinned = 64
-    _trainer(tmp_path, monitor, limit_train_batches=7, logger=logger, log_every_n_steps=2).fit(Model())
+    _trainer(tmp_path, monitor, limit_train_batches=7, logger=logger, log_every_n_steps=2).fit(
+        Model()
+    )
     first, second = logger.rows
     assert logger.steps == [2, 5]
     assert first == {
@@ -121,7 +129,10 @@ def test_all_metrics_come_every_n_steps(machine: Any, tmp_path: Path) -> None:
 def test_what_the_system_does_not_tell_is_left_out(machine: Any, tmp_path: Path) -> None:
     machine.tree, logger = None, Rows(tmp_path)
     _trainer(tmp_path, MemoryMonitor(every_n_steps=4), logger=logger).fit(Model())
-    assert not {"memory/pss_bytes", "memory/shared_bytes", "memory/pinned_bytes"} & logger.rows[0].keys()
+    assert (
+        not {"memory/pss_bytes", "memory/shared_bytes", "memory/pinned_bytes"}
+        & logger.rows[0].keys()
+    )
     assert (tmp_path / "n" / "v" / "memory.png").is_file()
 
 
@@ -142,12 +153,16 @@ def test_evaluation_is_measured_at_its_start_and_its_end(machine: Any, tmp_path:
 
 def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
     monitor, model = MemoryMonitor(every_n_steps=1), BoringModel()
-    trainer = _trainer(tmp_path, monitor, limit_val_batches=1, limit_test_batches=1, limit_predict_batches=1)
+    trainer = _trainer(
+        tmp_path, monitor, limit_val_batches=1, limit_test_batches=1, limit_predict_batches=1
+    )
     for run in (trainer.fit, trainer.validate, trainer.test, trainer.predict):
         run(model)
     summary = monitor.summary()
     assert isinstance(monitor, Summarises)
-    assert 10 * MIB < float(summary["memory/peak_rss_bytes"]) == summary["memory/peak_reserved_bytes"]
+    assert (
+        10 * MIB < float(summary["memory/peak_rss_bytes"]) == summary["memory/peak_reserved_bytes"]
+    )
     assert summary["memory/ooms"] == 0
     with Image.open(tmp_path / "memory.png") as picture:
         assert picture.size == (1210, 484)
@@ -155,13 +170,25 @@ def test_real_runs_of_every_kind_work_without_a_logger(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("options", "draws"),
-    [({"fast_dev_run": True}, False), ({"barebones": True}, True), ({"accumulate_grad_batches": 2}, True)],
+    [
+        ({"fast_dev_run": True}, False),
+        ({"barebones": True}, True),
+        ({"accumulate_grad_batches": 2}, True),
+    ],
 )
-@pytest.mark.filterwarnings("ignore:You are trying to `self.log", "ignore:The number of training batches")
+@pytest.mark.filterwarnings(
+    "ignore:You are trying to `self.log", "ignore:The number of training batches"
+)
 def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: Path) -> None:
-    settings: dict[str, Any] = {"max_epochs": 1, "limit_train_batches": 2, "limit_val_batches": 1} | options
+    settings: dict[str, Any] = {
+        "max_epochs": 1,
+        "limit_train_batches": 2,
+        "limit_val_batches": 1,
+    } | options
     monitor = MemoryMonitor(every_n_steps=1)
-    L.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[monitor], **settings).fit(BoringModel())
+    L.Trainer(accelerator="cpu", default_root_dir=tmp_path, callbacks=[monitor], **settings).fit(
+        BoringModel()
+    )
     assert len(list(tmp_path.rglob("memory.png"))) == draws
     assert monitor.summary()["memory/ooms"] == 0
 
@@ -184,21 +211,28 @@ def test_manual_optimisation_works(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("given", "where"), [(None, "."), ("there/below", "there/below")])
-def test_files_go_where_they_should(given: str | None, where: str, machine: Any, tmp_path: Path) -> None:
+def test_files_go_where_they_should(
+    given: str | None, where: str, machine: Any, tmp_path: Path
+) -> None:
     monitor = MemoryMonitor(path=None if given is None else tmp_path / given)
     _trainer(tmp_path, monitor).fit(Model())
     assert list(tmp_path.rglob("*.png")) == [tmp_path / where / "memory.png"]
 
 
 def test_files_go_to_the_loggers_folder(machine: Any, tmp_path: Path) -> None:
-    _trainer(tmp_path, MemoryMonitor(), logger=CSVLogger(tmp_path, name="n", version="v")).fit(Model())
+    _trainer(tmp_path, MemoryMonitor(), logger=CSVLogger(tmp_path, name="n", version="v")).fit(
+        Model()
+    )
     assert list(tmp_path.rglob("*.png")) == [tmp_path / "n" / "v" / "memory.png"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "match"),
     [
-        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least 1"),
+        (
+            {"every_n_steps": 0},
+            "every_n_steps=0 is not usable: choose a whole number of at least 1",
+        ),
         ({"every_n_steps": 2.5}, r"every_n_steps=2\.5 is not usable"),
         ({"leak_bytes_per_epoch": 0}, "leak_bytes_per_epoch=0 is not usable: choose bytes above 0"),
         ({"leak_bytes_per_epoch": math.nan}, "leak_bytes_per_epoch=nan is not usable"),
@@ -219,7 +253,12 @@ def test_a_file_as_the_folder_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("leak_bytes", "alarms"), [(60 * MIB, 0), (39 * MIB, 1)])
 @pytest.mark.parametrize("knows_pss", [True, False])
 def test_growth_is_logged_and_warned_of_once(
-    leak_bytes: int, alarms: int, knows_pss: bool, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    leak_bytes: int,
+    alarms: int,
+    knows_pss: bool,
+    machine: Any,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     def grow(model: L.LightningModule, step: int) -> None:
         machine.rss += 10 * MIB
@@ -228,7 +267,10 @@ def test_growth_is_logged_and_warned_of_once(
     machine.tree = None
     monitor, logger = MemoryMonitor(leak_bytes_per_epoch=leak_bytes), Rows(tmp_path)
     _trainer(tmp_path, monitor, max_epochs=7, logger=logger).fit(Model(grow))
-    expected = {"memory/growth_bytes_per_epoch": 40 * MIB, "memory/allocated_growth_bytes_per_epoch": 1}
+    expected = {
+        "memory/growth_bytes_per_epoch": 40 * MIB,
+        "memory/allocated_growth_bytes_per_epoch": 1,
+    }
     assert logger.rows == [expected] * 3
     assert logger.steps == [20, 24, 28]
     assert monitor.summary()["memory/growth_bytes_per_epoch"] == 40 * MIB
@@ -245,7 +287,9 @@ def test_a_device_of_its_own_has_its_alarm() -> None:
     record = memory_record.MemoryRecord(torch.device("cpu"))
     record.device = torch.device("cuda", 0)
     for epoch in range(6):
-        record.end_epoch(epoch, {"rss_bytes": 1.0, "pss_bytes": 1.0, "allocated_bytes": epoch * 60.0 * MIB})
+        record.end_epoch(
+            epoch, {"rss_bytes": 1.0, "pss_bytes": 1.0, "allocated_bytes": epoch * 60.0 * MIB}
+        )
     (alarm,) = record.find_alarms(50 * MIB)
     assert alarm.startswith(
         "cuda:0 memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300.0 MiB after epoch 5)"
@@ -270,7 +314,9 @@ def test_in_short_epochs_the_main_process_speaks_for_the_host(machine: Any) -> N
         record.end_epoch(epoch, {"rss_bytes": epoch * 60.0 * MIB, "allocated_bytes": 0.0})
     assert record.read_growth()["growth_bytes_per_epoch"] == 60 * MIB
     (alarm,) = record.find_alarms(50 * MIB)
-    assert alarm.startswith("host memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300.0 MiB after epoch 5)")
+    assert alarm.startswith(
+        "host memory grows by 60.0 MiB per epoch (60.0 MiB after epoch 1, 300.0 MiB after epoch 5)"
+    )
     assert record.find_alarms(50 * MIB) == []
 
 
@@ -296,7 +342,9 @@ def test_running_out_of_memory_leaves_a_post_mortem_and_a_picture(
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt, SystemExit, BatchMemoryError])
-def test_other_ends_leave_a_picture_alone(kind: type[BaseException], machine: Any, tmp_path: Path) -> None:
+def test_other_ends_leave_a_picture_alone(
+    kind: type[BaseException], machine: Any, tmp_path: Path
+) -> None:
     def end(model: L.LightningModule, step: int) -> None:
         raise kind("end")
 
@@ -306,7 +354,9 @@ def test_other_ends_leave_a_picture_alone(kind: type[BaseException], machine: An
     assert [path.name for path in tmp_path.iterdir()] == ["memory.png"]
 
 
-def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(machine: Any, tmp_path: Path) -> None:
+def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
+    machine: Any, tmp_path: Path
+) -> None:
     def recover(model: L.LightningModule, step: int) -> None:
         error = torch.OutOfMemoryError("CUDA out of memory")
         try:
@@ -320,7 +370,11 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(machine: A
     monitor = MemoryMonitor()
     with pytest.raises(BatchMemoryError):
         _trainer(tmp_path, monitor).fit(Model(recover))
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["memory.png", "oom-1.txt", "oom-2.txt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "memory.png",
+        "oom-1.txt",
+        "oom-2.txt",
+    ]
     assert monitor.summary()["memory/ooms"] == 2
     timeline = monitor.measured.timeline
     assert timeline.marks["oom"].count == 2
@@ -361,7 +415,10 @@ def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     ("module", "broken", "file"),
-    [(memory_record, "draw_timeline", "no memory.png"), (post_mortem, "describe_failure", "no post-mortem")],
+    [
+        (memory_record, "draw_timeline", "no memory.png"),
+        (post_mortem, "describe_failure", "no post-mortem"),
+    ],
 )
 def test_files_that_cannot_be_written_do_not_hide_the_error(
     module: Any,
@@ -411,7 +468,11 @@ def test_advice_is_given_if_wanted(
 
     trainer = _trainer(tmp_path, MemoryMonitor(advice=advice))
     trainer.fit(Keeping())
-    told = [message for message in caplog.messages if message.startswith("training_step returns tensors")]
+    told = [
+        message
+        for message in caplog.messages
+        if message.startswith("training_step returns tensors")
+    ]
     assert len(told) == advice
     assert "batch_to_device" not in vars(trainer.strategy)
 
@@ -420,14 +481,18 @@ def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> 
     before = MemoryMonitor(every_n_steps=3)
     machine.tree = TreeMemory(9000, 50, 3)
     trainer = _trainer(tmp_path, before)
-    trainer.fit(Model(lambda model, step: announce(model.trainer, Event("oom", "x")) if step == 1 else None))
+    trainer.fit(
+        Model(lambda model, step: announce(model.trainer, Event("oom", "x")) if step == 1 else None)
+    )
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     saved = torch.load(tmp_path / "last.ckpt", weights_only=True)["callbacks"]["MemoryMonitor"]
     assert saved == before.state_dict()
     assert saved["peaks"]["peak_pss_bytes"] == 9000
     machine.tree = TreeMemory(700, 50, 3)
     after, logger = MemoryMonitor(every_n_steps=3), Rows(tmp_path)
-    _trainer(tmp_path, after, max_epochs=2, logger=logger).fit(Model(), ckpt_path=tmp_path / "last.ckpt")
+    _trainer(tmp_path, after, max_epochs=2, logger=logger).fit(
+        Model(), ckpt_path=tmp_path / "last.ckpt"
+    )
     assert after.summary()["memory/peak_pss_bytes"] == 9000
     assert after.summary()["memory/ooms"] == 1
     assert after.state_dict()["steps"] == 8

@@ -59,12 +59,15 @@ def test_marks_are_thinned_evenly_and_all_counted() -> None:
 
 
 @pytest.mark.parametrize(("device", "size"), [("cuda:0", (1210, 770)), ("cpu", (1210, 484))])
-def test_the_picture_is_a_png_of_the_stated_size(device: str, size: tuple[int, int], tmp_path: Path) -> None:
+def test_the_picture_is_a_png_of_the_stated_size(
+    device: str, size: tuple[int, int], tmp_path: Path
+) -> None:
     timeline = Timeline()
     for step in range(5):
         host = {"rss_bytes": 2 * GIB, "pss_bytes": math.nan if step % 2 else 3 * GIB}
         timeline.add(
-            60.0 * step, _values(step * GIB, reserved_bytes=8 * GIB, batch_size=64, peak_bytes=7 * GIB, **host)
+            60.0 * step,
+            _values(step * GIB, reserved_bytes=8 * GIB, batch_size=64, peak_bytes=7 * GIB, **host),
         )
     for kind in MARKS:
         timeline.marks[kind].add(30.0, 90.0 if kind == "validation" else None)
@@ -74,7 +77,9 @@ def test_the_picture_is_a_png_of_the_stated_size(device: str, size: tuple[int, i
     assert _find_colours(tmp_path / "memory.png") == {"oom", "release", "validation", "rss", "pss"}
 
 
-def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known(tmp_path: Path) -> None:
+def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known(
+    tmp_path: Path,
+) -> None:
     timeline = Timeline()
     for step in range(2):
         timeline.add(float(step), _values(1.0, rss_bytes=5e6))
@@ -83,7 +88,17 @@ def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known
 
 
 def _find_colours(path: Path) -> set[str]:
-    colours = {"oom": "d62728", "release": "2ca02c", "validation": "dfe3ea", "rss": "f2a65a", "pss": "b5460f"}
+    colours = {
+        "oom": "d62728",
+        "release": "2ca02c",
+        "validation": "dfe3ea",
+        "rss": "f2a65a",
+        "pss": "b5460f",
+    }
     with Image.open(path) as picture:
         pixels = np.asarray(picture.convert("RGB"))
-    return {name for name, colour in colours.items() if (pixels == tuple(bytes.fromhex(colour))).all(-1).any()}
+    return {
+        name
+        for name, colour in colours.items()
+        if (pixels == tuple(bytes.fromhex(colour))).all(-1).any()
+    }

@@ -88,11 +88,20 @@ OUTPUTS = {
     "now and then": (lambda n, first: None if first else torch.ones(n), None),
     # structures
     "parts": (
-        lambda n, first: (torch.arange(first, first + n), {"loss": torch.tensor(1.0), "name": ["x"] * n}),
+        lambda n, first: (
+            torch.arange(first, first + n),
+            {"loss": torch.tensor(1.0), "name": ["x"] * n},
+        ),
         (torch.arange(5), {"loss": torch.tensor(1.0), "name": ["x"] * 5}),
     ),
-    "pair": (lambda n, first: Pair(torch.ones(n), torch.zeros(n, 2)), Pair(torch.ones(5), torch.zeros(5, 2))),
-    "list of parts": (lambda n, first: [torch.ones(n), torch.zeros(n, 2)], [torch.ones(5), torch.zeros(5, 2)]),
+    "pair": (
+        lambda n, first: Pair(torch.ones(n), torch.zeros(n, 2)),
+        Pair(torch.ones(5), torch.zeros(5, 2)),
+    ),
+    "list of parts": (
+        lambda n, first: [torch.ones(n), torch.zeros(n, 2)],
+        [torch.ones(5), torch.zeros(5, 2)],
+    ),
     "ordered": (lambda n, first: OrderedDict(b=torch.ones(n)), OrderedDict(b=torch.ones(5))),
     "odd key": (lambda n, first: {"x": 1.0} | ({"y": 2.0} if first else {}), {"x": 1.0}),
     "empty": (lambda n, first: [], []),
@@ -103,7 +112,9 @@ def _is_same(found: Any, expected: Any) -> bool:
     if type(found) is not type(expected):
         return False
     if isinstance(found, dict):
-        return list(found) == list(expected) and all(_is_same(found[key], expected[key]) for key in found)
+        return list(found) == list(expected) and all(
+            _is_same(found[key], expected[key]) for key in found
+        )
     if isinstance(found, list | tuple):
         return len(found) == len(expected) and all(map(_is_same, found, expected))
     if isinstance(found, Tensor):
@@ -118,7 +129,8 @@ def test_outputs_of_pieces_are_those_of_the_batch(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", sorted(OUTPUTS.keys() - {"nothing", "count", "matrix", "number", "scalar", "text", "odd key"})
+    "name",
+    sorted(OUTPUTS.keys() - {"nothing", "count", "matrix", "number", "scalar", "text", "odd key"}),
 )
 def test_outputs_of_one_piece_stay(name: str) -> None:
     make, _ = OUTPUTS[name]
@@ -127,18 +139,25 @@ def test_outputs_of_one_piece_stay(name: str) -> None:
 
 def test_a_pair_of_tensors_stays_a_pair_where_pieces_have_two_samples() -> None:
     outputs = [(torch.tensor(1.0), torch.ones(2)), (torch.tensor(3.0), torch.zeros(2))]
-    assert _is_same(merge_outputs(outputs, [2, 2]), (torch.tensor(2.0), torch.tensor([1.0, 1, 0, 0])))
+    assert _is_same(
+        merge_outputs(outputs, [2, 2]), (torch.tensor(2.0), torch.tensor([1.0, 1, 0, 0]))
+    )
 
 
 def test_a_mean_counts_samples() -> None:
     assert mean([1.0, 5.0], [3, 1]) == 2.0
-    assert torch.equal(mean([torch.tensor([1.0, 0]), torch.tensor([5.0, 4])], [3, 1]), torch.tensor([2.0, 1]))
+    assert torch.equal(
+        mean([torch.tensor([1.0, 0]), torch.tensor([5.0, 4])], [3, 1]), torch.tensor([2.0, 1])
+    )
 
 
 @pytest.mark.parametrize(
     ("batch", "expected"),
     [
-        ({"image": torch.zeros(4, 3, 8, 8), "n": torch.zeros(4, dtype=torch.int64)}, "image 3x8x8 float32, n 1 int64"),
+        (
+            {"image": torch.zeros(4, 3, 8, 8), "n": torch.zeros(4, dtype=torch.int64)},
+            "image 3x8x8 float32, n 1 int64",
+        ),
         ([torch.zeros(4, 2), torch.zeros(4, dtype=torch.uint8)], "[0] 2 float32, [1] 1 uint8"),
         (torch.zeros(4, 2), "tensor 2 float32"),
         ({"views": [torch.zeros(4, 2)]}, "views[0] 2 float32"),

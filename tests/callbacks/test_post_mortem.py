@@ -47,7 +47,9 @@ def trained() -> tuple[Net, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def _trainer(module: nn.Module | None = None, optimizers: Any = (), device: torch.device = CPU) -> Any:
+def _trainer(
+    module: nn.Module | None = None, optimizers: Any = (), device: torch.device = CPU
+) -> Any:
     return SimpleNamespace(
         strategy=SimpleNamespace(root_device=device),
         lightning_module=module or nn.Linear(1, 1),
@@ -63,7 +65,9 @@ def _owners(tensors: list[HeldTensor], *shape: int) -> list[str]:
     return sorted(tensor.owner for tensor in tensors if tensor.shape == shape)
 
 
-def test_parameters_gradients_state_and_buffers_have_names(trained: tuple[Net, torch.optim.Optimizer]) -> None:
+def test_parameters_gradients_state_and_buffers_have_names(
+    trained: tuple[Net, torch.optim.Optimizer],
+) -> None:
     net, optimizer = trained
     tensors = find_tensors(net, [optimizer])
     assert _owners(tensors, 211, 101) == [
@@ -75,17 +79,22 @@ def test_parameters_gradients_state_and_buffers_have_names(trained: tuple[Net, t
     assert _owners(tensors, 211) == ["buffer norm.running_mean", "buffer norm.running_var"]
     kinds = {tensor.kind for tensor in tensors if tensor.shape == (211, 101)}
     assert kinds == {"gradients", "optimizer state", "parameters"}
-    assert [tensor.nbytes for tensor in tensors] == sorted((tensor.nbytes for tensor in tensors), reverse=True)
+    assert [tensor.nbytes for tensor in tensors] == sorted(
+        (tensor.nbytes for tensor in tensors), reverse=True
+    )
 
 
 def test_activations_are_found_though_only_autograd_has_them() -> None:
     net = Net()
     images = torch.ones(77, 101)
     out = net(images)
-    assert _owners(find_tensors(net, []), 77, 211) == [
-        "activation or other",  # what the norm returned
-        "activation saved by NativeBatchNormBackward0",  # by ExpBackward0 too: each storage counts once
-    ]
+    assert (
+        _owners(find_tensors(net, []), 77, 211)
+        == [
+            "activation or other",  # what the norm returned
+            "activation saved by NativeBatchNormBackward0",  # by ExpBackward0 too: each storage counts once
+        ]
+    )
     assert _owners(find_tensors(net, []), 77, 101) == ["activation saved by MmBackward0"]
     out.sum().backward()
     assert _owners(find_tensors(net, []), 77, 211) == ["activation or other"]
@@ -137,7 +146,9 @@ def test_odd_tensors_do_not_stop_it(monkeypatch: pytest.MonkeyPatch) -> None:
             raise RuntimeError("who asks?")
 
     odd = [torch.ones(3, 3).to_sparse(), torch.empty(9, 9, device="meta"), torch.empty(0), Proxy()]
-    assert find_tensors(nn.Linear(1, 1), [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})])
+    assert find_tensors(
+        nn.Linear(1, 1), [SimpleNamespace(), SimpleNamespace(state={torch.ones(2): {"step": 3}})]
+    )
     assert len(odd) == 4
 
 
@@ -151,10 +162,16 @@ def test_an_endless_graph_is_cut_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert owners.count("activation saved by ExpBackward0") == 5
 
 
-def test_the_text_says_what_failed_where_and_who_held_what(trained: tuple[Net, torch.optim.Optimizer]) -> None:
+def test_the_text_says_what_failed_where_and_who_held_what(
+    trained: tuple[Net, torch.optim.Optimizer],
+) -> None:
     net, optimizer = trained
     trainer = _trainer(net, [optimizer])
-    batch = {"image": torch.ones(8, 3, 4, 4), "label": torch.ones(8, dtype=torch.int64), "seed": torch.tensor(3)}
+    batch = {
+        "image": torch.ones(8, 3, 4, 4),
+        "label": torch.ones(8, dtype=torch.int64),
+        "seed": torch.tensor(3),
+    }
     kept = [torch.zeros(1234, 5) for _ in range(3)]
     try:
         raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB")
@@ -166,8 +183,31 @@ def test_the_text_says_what_failed_where_and_who_held_what(trained: tuple[Net, t
     assert "cpu: 3.0 GiB allocated, 4.0 GiB reserved, peak 5.0 GiB, limit 8.0 GiB\n" in text
     assert "train batch 7: 8 samples: [8, 3, 4, 4] float32, [8] int64\n" in text
     rows = [line.split() for line in text.splitlines()]
-    assert ["72.3", "KiB", "3", "x", "[1234,", "5]", "float32", "cpu", "activation", "or", "other"] in rows
-    assert ["83.2", "KiB", "1", "x", "[211,", "101]", "float32", "cpu", "parameter", "first.weight"] in rows
+    assert [
+        "72.3",
+        "KiB",
+        "3",
+        "x",
+        "[1234,",
+        "5]",
+        "float32",
+        "cpu",
+        "activation",
+        "or",
+        "other",
+    ] in rows
+    assert [
+        "83.2",
+        "KiB",
+        "1",
+        "x",
+        "[211,",
+        "101]",
+        "float32",
+        "cpu",
+        "parameter",
+        "first.weight",
+    ] in rows
     assert ["83.2", "KiB", "1", "x", "cpu", "parameters"] in rows
     assert "allocator" not in text
     assert len(kept) == 3
@@ -199,7 +239,9 @@ def test_five_are_written_and_none_is_overwritten(tmp_path: Path) -> None:
     assert (tmp_path / "oom-2.txt").read_text() == "of an earlier run"
 
 
-def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_folder_that_cannot_be_written_is_no_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "file").touch()
     assert PostMortems().write(tmp_path / "file", _trainer(), None, READING, []) is None
     assert caplog.messages[0].startswith("no post-mortem could be written: FileExistsError: ")

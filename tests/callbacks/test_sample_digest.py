@@ -25,7 +25,10 @@ def _samples() -> torch.Tensor:
 
 def test_the_digest_is_the_sum_of_the_samples_digests() -> None:
     samples = _samples()
-    total = sum(int(hashlib.sha256(sample.numpy().tobytes()).hexdigest(), 16) for sample in samples) % 2**256
+    total = (
+        sum(int(hashlib.sha256(sample.numpy().tobytes()).hexdigest(), 16) for sample in samples)
+        % 2**256
+    )
     summary = _feed([samples]).summary()
     assert summary == {"samples_sha256": f"{total:064x}", "train/samples_hashed": 12}
 
@@ -44,7 +47,9 @@ def test_every_byte_and_every_key_matters() -> None:
     assert _feed([samples]).summary() != _feed([changed]).summary()
     one, two = ({"image": samples, "mask": mask} for mask in (samples > 0.5, samples > 0.6))
     assert _feed([one]).summary() != _feed([two]).summary()
-    assert _feed([one]).summary() == _feed([(samples, samples > 0.5)]).summary()  # image comes before mask
+    assert (
+        _feed([one]).summary() == _feed([(samples, samples > 0.5)]).summary()
+    )  # image comes before mask
 
 
 def test_bfloat16_batches_are_hashed() -> None:
@@ -71,7 +76,9 @@ def test_boxes_and_voxels_are_hashed_with_their_sample_whatever_its_row() -> Non
         assert _feed([cut(0, 12)]).summary() != whole
         changed[7, -1] -= 1e-6
     flat = cut(0, 12)
-    loader = SimpleNamespace(batch_size=12, sampler=range(12))  # else nobody knows which of the two are samples
+    loader = SimpleNamespace(
+        batch_size=12, sampler=range(12)
+    )  # else nobody knows which of the two are samples
     known = SimpleNamespace(**vars(ALONE) | {"train_dataloader": loader})
     assert _feed([(flat["image"], flat["boxes"])], known).summary() == _feed([images]).summary()
 
@@ -84,7 +91,9 @@ def test_hashing_stops_at_its_bound() -> None:
 
 
 def test_the_bound_is_that_of_all_ranks_together() -> None:
-    strategy = SimpleNamespace(root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine)  # the other has the same
+    strategy = SimpleNamespace(
+        root_device="cpu", reduce=lambda mine, reduce_op: 2 * mine
+    )  # the other has the same
     batches = list(_samples().split(4))
     both = _feed(batches, SimpleNamespace(world_size=2, strategy=strategy, **RUNS), max_samples=8)
     assert both.summary() == _feed([batches[0], batches[0]]).summary()
@@ -102,16 +111,22 @@ def test_it_goes_on_after_a_resume() -> None:
 def test_samples_in_lists_are_hashed_whatever_their_size_and_batch() -> None:
     generator = torch.Generator().manual_seed(3)
     samples = [
-        (torch.rand(3, 4 + n % 3, 5, generator=generator), {"boxes": torch.rand(n % 4, 4, generator=generator)})
+        (
+            torch.rand(3, 4 + n % 3, 5, generator=generator),
+            {"boxes": torch.rand(n % 4, 4, generator=generator)},
+        )
         for n in range(12)
     ]
 
     def together(size: int) -> list[Any]:
-        return [list(zip(*samples[first : first + size], strict=True)) for first in range(0, 12, size)]
+        return [
+            list(zip(*samples[first : first + size], strict=True)) for first in range(0, 12, size)
+        ]
 
     def known(size: int) -> Any:
         return SimpleNamespace(
-            **vars(ALONE) | {"train_dataloader": SimpleNamespace(batch_size=size, sampler=range(12))}
+            **vars(ALONE)
+            | {"train_dataloader": SimpleNamespace(batch_size=size, sampler=range(12))}
         )
 
     digests = [_feed(together(size), known(size)).summary() for size in (12, 6, 4, 2)]

@@ -79,7 +79,8 @@ def test_objects_are_shown_from_the_sides_of_the_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "views", "poses"), [(Sculptor, "none", POSES), (Sculptor, "auto", None), (Painter, "auto", POSES)]
+    ("model", "views", "poses"),
+    [(Sculptor, "none", POSES), (Sculptor, "auto", None), (Painter, "auto", POSES)],
 )
 def test_there_are_no_views_without_poses_or_a_module_for_them(
     model: type[Painter], views: Any, poses: Tensor | None, tmp_path: Path
@@ -92,7 +93,10 @@ def test_loggers_that_take_pictures_get_them(tmp_path: Path) -> None:
     gallery, board = Gallery(), TensorBoardLogger(tmp_path, name="", version="")
     callback = SampleImages(every_n_steps=6, path=tmp_path / "own")
     _fit(tmp_path, Sculptor(), callback, data=Album(POSES), logger=[gallery, board, Notes()])
-    assert gallery.pictures == [("images/samples", (266, 266, 3), 5), ("images/views", (266, 200, 3), 5)]
+    assert gallery.pictures == [
+        ("images/samples", (266, 266, 3), 5),
+        ("images/views", (266, 200, 3), 5),
+    ]
     assert (tmp_path / "own" / "images" / "step-000006.png").is_file()
     (events,) = tmp_path.glob("events*")
     for key in (b"images/samples", b"images/views"):
@@ -113,8 +117,12 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
     assert _names(tmp_path) == [f"step-{step:06d}.png" for step in (4, 6, 8, 12)]
 
 
-def test_empty_cache_can_release_after_sampling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(EmptyCache, "can_afford", lambda *_: True)  # steps of nothing can afford nothing
+def test_empty_cache_can_release_after_sampling(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        EmptyCache, "can_afford", lambda *_: True
+    )  # steps of nothing can afford nothing
     cache = EmptyCache(after=["sample_images"], around_validation=False)
     _fit(tmp_path, Painter(), SampleImages(every_n_steps=2), cache)
     assert cache.summary()["cache/releases"] == 3
@@ -123,7 +131,10 @@ def test_empty_cache_can_release_after_sampling(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every_n_steps": 0}, "every_n_steps=0 is not usable: choose a whole number of at least 1"),
+        (
+            {"every_n_steps": 0},
+            "every_n_steps=0 is not usable: choose a whole number of at least 1",
+        ),
         ({"count": 0}, "count=0 is not usable"),
         ({"batch_size": 0}, "batch_size=0 is not usable"),
         ({"objects": 0}, "objects=0 is not usable"),
@@ -152,7 +163,9 @@ def test_images_of_another_number_are_refused(tmp_path: Path) -> None:
         def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
             return torch.rand(batch_size, 3, 8, 8)
 
-    with pytest.raises(ConfigError, match=r"sample_images returned a tensor of shape \(2, 3, 8, 8\): 4 dimensions"):
+    with pytest.raises(
+        ConfigError, match=r"sample_images returned a tensor of shape \(2, 3, 8, 8\): 4 dimensions"
+    ):
         _fit(tmp_path, Careless(), SampleImages(every_n_steps=1, count=5, batch_size=2))
 
 
@@ -164,16 +177,24 @@ def test_a_grid_holds_each_image_in_its_place() -> None:
         0, 51, 102, 153, 204, 255,
     ]  # fmt: skip
     assert (grid[:2] == 255).all()
-    colours = draw_grid(torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70), columns=1)
+    colours = draw_grid(
+        torch.tensor([1.0, 0.5, 0.0]).view(1, 3, 1, 1).expand(1, 3, 70, 70), columns=1
+    )
     assert np.unique(colours[2:-2, 2:-2].reshape(-1, 3), axis=0).tolist() == [[255, 128, 0]]
-    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (68, 200, 3)  # of other channels the first
+    assert draw_grid(torch.zeros(3, 4, 64, 64), columns=3).shape == (
+        68,
+        200,
+        3,
+    )  # of other channels the first
 
 
 def test_images_are_found_in_any_batch() -> None:
     images, labels = torch.rand(2, 3, 4, 4), torch.zeros(2)
     for batch in ({"image": images, "label": labels}, (labels, images), [images], images):
         assert read_images(batch, "image") is images
-    with pytest.raises(ConfigError, match=r"key='photo': the batch has no images .* its keys are image, label"):
+    with pytest.raises(
+        ConfigError, match=r"key='photo': the batch has no images .* its keys are image, label"
+    ):
         read_images({"image": images, "label": labels}, "photo")
     with pytest.raises(ConfigError, match="key='image': the batch has no images"):
         read_images((labels,), "image")

@@ -63,9 +63,16 @@ def fit(model: Model, path: Path, ckpt: Path | None = None, more: Callbacks = ()
     trainer = L.Trainer(
         max_epochs=2,
         callbacks=[SaveOnSignal(path), *more],
-        **QUIET | {"enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in more)},
+        **QUIET
+        | {"enable_checkpointing": any(isinstance(callback, Checkpoint) for callback in more)},
     )
-    trainer.fit(model, DataLoader(data, None), DataLoader(data[:VALIDATIONS], None), ckpt_path=ckpt, weights_only=True)
+    trainer.fit(
+        model,
+        DataLoader(data, None),
+        DataLoader(data[:VALIDATIONS], None),
+        ckpt_path=ckpt,
+        weights_only=True,
+    )
     return trainer
 
 
@@ -153,7 +160,9 @@ def test_a_second_ctrl_c_stops_at_once(path: Path) -> None:
     assert not path.parent.exists()
 
 
-def test_a_second_ctrl_c_while_saving_leaves_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_ctrl_c_while_saving_leaves_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     save = L.Trainer.save_checkpoint
 
     def save_and_interrupt(trainer: L.Trainer, target: Path, **options: bool) -> None:
@@ -193,7 +202,9 @@ def test_a_thread_trains_without_handlers(path: Path) -> None:
     before = signal.getsignal(signal.SIGINT)
     seen: list[object] = []
     thread = threading.Thread(
-        target=lambda: fit(Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT))), path)
+        target=lambda: fit(
+            Model(("train", 2), lambda: seen.append(signal.getsignal(signal.SIGINT))), path
+        )
     )
     thread.start()
     thread.join(60)

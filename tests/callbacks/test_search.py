@@ -62,7 +62,12 @@ def _settle_resizing(search: SizeSearch, capacity: int, steps: int = 60) -> None
 def test_after_a_failure(size: int, fits: int, failed: int, expected: int) -> None:
     search = SizeSearch(size, fits=fits)
     search.fail(failed, 1000)
-    assert (search.size, search.fails, search.fails_limit_bytes, search.clean) == (expected, failed, 1000, 0)
+    assert (search.size, search.fails, search.fails_limit_bytes, search.clean) == (
+        expected,
+        failed,
+        1000,
+        0,
+    )
 
 
 def test_never_below_the_smallest_size() -> None:
@@ -100,7 +105,10 @@ def test_splitting_finds_the_fewest_pieces() -> None:
         for capacity in (capacity for capacity in CAPACITIES if capacity <= batch):
             search = SizeSearch(batch)
             steps = _settle(search, batch, capacity)
-            assert len(cut_evenly(batch, search.size)) == len(cut_evenly(batch, capacity)), (batch, capacity)
+            assert len(cut_evenly(batch, search.size)) == len(cut_evenly(batch, capacity)), (
+                batch,
+                capacity,
+            )
             assert steps <= 8, (batch, capacity)
 
 
@@ -139,7 +147,9 @@ def test_a_failed_size_is_never_tried_again_while_memory_stays() -> None:
         assert tried[-10:] == tried[-1:] * 10
 
 
-@pytest.mark.parametrize(("limit_bytes", "forgotten"), [(1000, False), (1050, False), (1051, True), (500, False)])
+@pytest.mark.parametrize(
+    ("limit_bytes", "forgotten"), [(1000, False), (1050, False), (1051, True), (500, False)]
+)
 def test_more_memory_makes_failures_forgotten(limit_bytes: int, forgotten: bool) -> None:
     search = SizeSearch(32, fails=64, fails_limit_bytes=1000, slow=48)
     search.learn(32, 0, MemoryReading(0, 0, 320, limit_bytes))
@@ -200,7 +210,9 @@ def test_growth_stays_under_the_predicted_peak(memory_bytes: int, size: int) -> 
     assert search.size == size
 
 
-@pytest.mark.parametrize(("memory_bytes", "size"), [(10**6, 32), (420, 32), (410, 31), (280, 18), (270, 16), (1, 16)])
+@pytest.mark.parametrize(
+    ("memory_bytes", "size"), [(10**6, 32), (420, 32), (410, 31), (280, 18), (270, 16), (1, 16)]
+)
 def test_enlarging_stays_under_the_predicted_peak(memory_bytes: int, size: int) -> None:
     search = SizeSearch(16)
     search.learn(16, 100, MemoryReading(0, 0, 100 + 16 * 10, 10**6))
@@ -210,7 +222,15 @@ def test_enlarging_stays_under_the_predicted_peak(memory_bytes: int, size: int) 
 
 @pytest.mark.parametrize(
     ("memory_bytes", "min_size", "size"),
-    [(700, 1, 60), (420, 1, 32), (410, 1, 32), (100, 1, 32), (100, 40, 40), (740, 1, 32), (10**6, 1, 32)],
+    [
+        (700, 1, 60),
+        (420, 1, 32),
+        (410, 1, 32),
+        (100, 1, 32),
+        (100, 40, 40),
+        (740, 1, 32),
+        (10**6, 1, 32),
+    ],
 )
 def test_scarce_memory_is_left_to_others(memory_bytes: int, min_size: int, size: int) -> None:
     search = SizeSearch(64, min_size)
@@ -229,7 +249,10 @@ def test_no_growth_of_what_goes_through_whole_or_beyond_the_largest_size() -> No
 
 
 def _settle_with_speed(
-    search: SizeSearch, batch: Callable[[], int], seconds: Callable[[int], float], try_larger: Callable[[], bool]
+    search: SizeSearch,
+    batch: Callable[[], int],
+    seconds: Callable[[int], float],
+    try_larger: Callable[[], bool],
 ) -> list[int]:
     sizes = [search.size]
     for _ in range(30):
@@ -244,7 +267,10 @@ def _settle_with_speed(
 def test_a_larger_size_that_is_slower_is_taken_back() -> None:
     search = SizeSearch(32)
     sizes = _settle_with_speed(
-        search, lambda: 256, lambda size: 2.0 if size > 64 else 1.0, lambda: search.grow(256, UNLIMITED)
+        search,
+        lambda: 256,
+        lambda size: 2.0 if size > 64 else 1.0,
+        lambda: search.grow(256, UNLIMITED),
     )
     assert sizes[:5] == [32, 64, 128, 64, 86]  # 4 pieces, 2, again 4, 3
     assert sizes[5:] == [64] * 26
@@ -254,14 +280,19 @@ def test_a_larger_size_that_is_slower_is_taken_back() -> None:
 def test_a_larger_batch_that_is_slower_is_taken_back() -> None:
     search = SizeSearch(32)
     sizes = _settle_with_speed(
-        search, lambda: search.size, lambda size: size * (2.0 if size > 70 else 1.0), lambda: search.enlarge(UNLIMITED)
+        search,
+        lambda: search.size,
+        lambda size: size * (2.0 if size > 70 else 1.0),
+        lambda: search.enlarge(UNLIMITED),
     )
     assert max(sizes) == 128
     assert 0.9 * 70 <= sizes[-1] <= 70
     assert sizes[-10:] == sizes[-1:] * 10
 
 
-@pytest.mark.parametrize(("seconds", "kept"), [(1.0, True), (1.05, True), (1.06, False), (0.5, True)])
+@pytest.mark.parametrize(
+    ("seconds", "kept"), [(1.0, True), (1.05, True), (1.06, False), (0.5, True)]
+)
 def test_a_larger_size_must_be_about_as_fast(seconds: float, kept: bool) -> None:
     search = SizeSearch(32)
     search.succeed(32, 64, 1.0)

@@ -18,7 +18,9 @@ from lit_data.testing import QUIET
 from tests.limited_memory import SimulatedDevice, install
 from tests.tally import Meanwhile, Rows, Tally, stop_clock
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -36,7 +38,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 
 
 @pytest.fixture
-def fit(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Callable[..., tuple[Tally, Rows, L.Trainer]]:
+def fit(
+    monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace
+) -> Callable[..., tuple[Tally, Rows, L.Trainer]]:
     """Train on a device for some steps; checks that every sample counted once, with its share of its batch."""
 
     def fit(
@@ -56,7 +60,12 @@ def fit(monkeypatch: pytest.MonkeyPatch, clock: SimpleNamespace) -> Callable[...
         install(module, device.plan())
         order = torch.randperm(samples, generator=torch.Generator().manual_seed(0)).split(batch)
         loader = DataLoader([{"index": part} for part in order], batch_size=None)
-        options = QUIET | {"logger": rows, "max_steps": steps, "max_epochs": -1, "log_every_n_steps": 1}
+        options = QUIET | {
+            "logger": rows,
+            "max_steps": steps,
+            "max_epochs": -1,
+            "log_every_n_steps": 1,
+        }
         trainer = L.Trainer(**options, callbacks=[adaptive, Meanwhile(events)])
         trainer.fit(module, loader)
         expected = torch.zeros_like(module.learned)
@@ -111,7 +120,12 @@ def test_what_fits_is_left_alone(fit: Fit) -> None:
 def test_it_follows_when_memory_goes_and_comes(fit: Fit) -> None:
     device = _device(300, retry_fraction=2)
 
-    events = {10: _limit(device, 100), 30: _limit(device, 10), 50: _limit(device, 150), 70: _limit(device, 300)}
+    events = {
+        10: _limit(device, 100),
+        30: _limit(device, 10),
+        50: _limit(device, 150),
+        70: _limit(device, 300),
+    }
     _, rows, _ = fit(device, AdaptiveBatchSize(grow_after=1, target_memory=1.0), 90, events=events)
     pieces = rows.pieces()
     assert pieces[:10] == [1] * 10
@@ -125,7 +139,12 @@ def test_it_settles_where_the_optimizer_gets_its_state_in_the_first_step(fit: Fi
     device = _device(240, retry_fraction=2)
     device.limit_bytes += 20000
     events = {1: lambda: setattr(device, "fixed_bytes", 22000)}
-    _, rows, _ = fit(device, AdaptiveBatchSize(initial_size=30, grow_after=1, target_memory=1.0), 15, events=events)
+    _, rows, _ = fit(
+        device,
+        AdaptiveBatchSize(initial_size=30, grow_after=1, target_memory=1.0),
+        15,
+        events=events,
+    )
     assert rows.pieces()[:2] == [9, 5]
     assert rows.pieces()[-1] == 2
 
@@ -149,7 +168,9 @@ def test_a_short_batch_at_each_look_does_not_keep_it_small(fit: Fit) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(6))
-def test_a_thousand_steps_under_random_pressure(seed: int, fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_thousand_steps_under_random_pressure(
+    seed: int, fit: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.ERROR)
     device = _device(100, pressure_bytes=9000, seed=seed)
     _, rows, _ = fit(device, AdaptiveBatchSize(grow_after=3), 1000, batch=64, epoch=30)
@@ -159,7 +180,8 @@ def test_a_thousand_steps_under_random_pressure(seed: int, fit: Fit, caplog: pyt
 
 def test_memory_that_is_too_little_for_one_sample_ends_the_run(fit: Fit) -> None:
     with pytest.raises(
-        BatchMemoryError, match=r"batch 0 \(sample 684\): one sample of index 1 int64 does not fit into memory"
+        BatchMemoryError,
+        match=r"batch 0 \(sample 684\): one sample of index 1 int64 does not fit into memory",
     ):
         fit(_device(0), AdaptiveBatchSize(), 5)
 
@@ -174,15 +196,21 @@ def test_never_more_retries_in_a_step_than_halvings(fit: Fit) -> None:
 SAYS = "two steps running needed cached memory back: 128 samples at once from now on"
 
 
-def test_two_steps_in_which_the_allocator_retries_shrink_once(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+def test_two_steps_in_which_the_allocator_retries_shrink_once(
+    fit: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
     device = _device(260)  # 256 need more than 0.98 of it
     _, rows, _ = fit(device, AdaptiveBatchSize(grow_after=5), 20)
     assert rows.sizes() == [256, 256] + [128] * 18
-    assert [record.message for record in caplog.records if record.levelno == logging.WARNING].count(SAYS) == 1
+    assert [record.message for record in caplog.records if record.levelno == logging.WARNING].count(
+        SAYS
+    ) == 1
     assert {row["batch/ooms"] for row in rows.rows} == {0}
 
 
-def test_one_step_in_which_the_allocator_retries_is_no_reason(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+def test_one_step_in_which_the_allocator_retries_is_no_reason(
+    fit: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
     device = _device(300)
 
     events = {step: _limit(device, 260 if step % 2 else 300) for step in range(12)}
@@ -191,12 +219,17 @@ def test_one_step_in_which_the_allocator_retries_is_no_reason(fit: Fit, caplog: 
     assert SAYS not in caplog.text
 
 
-def test_steps_that_failed_do_not_count_as_retries(fit: Fit, caplog: pytest.LogCaptureFixture) -> None:
+def test_steps_that_failed_do_not_count_as_retries(
+    fit: Fit, caplog: pytest.LogCaptureFixture
+) -> None:
     """The allocator retries before it fails, and the size has shrunk by then."""
     device = _device(300)
 
     _, rows, _ = fit(
-        device, AdaptiveBatchSize(grow_after=None), 6, events={2: _limit(device, 200), 3: _limit(device, 100)}
+        device,
+        AdaptiveBatchSize(grow_after=None),
+        6,
+        events={2: _limit(device, 200), 3: _limit(device, 100)},
     )
     assert rows.sizes() == [256, 256, 128, 64, 64, 64]
     assert "two steps running" not in caplog.text
@@ -225,6 +258,8 @@ def test_fewer_pieces_that_are_faster_are_kept(fit: Fit, clock: SimpleNamespace)
 
 def test_fewer_pieces_that_are_slower_are_taken_back(fit: Fit, clock: SimpleNamespace) -> None:
     adaptive = AdaptiveBatchSize(initial_size=16, grow_after=2)
-    _, rows, _ = fit(_device(1000), adaptive, 40, prepare=_take(clock, lambda n: n if n <= 64 else 2 * n))
+    _, rows, _ = fit(
+        _device(1000), adaptive, 40, prepare=_take(clock, lambda n: n if n <= 64 else 2 * n)
+    )
     assert rows.pieces()[:10] == [16, 16, 8, 8, 4, 4, 2, 2, 4, 4]
     assert rows.pieces()[-10:] == [4] * 10

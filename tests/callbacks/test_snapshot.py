@@ -34,7 +34,13 @@ class Module(L.LightningModule):
 
 
 def draw() -> list[float]:
-    return [torch.rand(()).item(), random.random(), random.gauss(), np.random.rand(), np.random.randn()]  # noqa: NPY002
+    return [
+        torch.rand(()).item(),
+        random.random(),
+        random.gauss(),
+        np.random.rand(),  # noqa: NPY002
+        np.random.randn(),  # noqa: NPY002
+    ]
 
 
 @pytest.mark.parametrize("skipped", range(4))
@@ -51,7 +57,9 @@ def test_random_generators_go_back(skipped: int) -> None:
 
 def test_numpy_is_read_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     read, calls = np.random.get_state, []
-    monkeypatch.setattr(np.random, "get_state", lambda **options: calls.append(1) or read(**options))
+    monkeypatch.setattr(
+        np.random, "get_state", lambda **options: calls.append(1) or read(**options)
+    )
     np.random.seed(1)  # noqa: NPY002
     keeper = NumpyRandom()
     first = keeper.save()
@@ -69,9 +77,19 @@ def test_numpy_is_read_only_when_it_changed(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_tensors_of_all_kinds_go_back() -> None:
-    kinds = [torch.float32, torch.float64, torch.bfloat16, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    kinds = [
+        torch.float32,
+        torch.float64,
+        torch.bfloat16,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ]
     shapes = [(), (3,), (0,), (2, 3), (2, 1, 3)]
-    tensors = [torch.randint(0, 2, shape).to(kind) for kind in kinds for shape in shapes for _ in range(2)]
+    tensors = [
+        torch.randint(0, 2, shape).to(kind) for kind in kinds for shape in shapes for _ in range(2)
+    ]
     tensors += [torch.rand(6)[::2], torch.rand(3, 2).T, nn.Parameter(torch.rand(3))]
     before = [tensor.detach().clone() for tensor in tensors]
     copy = BufferCopy(tensors)
@@ -115,7 +133,12 @@ def test_everything_of_a_module_goes_back() -> None:
         assert {key: value.tolist() for key, value in module.state_dict().items()} == {
             key: value.tolist() for key, value in before.items()
         }
-        assert (module.count, module.notes, module.late, hasattr(module, "fresh")) == (0, ["old"], None, False)
+        assert (module.count, module.notes, module.late, hasattr(module, "fresh")) == (
+            0,
+            ["old"],
+            None,
+            False,
+        )
         assert module.mean.compute() == 3
         assert (module.mean.update_count, module.auroc.update_count) == (1, 1)
         assert [len(part) for part in module.auroc.preds] == [4]
@@ -196,7 +219,9 @@ def _sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("make", [_adam, _sgd])
-def test_an_optimizer_goes_back_before_its_first_step_only(make: Callable[..., torch.optim.Optimizer]) -> None:
+def test_an_optimizer_goes_back_before_its_first_step_only(
+    make: Callable[..., torch.optim.Optimizer],
+) -> None:
     parameter = nn.Parameter(torch.ones(2))
     optimizer = make([parameter])
     snapshot = OptimizerSnapshot(optimizer)

@@ -65,7 +65,11 @@ def test_the_plot_is_a_picture_of_a_fixed_size(tmp_path: Path, steps: int, measu
 
     history = make_history(steps, measured)
     history.mark_oom(1)
-    draw_throughput(history, tmp_path / "throughput.png", "augmentation takes 61% of the time: " + "try this, " * 20)
+    draw_throughput(
+        history,
+        tmp_path / "throughput.png",
+        "augmentation takes 61% of the time: " + "try this, " * 20,
+    )
     with Image.open(tmp_path / "throughput.png") as picture:
         assert picture.size == (1210, 770)
         assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > len(PARTS)

@@ -11,7 +11,9 @@ from torch import nn
 from lit_data.callbacks.wrapping import wrap
 from lit_data.testing import QUIET
 
-pytestmark = pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
+)
 
 
 class Counter:
@@ -132,7 +134,9 @@ def test_an_optimizer_keeps_what_its_schedule_put_there() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     calls = []
-    unwrap = wrap(optimizer, "step", lambda call, *args, **kwargs: (calls.append(1), call(*args, **kwargs)))
+    unwrap = wrap(
+        optimizer, "step", lambda call, *args, **kwargs: (calls.append(1), call(*args, **kwargs))
+    )
     for _ in range(2):
         parameter.grad = torch.ones(1)
         optimizer.step()
@@ -174,12 +178,24 @@ def test_a_strategy_can_be_wrapped_and_a_module_stays_overridden() -> None:
                 unwrap()
 
     model = BoringModel()
-    one = {"max_epochs": 1, "limit_train_batches": 1, "limit_val_batches": 1, "num_sanity_val_steps": 0}
+    one = {
+        "max_epochs": 1,
+        "limit_train_batches": 1,
+        "limit_val_batches": 1,
+        "num_sanity_val_steps": 0,
+    }
     trainer = L.Trainer(**QUIET, **one, callbacks=[Wrapping()])
     before = dict(vars(trainer.strategy))
     trainer.fit(model)
     # Lightning runs forward and backward inside the optimizer's step.
-    expected = ["batch_to_device", "optimizer_step", "training_step", "backward", "batch_to_device", "validation_step"]
+    expected = [
+        "batch_to_device",
+        "optimizer_step",
+        "training_step",
+        "backward",
+        "batch_to_device",
+        "validation_step",
+    ]
     assert seen == expected
     assert vars(trainer.strategy).keys() == before.keys()
     assert "validation_step" not in vars(model)

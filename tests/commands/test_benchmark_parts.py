@@ -11,7 +11,13 @@ import pytest
 import torch
 
 from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
-from lit_data.commands.benchmarks.feeds import BareCopy, Candidate, JoinedBatches, MicroBatchSampler, make_torch_loader
+from lit_data.commands.benchmarks.feeds import (
+    BareCopy,
+    Candidate,
+    JoinedBatches,
+    MicroBatchSampler,
+    make_torch_loader,
+)
 from lit_data.commands.benchmarks.headroom import TrainingClock
 from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
@@ -38,11 +44,16 @@ ROW = Row("dataloader", 4, 0, 4)
 
 
 def _lap(samples_per_s: float, **columns: Any) -> Lap:
-    values = {field.name: 1.0 for field in fields(Lap)} | {"samples": 8, "samples_per_s": samples_per_s}
+    values = {field.name: 1.0 for field in fields(Lap)} | {
+        "samples": 8,
+        "samples_per_s": samples_per_s,
+    }
     return Lap(**(values | columns))
 
 
-def _result(method: str, *speeds: float, workers: int = 2, batch_size: int = 16, micro: int = 8) -> Result:
+def _result(
+    method: str, *speeds: float, workers: int = 2, batch_size: int = 16, micro: int = 8
+) -> Result:
     return Result(Row(method, batch_size, workers, micro), [_lap(speed) for speed in speeds])
 
 
@@ -89,14 +100,26 @@ def _options(**changes: Any) -> BenchmarkOptions:
             r"^benchmark\.methods=\['inline', 'dali'\] must name some of copy, original,",
         ),
         ({"methods": []}, r"^benchmark\.methods=\[\] must name some of copy, original,"),
-        ({"workers": [-1]}, r"^benchmark\.workers=\[-1\] is not usable: only whole numbers of at least 0 are$"),
-        ({"batch_sizes": [0]}, r"^benchmark\.batch_sizes=\[0\] is not usable: only whole numbers of at least 1 are$"),
+        (
+            {"workers": [-1]},
+            r"^benchmark\.workers=\[-1\] is not usable: only whole numbers of at least 0 are$",
+        ),
+        (
+            {"batch_sizes": [0]},
+            r"^benchmark\.batch_sizes=\[0\] is not usable: only whole numbers of at least 1 are$",
+        ),
         ({"micro_batch_sizes": []}, r"^benchmark\.micro_batch_sizes=\[\] is not usable: "),
         ({"repeats": 1.5}, r"^benchmark\.repeats=1\.5 is not usable: "),
         ({"samples_per_row": 0}, r"^benchmark\.samples_per_row=0 is not usable: "),
         ({"seconds_per_row": 0}, r"^benchmark\.seconds_per_row=0 must be greater than 0$"),
-        ({"apply": "../x"}, r"^benchmark\.apply='\.\./x' must be a name of letters, digits, - and _, in mode loaders"),
-        ({"apply": "x", "mode": "collate"}, r"^benchmark\.apply='x' must be a name .* in mode loaders"),
+        (
+            {"apply": "../x"},
+            r"^benchmark\.apply='\.\./x' must be a name of letters, digits, - and _, in mode loaders",
+        ),
+        (
+            {"apply": "x", "mode": "collate"},
+            r"^benchmark\.apply='x' must be a name .* in mode loaders",
+        ),
     ],
 )
 def test_a_wrong_option_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -106,14 +129,20 @@ def test_a_wrong_option_is_refused(changes: dict[str, Any], message: str) -> Non
 
 def test_an_unknown_option_is_refused_with_the_nearest_name() -> None:
     cfg = compose("benchmark", ["paths.run=x", "+benchmark.repeat=2"])
-    with pytest.raises(ConfigError, match=r"^unknown key 'benchmark\.repeat'.* Did you mean 'benchmark\.repeats'\?$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^unknown key 'benchmark\.repeat'.* Did you mean 'benchmark\.repeats'\?$",
+    ):
         read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
 
 
 def test_the_device_must_exist() -> None:
     assert choose_device("cpu") == CPU
     assert choose_device("auto").type == ("cuda" if torch.cuda.is_available() else "cpu")
-    with pytest.raises(ConfigError, match=r"^benchmark\.device='nonsense' cannot be used \(.*\): choose auto or cpu$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^benchmark\.device='nonsense' cannot be used \(.*\): choose auto or cpu$",
+    ):
         choose_device("nonsense")
 
 
@@ -159,9 +188,13 @@ def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
     feed = [{"image": torch.zeros(4, 2)}, {"image": torch.zeros(3, 2)}]
     seen: list[int] = []
     candidate = Candidate(
-        dataset=None, plan=lambda batch: batch | {"n": torch.zeros(len(batch["image"]))}, finish=_note(seen)
+        dataset=None,
+        plan=lambda batch: batch | {"n": torch.zeros(len(batch["image"]))},
+        finish=_note(seen),
     )
-    lap = measure(feed, candidate, limits=Limits(seconds=60, samples=15, warmup_batches=2), device=CPU)
+    lap = measure(
+        feed, candidate, limits=Limits(seconds=60, samples=15, warmup_batches=2), device=CPU
+    )
     assert seen == [4, 3, 4, 3, 4, 3, 4, 3][: len(seen)]
     assert len(seen) == 1 + 2 + 5
     assert lap.samples == sum(seen[3:]) == 17
@@ -171,16 +204,26 @@ def test_a_measurement_goes_on_over_epochs_until_it_has_its_samples() -> None:
 
 def test_the_time_ends_a_measurement(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = iter(float(number) for number in range(100))
-    monkeypatch.setattr("lit_data.commands.benchmarks.measure.time.perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(
+        "lit_data.commands.benchmarks.measure.time.perf_counter", lambda: next(ticks)
+    )
     feed = [{"image": torch.zeros(4, 2)}]
-    lap = measure(feed, Candidate(dataset=None), limits=Limits(seconds=5, samples=None, warmup_batches=1), device=CPU)
+    lap = measure(
+        feed,
+        Candidate(dataset=None),
+        limits=Limits(seconds=5, samples=None, warmup_batches=1),
+        device=CPU,
+    )
     # Each batch reads the clock three times: before and after its transfer, and at its end.
     assert (lap.samples, lap.load_ms_mean, lap.load_ms_std) == (8, 3000.0, 0.0)
     assert lap.samples_per_s == pytest.approx(8 / 7)
     assert lap.first_batch_ms == 3000.0
     ticks = iter(float(number) for number in range(100))
     limits = Limits(seconds=5, samples=None, warmup_batches=1)
-    assert measure(feed, Candidate(dataset=None), limits=limits, device=CPU, least_batches=6).samples == 24
+    assert (
+        measure(feed, Candidate(dataset=None), limits=limits, device=CPU, least_batches=6).samples
+        == 24
+    )
 
 
 def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
@@ -198,16 +241,27 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
                 raise RuntimeError("Bus\nerror")
             yield from [{"image": torch.zeros(4)}] * 2
 
-    monkeypatch.setattr("lit_data.commands.benchmarks.feeds.make_torch_loader", lambda row, candidate, seed: Feed(row))
+    monkeypatch.setattr(
+        "lit_data.commands.benchmarks.feeds.make_torch_loader",
+        lambda row, candidate, seed: Feed(row),
+    )
     rows = [Row(method, 4, 0, 4) for method in ("original", "textbook", "dataloader", "improved")]
     candidates: dict[str, Candidate | str] = {row.method: Candidate(dataset=None) for row in rows}
     candidates["improved"] = "there is none"
     limits = Limits(seconds=60, samples=4, warmup_batches=1)
     with caplog.at_level("INFO"):
         results = measure_rows(rows, candidates, repeats=2, limits=limits, device=CPU, seed=0)
-    assert "3 rows, each measured 2 times: at most 360 s, and the time to start them" in caplog.messages
+    assert (
+        "3 rows, each measured 2 times: at most 360 s, and the time to start them"
+        in caplog.messages
+    )
     assert [len(result.laps) for result in results] == [2, 0, 2, 0]
-    assert [result.note for result in results] == ["", "not available: Bus error", "", "not available: there is none"]
+    assert [result.note for result in results] == [
+        "",
+        "not available: Bus error",
+        "",
+        "not available: there is none",
+    ]
     assert [name for n, name in enumerate(order) if name != order[n - 1]] == [
         *("original", "textbook", "dataloader"),
         *("original", "dataloader"),
@@ -217,9 +271,17 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
 def test_it_is_an_error_when_no_row_can_be_measured() -> None:
     limits = Limits(seconds=1, samples=1, warmup_batches=1)
     with pytest.raises(
-        DataError, match=r"^the loader gave no batch: is data\.loader\.drop_last set, and the batch larger than"
+        DataError,
+        match=r"^the loader gave no batch: is data\.loader\.drop_last set, and the batch larger than",
     ):
-        measure_rows([ROW], {"dataloader": Candidate(dataset=_Empty())}, repeats=1, limits=limits, device=CPU, seed=0)
+        measure_rows(
+            [ROW],
+            {"dataloader": Candidate(dataset=_Empty())},
+            repeats=1,
+            limits=limits,
+            device=CPU,
+            seed=0,
+        )
 
 
 class _Empty(Squares):
@@ -250,7 +312,8 @@ def test_the_table_holds_medians_and_their_ratios() -> None:
     lines = tabulate(results)
     assert [tuple(sorted(line)) for line in lines] == [tuple(sorted(COLUMNS))] * 6
     assert [line["samples_per_s"] for line in lines[:5]] == [100, 50, 550, 250, 7]
-    # the same number of workers; none of that number: the fastest; no DataLoader of that batch size: no ratio
+    # the same number of workers; none of that number: the fastest; no DataLoader of that batch
+    # size: no ratio
     assert [line["ratio_to_dataloader"] for line in lines[:4]] == [1, 1, 5.5, 2.5]
     assert math.isnan(lines[4]["ratio_to_dataloader"])
     assert math.isnan(lines[5]["samples_per_s"])
@@ -258,7 +321,10 @@ def test_the_table_holds_medians_and_their_ratios() -> None:
     assert find_best(lines, ["device"], 16) is None
     metrics = collect_metrics(lines, 16)
     assert metrics["benchmark/ratio_to_dataloader"] == 5.5
-    assert (metrics["benchmark/best_method"], metrics["benchmark/best_samples_per_s"]) == ("thread", 550)
+    assert (metrics["benchmark/best_method"], metrics["benchmark/best_samples_per_s"]) == (
+        "thread",
+        550,
+    )
     assert metrics["benchmark/inline_pss_mib"] == 1
     assert "benchmark/device_samples_per_s" not in metrics
 
@@ -294,7 +360,9 @@ def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
     )
     found = recommend(lines, 16)
     assert found is not None
-    assert found.settings == {"loader": {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 8}}
+    assert found.settings == {
+        "loader": {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 8}
+    }
     assert found.sentence == (
         "Recommended for batches of 16: worker_kind=thread, num_workers=2, micro_batch_size=8: 97 samples/s; "
         "9.7 times torch's DataLoader; inline gave 90; process gave 100; the simplest within 5 % of the fastest."
@@ -303,7 +371,9 @@ def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
 
 
 def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
-    lines = tabulate([_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)])
+    lines = tabulate(
+        [_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)]
+    )
     found = recommend(lines, 16)
     assert found is not None
     assert found.settings["cache"] == "device"
@@ -314,7 +384,9 @@ def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
 
 def test_a_setting_is_written_as_an_option_for_fit(tmp_path: Path) -> None:
     loader = {"worker_kind": "thread", "num_workers": 3, "micro_batch_size": 5}
-    path = apply(Recommendation({"loader": loader, "cache": "lru"}, "Because."), tmp_path / "own", "mine")
+    path = apply(
+        Recommendation({"loader": loader, "cache": "lru"}, "Because."), tmp_path / "own", "mine"
+    )
     assert path == tmp_path / "own" / "tuned" / "mine.yaml"
     for words in (["+experiment=stripe", "+tuned=mine"], ["tuned=mine", "experiment=stripe"]):
         cfg = compose("fit", words, config_dir=tmp_path / "own")
@@ -328,7 +400,10 @@ def test_a_setting_is_written_as_an_option_for_fit(tmp_path: Path) -> None:
 def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "tuned").mkdir()
     (tmp_path / "tuned" / "mine.yaml").write_text("seed: 1\n")
-    with pytest.raises(ConfigError, match=r"^benchmark\.apply=mine: .*mine\.yaml was written by hand; choose another"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^benchmark\.apply=mine: .*mine\.yaml was written by hand; choose another",
+    ):
         apply(Recommendation({"loader": {}}, "Because."), tmp_path, "mine")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match=r"^cannot write .*: .*\. Set benchmark\.apply_folder\.$"):
@@ -340,7 +415,16 @@ def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_the_machine_is_described() -> None:
     machine = describe_machine(CPU)
-    assert list(machine) == ["cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy", "lightning"]
+    assert list(machine) == [
+        "cores",
+        "cpu",
+        "memory_bytes",
+        "device",
+        "python",
+        "torch",
+        "numpy",
+        "lightning",
+    ]
     assert print_machine(machine).startswith(f"{machine['cores']} cores of {machine['cpu']}, ")
 
 

@@ -46,7 +46,9 @@ def test_a_failure_leaves_the_one_before(tmp_path: Path) -> None:
 @pytest.mark.parametrize("delay_ms", [0, 7, 13, 29])
 def test_a_kill_leaves_a_whole_one(delay_ms: int, tmp_path: Path) -> None:
     path = tmp_path / "last.ckpt"
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SAVING), str(path)], stdout=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(SAVING), str(path)], stdout=subprocess.PIPE
+    )
     assert process.stdout is not None
     for _ in range(3):
         process.stdout.readline()

@@ -13,13 +13,21 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor, EmptyCache, MemoryMonitor, SampleDigest
+from lit_data.callbacks import (
+    AdaptiveBatchSize,
+    DataWaitMonitor,
+    EmptyCache,
+    MemoryMonitor,
+    SampleDigest,
+)
 from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.errors import StoreError
 from lit_data.loading.state import LoaderState
 
 MUTANTS = 30
-pytestmark = pytest.mark.filterwarnings("ignore:The dirpath has changed", "ignore:Checkpoint directory")
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:The dirpath has changed", "ignore:Checkpoint directory"
+)
 VALUES = ["x", None, -5, [1, 2], {"a": 1}, float("nan"), 2**70, torch.zeros(3), b"q", 10.5]
 
 
@@ -39,7 +47,13 @@ class _Module(L.LightningModule):
 
 
 def _trainer(folder: Path, epochs: int) -> L.Trainer:
-    callbacks = [AdaptiveBatchSize(), DataWaitMonitor(), MemoryMonitor(), SampleDigest(), EmptyCache()]
+    callbacks = [
+        AdaptiveBatchSize(),
+        DataWaitMonitor(),
+        MemoryMonitor(),
+        SampleDigest(),
+        EmptyCache(),
+    ]
     return L.Trainer(
         max_epochs=epochs,
         callbacks=[*callbacks, ModelCheckpoint(folder, save_last=True)],
@@ -56,7 +70,13 @@ def _loader() -> DataLoader[Any]:
 
 
 def _leaves(node: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    items = node.items() if isinstance(node, dict) else enumerate(node) if isinstance(node, list) else ()
+    items = (
+        node.items()
+        if isinstance(node, dict)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for key, value in items:
         yield (*path, key)
         yield from _leaves(value, (*path, key))
@@ -105,7 +125,9 @@ def test_a_damaged_state_is_taken_or_refused_in_one_line(trained: Path, tmp_path
     assert all(str(path) in message and "\n" not in message for message in refused)
 
 
-def test_weights_of_nan_are_refused_and_buffers_may_hold_what_they_like(trained: Path, tmp_path: Path) -> None:
+def test_weights_of_nan_are_refused_and_buffers_may_hold_what_they_like(
+    trained: Path, tmp_path: Path
+) -> None:
     whole = torch.load(trained, weights_only=True)
     assert whole["state_dict"]["unset"].isnan()
     load_weights(_Module(), trained)

@@ -25,8 +25,16 @@ from lit_data.commands.completion import complete
         ("fit experiment=det", {"experiment=detection"}, {"experiment=ct"}),
         ("fit +experiment=det", {"+experiment=detection"}, set()),
         ("fit experiment=detection data.mos", {"data.mosaic.probability="}, set()),
-        ("fit experiment=inspection model.schedule=", {"model.schedule=cosine", "model.schedule=none"}, set()),
-        ("fit callbacks.adaptive.mode=", {"callbacks.adaptive.mode=split", "callbacks.adaptive.mode=resize"}, set()),
+        (
+            "fit experiment=inspection model.schedule=",
+            {"model.schedule=cosine", "model.schedule=none"},
+            set(),
+        ),
+        (
+            "fit callbacks.adaptive.mode=",
+            {"callbacks.adaptive.mode=split", "callbacks.adaptive.mode=resize"},
+            set(),
+        ),
         ("predict predict.th", {"predict.threshold="}, set()),
         ("fit --c", {"--cfg", "--config-dir"}, {"--help"}),
         ("fit --config-dir own experiment=mi", {"experiment=mine"}, set()),
@@ -34,7 +42,11 @@ from lit_data.commands.completion import complete
     ],
 )
 def test_words_are_offered(
-    line: str, offered: set[str], not_offered: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str,
+    offered: set[str],
+    not_offered: set[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own/experiment").mkdir(parents=True)
@@ -52,7 +64,9 @@ def test_an_unknown_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_a_reader_that_leaves_early_ends_it_without_a_word() -> None:
     words = [sys.executable, "-m", "lit_data", "fit", "--help"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096) as process:
+    with subprocess.Popen(
+        words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=4096
+    ) as process:
         assert process.stdout is not None
         process.stdout.close()
         _, err = process.communicate(timeout=60)
@@ -90,6 +104,11 @@ def test_a_shell_completes(shell: str, tmp_path: Path, monkeypatch: pytest.Monke
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     flags = ["-f"] if shell == "zsh" else ["--norc"] if shell == "bash" else ["-N"]
     done = subprocess.run(
-        [shell, *flags, "-c", ASK[shell]], env=environment, capture_output=True, text=True, timeout=60, check=False
+        [shell, *flags, "-c", ASK[shell]],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.stdout.strip().splitlines()[-1:] == ["+experiment=gan_rays"], done.stderr

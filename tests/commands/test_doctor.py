@@ -13,11 +13,16 @@ Doctor = Callable[..., tuple[str, Path]]
 
 
 @pytest.fixture
-def doctor(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Doctor:
+def doctor(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Doctor:
     monkeypatch.setenv("COLUMNS", "250")
 
     def call(*words: str) -> tuple[str, Path]:
-        assert main(["doctor", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", *words]) == 0
+        assert (
+            main(["doctor", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", *words])
+            == 0
+        )
         printed = capsys.readouterr().out
         return printed, Path(printed.splitlines()[-1]).parent
 
@@ -29,7 +34,13 @@ def test_prints_what_it_found_and_writes_the_same_to_files(doctor: Doctor) -> No
     report = json.loads((folder / "doctor.json").read_text())
     summary = json.loads((folder / "summary.json").read_text())
     assert report["machine"]["python"] in printed
-    assert {finding["what"] for finding in report["findings"]} >= {"versions", "cores", "memory", "paths.cache", "GPU"}
+    assert {finding["what"] for finding in report["findings"]} >= {
+        "versions",
+        "cores",
+        "memory",
+        "paths.cache",
+        "GPU",
+    }
     assert all(finding["what"] in printed for finding in report["findings"])
     for level in ("fault", "warning", "note"):
         found = [finding for finding in report["findings"] if finding["level"] == level]
@@ -38,10 +49,10 @@ def test_prints_what_it_found_and_writes_the_same_to_files(doctor: Doctor) -> No
 
 
 @pytest.mark.parametrize(("waited", "level"), [(0.4, "warning"), (0.01, "ok")])
-def test_it_tells_what_the_last_run_waited_for(waited: float, level: str, doctor: Doctor, tmp_path: Path) -> None:
-    sentence = (
-        "waiting for data takes 40% of the time, and the disk was read for 12.6 times the bytes: try a faster disk"
-    )
+def test_it_tells_what_the_last_run_waited_for(
+    waited: float, level: str, doctor: Doctor, tmp_path: Path
+) -> None:
+    sentence = "waiting for data takes 40% of the time, and the disk was read for 12.6 times the bytes: try a faster disk"
     for number, text in enumerate(
         ['{"a": 1}', json.dumps({"data_wait_fraction": waited, "train/limited_by": sentence})]
     ):
@@ -63,22 +74,46 @@ def test_it_tells_what_the_last_run_waited_for(waited: float, level: str, doctor
     [
         ("callbacks=default", True, "ok", "used: this processor has instructions for it"),
         ("callbacks=default", False, "ok", "not used: this processor has no instructions for it"),
-        ("callbacks=debug", True, "note", "not used (fp32), though this processor has instructions for it"),
-        ("+trainer.precision=bf16-mixed", True, "ok", "used: this processor has instructions for it"),
-        ("callbacks.amp.precision=bf16", False, "warning", "used, but this processor has no instructions for it"),
+        (
+            "callbacks=debug",
+            True,
+            "note",
+            "not used (fp32), though this processor has instructions for it",
+        ),
+        (
+            "+trainer.precision=bf16-mixed",
+            True,
+            "ok",
+            "used: this processor has instructions for it",
+        ),
+        (
+            "callbacks.amp.precision=bf16",
+            False,
+            "warning",
+            "used, but this processor has no instructions for it",
+        ),
     ],
 )
 def test_it_tells_whether_bf16_is_used_where_it_is_fast(
-    word: str, has_bf16: bool, level: str, found: str, doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+    word: str,
+    has_bf16: bool,
+    level: str,
+    found: str,
+    doctor: Doctor,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16}, raising=False)
+    monkeypatch.setattr(
+        torch.cpu, "get_capabilities", lambda: {"avx512_bf16": has_bf16}, raising=False
+    )
     report = json.loads((doctor("trainer=cpu", word)[1] / "doctor.json").read_text())
     [finding] = [finding for finding in report["findings"] if finding["what"] == "bf16"]
     assert finding["level"] == level
     assert finding["found"].startswith(found)
 
 
-def test_faults_come_first_and_name_the_remedy(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_faults_come_first_and_name_the_remedy(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
@@ -104,7 +139,9 @@ def test_a_torchvision_that_lightning_passes_over_is_a_fault(
 ) -> None:
     package = tmp_path / "torchvision"
     package.mkdir()
-    (package / "__init__.py").write_text('raise ImportError("libcudart.so.12: cannot open shared object file")')
+    (package / "__init__.py").write_text(
+        'raise ImportError("libcudart.so.12: cannot open shared object file")'
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     report = json.loads((doctor()[1] / "doctor.json").read_text())

@@ -22,7 +22,11 @@ EPOCH = 3
 
 
 def _open(root: Path, cache: Path, **options: Any) -> StripeDataModule:
-    defaults = {"patch_px": 48, "stride_px": 40, "loader": LoaderOptions(batch_size=5, num_workers=0, seed=4)}
+    defaults = {
+        "patch_px": 48,
+        "stride_px": 40,
+        "loader": LoaderOptions(batch_size=5, num_workers=0, seed=4),
+    }
     datamodule = StripeDataModule(str(root), cache_dir=str(cache), **(defaults | options))
     datamodule.prepare_data()
     datamodule.setup("fit")
@@ -59,7 +63,9 @@ def _decode(segmentation: dict[str, Any]) -> NDArray[np.bool_]:
 
 @pytest.mark.parametrize("augment", [False, True])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "float32"])
-def test_an_export_reads_back_as_what_training_saw(tmp_path: Path, dtype: str, augment: bool) -> None:
+def test_an_export_reads_back_as_what_training_saw(
+    tmp_path: Path, dtype: str, augment: bool
+) -> None:
     synthesis = DefectSpec(probability=1.0, families={name: {} for name in FAMILIES})
     options = {"synthesis": synthesis, "augment": StripeAugment() if augment else None}
     datamodule = _open(_write_images(tmp_path / "images", dtype), tmp_path / "cache", **options)
@@ -67,7 +73,11 @@ def test_an_export_reads_back_as_what_training_saw(tmp_path: Path, dtype: str, a
     done = export_set(datamodule, folder, stage="train", epoch=EPOCH, about={})
     seen = _samples(datamodule, EPOCH)
     assert done["samples"] == len(seen) == len(list((folder / "images").iterdir()))
-    splits = {"train": sorted(path.name for path in (folder / "images").iterdir()), "val": [], "test": []}
+    splits = {
+        "train": sorted(path.name for path in (folder / "images").iterdir()),
+        "val": [],
+        "test": [],
+    }
     read = _open(
         folder / "images",
         tmp_path / "cache2",
@@ -90,11 +100,15 @@ def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
         tmp_path / "cache",
         synthesis=DefectSpec(probability=1.0, true_count=(1, 1), families=families),
     )
-    done = export_set(datamodule, tmp_path / "export", stage="train", epoch=EPOCH, about={"name": "x"})
+    done = export_set(
+        datamodule, tmp_path / "export", stage="train", epoch=EPOCH, about={"name": "x"}
+    )
     content = json.loads((tmp_path / "export" / "annotations.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
     seen = _samples(datamodule, EPOCH)
-    masks = {image["id"]: seen[image["index"]]["mask"][0].numpy() > 0 for image in content["images"]}
+    masks = {
+        image["id"]: seen[image["index"]]["mask"][0].numpy() > 0 for image in content["images"]
+    }
     assert done["defects"] == len(content["annotations"]) > 5
     assert {names[entry["category_id"]] for entry in content["annotations"]} == set(families)
     for entry in content["annotations"]:
@@ -113,18 +127,33 @@ def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
 
 
 def test_an_export_goes_into_a_new_folder_only(tmp_path: Path) -> None:
-    datamodule = _open(_write_images(tmp_path / "images", "uint8"), tmp_path / "cache", synthesis=DefectSpec())
-    with pytest.raises(ConfigError, match=r"prepare.export=.*images is not empty: name a new folder"):
+    datamodule = _open(
+        _write_images(tmp_path / "images", "uint8"), tmp_path / "cache", synthesis=DefectSpec()
+    )
+    with pytest.raises(
+        ConfigError, match=r"prepare.export=.*images is not empty: name a new folder"
+    ):
         export_set(datamodule, tmp_path / "images", stage="train", epoch=0, about={})
 
 
 @pytest.mark.slow
 def test_the_command_exports(tmp_path: Path) -> None:
-    words = ["prepare", "experiment=stripe", "synthesis=library", "augment=none", f"paths.runs={tmp_path}/runs"]
-    words += [f"data.root={_write_images(tmp_path / 'images', 'uint8')}", f"paths.cache={tmp_path}/cache"]
+    words = [
+        "prepare",
+        "experiment=stripe",
+        "synthesis=library",
+        "augment=none",
+        f"paths.runs={tmp_path}/runs",
+    ]
+    words += [
+        f"data.root={_write_images(tmp_path / 'images', 'uint8')}",
+        f"paths.cache={tmp_path}/cache",
+    ]
     words += ["data.patch_px=48", f"prepare.export={tmp_path}/export", "prepare.export_stage=val"]
     assert main(words) == 0
     summary = json.loads(next((tmp_path / "runs").rglob("summary.json")).read_text())
     assert summary["prepare/exported_samples"] == summary["prepare/val_patches"] > 0
-    assert len(list((tmp_path / "export" / "masks").iterdir())) == summary["prepare/exported_samples"]
+    assert (
+        len(list((tmp_path / "export" / "masks").iterdir())) == summary["prepare/exported_samples"]
+    )
     assert main([*words, "prepare.export_stage=predict"]) == 2

@@ -31,7 +31,11 @@ def words(tmp_path: Path) -> list[str]:
     torch.manual_seed(0)
     model = SegmentationModule(UNet(width=2, depth=1), false_alarms_per_patch=None, baseline=False)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "model.ckpt")
-    places = [f"data.root={tmp_path}/set", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+    places = [
+        f"data.root={tmp_path}/set",
+        f"paths.runs={tmp_path}/runs",
+        f"paths.cache={tmp_path}/cache",
+    ]
     return [*WORDS, *QUICK, *places, f"ckpt={tmp_path}/model.ckpt"]
 
 
@@ -52,9 +56,13 @@ def test_a_bad_image_is_reported_at_the_end_by_the_exit_code(
     summary = _summarise(printed.out)
     assert (summary["predict/images"], summary["predict/images_bad"]) == (3, 1)
     assert summary["seconds"] > 0
-    names = {path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")}
+    names = {
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.png")
+    }
     images = ("a/1.png", "b/1.png", "c.png")
-    assert names == {f"{kind}/{name}.png" for kind in ("masks", "overlays") for name in images} | {"predictions.png"}
+    assert names == {f"{kind}/{name}.png" for kind in ("masks", "overlays") for name in images} | {
+        "predictions.png"
+    }
     assert main([*words, f"predict.folder={tmp_path}/none", "predict.on_bad=error"]) == 3
     assert "1 of 4 images are bad" in capsys.readouterr().err
     assert not (tmp_path / "none").exists()
@@ -74,7 +82,10 @@ def test_nothing_is_written_through_a_link(
     link.symlink_to(aim)
     assert main([*words, f"predict.folder={tmp_path}/out", "predict.resume=true"]) == 2
     told = capsys.readouterr().err
-    assert f"predict.folder={tmp_path}/out holds a link, {name} to {aim}: nothing is written through links" in told
+    assert (
+        f"predict.folder={tmp_path}/out holds a link, {name} to {aim}: nothing is written through links"
+        in told
+    )
     assert aim.read_text() == "mine" if aim.suffix else not list(aim.iterdir())
 
 
@@ -86,8 +97,13 @@ def test_one_image_is_enough_and_a_run_goes_on(
     assert main([*run, "data.patterns=[c.png]"]) == 0
     assert _summarise(capsys.readouterr().out)["predict/images"] == 1
     log = tmp_path / "run" / "predict.log"
-    assert f"there is nothing to go on with in {tmp_path}/run, so everything is predicted" in log.read_text()
-    assert main([*run, "data.split_seed=3", "data.loader.batch_size=2", "predict.batch_size=1"]) == 0
+    assert (
+        f"there is nothing to go on with in {tmp_path}/run, so everything is predicted"
+        in log.read_text()
+    )
+    assert (
+        main([*run, "data.split_seed=3", "data.loader.batch_size=2", "predict.batch_size=1"]) == 0
+    )
     summary = _summarise(capsys.readouterr().out)
     assert (summary["predict/images"], summary["predict/images_kept"]) == (3, 1)
     assert main([*run, "data.read.exif=apply"]) == 2
@@ -99,18 +115,34 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
     words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plain: dict[str, Any] = {"false_alarms_per_patch": None, "baseline": False}
-    model = SegmentationModule(UNet(width=2, depth=1, standardise=True), anomaly_scores=True, **plain)
+    model = SegmentationModule(
+        UNet(width=2, depth=1, standardise=True), anomaly_scores=True, **plain
+    )
     model.image_threshold.fill_(0.0)
     model.image_threshold_fraction.fill_(0.01)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "judge.ckpt")
-    judge = [*words, "+experiment=inspection", f"ckpt={tmp_path}/judge.ckpt", f"predict.folder={tmp_path}/out"]
+    judge = [
+        *words,
+        "+experiment=inspection",
+        f"ckpt={tmp_path}/judge.ckpt",
+        f"predict.folder={tmp_path}/out",
+    ]
     judge.remove("experiment=watermark")
     assert main(judge) == 2
-    assert "set model.image_score_fraction=0.01, or give predict.image_threshold" in capsys.readouterr().err
-    for given, verdict in (("model.image_score_fraction=0.01", "defect"), ("predict.image_threshold=1", "good")):
+    assert (
+        "set model.image_score_fraction=0.01, or give predict.image_threshold"
+        in capsys.readouterr().err
+    )
+    for given, verdict in (
+        ("model.image_score_fraction=0.01", "defect"),
+        ("predict.image_threshold=1", "good"),
+    ):
         assert main([*judge, given]) == 0
         rows = (tmp_path / "out" / "images.csv").read_text().splitlines()
         assert rows[0] == "image,score,defects,verdict"
         assert [row.rpartition(",")[2] for row in rows[1:]] == [verdict] * 3
     assert main([*words, "predict.image_threshold=0.5"]) == 2
-    assert "predict.image_threshold=0.5 means nothing for masks of watermarks" in capsys.readouterr().err
+    assert (
+        "predict.image_threshold=0.5 means nothing for masks of watermarks"
+        in capsys.readouterr().err
+    )

@@ -16,8 +16,14 @@ def test_a_set_without_masks_is_warned_of_where_they_are_needed(
     rng = np.random.default_rng(0)
     (tmp_path / "set").mkdir()
     for number in range(12):
-        cv2.imwrite(str(tmp_path / "set" / f"{number}.png"), rng.integers(0, 255, (40, 40), dtype=np.uint8))
-    places = [f"data.root={tmp_path}/set", f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+        cv2.imwrite(
+            str(tmp_path / "set" / f"{number}.png"), rng.integers(0, 255, (40, 40), dtype=np.uint8)
+        )
+    places = [
+        f"data.root={tmp_path}/set",
+        f"paths.runs={tmp_path}/runs",
+        f"paths.cache={tmp_path}/cache",
+    ]
     words = ["prepare", *places, "data.patch_px=32", f"prepare.check={check}"]
     told = "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER"
     assert main([*words, "+experiment=inspection"]) == 0

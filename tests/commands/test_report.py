@@ -46,7 +46,11 @@ class Page(HTMLParser):
             self.words.append(data)
 
     def find(self, tag: str, attribute: str) -> list[str]:
-        return [found[attribute] or "" for name, found in self.elements if name == tag and attribute in found]
+        return [
+            found[attribute] or ""
+            for name, found in self.elements
+            if name == tag and attribute in found
+        ]
 
 
 def make_sweep(folder: Path) -> Path:
@@ -58,14 +62,22 @@ def make_sweep(folder: Path) -> Path:
             overrides=("+experiment=stripe", f"model.lr={rate}", "paths.runs=here"),
             summary={**SUMMARY, "test/dice": 0.7} if number == 0 else None,
         )
-    record = {"status": "out of memory", "reason": "batch 3: one sample does not fit", "exit_code": 5}
+    record = {
+        "status": "out of memory",
+        "reason": "batch 3: one sample does not fit",
+        "exit_code": 5,
+    }
     (folder / "1" / "job.json").write_text(json.dumps(record))
     (folder / "sweep.json").write_text(json.dumps({"metric": "val/dice"}))
-    (folder / "sweep.csv").write_text("job,status,reason\n0,done,\n1,out of memory,x\n2,killed,ended by SIGKILL\n")
+    (folder / "sweep.csv").write_text(
+        "job,status,reason\n0,done,\n1,out of memory,x\n2,killed,ended by SIGKILL\n"
+    )
     return folder
 
 
-def test_page_of_a_run_says_what_is_in_its_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_page_of_a_run_says_what_is_in_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = make_run(tmp_path / "2026-01-31_12-00-00")
     assert main(["report", str(folder)]) == 0
     assert capsys.readouterr().out == f"{folder / 'report.html'}\n"
@@ -91,15 +103,26 @@ def test_page_of_a_run_says_what_is_in_its_folder(tmp_path: Path, capsys: pytest
 def test_page_needs_nothing_but_itself(tmp_path: Path) -> None:
     page = Page(write_report([make_run(tmp_path / "run")]))
     kinds = [source.partition(",")[0] for source in page.find("img", "src")]
-    assert (kinds.count("data:image/webp;base64"), set(kinds)) == (2, {"data:image/webp;base64", "data:image/svg+xml"})
+    assert (kinds.count("data:image/webp;base64"), set(kinds)) == (
+        2,
+        {"data:image/webp;base64", "data:image/svg+xml"},
+    )
     assert len([text for text in page.find("img", "alt") if text]) == len(kinds)
     assert [
-        href for tag in ("link", "a") for href in page.find(tag, "href") if not href.startswith(("#", "data:"))
+        href
+        for tag in ("link", "a")
+        for href in page.find(tag, "href")
+        if not href.startswith(("#", "data:"))
     ] == []
     assert not page.find("script", "src")
     allowed = "default-src 'none'; img-src data:; style-src 'sha256-"
     assert [content for content in page.find("meta", "content") if content.startswith(allowed)]
-    assert not [name for _, found in page.elements for name in found if name == "style" or name.startswith("on")]
+    assert not [
+        name
+        for _, found in page.elements
+        for name in found
+        if name == "style" or name.startswith("on")
+    ]
 
 
 def test_links_lead_to_sections_and_names_are_unique(tmp_path: Path) -> None:
@@ -117,26 +140,52 @@ def test_sweep_is_compared(tmp_path: Path) -> None:
     head = "run model. lr state val/ dice test/ dice samples_ per_ s data_ wait_ fraction peak_ rss_ bytes seconds"
     assert head in text
     assert "job 0 0.1 done 0.8 0.7 72 samples/s 1.05 % 744.3 MiB 46.8 s job 1 0.2 failed" in text
-    assert "job 1 out of memory: batch 3: one sample does not fit job 2 killed: ended by SIGKILL" in text
+    assert (
+        "job 1 out of memory: batch 3: one sample does not fit job 2 killed: ended by SIGKILL"
+        in text
+    )
 
 
 def test_best_of_each_figure_is_marked(tmp_path: Path) -> None:
     for number, (dice, seconds) in enumerate([(0.5, 30.0), (0.9, 20.0), (0.9, 20.0)]):
-        make_run(tmp_path / str(number), summary={**SUMMARY, "test/dice": dice, "seconds": seconds, "val/dice": 0.8})
+        make_run(
+            tmp_path / str(number),
+            summary={**SUMMARY, "test/dice": dice, "seconds": seconds, "val/dice": 0.8},
+        )
     page = Page(write_report([tmp_path], metrics=["test/dice", "seconds", "val/dice"]))
-    assert [found["data-value"] for tag, found in page.elements if tag == "td" and found.get("class") == "best"] == [
+    assert [
+        found["data-value"]
+        for tag, found in page.elements
+        if tag == "td" and found.get("class") == "best"
+    ] == [
         "0.9",
         "20.0",
     ]
 
 
-def test_several_folders_give_one_page_where_they_meet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_several_folders_give_one_page_where_they_meet(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     runs = [make_run(tmp_path / "runs" / name / "12-00") for name in ("a", "b")]
     assert main(["report", *map(str, [*runs, runs[0]])]) == 0
     assert capsys.readouterr().out == f"{tmp_path / 'runs' / 'report.html'}\n"
     assert "2 runs Comparison a/12-00 b/12-00" in Page(tmp_path / "runs" / "report.html").text
-    assert main(["report", *map(str, runs), "--output", str(tmp_path / "x.html"), "--picture-width", "0"]) == 0
-    assert not [source for source in Page(tmp_path / "x.html").find("img", "src") if "webp" in source]
+    assert (
+        main(
+            [
+                "report",
+                *map(str, runs),
+                "--output",
+                str(tmp_path / "x.html"),
+                "--picture-width",
+                "0",
+            ]
+        )
+        == 0
+    )
+    assert not [
+        source for source in Page(tmp_path / "x.html").find("img", "src") if "webp" in source
+    ]
 
 
 def test_broken_off_run_has_a_page_that_says_so(tmp_path: Path) -> None:
@@ -178,7 +227,11 @@ def test_folder_with_only_a_configuration_has_a_page(tmp_path: Path) -> None:
             2,
             "--picture-width -1 is below 0: give pixels, or 0 for no pictures",
         ),
-        (["report", "x", "--picture-width", "a"], 2, "argument --picture-width: invalid int value: 'a'. See python -m"),
+        (
+            ["report", "x", "--picture-width", "a"],
+            2,
+            "argument --picture-width: invalid int value: 'a'. See python -m",
+        ),
         (
             ["report", "none"],
             3,
@@ -187,7 +240,11 @@ def test_folder_with_only_a_configuration_has_a_page(tmp_path: Path) -> None:
         (["report", "file"], 3, "file is not a folder: a run is a folder that "),
         (["report", "."], 3, ". is no run and holds none: a run is a folder that "),
         (["reprot", "x"], 2, "unknown command 'reprot'. Did you mean 'report'? Commands: fit, "),
-        (["--package", "mine", "report", "x"], 2, "'report' comes first and has no options of a configuration: see "),
+        (
+            ["--package", "mine", "report", "x"],
+            2,
+            "'report' comes first and has no options of a configuration: see ",
+        ),
     ],
 )
 def test_mistakes_are_one_line(
@@ -202,21 +259,35 @@ def test_mistakes_are_one_line(
 
 def test_report_has_a_help_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", "--help"]) == 0
-    assert capsys.readouterr().out.startswith("usage: python -m lit_data report RUN [RUN ...] [--output FILE]")
+    assert capsys.readouterr().out.startswith(
+        "usage: python -m lit_data report RUN [RUN ...] [--output FILE]"
+    )
     assert main(["--help"]) == 0
     assert "  report     write one HTML page" in capsys.readouterr().out
 
 
-def test_page_that_cannot_be_written_is_exit_4(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["report", str(make_run(tmp_path / "run")), "--output", str(tmp_path / "no" / "x.html")]) == 4
+def test_page_that_cannot_be_written_is_exit_4(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (
+        main(
+            ["report", str(make_run(tmp_path / "run")), "--output", str(tmp_path / "no" / "x.html")]
+        )
+        == 4
+    )
     assert f"cannot write {tmp_path / 'no' / 'x.html'}" in capsys.readouterr().err
 
 
 def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
     secret = "hunter2-and-more"
-    config = {**CONFIG, "store": {"token": secret, "url": "s3://me:pw4711@host/b", "again": "${store.token}"}}
+    config = {
+        **CONFIG,
+        "store": {"token": secret, "url": "s3://me:pw4711@host/b", "again": "${store.token}"},
+    }
     log = LOG + f"2026-01-31 12:00:08,001 ERROR x: cannot log in with {secret}\n"
-    folder = make_run(tmp_path / "run", config=config, overrides=(f"+store.token={secret}",), log=log)
+    folder = make_run(
+        tmp_path / "run", config=config, overrides=(f"+store.token={secret}",), log=log
+    )
     page = write_report([folder]).read_text(encoding="utf-8")
     assert secret not in page
     assert "pw4711" not in page
@@ -233,7 +304,10 @@ def test_pictures_of_the_best_runs_only_where_there_are_very_many(
     assert "2 runs are shown without their pictures" in page.text
     assert len(page.find("img", "src")) == 2
     pictured = next(place for place, (tag, _) in enumerate(page.elements) if tag == "img")
-    assert [found["id"] for tag, found in page.elements[:pictured] if tag == "article"] == ["run-1", "run-2"]
+    assert [found["id"] for tag, found in page.elements[:pictured] if tag == "article"] == [
+        "run-1",
+        "run-2",
+    ]
 
 
 @pytest.mark.slow
@@ -241,7 +315,9 @@ def test_twenty_runs_stay_below_ten_megabytes(tmp_path: Path) -> None:
     from PIL import Image
 
     first = make_run(tmp_path / "0", pictures=())
-    Image.effect_noise((1155, 1925), 60).convert("RGB").save(first / "predictions.png")  # noise packs worst
+    Image.effect_noise((1155, 1925), 60).convert("RGB").save(
+        first / "predictions.png"
+    )  # noise packs worst
     for number in range(1, 20):
         shutil.copytree(first, tmp_path / str(number))
     assert write_report([tmp_path]).stat().st_size < 10e6
@@ -249,10 +325,16 @@ def test_twenty_runs_stay_below_ten_megabytes(tmp_path: Path) -> None:
 
 def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", summary=None)
-    with pytest.raises(BatchMemoryError), noting_failure(OmegaConf.create({"report": True}), folder):
+    with (
+        pytest.raises(BatchMemoryError),
+        noting_failure(OmegaConf.create({"report": True}), folder),
+    ):
         raise BatchMemoryError("one sample of 3x9x9 does not fit")
     assert json.loads((folder / "failure.json").read_text())["exit_code"] == 5
-    assert "This run failed out of memory: one sample of 3x9x9 does not fit" in Page(folder / "report.html").text
+    assert (
+        "This run failed out of memory: one sample of 3x9x9 does not fit"
+        in Page(folder / "report.html").text
+    )
     with noting_failure(OmegaConf.create({"report": True}), folder):
         pass
     assert not (folder / "failure.json").exists()
@@ -260,7 +342,10 @@ def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wanted", [True, False])
 def test_fit_writes_its_report_before_it_says_where_the_summary_is(
-    wanted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    wanted: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     fit = ModuleType("lit_data.commands.fit")
     fit.run = lambda cfg: {"test/dice": 0.5}  # type: ignore[attr-defined]
@@ -294,7 +379,9 @@ def test_a_report_that_fails_does_not_fail_the_run(
     assert f"no report could be written of {tmp_path}" in caplog.text
 
 
-@pytest.mark.parametrize(("dice", "warned"), [(0.0, True), (1e-6, False), (None, False), ("0", False)])
+@pytest.mark.parametrize(
+    ("dice", "warned"), [(0.0, True), (1e-6, False), (None, False), ("0", False)]
+)
 def test_a_dice_of_0_is_warned_of(dice: object, warned: bool, tmp_path: Path) -> None:
     make_run(tmp_path, summary={**SUMMARY, "val/dice": 0.8, "test/dice": dice})
     page = write_report([tmp_path]).read_text()
@@ -306,9 +393,14 @@ def test_a_dice_of_0_is_warned_of(dice: object, warned: bool, tmp_path: Path) ->
 def test_browser_shows_everything_and_asks_for_nothing(tmp_path: Path) -> None:
     summary = {**SUMMARY, "experiment": EVIL, f"test/{EVIL}": 0.5, "train/limited_by": EVIL}
     log = LOG + f"2026-01-31 12:00:08,001 ERROR x: {EVIL}\n"
-    config, csv = {**CONFIG, EVIL: EVIL}, CSV.replace("train/loss", "train/<script>window.ran = 3</script>")
+    config, csv = (
+        {**CONFIG, EVIL: EVIL},
+        CSV.replace("train/loss", "train/<script>window.ran = 3</script>"),
+    )
     for name in ("good", "b&<i>d"):
-        make_run(tmp_path / name, config=config, overrides=(EVIL,), summary=summary, csv=csv, log=log)
+        make_run(
+            tmp_path / name, config=config, overrides=(EVIL,), summary=summary, csv=csv, log=log
+        )
     path = write_report([tmp_path], metrics=["test/dice"])
     with Browser(tmp_path / "profile") as browser:
         browser.open(path)
@@ -319,7 +411,9 @@ def test_browser_shows_everything_and_asks_for_nothing(tmp_path: Path) -> None:
         assert browser.evaluate("document.querySelectorAll('.chart > img').length") > 4
         move = "new PointerEvent('pointermove', {clientX: 200, clientY: 200})"
         browser.evaluate(f"document.querySelector('.chart > img').dispatchEvent({move})")
-        assert browser.evaluate("document.querySelector('.readout').textContent").startswith("step ")
+        assert browser.evaluate("document.querySelector('.readout').textContent").startswith(
+            "step "
+        )
         assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth") is True
         first = "document.querySelector('table.sortable tbody th').textContent"
         assert browser.evaluate(first) == "b&<i>d"
@@ -328,8 +422,16 @@ def test_browser_shows_everything_and_asks_for_nothing(tmp_path: Path) -> None:
         assert browser.evaluate(first) == "good"
         browser.evaluate("document.querySelector('.picture img').click()")
         assert browser.evaluate("document.querySelector('dialog').open") is True
-        asked = [params["request"]["url"] for name, params in browser.events if name == "Network.requestWillBeSent"]
-        said = [event for event in browser.events if event[0].startswith(("Log.", "Runtime.console", "Runtime.exc"))]
+        asked = [
+            params["request"]["url"]
+            for name, params in browser.events
+            if name == "Network.requestWillBeSent"
+        ]
+        said = [
+            event
+            for event in browser.events
+            if event[0].startswith(("Log.", "Runtime.console", "Runtime.exc"))
+        ]
     assert {url.partition(":")[0] for url in asked} == {"file", "data"}
     assert sum(url.startswith("file:") for url in asked) == 1
     assert said == []

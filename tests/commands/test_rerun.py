@@ -53,22 +53,33 @@ def test_what_a_run_folder_says_does_not_write_outside(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path, place = run / ".hydra/hydra.yaml", "callbacks.memory.path=/nowhere"
-    path.write_text(path.read_text().replace("- +experiment=stripe\n", f"- +experiment=stripe\n    - {place}\n", 1))
+    path.write_text(
+        path.read_text().replace(
+            "- +experiment=stripe\n", f"- +experiment=stripe\n    - {place}\n", 1
+        )
+    )
     assert main(["rerun", "first"]) == 2
-    assert "'callbacks.memory.path' is '/nowhere': only the command line may" in capsys.readouterr().err
+    assert (
+        "'callbacks.memory.path' is '/nowhere': only the command line may"
+        in capsys.readouterr().err
+    )
     assert main(["rerun", "first", place]) == 0
     path.write_text(path.read_text().replace(place, "paths.runs=/nowhere", 1))
     assert main(["rerun", "first"]) == 2
     assert "'paths.runs' is '/nowhere': only the command line may" in capsys.readouterr().err
 
 
-def test_a_run_is_started_again_below_its_own_runs(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_started_again_below_its_own_runs(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = Path("mine/show/stripe/first")
     own.parent.mkdir(parents=True)
     run.rename(own)
     path = own / ".hydra/hydra.yaml"
     path.write_text(
-        path.read_text().replace("- +experiment=stripe\n", "- +experiment=stripe\n    - paths.runs=mine\n", 1)
+        path.read_text().replace(
+            "- +experiment=stripe\n", "- +experiment=stripe\n    - paths.runs=mine\n", 1
+        )
     )
     assert main(["rerun", str(own)]) == 0, capsys.readouterr().err
 
@@ -76,9 +87,15 @@ def test_a_run_is_started_again_below_its_own_runs(run: Path, capsys: pytest.Cap
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda folder: None, "is no run and no sweep of lit_data: there is no .hydra/hydra.yaml in it"),
+        (
+            lambda folder: None,
+            "is no run and no sweep of lit_data: there is no .hydra/hydra.yaml in it",
+        ),
         (lambda folder: _write(folder, "a: [", "command: fit"), "does not say how it was started"),
-        (lambda folder: _write(folder, "hydra: {overrides: {task: 3}}", "command: fit"), "not one of lit_data"),
+        (
+            lambda folder: _write(folder, "hydra: {overrides: {task: 3}}", "command: fit"),
+            "not one of lit_data",
+        ),
     ],
 )
 def test_what_is_no_run_is_named(

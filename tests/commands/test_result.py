@@ -13,7 +13,10 @@ from lit_data.errors import StoreError
 
 def test_summary_is_flat_and_ordered(tmp_path: Path) -> None:
     path = write_summary(
-        tmp_path, "fit", "stripe", {"test/b": 0.5, "seconds": 2.0, "samples_sha256": "ab", "test/a": 1, "val/c": "x"}
+        tmp_path,
+        "fit",
+        "stripe",
+        {"test/b": 0.5, "seconds": 2.0, "samples_sha256": "ab", "test/a": 1, "val/c": "x"},
     )
     assert path == tmp_path / "summary.json"
     values = json.loads(path.read_text(encoding="utf-8"))
@@ -53,13 +56,21 @@ def test_numbers_of_numpy_and_torch_become_plain_and_finite(tmp_path: Path) -> N
 
 
 def test_any_name_of_a_metric_is_taken_as_it_is(tmp_path: Path) -> None:
-    names = {"val_loss": 1.0, "test_BinaryF1Score": 0.5, "loss": 2.0, "val_loss/dataloader_idx_0": 3.0, "Größe": 4.0}
+    names = {
+        "val_loss": 1.0,
+        "test_BinaryF1Score": 0.5,
+        "loss": 2.0,
+        "val_loss/dataloader_idx_0": 3.0,
+        "Größe": 4.0,
+    }
     values = json.loads(write_summary(tmp_path, "fit", "stripe", names).read_text(encoding="utf-8"))
     assert {name: values[name] for name in names} == names
 
 
 def test_no_score_takes_the_place_of_another() -> None:
-    metrics = join_scores({"seconds": 3.0, "train/mean_step_s": 0.1}, {"loss": 1.0, "val_acc": 0.5}, "val")
+    metrics = join_scores(
+        {"seconds": 3.0, "train/mean_step_s": 0.1}, {"loss": 1.0, "val_acc": 0.5}, "val"
+    )
     metrics = join_scores(metrics, {"loss": 2.0, "test_acc": 0.25, "seconds": 9.0}, "test")
     assert metrics == {
         "seconds": 3.0, "train/mean_step_s": 0.1, "loss": 1.0, "val_acc": 0.5,
@@ -67,7 +78,9 @@ def test_no_score_takes_the_place_of_another() -> None:
     }  # fmt: skip
 
 
-def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_write_leaves_the_old_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = write_summary(tmp_path, "fit", "old", {})
 
     def fail(descriptor: int) -> None:
@@ -75,7 +88,8 @@ def test_failed_write_leaves_the_old_file_alone(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(os, "fsync", fail)
     with pytest.raises(
-        StoreError, match=r"cannot write .*summary\.json: No space left on device\. Free the folder or set"
+        StoreError,
+        match=r"cannot write .*summary\.json: No space left on device\. Free the folder or set",
     ):
         write_summary(tmp_path, "fit", "new", {})
     assert json.loads(path.read_text(encoding="utf-8"))["experiment"] == "old"

@@ -53,13 +53,19 @@ def test_names_beside_the_bar_are_short(name: str, short: str) -> None:
     assert shorten(name) == short
 
 
-@pytest.mark.parametrize(("epochs", "said"), [(2, ["Epoch 1/2", "Epoch 2/2"]), (-1, ["Epoch 1", "Epoch 2"])])
+@pytest.mark.parametrize(
+    ("epochs", "said"), [(2, ["Epoch 1/2", "Epoch 2/2"]), (-1, ["Epoch 1", "Epoch 2"])]
+)
 def test_people_count_epochs_from_1(epochs: int, said: list[str]) -> None:
     told = []
 
     class Model(BoringModel):
         def on_train_batch_end(self, *args: object) -> None:
-            told.extend(task.description.strip() for task in bar.progress.tasks if "Epoch" in task.description)
+            told.extend(
+                task.description.strip()
+                for task in bar.progress.tasks
+                if "Epoch" in task.description
+            )
 
     bar = RunBar()
     options: dict[str, Any] = QUIET | {"enable_progress_bar": True, "callbacks": [bar]}
@@ -78,7 +84,13 @@ def test_a_small_set_is_logged_once_an_epoch(tmp_path: Path, every: int, rows: l
             return loss
 
     logger = CSVLogger(tmp_path)
-    settings = {**QUIET, "logger": logger, "max_epochs": 2, "limit_train_batches": 3, "limit_val_batches": 0}
+    settings = {
+        **QUIET,
+        "logger": logger,
+        "max_epochs": 2,
+        "limit_train_batches": 3,
+        "limit_val_batches": 0,
+    }
     trainer = L.Trainer(**settings, log_every_n_steps=every, callbacks=[LogInterval()])
     trainer.fit(Model())
     path = Path(logger.log_dir) / "metrics.csv"
@@ -106,7 +118,9 @@ def test_lines_go_where_a_live_bar_puts_them(monkeypatch: pytest.MonkeyPatch) ->
     assert live.getvalue() == "a line\n"
 
 
-def test_the_end_is_one_table_and_repeats_no_sentence(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_the_end_is_one_table_and_repeats_no_sentence(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     (tmp_path / "report.html").write_text("")
     print_end(
         {
@@ -122,6 +136,10 @@ def test_the_end_is_one_table_and_repeats_no_sentence(capsys: pytest.CaptureFixt
         for line in out.splitlines()
         if len(cells := line.split("│")) > 3
     }
-    assert rows == {"dice": ["0.84", "0.85", "0.28"], "iou": ["0.5", "", ""], "loss": ["0.7", "0.8", ""]}
+    assert rows == {
+        "dice": ["0.84", "0.85", "0.28"],
+        "iou": ["0.5", "", ""],
+        "loss": ["0.7", "0.8", ""],
+    }
     assert "61 s, 170 samples/s in training\n" in out  # DataWaitMonitor has said the rest
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")

@@ -40,7 +40,9 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
             cv2.circle(mask, (40, 30), 9, 255, -1)
         image[mask > 0] = 220
         cv2.imwrite(str(folder / "set" / f"{number}.png"), image)
-        cv2.imwrite(str(folder / "set" / "masks" / f"{number}.png"), cv2.GaussianBlur(mask, (0, 0), 0.8))
+        cv2.imwrite(
+            str(folder / "set" / "masks" / f"{number}.png"), cv2.GaussianBlur(mask, (0, 0), 0.8)
+        )
     options = [
         "data.patch_px=64",
         "data.scale=0.9",
@@ -48,7 +50,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         f"hydra.run.dir={folder}/runs/fit/inspection/1",
     ]
     assert (
-        main(["fit", "+experiment=inspection", f"data.root={folder}/set", *_places(folder), *SMALL, *NET, *options])
+        main(
+            [
+                "fit",
+                "+experiment=inspection",
+                f"data.root={folder}/set",
+                *_places(folder),
+                *SMALL,
+                *NET,
+                *options,
+            ]
+        )
         == 0
     )
     root_log.setLevel(level)  # the command sets it for its process
@@ -61,18 +73,32 @@ def _places(folder: Path) -> list[str]:
 
 def _predict(folder: Path, out: Path, *words: str) -> tuple[int, dict[str, Any], str]:
     """Exit code of predict, what decided its predictions, and its log."""
-    run = ["trainer=cpu", "trainer.enable_progress_bar=false", *_places(folder), f"hydra.run.dir={out}"]
+    run = [
+        "trainer=cpu",
+        "trainer.enable_progress_bar=false",
+        *_places(folder),
+        f"hydra.run.dir={out}",
+    ]
     code = main(["predict", "+experiment=inspection", *run, *words])
     identity = out / "fingerprint.json"
-    return code, json.loads(identity.read_text()) if identity.is_file() else {}, (out / "predict.log").read_text()
+    return (
+        code,
+        json.loads(identity.read_text()) if identity.is_file() else {},
+        (out / "predict.log").read_text(),
+    )
 
 
 def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path) -> None:
     code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set")
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
-    assert f"experiment inspection, trained on {trained}/set, 1 epochs; val/average_precision" in said
-    assert "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9" in said
+    assert (
+        f"experiment inspection, trained on {trained}/set, 1 epochs; val/average_precision" in said
+    )
+    assert (
+        "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9"
+        in said
+    )
     assert "unlike" not in said
 
 
@@ -84,14 +110,20 @@ def test_masks_with_grey_edges_train_at_the_first_command(trained: Path) -> None
 
 
 def test_what_is_typed_stays_and_is_told(trained: Path, tmp_path: Path) -> None:
-    code, identity, said = _predict(trained, tmp_path, f"data.root={trained}/set", "data.size_px=[64,96]")
+    code, identity, said = _predict(
+        trained, tmp_path, f"data.root={trained}/set", "data.size_px=[64,96]"
+    )
     assert code == 0
     assert (identity["data"]["size_px"], identity["data"]["scale"]) == ([64, 96], None)
     assert "was trained with data.patch_px=64, data.scale=0.9: what is found may be worse" in said
-    assert _predict(trained, tmp_path / "net", f"data.root={trained}/set", "model.net.width=4")[0] == 4
+    assert (
+        _predict(trained, tmp_path / "net", f"data.root={trained}/set", "model.net.width=4")[0] == 4
+    )
 
 
-def test_a_run_is_chosen_by_its_folder(trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_is_chosen_by_its_folder(
+    trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     root = f"data.root={trained}/set"
     run = trained / "runs/fit/inspection/1"
     assert _predict(trained, tmp_path, root, f"run={run}")[0] == 0
@@ -117,7 +149,9 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
     content = torch.load(checkpoint, weights_only=True)
     content["lit_data"]["scores"] = {"val/image_auroc": 0.5}
     torch.save(content, tmp_path / "weak.ckpt")
-    code, _, said = _predict(trained, tmp_path / "out", f"data.root={trained}/set", f"ckpt={tmp_path}/weak.ckpt")
+    code, _, said = _predict(
+        trained, tmp_path / "out", f"data.root={trained}/set", f"ckpt={tmp_path}/weak.ckpt"
+    )
     assert code == 0
     assert "val/image_auroc of the model is 0.5, which is near chance: verdicts are unsure" in said
     rows = (tmp_path / "out" / "images.csv").read_text().splitlines()[1:]
@@ -152,7 +186,10 @@ def test_classes_of_a_foreign_record_are_not_built(
     cfg = _configuration()
     take_trained(cfg, tmp_path / "foreign.ckpt")
     assert cfg.model.net.width == 16
-    assert "was trained with lightning.pytorch.loggers.CSVLogger: name it with model._target_" in caplog.text
+    assert (
+        "was trained with lightning.pytorch.loggers.CSVLogger: name it with model._target_"
+        in caplog.text
+    )
 
 
 def _configuration() -> DictConfig:
@@ -160,7 +197,11 @@ def _configuration() -> DictConfig:
         "_target_": "lit_data.modules.SegmentationModule",
         "net": {"_target_": "lit_data.modules.UNet", "width": 16},
     }
-    data = {"_target_": "lit_data.datamodules.InspectionDataModule", "read": {"alpha": "opaque"}, "scale": None}
+    data = {
+        "_target_": "lit_data.datamodules.InspectionDataModule",
+        "read": {"alpha": "opaque"},
+        "scale": None,
+    }
     return OmegaConf.create({"model": model, "data": data})
 
 
@@ -199,7 +240,12 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
             image = rng.integers(60 * place, 60 * place + 50, (40, 40), dtype=np.uint8)
             cv2.imwrite(str(tmp_path / "set" / kind / f"{kind}{number}.png"), image)
     run = tmp_path / "run"
-    words = [f"data.root={tmp_path}/set", *_places(tmp_path), "data.size_px=32", "data.similar=apart"]
+    words = [
+        f"data.root={tmp_path}/set",
+        *_places(tmp_path),
+        "data.size_px=32",
+        "data.similar=apart",
+    ]
     net = ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}"]
     assert main(["fit", "+experiment=labelled", *words, *SMALL, *net]) == 0
     record = read_record(run / "checkpoints/best.ckpt")
@@ -209,6 +255,15 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
     assert module.classes == ("good", "dent", "hole")
     (tmp_path / "new").mkdir()
     cv2.imwrite(str(tmp_path / "new" / "1.png"), np.full((40, 40), 20, np.uint8))
-    out = ["trainer=cpu", *_places(tmp_path), f"data.root={tmp_path}/new", f"hydra.run.dir={tmp_path}/out"]
+    out = [
+        "trainer=cpu",
+        *_places(tmp_path),
+        f"data.root={tmp_path}/new",
+        f"hydra.run.dir={tmp_path}/out",
+    ]
     assert main(["predict", "+experiment=labelled", *out, f"run={run}"]) == 0
-    assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[1].split(",")[1] in ("good", "dent", "hole")
+    assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[1].split(",")[1] in (
+        "good",
+        "dent",
+        "hole",
+    )

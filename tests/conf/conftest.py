@@ -17,7 +17,9 @@ def run(tmp_path: Path) -> Run:
     def call(*words: str) -> dict[str, Any]:
         places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
         assert main([*words, *places]) == 0
-        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+        newest = max(
+            (tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns
+        )
         summary: dict[str, Any] = json.loads(newest.read_text())
         return summary | {"folder": newest.parent}
 

@@ -19,7 +19,12 @@ from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.locate import resolve_target
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
-NOT_OPTIONS = ("benchmark", "experiment", "hparams_search", "hydra")  # groups that a command starts without
+NOT_OPTIONS = (
+    "benchmark",
+    "experiment",
+    "hparams_search",
+    "hydra",
+)  # groups that a command starts without
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
 OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS]
 BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
@@ -46,7 +51,9 @@ STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION, LABELLED = (
 )
 FOR_DETECTION = [Path("data/detection"), Path("model/detector")]
 FOR_WATERMARK = [Path("data/watermark"), Path("model/unet"), Path("synthesis/watermark")]
-FOR_INSPECTION = [Path(name) for name in ("data/inspection", "data/labelled", "model/anomaly", "model/classifier")]
+FOR_INSPECTION = [
+    Path(name) for name in ("data/inspection", "data/labelled", "model/anomaly", "model/classifier")
+]
 FOR_NETS = [  # of packages that need not be installed: see tests/modules/test_pretrained.py and tests/test_strangers.py
     Path(f"model/{name}")
     for name in (
@@ -59,7 +66,8 @@ FOR_NETS = [  # of packages that need not be installed: see tests/modules/test_p
 ]
 FOR_VOLUMES = [Path("data/ct"), Path("model/voxel_autoencoder"), Path("model/voxel_vqvae")]
 FOR_GENERATED = [
-    Path(name) for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
+    Path(name)
+    for name in ("callbacks/gan", "callbacks/gan_lowmem", "data/gan", "model/gan", "model/gan_rays")
 ]
 
 QUICK = [
@@ -70,7 +78,12 @@ QUICK = [
     "data.loader.batch_size=4",
     "data.loader.num_workers=0",
 ]
-TOY = [*QUICK, "data.samples={count: 6, height_px: 128, width_px: 128}", "data.patch_px=64", "data.stride_px=64"]
+TOY = [
+    *QUICK,
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+]
 TOY_BOXES = [
     *QUICK,
     "data.samples={count: 8, size_px: [64, 80]}",
@@ -106,7 +119,9 @@ pytestmark = [
     # Whether a toy run on this machine could be faster is not the question here.
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:SWA is currently only supported every epoch"),  # it takes a schedule's place
+    pytest.mark.filterwarnings(
+        "ignore:SWA is currently only supported every epoch"
+    ),  # it takes a schedule's place
 ]
 
 Run = Callable[..., dict[str, Any]]
@@ -123,14 +138,22 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
     elif experiment == "phantom":
         for number in range(6):
             for role in ("ub1mm", "ub5mm", "ya1mm"):
-                cv2.imwrite(str(folder / f"{number}_{role}.tif"), rng.integers(0, 4096, (128, 128), dtype=np.uint16))
+                cv2.imwrite(
+                    str(folder / f"{number}_{role}.tif"),
+                    rng.integers(0, 4096, (128, 128), dtype=np.uint16),
+                )
     elif experiment == "bccd":
         for name in ("images", "labels"):
             (folder / name).mkdir()
         (folder / "classes.txt").write_text("RBC\nWBC\nPlatelets\n")
         for number in range(8):
-            cv2.imwrite(str(folder / "images" / f"{number}.jpg"), rng.integers(60, 180, (48, 64, 3), dtype=np.uint8))
-            (folder / "labels" / f"{number}.txt").write_text(f"{number % 3} 0.5 0.5 0.4 0.4\n2 0.5 0.5 0 0\n")
+            cv2.imwrite(
+                str(folder / "images" / f"{number}.jpg"),
+                rng.integers(60, 180, (48, 64, 3), dtype=np.uint8),
+            )
+            (folder / "labels" / f"{number}.txt").write_text(
+                f"{number % 3} 0.5 0.5 0.4 0.4\n2 0.5 0.5 0 0\n"
+            )
         for split, numbers in {"train": range(4), "val": (4, 5), "test": (6, 7)}.items():
             (folder / f"{split}.txt").write_text("".join(f"{number}\n" for number in numbers))
     else:
@@ -142,7 +165,10 @@ def test_no_file_is_forgotten() -> None:
     known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
     known |= {path for path in FILES if path.parts[0] in NOT_OPTIONS}
     assert set(FILES) == known
-    assert sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION + LABELLED) == EXPERIMENTS
+    assert (
+        sorted(STRIPES + DETECTION + VOLUMES + WATERMARK + GENERATED + INSPECTION + LABELLED)
+        == EXPERIMENTS
+    )
 
 
 @pytest.mark.slow
@@ -155,13 +181,19 @@ def test_every_command_composes(command: str, experiment: str, tmp_path: Path) -
 
 @pytest.mark.parametrize("experiment", EXPERIMENTS)
 def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) -> None:
-    cfg = compose("fit", [f"+experiment={experiment}", f"data.root={tmp_path}", f"paths.run={tmp_path}"])
+    cfg = compose(
+        "fit", [f"+experiment={experiment}", f"data.root={tmp_path}", f"paths.run={tmp_path}"]
+    )
     nodes = [
-        (key, node) for key, node in _nodes(OmegaConf.to_container(cfg)) if node["_target_"].startswith("lit_data.")
+        (key, node)
+        for key, node in _nodes(OmegaConf.to_container(cfg))
+        if node["_target_"].startswith("lit_data.")
     ]
     assert len(nodes) >= 8
     for key, node in nodes:
-        arguments = set(inspect.signature(resolve_target(node["_target_"], key, ("lit_data",))).parameters)
+        arguments = set(
+            inspect.signature(resolve_target(node["_target_"], key, ("lit_data",))).parameters
+        )
         assert arguments == node.keys() - {"_target_", "_partial_"}, key
 
 
@@ -177,7 +209,8 @@ TOGETHER = [
 
 
 def _deal(options: list[Path]) -> list[list[str]]:
-    """The options of each run: one of each group, until all had their turn; a group that is through repeats its first.
+    """The options of each run: one of each group, until all had their turn; a group that is through
+    repeats its first.
 
     Those of debug switch off what others are for, so they run alone.
     """
@@ -186,7 +219,10 @@ def _deal(options: list[Path]) -> list[list[str]]:
         groups.setdefault(path.parts[0], []).append(f"{path.parts[0]}={path.name}")
     debug = groups.pop("debug")
     rows = zip_longest(*groups.values())
-    together = [[option or names[0] for option, names in zip(row, groups.values(), strict=True)] for row in rows]
+    together = [
+        [option or names[0] for option, names in zip(row, groups.values(), strict=True)]
+        for row in rows
+    ]
     return together + [[option] for option in debug]
 
 
@@ -217,7 +253,11 @@ def test_the_gpu_option_runs(run: Run) -> None:
 def test_every_benchmark_runs(option: str, run: Run) -> None:
     sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
     times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
-    words = ["benchmark.workers=[1]", "benchmark.batch_sizes=[4]", "benchmark.micro_batch_sizes=[2]"]
+    words = [
+        "benchmark.workers=[1]",
+        "benchmark.batch_sizes=[4]",
+        "benchmark.micro_batch_sizes=[2]",
+    ]
     summary = run("benchmark", f"+benchmark={option}", "trainer=cpu", *TOY, *sizes, *times, *words)
     assert summary.get("benchmark/batch_size", 4) == 4
     named = {"headroom": "headroom_samples_per_s", "callbacks": "step_us"}
@@ -227,7 +267,9 @@ def test_every_benchmark_runs(option: str, run: Run) -> None:
 @pytest.mark.parametrize("option", FOR_DETECTION + FOR_VOLUMES[:2], ids=str)
 def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> None:
     experiment = "detection" if option in FOR_DETECTION else "ct"
-    cfg = compose("fit", [f"+experiment={experiment}", f"data.root={tmp_path}", f"paths.run={tmp_path}"])
+    cfg = compose(
+        "fit", [f"+experiment={experiment}", f"data.root={tmp_path}", f"paths.run={tmp_path}"]
+    )
     own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
     assert isinstance(own, DictConfig)
     assert cfg[option.parts[0]]["_target_"] == own["_target_"]
@@ -254,7 +296,9 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     assert list((fitted["folder"] / "tensorboard").rglob("events*"))
     assert (fitted["folder"] / "csv" / "metrics.csv").is_file()
     tested = run("test", *words)
-    assert tested["test/average_precision"] == pytest.approx(fitted["test/average_precision"], abs=1e-6)
+    assert tested["test/average_precision"] == pytest.approx(
+        fitted["test/average_precision"], abs=1e-6
+    )
     assert "val/average_precision" in run("validate", *words)
     predicted = run("predict", *words)
     maps = list((predicted["folder"] / "maps").rglob("*.png"))
@@ -271,7 +315,9 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", [name for name in INSPECTION if name != "anomaly"])  # tests/commands
+@pytest.mark.parametrize(
+    "experiment", [name for name in INSPECTION if name != "anomaly"]
+)  # tests/commands
 def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     sizes = ["data.samples={count: 12, size_px: [96, 96]}", "data.patch_px=64", "model.net.width=4"]
     words = [f"+experiment={experiment}", *QUICK, *sizes]
@@ -280,15 +326,23 @@ def test_every_inspection_goes_all_the_way(experiment: str, run: Run) -> None:
     for name in ("samples.png", "predictions.png"):
         assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 500
     tested = run("test", *words)
-    assert tested["test/average_precision"] == pytest.approx(fitted["test/average_precision"], abs=1e-6)
+    assert tested["test/average_precision"] == pytest.approx(
+        fitted["test/average_precision"], abs=1e-6
+    )
     predicted = run("predict", *words)
-    assert len(list((predicted["folder"] / "maps").rglob("*.png"))) == predicted["predict/images"] == 12
+    assert (
+        len(list((predicted["folder"] / "maps").rglob("*.png")))
+        == predicted["predict/images"]
+        == 12
+    )
     assert (predicted["folder"] / "defects.csv").is_file()
     with (predicted["folder"] / "images.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 12
     assert all(0 <= float(row["score"]) <= 1 for row in rows)
-    weights = torch.load(fitted["folder"] / "checkpoints" / "best.ckpt", weights_only=True)["state_dict"]
+    weights = torch.load(fitted["folder"] / "checkpoints" / "best.ckpt", weights_only=True)[
+        "state_dict"
+    ]
     chosen = json.loads((predicted["folder"] / "fingerprint.json").read_text())["predict"]
     assert chosen["threshold"] == pytest.approx(float(weights["predict_threshold"]))
     assert chosen["threshold"] == pytest.approx(fitted["val/f1_max_threshold"])
@@ -318,7 +372,9 @@ def test_every_label_goes_all_the_way(experiment: str, run: Run) -> None:
         assert cv2.imread(str(fitted["folder"] / name)).shape[1] > 300
     with (fitted["folder"] / "splits.csv").open(newline="") as file:
         assert len(list(csv.DictReader(file))) == 24
-    given_back = run("test", *words, f"data.splits={fitted['folder'] / 'splits.csv'}", "data.split_seed=9")
+    given_back = run(
+        "test", *words, f"data.splits={fitted['folder'] / 'splits.csv'}", "data.split_seed=9"
+    )
     assert given_back["test/accuracy"] == pytest.approx(fitted["test/accuracy"], abs=1e-6)
     predicted = run("predict", *words)
     with (predicted["folder"] / "labels.csv").open(newline="") as file:
@@ -377,7 +433,9 @@ def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
     assert (prepared["prepare/volumes"], prepared["prepare/refused"]) == (6, 0)
     assert prepared["prepare/exported_volumes"] == 6
     assert prepared["prepare/sparse_bytes"] > 0
-    assert run("prepare", *words, "prepare.check=true")["prepare/points"] == prepared["prepare/points"]
+    assert (
+        run("prepare", *words, "prepare.check=true")["prepare/points"] == prepared["prepare/points"]
+    )
     assert run("prepare", *words, "prepare.verify=true")["prepare/refused"] == 0
 
 
@@ -439,7 +497,9 @@ def _masked_data(folder: Path) -> list[str]:
     rng = np.random.default_rng(0)
     (folder / "masks").mkdir(parents=True)
     for number in range(6):
-        cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8))
+        cv2.imwrite(
+            str(folder / f"{number}.png"), rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)
+        )
         mask = np.zeros((64, 64), np.uint8)
         mask[10:20, 30:40] = 255
         cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask)

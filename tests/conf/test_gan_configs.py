@@ -41,7 +41,12 @@ TOY = [
     "callbacks.metrics.batch_size=4",
 ]
 DRAWN = "data.samples={count: 8, size_px: [16, 16], tiles: 2}"
-RAYS = ["model.generator.plane_px=8", "model.generator.points=4", "model.patches.size_px=8", "model.generator.hidden=8"]
+RAYS = [
+    "model.generator.plane_px=8",
+    "model.generator.points=4",
+    "model.patches.size_px=8",
+    "model.generator.hidden=8",
+]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
@@ -56,7 +61,9 @@ def _find_data(experiment: str, folder: Path) -> list[str]:
         folder.mkdir()
         rng = np.random.default_rng(0)
         for number in range(12):
-            cv2.imwrite(str(folder / f"{number}.png"), rng.integers(0, 256, (20, 24, 3), dtype=np.uint8))
+            cv2.imwrite(
+                str(folder / f"{number}.png"), rng.integers(0, 256, (20, 24, 3), dtype=np.uint8)
+            )
         return [f"+experiment={experiment}", f"data.root={folder}"]
     return [f"+experiment={experiment}", DRAWN, *(RAYS if experiment == "gan_rays" else [])]
 
@@ -94,12 +101,21 @@ def test_every_command_runs(experiment: str, run: Run, tmp_path: Path) -> None:
 def test_the_others_train(experiment: str, run: Run, tmp_path: Path) -> None:
     fitted = run("fit", *TOY, *_find_data(experiment, tmp_path / "images"))
     _check_fit(experiment, fitted)
-    assert {path.name.partition("-")[0] for path in (fitted["folder"] / "images").iterdir()} == {"step", "views"}
+    assert {path.name.partition("-")[0] for path in (fitted["folder"] / "images").iterdir()} == {
+        "step",
+        "views",
+    }
 
 
 def _check_fit(experiment: str, fitted: dict[str, Any]) -> None:
     assert fitted["experiment"] == experiment
-    for name in ("train/kid_small", "val/kid_small", "test/kid_small", "test/fid_small", "test/real_score"):
+    for name in (
+        "train/kid_small",
+        "val/kid_small",
+        "test/kid_small",
+        "test/fid_small",
+        "test/real_score",
+    ):
         assert np.isfinite(fitted[name])
     assert fitted["cache/releases"] > 0
     for name in ("samples.png", "predictions.png"):

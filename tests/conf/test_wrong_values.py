@@ -16,7 +16,20 @@ from lit_data.errors import LitDataError
 from tests.outputs import EXPERIMENTS
 
 KINDS = ("stripe", "inspection", "labelled", "detection", "watermark", "ct", "gan")
-VALUES = (None, True, "abc", "", -1, 0, 1.5, float("inf"), [], ["a", "b"], [1, 2, 3, 4, 5], {"a": 1})
+VALUES = (
+    None,
+    True,
+    "abc",
+    "",
+    -1,
+    0,
+    1.5,
+    float("inf"),
+    [],
+    ["a", "b"],
+    [1, 2, 3, 4, 5],
+    {"a": 1},
+)
 TRIED = 2
 """Values under each key: which ones differs from key to key."""
 
@@ -51,7 +64,9 @@ def _list_keys(node: Any, key: str) -> Iterator[str]:
 def _try_all(cfg: DictConfig, parts: list[str], use: Callable[[DictConfig], None]) -> int:
     use(cfg)
     refused = 0
-    for key in (key for part in parts for key in _list_keys(cfg[part], part) if not key.endswith("_target_")):
+    for key in (
+        key for part in parts for key in _list_keys(cfg[part], part) if not key.endswith("_target_")
+    ):
         for value in random.Random(key).sample(VALUES, TRIED):
             changed = copy.deepcopy(cfg)
             OmegaConf.update(changed, key, value, merge=False, force_add=True)
@@ -65,7 +80,9 @@ def _try_all(cfg: DictConfig, parts: list[str], use: Callable[[DictConfig], None
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_wrong_value_is_refused_in_one_line(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_value_is_refused_in_one_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("LIT_DATA_CACHE", str(tmp_path / "cache"))
     words = [

@@ -16,7 +16,12 @@ from typing_extensions import override
 
 from lit_data.augment import Geometry, MixUp, Pipeline, segmentation_augment, stripe_augment
 from lit_data.cli import main
-from lit_data.datamodules import GANDataModule, InspectionDataModule, StripeDataModule, WatermarkDataModule
+from lit_data.datamodules import (
+    GANDataModule,
+    InspectionDataModule,
+    StripeDataModule,
+    WatermarkDataModule,
+)
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
@@ -29,7 +34,13 @@ pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
-STRONG: Final[dict[str, Any]] = {"rotate_deg": 10.0, "scale": (0.9, 1.1), "gamma": 0.2, "blur_px": 0.7, "noise": 0.02}
+STRONG: Final[dict[str, Any]] = {
+    "rotate_deg": 10.0,
+    "scale": (0.9, 1.1),
+    "gamma": 0.2,
+    "blur_px": 0.7,
+    "noise": 0.02,
+}
 Make = Callable[..., BaseDataModule[Any]]
 
 
@@ -49,8 +60,13 @@ class Keeper(BoringModel):
 def _stripe(folder: Path, **options: Any) -> StripeDataModule:
     if not (folder / "set").exists():
         write_images(folder / "set", 8, (96, 112))
-    given = {"synthesis": DefectSpec(probability=1.0), "augment": stripe_augment(crop_px=32, **STRONG)} | options
-    return StripeDataModule(str(folder / "set"), cache_dir=str(folder / "cache"), patch_px=32, stride_px=24, **given)
+    given = {
+        "synthesis": DefectSpec(probability=1.0),
+        "augment": stripe_augment(crop_px=32, **STRONG),
+    } | options
+    return StripeDataModule(
+        str(folder / "set"), cache_dir=str(folder / "cache"), patch_px=32, stride_px=24, **given
+    )
 
 
 def _single(folder: Path, **options: Any) -> StripeDataModule:
@@ -65,7 +81,9 @@ def _inspection(folder: Path, **options: Any) -> InspectionDataModule:
             mask[10 * number :][:12, 40:60] = 255
             cv2.imwrite(str(path.with_name(f"{path.stem}_mask.png")), mask)
     given = {"augment": stripe_augment(crop_px=32, **STRONG)} | options
-    return InspectionDataModule(str(folder / "set"), cache_dir=str(folder / "cache"), patch_px=32, **given)
+    return InspectionDataModule(
+        str(folder / "set"), cache_dir=str(folder / "cache"), patch_px=32, **given
+    )
 
 
 def _gan(folder: Path, **options: Any) -> GANDataModule:
@@ -75,7 +93,10 @@ def _gan(folder: Path, **options: Any) -> GANDataModule:
 
 
 def _watermark(folder: Path, **options: Any) -> WatermarkDataModule:
-    given = {"synthesis": WatermarkSpec(text_count=20, size_px=(10, 30)), "augment": segmentation_augment()} | options
+    given = {
+        "synthesis": WatermarkSpec(text_count=20, size_px=(10, 30)),
+        "augment": segmentation_augment(),
+    } | options
     samples = {"count": 6, "size_px": [128, 96]}
     return WatermarkDataModule(
         cache_dir=str(folder / "cache"), samples=samples, patch_px=64, samples_per_image=12, **given
@@ -89,7 +110,9 @@ def _train(data: BaseDataModule[Any]) -> list[Batch]:
 
 
 def _loader(place: str, **options: Any) -> LoaderOptions:
-    return LoaderOptions(**{"batch_size": 6, "num_workers": 2, "seed": 3, "augment_on": place} | options)
+    return LoaderOptions(
+        **{"batch_size": 6, "num_workers": 2, "seed": 3, "augment_on": place} | options
+    )
 
 
 @pytest.mark.parametrize("make", [_stripe, _single, _inspection, _gan, _watermark])
@@ -106,7 +129,9 @@ def test_batches_are_the_same_to_the_bit(tmp_path: Path, make: Make, kind: str) 
         assert one.keys() == other.keys()
         for key, value in one.items():
             assert value.dtype == other[key].dtype
-            torch.testing.assert_close(value, other[key], rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}")
+            torch.testing.assert_close(
+                value, other[key], rtol=0, atol=0, msg=lambda text, key=key: f"{key}: {text}"
+            )
     assert data.describe_loaders()["augmentation"]["backend"] == "cpu"
 
 
@@ -117,10 +142,14 @@ def test_a_run_that_goes_on_gets_the_same_batches(tmp_path: Path) -> None:
     step = len(whole) // 2 + 2  # inside the second epoch
     saving = ModelCheckpoint(tmp_path / "kept", "half", every_n_train_steps=step)
     quiet = QUIET | {"enable_checkpointing": True, "max_epochs": 2, "limit_val_batches": 0}
-    L.Trainer(callbacks=[saving], **quiet).fit(Keeper(), _stripe(tmp_path, loader=_loader("worker")))
+    L.Trainer(callbacks=[saving], **quiet).fit(
+        Keeper(), _stripe(tmp_path, loader=_loader("worker"))
+    )
     rest, data = Keeper(), _stripe(tmp_path, loader=_loader("device"))
     saved = tmp_path / "kept" / "half.ckpt"
-    L.Trainer(**quiet | {"enable_checkpointing": False}).fit(rest, data, ckpt_path=saved, weights_only=False)
+    L.Trainer(**quiet | {"enable_checkpointing": False}).fit(
+        rest, data, ckpt_path=saved, weights_only=False
+    )
     for one, other in zip(whole[step:], rest.kept, strict=True):
         assert torch.equal(one["image"], other["image"])
 
@@ -156,7 +185,11 @@ class Blended(StripeDataModule):
 def _blended(folder: Path, loader: LoaderOptions) -> StripeDataModule:
     write_images(folder / "set", 8, (96, 112))
     return Blended(
-        str(folder / "set"), cache_dir=str(folder / "cache"), patch_px=32, synthesis=DefectSpec(), loader=loader
+        str(folder / "set"),
+        cache_dir=str(folder / "cache"),
+        patch_px=32,
+        synthesis=DefectSpec(),
+        loader=loader,
     )
 
 
@@ -177,7 +210,9 @@ def test_what_looks_at_a_whole_batch_stays_on_the_device(tmp_path: Path, make: M
     data = make(tmp_path, loader=_loader("auto", worker_kind="thread"))
     assert _train(data)
     assert "augmentation" not in data.describe_loaders()
-    with pytest.raises(ConfigError, match=rf"{type(data).__name__} .*set data.loader.augment_on=auto"):
+    with pytest.raises(
+        ConfigError, match=rf"{type(data).__name__} .*set data.loader.augment_on=auto"
+    ):
         _train(make(tmp_path / "other", loader=_loader("worker")))
 
 
@@ -193,6 +228,24 @@ def test_without_a_trainer_the_loader_gives_what_transform_takes(tmp_path: Path)
 @pytest.mark.slow
 def test_the_command_says_who_augments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    words = ["trainer=cpu", "trainer.max_epochs=1", "data.samples.count=6", "data.loader.worker_kind=thread"]
-    assert main(["fit", "+experiment=stripe", *words, "data.loader.augment_on=worker", "hydra.run.dir=run"]) == 0
-    assert json.loads(Path("run/loader.json").read_text())["augmentation"]["reason"] == "as configured"
+    words = [
+        "trainer=cpu",
+        "trainer.max_epochs=1",
+        "data.samples.count=6",
+        "data.loader.worker_kind=thread",
+    ]
+    assert (
+        main(
+            [
+                "fit",
+                "+experiment=stripe",
+                *words,
+                "data.loader.augment_on=worker",
+                "hydra.run.dir=run",
+            ]
+        )
+        == 0
+    )
+    assert (
+        json.loads(Path("run/loader.json").read_text())["augmentation"]["reason"] == "as configured"
+    )

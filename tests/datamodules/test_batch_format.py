@@ -18,7 +18,9 @@ MASKED: dict[str, Any] = {
 }
 BOXED: dict[str, Any] = {
     "image": torch.rand(3, 3, 40, 60),
-    "boxes": torch.tensor([[0, 2, 0.5, 0.5, 0.2, 0.1], [0, 0, 0.1, 0.2, 0.2, 0.4], [2, 1, 0.75, 0.5, 0.5, 1.0]]),
+    "boxes": torch.tensor(
+        [[0, 2, 0.5, 0.5, 0.2, 0.1], [0, 0, 0.1, 0.2, 0.2, 0.4], [2, 1, 0.75, 0.5, 0.5, 1.0]]
+    ),
     "boxes_count": torch.tensor([2, 0, 1]),
     "image_index": torch.tensor([7, 8, 9]),
     "shape": torch.tensor([[400, 600]] * 3),
@@ -39,7 +41,9 @@ def test_torchvision_takes_lists_with_corners_in_pixels_and_a_background() -> No
     images, targets = format_batch(BOXED, "torchvision", {})
     assert [image.shape for image in images] == [(3, 40, 60)] * 3
     assert [target["labels"].tolist() for target in targets] == [[3, 1], [], [2]]
-    torch.testing.assert_close(targets[0]["boxes"], torch.tensor([[24.0, 18, 36, 22], [0, 0, 12, 16]]))
+    torch.testing.assert_close(
+        targets[0]["boxes"], torch.tensor([[24.0, 18, 36, 22], [0, 0, 12, 16]])
+    )
     torch.testing.assert_close(targets[2]["boxes"], torch.tensor([[30.0, 0, 60, 40]]))
     assert targets[1]["boxes"].shape == (0, 4)
     assert [target["image_id"].item() for target in targets] == [7, 8, 9]
@@ -50,7 +54,10 @@ def test_ultralytics_takes_a_dict_whose_objects_name_their_image() -> None:
     assert found["cls"].tolist() == [[2], [0], [1]]
     assert found["batch_idx"].tolist() == [0, 0, 2]
     torch.testing.assert_close(found["bboxes"], BOXED["boxes"][:, 2:])
-    assert (found["im_file"], found["ori_shape"]) == (["a.png", "b.png", "c.png"], ((400, 600),) * 3)
+    assert (found["im_file"], found["ori_shape"]) == (
+        ["a.png", "b.png", "c.png"],
+        ((400, 600),) * 3,
+    )
 
 
 @dataclass
@@ -71,7 +78,9 @@ def test_anomalib_gets_its_own_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_anomalib_one_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "anomalib", None)
-    with pytest.raises(ConfigError, match=r"batch_format=anomalib needs its package: pip install anomalib"):
+    with pytest.raises(
+        ConfigError, match=r"batch_format=anomalib needs its package: pip install anomalib"
+    ):
         format_batch(MASKED, "anomalib", {})
 
 
@@ -88,8 +97,13 @@ def test_a_function_makes_what_it_likes() -> None:
         ("anomalib", ("coords", "feats"), "dict"),
     ],
 )
-def test_a_preset_that_the_batch_cannot_fill_is_refused(batch_format: str, keys: tuple[str, ...], known: str) -> None:
-    with pytest.raises(ConfigError, match=f"batch_format='{batch_format}' is unknown here: choose {known}, a mapping"):
+def test_a_preset_that_the_batch_cannot_fill_is_refused(
+    batch_format: str, keys: tuple[str, ...], known: str
+) -> None:
+    with pytest.raises(
+        ConfigError,
+        match=f"batch_format='{batch_format}' is unknown here: choose {known}, a mapping",
+    ):
         check_format(batch_format, keys, {})
 
 

@@ -23,8 +23,12 @@ SAMPLES = {"count": 10, "shape": SHAPE}
 BONE_HU = (150, None)
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
@@ -36,8 +40,18 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _data(cache: str, *, setup: bool = True, **options: Any) -> CTDataModule:
     given_loader = {"batch_size": 3} | options.pop("loader", {"worker_kind": "inline"})
-    given = {"samples": SAMPLES, "occupied_hu": BONE_HU, "max_points": 200, "processes": 1} | options
-    data = CTDataModule(given.pop("root", None), cache_dir=cache, loader=LoaderOptions(seed=3, **given_loader), **given)
+    given = {
+        "samples": SAMPLES,
+        "occupied_hu": BONE_HU,
+        "max_points": 200,
+        "processes": 1,
+    } | options
+    data = CTDataModule(
+        given.pop("root", None),
+        cache_dir=cache,
+        loader=LoaderOptions(seed=3, **given_loader),
+        **given,
+    )
     if setup:
         data.prepare_data()
         data.setup("fit")
@@ -51,7 +65,9 @@ def _first(data: CTDataModule, stage: Any = "train", count: int = 3, epoch: int 
 def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     assert one.keys() == other.keys()
     for key, value in one.items():
-        assert torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key], key
+        assert (
+            torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key]
+        ), key
 
 
 def _assert_table(batch: Batch, table: Mapping[str, tuple[Any, torch.dtype]]) -> None:
@@ -73,10 +89,17 @@ COMMON = {
 def test_a_batch_of_points_is_what_the_table_says(cache: str) -> None:
     data = _data(cache, sdf=5.0)
     batch = _first(data)
-    points = {"coords": ((600, 4), torch.int32), "feats": ((600, 2), torch.float32), "label": ((600, 1), torch.int64)}
+    points = {
+        "coords": ((600, 4), torch.int32),
+        "feats": ((600, 2), torch.float32),
+        "label": ((600, 1), torch.int64),
+    }
     counts = {"coords_count": ((3,), torch.int64), "occupied_total": ((3,), torch.int64)}
     _assert_table(batch, points | counts | COMMON)
-    assert batch["coords"][:, 0].tolist() == torch.arange(3).repeat_interleave(batch["coords_count"]).tolist()
+    assert (
+        batch["coords"][:, 0].tolist()
+        == torch.arange(3).repeat_interleave(batch["coords_count"]).tolist()
+    )
     assert set(data.sample_keys) == set(batch)
     for row, path in enumerate(map(str, batch["path"])):
         dense, labels = np.load(path), np.load(path.replace(".npy", "_labels.npy"))
@@ -101,18 +124,33 @@ def test_without_a_limit_all_occupied_voxels_are_there(cache: str) -> None:
 
 def test_a_batch_of_windows_is_what_the_table_says(cache: str) -> None:
     spec = WindowSpec(size=(8, 16, 12), per_volume=2, label_bias=1.0)
-    data = _data(cache, sample="windows", windows=spec, sdf="exact", window="soft_tissue", occupied_hu=(0, 1000))
+    data = _data(
+        cache,
+        sample="windows",
+        windows=spec,
+        sdf="exact",
+        window="soft_tissue",
+        occupied_hu=(0, 1000),
+    )
     assert len(data.dataset("train")) == 12
     batch = _first(data)
     box = (3, 1, 8, 16, 12)
-    images = {"image": (box, torch.float32), "occupied": (box, torch.bool), "sdf": (box, torch.float32)}
-    _assert_table(batch, images | {"mask": (box, torch.int64), "position": ((3, 3), torch.int64)} | COMMON)
+    images = {
+        "image": (box, torch.float32),
+        "occupied": (box, torch.bool),
+        "sdf": (box, torch.float32),
+    }
+    _assert_table(
+        batch, images | {"mask": (box, torch.int64), "position": ((3, 3), torch.int64)} | COMMON
+    )
     assert set(data.sample_keys) == set(batch)
     labelled = 0
     for row, path in enumerate(map(str, batch["path"])):
         dense, labels = np.load(path), np.load(path.replace(".npy", "_labels.npy"))
         start = batch["position"][row].tolist()
-        part = tuple(slice(begin, begin + side) for begin, side in zip(start, spec.sides, strict=True))
+        part = tuple(
+            slice(begin, begin + side) for begin, side in zip(start, spec.sides, strict=True)
+        )
         occupied = (dense[part] > 0) & (dense[part] <= 1000)
         expected = np.where(occupied, WINDOWS["soft_tissue"].scale(dense[part]), 0)
         np.testing.assert_array_equal(batch["image"][row, 0], expected)
@@ -153,7 +191,11 @@ def test_evaluation_sees_a_grid_without_windows_that_hold_too_little(cache: str)
 @pytest.mark.parametrize("sample", ["points", "windows"])
 def test_workers_give_the_same_batches(cache: str, sample: str, kind: str, micro: int) -> None:
     workers = {"worker_kind": kind, "num_workers": 2, "micro_batch_size": micro}
-    given = {"sample": sample, "windows": WindowSpec(size=8, per_volume=1, label_bias=0.5), "sdf": 4.0}
+    given = {
+        "sample": sample,
+        "windows": WindowSpec(size=8, per_volume=1, label_bias=0.5),
+        "sdf": 4.0,
+    }
     expected = list(_data(cache, **given).make_loader("train"))
     found = list(_data(cache, loader=workers, **given).make_loader("train"))
     assert len(found) == len(expected) == 2
@@ -178,7 +220,9 @@ def test_a_sample_does_not_depend_on_the_batch_and_changes_with_the_epoch(cache:
 
 
 @pytest.mark.parametrize(("start", "stop"), [(0, 3), (0, 1), (1, 3), (2, 9), (3, 4)])
-def test_a_piece_of_a_batch_has_the_points_of_its_volumes(cache: str, start: int, stop: int) -> None:
+def test_a_piece_of_a_batch_has_the_points_of_its_volumes(
+    cache: str, start: int, stop: int
+) -> None:
     data = _data(cache, max_points=None)
     whole = _first(data, "predict")
     piece = data.slice_batch(whole, start, stop)
@@ -192,17 +236,23 @@ def test_a_piece_of_a_batch_has_the_points_of_its_volumes(cache: str, start: int
         part = data.slice_batch(tuple(whole[key] for key in keys if key in whole), start, stop)
         assert all(torch.equal(found, piece[key]) for found, key in zip(part, keys, strict=False))
     data.batch_format = cast(Any, {"mine": "feats"})
-    with pytest.raises(ConfigError, match=r"add coords or coords_count, or a batch cannot be divided"):
+    with pytest.raises(
+        ConfigError, match=r"add coords or coords_count, or a batch cannot be divided"
+    ):
         data.slice_batch({"mine": whole["feats"]}, 0, 1)
 
 
-@pytest.mark.parametrize("options", [{"precompute": False}, {"precompute": "lazy"}, {"cache_data": True}])
+@pytest.mark.parametrize(
+    "options", [{"precompute": False}, {"precompute": "lazy"}, {"cache_data": True}]
+)
 @pytest.mark.parametrize("preload", [True, False])
 def test_however_the_index_is_kept_the_points_are_the_same(
     cache: str, tmp_path: Path, options: Any, preload: bool
 ) -> None:
     expected = _first(_data(cache, sdf=4.0), count=6)
-    found = _first(_data(str(tmp_path), samples=SAMPLES, sdf=4.0, preload=preload, **options), count=6)
+    found = _first(
+        _data(str(tmp_path), samples=SAMPLES, sdf=4.0, preload=preload, **options), count=6
+    )
     for key in expected.keys() - {"path"}:
         assert torch.equal(found[key], expected[key]), key
 
@@ -236,18 +286,29 @@ class Model(L.LightningModule):
 
 
 def _fit(model: Model, data: CTDataModule, folder: Path, **options: Any) -> None:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     if "callbacks" not in options:
         quiet["enable_checkpointing"] = False
     path = options.pop("ckpt_path", None)
-    trainer = L.Trainer(default_root_dir=folder, num_sanity_val_steps=0, max_epochs=2, **quiet, **options)
+    trainer = L.Trainer(
+        default_root_dir=folder, num_sanity_val_steps=0, max_epochs=2, **quiet, **options
+    )
     trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=True)
     data.teardown("fit")
 
 
-def test_an_interrupted_run_goes_on_with_the_points_it_would_have_had(cache: str, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_with_the_points_it_would_have_had(
+    cache: str, tmp_path: Path
+) -> None:
     whole: list[Batch] = []
-    saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    saving = ModelCheckpoint(
+        tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1
+    )
     options = {"loader": {"worker_kind": "inline", "batch_size": 2}}
     _fit(Model(whole.append), _data(cache, **options), tmp_path, callbacks=[saving])
     assert len(whole) == 6
@@ -285,22 +346,34 @@ def test_volumes_without_labels_are_told_from_those_without_objects(tmp_path: Pa
     assert "label" not in _first(plain, "predict", 4)
 
 
-def test_volumes_with_too_few_points_are_refused_or_left_out(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_volumes_with_too_few_points_are_refused_or_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = _write_set(tmp_path / "set", count=6)
     for name in ("v1", "v4"):
         volume = np.full(SHAPE, -1000, np.int16)
         volume[3, 4, 5:8] = 1000
         np.save(root / f"{name}.npy", volume)
     given = {"root": str(root), "min_points": 4}
-    with pytest.raises(DataError, match=r"v1\.npy: 3 occupied(.|\n)*v4\.npy(.|\n)*2 of 6 volumes have too few points"):
+    with pytest.raises(
+        DataError,
+        match=r"v1\.npy: 3 occupied(.|\n)*v4\.npy(.|\n)*2 of 6 volumes have too few points",
+    ):
         _data(str(tmp_path), **given)
     data = _data(str(tmp_path), too_few="skip", **given)
     assert "volumes have too few points; they are left out" in caplog.text
     assert "v4.npy: 3 occupied voxels, fewer than data.min_points=4" in caplog.text
     assert data.describe()["too_few"] == 2
-    assert [Path(str(path)).stem for path in _first(data, "predict", 4)["path"]] == ["v0", "v2", "v3", "v5"]
+    assert [Path(str(path)).stem for path in _first(data, "predict", 4)["path"]] == [
+        "v0",
+        "v2",
+        "v3",
+        "v5",
+    ]
     lazy = _data(str(tmp_path), precompute=False, preload=False, **given)
-    with pytest.raises(DataError, match=r"v1\.npy: 3 occupied voxels, fewer than data.min_points=4"):
+    with pytest.raises(
+        DataError, match=r"v1\.npy: 3 occupied voxels, fewer than data.min_points=4"
+    ):
         _first(lazy, "predict", 6)
     with pytest.raises(DataError, match=r"v4\.npy: 3 occupied(.|\n)*2 of 6 volumes are bad"):
         _data(str(tmp_path), setup=False, **given).check_sources()
@@ -314,8 +387,20 @@ def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"v2\.npy(.|\n)*1 of 6 volumes are bad"):
         _data(str(tmp_path), root=str(root), setup=False).check_sources()
     data = _data(str(tmp_path), root=str(root), on_bad="skip")
-    assert [Path(source.path).stem for source in data.volumes.sources] == ["v0", "v1", "v3", "v4", "v5"]
-    assert sorted(n for part in data.volumes.splits.values() for n in part.tolist()) == [0, 1, 2, 3, 4]
+    assert [Path(source.path).stem for source in data.volumes.sources] == [
+        "v0",
+        "v1",
+        "v3",
+        "v4",
+        "v5",
+    ]
+    assert sorted(n for part in data.volumes.splits.values() for n in part.tolist()) == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     assert data.describe()["refused"] == 1
 
 
@@ -323,13 +408,23 @@ def test_the_report_says_sizes_and_the_export_can_be_read_again(cache: str, tmp_
     data = _data(cache)
     dense_bytes = 10 * int(np.prod(SHAPE)) * 2
     report = data.describe()
-    assert (report["volumes"], report["refused"], report["too_few"], report["dense_bytes"]) == (10, 0, 0, dense_bytes)
+    assert (report["volumes"], report["refused"], report["too_few"], report["dense_bytes"]) == (
+        10,
+        0,
+        0,
+        dense_bytes,
+    )
     assert report["points"] == int(_first(data, "predict", 10)["occupied_total"].sum())
     assert report["sparse_share"] == pytest.approx(report["sparse_bytes"] / dense_bytes)
     assert [report[f"{split}_volumes"] for split in ("train", "val", "test")] == [6, 2, 2]
     done = data.export_files(tmp_path / "out")
-    files = sorted(path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz"))
-    assert done == {"volumes": 10, "bytes": sum((tmp_path / "out" / name).stat().st_size for name in files)}
+    files = sorted(
+        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz")
+    )
+    assert done == {
+        "volumes": 10,
+        "bytes": sum((tmp_path / "out" / name).stat().st_size for name in files),
+    }
     assert files[-1] == "val/ct_0007.npz"
     again = _data(str(tmp_path), root=str(tmp_path / "out"))
     expected, found = (_first(one, "predict", 10) for one in (data, again))
@@ -364,7 +459,9 @@ def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
 
 
 def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
-    data = _data(cache, resolution=Resolution(shape=16), sample="windows", windows=WindowSpec(size=16))
+    data = _data(
+        cache, resolution=Resolution(shape=16), sample="windows", windows=WindowSpec(size=16)
+    )
     batch = _first(data, "val", 1)
     assert batch["shape"].tolist() == [[16, 16, 16]]
     assert batch["spacing"].tolist() == [[24 / 16, 32 / 16, 40 / 16]]
@@ -403,7 +500,13 @@ def test_all_points_of_uncounted_volumes_are_refused(cache: str) -> None:
 @pytest.mark.parametrize("sample", ["points", "windows"])
 def test_real_volumes_of_all_formats(shared_data: Path, tmp_path: Path, sample: str) -> None:
     spec = WindowSpec(size=16, min_points=100)
-    data = _data(str(tmp_path), root=str(shared_data / "ct"), sample=sample, windows=spec, occupied_hu=(200, None))
+    data = _data(
+        str(tmp_path),
+        root=str(shared_data / "ct"),
+        sample=sample,
+        windows=spec,
+        occupied_hu=(200, None),
+    )
     assert data.describe()["volumes"] == 7
     count = 7 if sample == "points" else len(data.dataset("predict"))  # type: ignore[arg-type]
     batch = _first(data, "predict", count)

@@ -24,8 +24,12 @@ from lit_data.types import Batch
 SAMPLES = {"count": 20, "size_px": [64, 80]}
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
+    ),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
 
@@ -37,7 +41,11 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _data(cache: str, *, setup: bool = True, **options: Any) -> DetectionDataModule:
     loader = LoaderOptions(batch_size=4, seed=3, **options.pop("loader", {"worker_kind": "inline"}))
-    given = {"samples": SAMPLES, "size_px": (64, 64), "mosaic": MosaicSpec(close_epochs=1)} | options
+    given = {
+        "samples": SAMPLES,
+        "size_px": (64, 64),
+        "mosaic": MosaicSpec(close_epochs=1),
+    } | options
     data = DetectionDataModule(given.pop("root", None), cache_dir=cache, loader=loader, **given)
     if setup:
         data.prepare_data()
@@ -45,14 +53,18 @@ def _data(cache: str, *, setup: bool = True, **options: Any) -> DetectionDataMod
     return data
 
 
-def _first(data: DetectionDataModule, stage: Any = "train", count: int = 4, epoch: int = 0) -> Batch:
+def _first(
+    data: DetectionDataModule, stage: Any = "train", count: int = 4, epoch: int = 0
+) -> Batch:
     return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
 
 
 def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
     assert one.keys() == other.keys()
     for key, value in one.items():
-        assert torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key], key
+        assert (
+            torch.equal(value, other[key]) if isinstance(value, Tensor) else value == other[key]
+        ), key
 
 
 def test_a_batch_is_what_the_table_says(cache: str) -> None:
@@ -106,9 +118,9 @@ def test_workers_give_the_same_batches(cache: str, kind: str, micro: int) -> Non
         list(loader)
         for loader in (
             _data(cache).make_loader("train"),
-            _data(cache, loader={"worker_kind": kind, "num_workers": 2, "micro_batch_size": micro}).make_loader(
-                "train"
-            ),
+            _data(
+                cache, loader={"worker_kind": kind, "num_workers": 2, "micro_batch_size": micro}
+            ).make_loader("train"),
         )
     )
     assert len(found) == len(expected) == 4
@@ -146,7 +158,10 @@ def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
     for path, shape in zip(last[2], last[3], strict=True):
         height, width = cv2.imread(path).shape[:2]
         high, wide = fit_size((height, width), (64, 64))
-        assert shape == ((height, width), ((high / height, wide / width), ((64 - wide) // 2, round((64 - high) / 2))))
+        assert shape == (
+            (height, width),
+            ((high / height, wide / width), ((64 - wide) // 2, round((64 - high) / 2))),
+        )
     piece = data.slice_batch(last, 1, 2)
     assert torch.equal(piece[0], last[0][1:2])
     assert torch.equal(piece[1][:, 1:], last[1][last[1][:, 0] == 1, 1:])
@@ -163,20 +178,29 @@ def test_a_piece_of_a_batch_has_the_boxes_of_its_images(cache: str, start: int, 
     data = _data(cache, mosaic=None)
     whole = _first(data, "predict")
     piece = data.slice_batch(whole, start, stop)
-    alone = data.transform(data.make_loader("predict").read(np.arange(start, min(stop, 4)), 0), "predict")
+    alone = data.transform(
+        data.make_loader("predict").read(np.arange(start, min(stop, 4)), 0), "predict"
+    )
     _assert_equal(piece, alone)
     keys = ["boxes", "image", "boxes_count"]
     for batch_format in (keys, {f"my_{key}": key for key in keys}):
         data.batch_format = cast(Any, batch_format)
         named = dict(zip(keys, (whole[key] for key in keys), strict=True))
-        given = tuple(named.values()) if batch_format is keys else {f"my_{key}": named[key] for key in keys}
+        given = (
+            tuple(named.values())
+            if batch_format is keys
+            else {f"my_{key}": named[key] for key in keys}
+        )
         part = data.slice_batch(given, start, stop)
         for found, key in zip(part.values() if isinstance(part, dict) else part, keys, strict=True):
             assert torch.equal(found, alone[key])
 
 
 def test_augmentation_moves_boxes_and_depends_on_the_sample_alone(cache: str) -> None:
-    plain, data = _data(cache), _data(cache, augment=detection_augment(shift_px=4, scale=(0.8, 1.2)))
+    plain, data = (
+        _data(cache),
+        _data(cache, augment=detection_augment(shift_px=4, scale=(0.8, 1.2))),
+    )
     loader = data.make_loader("train")
     batch = data.transform(loader.read(np.arange(8), 1), "train")
     assert not torch.equal(batch["image"], _first(plain, count=8, epoch=1)["image"])
@@ -195,10 +219,14 @@ def _whole(data: DetectionDataModule) -> Batch:
 
 
 @pytest.mark.parametrize("tiles", [4, 9])
-def test_device_mosaics_are_those_of_the_workers_where_both_have_the_same_partners(cache: str, tiles: Any) -> None:
+def test_device_mosaics_are_those_of_the_workers_where_both_have_the_same_partners(
+    cache: str, tiles: Any
+) -> None:
     """As where a batch is the whole split: at other times workers choose among more images."""
     spec = MosaicSpec(tiles=tiles, probability=0.8)
-    worker, device = (_whole(_data(cache, mosaic=spec, mosaic_on=place)) for place in ("worker", "device"))
+    worker, device = (
+        _whole(_data(cache, mosaic=spec, mosaic_on=place)) for place in ("worker", "device")
+    )
     difference = (worker.pop("image") - device.pop("image")).abs()
     _assert_equal(worker, device)
     assert len(device["boxes"]) > 14
@@ -209,7 +237,11 @@ def test_device_mosaics_are_those_of_the_workers_where_both_have_the_same_partne
 
 def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(cache: str) -> None:
     data = _data(cache, mosaic_on="device")
-    one, again, later = _first(data), _first(_data(cache, mosaic_on="device")), _first(data, epoch=1)
+    one, again, later = (
+        _first(data),
+        _first(_data(cache, mosaic_on="device")),
+        _first(data, epoch=1),
+    )
     _assert_equal(one, again)
     assert not torch.equal(one["image"], later["image"])
     assert one.keys() == set(data.batch_keys)
@@ -217,16 +249,26 @@ def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(ca
     stored = alone.make_loader("train").read(np.arange(4), 0)
     assert torch.equal(read["image"], stored["image"]), "workers write images alone"
     _assert_equal(_first(data, "val", 3), _first(alone, "val", 3))
-    with pytest.raises(ConfigError, match="mosaic_on='gpu' is unknown: choose one of worker, device"):
+    with pytest.raises(
+        ConfigError, match="mosaic_on='gpu' is unknown: choose one of worker, device"
+    ):
         _data(cache, mosaic_on="gpu")
 
 
 def test_samples_are_blended_behind_device_mosaics_with_the_boxes_of_both(cache: str) -> None:
-    plain, data = _data(cache, mosaic_on="device"), _data(cache, mosaic_on="device", augment=MixUp(probability=1.0))
+    plain, data = (
+        _data(cache, mosaic_on="device"),
+        _data(cache, mosaic_on="device", augment=MixUp(probability=1.0)),
+    )
     before, after = _first(plain, count=2), _first(data, count=2)
     assert after["boxes_count"].tolist() == [len(before["boxes"])] * 2
-    assert after["boxes"][:, 0].tolist() == torch.arange(2).repeat_interleave(after["boxes_count"]).tolist()
-    share = data.plan_batch(data.make_loader("train").read(np.arange(2), 0), "train")["augment_mixup"][:, 0]
+    assert (
+        after["boxes"][:, 0].tolist()
+        == torch.arange(2).repeat_interleave(after["boxes_count"]).tolist()
+    )
+    share = data.plan_batch(data.make_loader("train").read(np.arange(2), 0), "train")[
+        "augment_mixup"
+    ][:, 0]
     for row in range(2):
         mixed = share[row] * before["image"][row] + (1 - share[row]) * before["image"][1 - row]
         torch.testing.assert_close(after["image"][row], mixed)
@@ -239,12 +281,19 @@ def _planned_for_the_device(cache: str) -> tuple[DetectionDataModule, Batch]:
 
 
 def _move(batch: Batch, device: str) -> Batch:
-    return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
+    return {
+        key: value.to(device) if isinstance(value, Tensor) else value
+        for key, value in batch.items()
+    }
 
 
-def test_no_value_of_a_batch_is_read_to_finish_it(cache: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_value_of_a_batch_is_read_to_finish_it(
+    cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     data, planned = _planned_for_the_device(cache)
-    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # it knows no meta device
+    monkeypatch.setattr(
+        torch, "autocast", lambda *_, **__: nullcontext()
+    )  # it knows no meta device
     found = data.finish_batch(_move(planned, "meta"), "train")  # where there are none
     expected = data.finish_batch(planned, "train")
     assert {key: value.shape for key, value in found.items() if isinstance(value, Tensor)} == {
@@ -296,7 +345,12 @@ class Model(L.LightningModule):
 
 
 def _fit(model: Model, data: DetectionDataModule, folder: Path, **options: Any) -> None:
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu"}
+    quiet = {
+        "logger": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+        "accelerator": "cpu",
+    }
     if "callbacks" not in options:
         quiet["enable_checkpointing"] = False
     path = options.pop("ckpt_path", None)
@@ -307,12 +361,17 @@ def _fit(model: Model, data: DetectionDataModule, folder: Path, **options: Any) 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(
-    ("kind", "place"), [("inline", "worker"), ("thread", "worker"), ("process", "worker"), ("thread", "device")]
+    ("kind", "place"),
+    [("inline", "worker"), ("thread", "worker"), ("process", "worker"), ("thread", "device")],
 )
 def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
     cache: str, tmp_path: Path, kind: str, place: str
 ) -> None:
-    workers = {"worker_kind": kind, "num_workers": 0 if kind == "inline" else 2, "micro_batch_size": 2}
+    workers = {
+        "worker_kind": kind,
+        "num_workers": 0 if kind == "inline" else 2,
+        "micro_batch_size": 2,
+    }
     data = _data(cache, loader=workers, mosaic_on=place)
     data.dataset("train")  # before the length of the run is known, as for the pictures of a run
     seen: list[Batch] = []
@@ -321,11 +380,16 @@ def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
     assert len(seen) == 12
     for batch in seen:
         last = int(batch["epoch"][0]) == 2
-        same = [torch.equal(image, alone[n]) for image, n in zip(batch["image"], batch["index"].tolist(), strict=True)]
+        same = [
+            torch.equal(image, alone[n])
+            for image, n in zip(batch["image"], batch["index"].tolist(), strict=True)
+        ]
         assert all(same) if last else not any(same)
 
 
-def test_a_run_that_is_all_closing_says_so(cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_that_is_all_closing_says_so(
+    cache: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     seen: list[Batch] = []
     data = _data(cache, mosaic=MosaicSpec(close_epochs=10))
     _fit(Model(seen.append), data, tmp_path, max_epochs=1)
@@ -339,13 +403,27 @@ def test_an_interrupted_run_goes_on_with_the_samples_it_would_have_had(
     cache: str, tmp_path: Path, place: str, steps: tuple[int, ...]
 ) -> None:
     whole: list[Batch] = []
-    saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1)
-    _fit(Model(whole.append), _data(cache, mosaic_on=place), tmp_path, max_epochs=2, callbacks=[saving])
+    saving = ModelCheckpoint(
+        tmp_path / "all", filename="{step}", save_top_k=-1, every_n_train_steps=1
+    )
+    _fit(
+        Model(whole.append),
+        _data(cache, mosaic_on=place),
+        tmp_path,
+        max_epochs=2,
+        callbacks=[saving],
+    )
     assert len(whole) == 8
     for step in steps:
         rest: list[Batch] = []
         path = tmp_path / "all" / f"step={step}.ckpt"
-        _fit(Model(rest.append), _data(cache, mosaic_on=place), tmp_path, max_epochs=2, ckpt_path=path)
+        _fit(
+            Model(rest.append),
+            _data(cache, mosaic_on=place),
+            tmp_path,
+            max_epochs=2,
+            ckpt_path=path,
+        )
         assert len(rest) == 8 - step
         for one, other in zip(whole[step:], rest, strict=True):
             _assert_equal(one, other)
@@ -356,8 +434,13 @@ def _write_set(folder: Path, count: int = 6) -> Path:
     for name in ("images", "labels"):
         (folder / name).mkdir(parents=True)
     for number in range(count):
-        cv2.imwrite(str(folder / "images" / f"{number}.png"), rng.integers(0, 256, (30, 40, 3), dtype=np.uint8))
-        (folder / "labels" / f"{number}.txt").write_text(f"{number % 2} 0.5 0.5 0.{number + 1} 0.2\n")
+        cv2.imwrite(
+            str(folder / "images" / f"{number}.png"),
+            rng.integers(0, 256, (30, 40, 3), dtype=np.uint8),
+        )
+        (folder / "labels" / f"{number}.txt").write_text(
+            f"{number % 2} 0.5 0.5 0.{number + 1} 0.2\n"
+        )
     (folder / "classes.txt").write_text("cat\ndog\n")
     return folder
 
@@ -371,7 +454,13 @@ def test_damaged_images_are_listed_or_left_out_with_their_boxes(cache: str, tmp_
     with pytest.raises(DataError, match=r"2\.png(.|\n)*1 of 6 images are bad"):
         _data(cache, root=str(root), setup=False).check_sources()
     data = _data(cache, root=str(root), on_bad="skip", mosaic=None)
-    assert [Path(path).name for path in data.files.images] == ["0.png", "1.png", "3.png", "4.png", "5.png"]
+    assert [Path(path).name for path in data.files.images] == [
+        "0.png",
+        "1.png",
+        "3.png",
+        "4.png",
+        "5.png",
+    ]
     assert sorted(n for part in data.files.splits.values() for n in part) == [0, 1, 2, 3, 4]
     batch = _first(data, "predict", 5)
     widths = (batch["boxes"][:, 4] * 10).round().int().tolist()
@@ -413,9 +502,18 @@ def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:
 
 @pytest.mark.data
 def test_photographs_of_blood_cells(shared_data: Path, tmp_path: Path) -> None:
-    data = _data(str(tmp_path), root=str(shared_data / "detection" / "bccd"), label_format="yolo", on_bad="skip")
+    data = _data(
+        str(tmp_path),
+        root=str(shared_data / "detection" / "bccd"),
+        label_format="yolo",
+        on_bad="skip",
+    )
     assert data.classes == ("RBC", "WBC", "Platelets")
-    assert {split: len(part) for split, part in data.files.splits.items()} == {"train": 40, "val": 10, "test": 10}
+    assert {split: len(part) for split, part in data.files.splits.items()} == {
+        "train": 40,
+        "val": 10,
+        "test": 10,
+    }
     batch = _first(data, "train", 40)
     assert batch["shape"].unique(dim=0).tolist() == [[480, 640]]
     assert batch["boxes"][:, 1].unique().tolist() == [0, 1, 2]

@@ -29,7 +29,9 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def _data(cache_dir: str | Path, *, setup: bool = True, **options: Any) -> GANDataModule:
-    loader = LoaderOptions(seed=3, **({"batch_size": 4, "worker_kind": "inline"} | options.pop("loader", {})))
+    loader = LoaderOptions(
+        seed=3, **({"batch_size": 4, "worker_kind": "inline"} | options.pop("loader", {}))
+    )
     given = {"samples": SAMPLES, "image_px": 16} | options
     data = GANDataModule(cache_dir=str(cache_dir), loader=loader, **given)
     if setup:
@@ -42,10 +44,14 @@ def _first(data: GANDataModule, stage: Any = "train", count: int = 4, epoch: int
     return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
 
 
-def _write(path: Path, shape: tuple[int, ...] = (16, 16, 3), *, seed: int = 0, dtype: Any = np.uint8) -> None:
+def _write(
+    path: Path, shape: tuple[int, ...] = (16, 16, 3), *, seed: int = 0, dtype: Any = np.uint8
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     most = np.iinfo(dtype).max
-    cv2.imwrite(str(path), np.random.default_rng(seed).integers(0, most, shape, dtype=dtype, endpoint=True))
+    cv2.imwrite(
+        str(path), np.random.default_rng(seed).integers(0, most, shape, dtype=dtype, endpoint=True)
+    )
 
 
 def test_a_batch_of_drawn_objects_is_what_the_table_says(cache: str) -> None:
@@ -89,7 +95,10 @@ def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
     augment = Geometry(flip_left_right=True)
     data = _data(cache, augment=augment)
     expected = _collect(data)
-    for loader in ({"batch_size": 5}, {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1}):
+    for loader in (
+        {"batch_size": 5},
+        {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
+    ):
         found = _collect(_data(cache, augment=augment, loader=loader))
         assert all(torch.equal(found[key], value) for key, value in expected.items())
 
@@ -102,8 +111,13 @@ def _collect(data: GANDataModule) -> Batch:
 def test_augmentation_changes_training_images_alone(cache: str) -> None:
     data, plain = _data(cache, augment=Geometry(flip_left_right=True)), _data(cache)
     batch, before = _first(data, count=16), _first(plain, count=16)
-    flipped = [torch.equal(one, other.flip(-1)) for one, other in zip(batch["image"], before["image"], strict=True)]
-    kept = [torch.equal(one, other) for one, other in zip(batch["image"], before["image"], strict=True)]
+    flipped = [
+        torch.equal(one, other.flip(-1))
+        for one, other in zip(batch["image"], before["image"], strict=True)
+    ]
+    kept = [
+        torch.equal(one, other) for one, other in zip(batch["image"], before["image"], strict=True)
+    ]
     assert any(flipped)
     assert any(kept)
     assert all(one or other for one, other in zip(flipped, kept, strict=True))
@@ -122,12 +136,21 @@ def test_augmentation_changes_training_images_alone(cache: str) -> None:
 def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     for number in range(8):
         _write(tmp_path / "AB"[number // 4] / f"{number % 4 * 5}.png", (20, 16), seed=number)
-    options: dict[str, Any] = {"root": str(tmp_path), "splits": {"train": ["A"], "val": ["B"]}, "labels": "views"}
+    options: dict[str, Any] = {
+        "root": str(tmp_path),
+        "splits": {"train": ["A"], "val": ["B"]},
+        "labels": "views",
+    }
     data = _data(cache, views="folders", azimuth_deg=(-90, 90), elevation_deg=(10, 20), **options)
     batch = _first(data, "val")
     assert batch["image"].shape == (4, 1, 16, 16)
     assert batch["label"].tolist() == batch["view"].tolist() == [0, 1, 2, 3]
-    assert [Path(data.bank.name(int(image))).stem for image in batch["image_index"]] == ["0", "5", "10", "15"]
+    assert [Path(data.bank.name(int(image))).stem for image in batch["image_index"]] == [
+        "0",
+        "5",
+        "10",
+        "15",
+    ]
     assert torch.rad2deg(batch["pose"]).round().tolist() == [[-90, 10], [0, 10], [-90, 20], [0, 20]]
     assert torch.equal(data.inspect("val").views_of(1), batch["image"])
     assert _data(cache, **(options | {"labels": "none", "splits": "auto"})).poses is None, (
@@ -135,12 +158,15 @@ def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     )
     (tmp_path / "B" / "15.png").unlink()
     with pytest.raises(
-        DataError, match=r"B: 3 views; the near(.|\n)*1 of 2 objects do not have 4 views as the others have"
+        DataError,
+        match=r"B: 3 views; the near(.|\n)*1 of 2 objects do not have 4 views as the others have",
     ):
         _data(cache, views="folders", **options)
 
 
-def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(cache: str, tmp_path: Path) -> None:
+def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
+    cache: str, tmp_path: Path
+) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (48, 48, 3), seed=number)
     whole = _first(_data(cache, root=str(tmp_path), image_px=48), "predict", 1)["image"]
@@ -148,10 +174,15 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(cach
     assert torch.equal(_first(measured, "predict", 5)["image"][4], whole[0, :, 16:32, 16:32])
     halves = _data(cache, root=str(tmp_path), views="sheet", tiles=2, image_px=24)
     assert torch.equal(_first(halves, "predict", 2)["image"][1], whole[0, :, :24, 24:])
-    with pytest.raises(DataError, match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*as many views across as down"):
+    with pytest.raises(
+        DataError, match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*as many views across as down"
+    ):
         _data(cache, root=str(tmp_path), views="sheet", image_px=(24, 32))
     _write(tmp_path / "3.png", (32, 32, 3))
-    with pytest.raises(DataError, match=r"3\.png: 4 views(.|\n)*1 of 4 objects do not have 9 views as the others have"):
+    with pytest.raises(
+        DataError,
+        match=r"3\.png: 4 views(.|\n)*1 of 4 objects do not have 9 views as the others have",
+    ):
         _data(cache, root=str(tmp_path), views="sheet")
 
 
@@ -159,7 +190,9 @@ def test_small_and_oblong_images_come_to_the_size_of_a_sample(cache: str, tmp_pa
     for number in range(3):
         _write(tmp_path / f"{number}.png", (10, 6), seed=number)
     native = _first(_data(cache, root=str(tmp_path), image_px=(10, 6)), "predict", 1)["image"][0]
-    kept = _first(_data(cache, root=str(tmp_path), fit="keep", padding="zeros"), "predict", 1)["image"][0]
+    kept = _first(_data(cache, root=str(tmp_path), fit="keep", padding="zeros"), "predict", 1)[
+        "image"
+    ][0]
     assert native.shape == (1, 10, 6)
     assert torch.equal(kept[:, 3:13, 5:11], native)
     assert kept.sum() == pytest.approx(float(native.sum()))
@@ -172,7 +205,9 @@ def test_small_and_oblong_images_come_to_the_size_of_a_sample(cache: str, tmp_pa
 
 
 @pytest.mark.parametrize(("value_range", "scale"), [(None, 65535), ((0, 1000), 1000)])
-def test_values_become_shares_of_their_range(cache: str, tmp_path: Path, value_range: Any, scale: int) -> None:
+def test_values_become_shares_of_their_range(
+    cache: str, tmp_path: Path, value_range: Any, scale: int
+) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (16, 16), seed=number, dtype=np.uint16)
     data = _data(cache, root=str(tmp_path), value_range=value_range)
@@ -180,14 +215,18 @@ def test_values_become_shares_of_their_range(cache: str, tmp_path: Path, value_r
     np.testing.assert_allclose(_first(data, "predict", 3)["image"], expected, rtol=1e-6)
 
 
-def test_patches_of_large_images_are_new_in_each_epoch_of_training(cache: str, tmp_path: Path) -> None:
+def test_patches_of_large_images_are_new_in_each_epoch_of_training(
+    cache: str, tmp_path: Path
+) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (40, 33), seed=number)
     data = _data(cache, root=str(tmp_path), fit="patches", samples_per_image=5)
     assert [len(data.dataset(stage)) for stage in ("train", "val", "predict")] == [5, 9, 27]  # type: ignore[arg-type]
     assert not torch.equal(_first(data)["image"], _first(data, epoch=1)["image"])
     assert torch.equal(_first(data, "val")["image"], _first(data, "val", epoch=1)["image"])
-    with pytest.raises(ConfigError, match=r"holds views, and fit=patches cuts them: set data\.views=none"):
+    with pytest.raises(
+        ConfigError, match=r"holds views, and fit=patches cuts them: set data\.views=none"
+    ):
         _data(cache, fit="patches")
 
 
@@ -232,28 +271,52 @@ class Model(L.LightningModule):
 
 
 def test_a_module_of_ones_own_gets_the_tuple_it_wants(cache: str, tmp_path: Path) -> None:
-    data, model = _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"]), Model()
-    options = {"enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, **options)  # type: ignore[arg-type]
+    data, model = (
+        _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"]),
+        Model(),
+    )
+    options = {
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    trainer = L.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, **options
+    )  # type: ignore[arg-type]
     trainer.fit(model, datamodule=data)
-    assert [[tuple(part.shape) for part in batch] for batch in model.seen] == [[(4, 3, 16, 16), (4,), (4, 2)]] * 4
-    assert sorted(torch.cat([batch[1] for batch in model.seen]).tolist()) == sorted([1, 2, 3, 4] * 4)
+    assert [[tuple(part.shape) for part in batch] for batch in model.seen] == [
+        [(4, 3, 16, 16), (4,), (4, 2)]
+    ] * 4
+    assert sorted(torch.cat([batch[1] for batch in model.seen]).tolist()) == sorted(
+        [1, 2, 3, 4] * 4
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"views": "films"}, "views='films' is unknown: choose one of auto, none, folders, sheet"),
-        ({"labels": "names"}, "labels='names' is unknown: choose one of none, folders, views, objects"),
-        ({"fit": "crop"}, "fit='crop' is unknown: choose one of cover, contain, stretch, keep, patches"),
+        (
+            {"labels": "names"},
+            "labels='names' is unknown: choose one of none, folders, views, objects",
+        ),
+        (
+            {"fit": "crop"},
+            "fit='crop' is unknown: choose one of cover, contain, stretch, keep, patches",
+        ),
         ({"cache": "device"}, "cache='device' is unknown: choose one of store, lru, none"),
         ({"tiles": 2}, "tiles=2 divides sheets: set data.views=sheet"),
-        ({"views": "sheet", "fit": "patches"}, "views=sheet with fit=patches: patches have no pose"),
+        (
+            {"views": "sheet", "fit": "patches"},
+            "views=sheet with fit=patches: patches have no pose",
+        ),
         ({"augment": Geometry(crop_px=8)}, r"the augmentation of train crops to \(8, 8\)"),
         ({"batch_format": ["image", "mask"]}, "batch_format names unknown keys"),
         ({"image_px": 0}, "image_px=0 is not usable"),
     ],
 )
-def test_options_out_of_range_are_refused(cache: str, options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(
+    cache: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         _data(cache, setup=False, **options)

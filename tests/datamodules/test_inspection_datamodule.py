@@ -33,7 +33,10 @@ def _write_set(folder: Path, count: int = 20, *, every: int = 2, grey: bool = Fa
         if number % every == 0:
             mask = np.zeros(SIZE, np.uint8)
             mask[4:14, 4:14] = 255
-            cv2.imwrite(str(folder / f"{number:02}_mask.png"), cv2.GaussianBlur(mask, (3, 3), 0) if grey else mask)
+            cv2.imwrite(
+                str(folder / f"{number:02}_mask.png"),
+                cv2.GaussianBlur(mask, (3, 3), 0) if grey else mask,
+            )
     return folder
 
 
@@ -46,7 +49,9 @@ def _data(tmp_path: Path, **options: Any) -> InspectionDataModule:
     return data
 
 
-def _read(data: InspectionDataModule, stage: Any = "train", epoch: int = 0) -> dict[str, torch.Tensor]:
+def _read(
+    data: InspectionDataModule, stage: Any = "train", epoch: int = 0
+) -> dict[str, torch.Tensor]:
     loader = data.make_loader(stage)
     loader.set_epoch(epoch)
     batches = [data.transform(dict(batch), stage) for batch in loader]
@@ -57,10 +62,21 @@ def test_excluded_images_go_with_their_masks_and_have_a_store_of_their_own(tmp_p
     folder = _write_set(tmp_path / "set", 6)
     whole = _data(tmp_path, splits={"train": 1.0})
     data = _data(tmp_path, splits={"train": 1.0}, exclude=["02.png"])
-    assert [Path(data.bank.name(number)).name for number in range(5)] == [f"0{n}.png" for n in (0, 1, 3, 4, 5)]
-    assert [path and path.name for path in data.source.found.masks] == ["00_mask.png", None, None, "04_mask.png", None]
+    assert [Path(data.bank.name(number)).name for number in range(5)] == [
+        f"0{n}.png" for n in (0, 1, 3, 4, 5)
+    ]
+    assert [path and path.name for path in data.source.found.masks] == [
+        "00_mask.png",
+        None,
+        None,
+        "04_mask.png",
+        None,
+    ]
     assert data.source.store_folder != whole.source.store_folder
-    assert whole.source.store_folder == _data(tmp_path, splits={"train": 1.0}, exclude=[]).source.store_folder
+    assert (
+        whole.source.store_folder
+        == _data(tmp_path, splits={"train": 1.0}, exclude=[]).source.store_folder
+    )
     (folder / "02_mask.png").rename(folder / "07_mask.png")
     with pytest.raises(DataError, match=r"07_mask\.png: a mask without an image"):
         _data(tmp_path, exclude=["02.png"])
@@ -89,7 +105,10 @@ def test_a_batch_holds_images_masks_and_places(tmp_path: Path) -> None:
 def test_the_share_with_a_defect_is_kept_and_evaluation_is_left_alone(tmp_path: Path) -> None:
     _write_set(tmp_path / "set", 40, every=4)
     data = _data(tmp_path, sampling=SamplingOptions(positives=0.5))
-    shares = [float(_read(data, epoch=epoch)["mask"].flatten(1).any(1).float().mean()) for epoch in range(3)]
+    shares = [
+        float(_read(data, epoch=epoch)["mask"].flatten(1).any(1).float().mean())
+        for epoch in range(3)
+    ]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
     assert len(set(shares)) > 1
     assert len(_read(data, "val")["index"].unique()) == len(data.dataset("val"))
@@ -100,15 +119,22 @@ def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None
     dataset = _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
     indices = np.arange(len(dataset))
     whole = _write(dataset, indices, 3)
-    parts = [_write(pickle.loads(pickle.dumps(dataset)), part, 3) for part in np.array_split(indices, 7)]
+    parts = [
+        _write(pickle.loads(pickle.dumps(dataset)), part, 3) for part in np.array_split(indices, 7)
+    ]
     for name, rows in whole.items():
         assert np.array_equal(np.concatenate([part[name] for part in parts]), rows)
     assert whole["draw"].tolist() == indices.tolist()
     assert not np.array_equal(_write(dataset, indices, 4)["position"], whole["position"])
 
 
-def _write(dataset: InspectionDataset, indices: NDArray[np.int64], epoch: int) -> dict[str, NDArray[Any]]:
-    rows = {name: np.zeros((len(indices), *spec.shape), spec.dtype) for name, spec in dataset.fields.items()}
+def _write(
+    dataset: InspectionDataset, indices: NDArray[np.int64], epoch: int
+) -> dict[str, NDArray[Any]]:
+    rows = {
+        name: np.zeros((len(indices), *spec.shape), spec.dtype)
+        for name, spec in dataset.fields.items()
+    }
     dataset.write_into(rows, indices, epoch)
     return rows
 
@@ -157,7 +183,11 @@ def test_bad_masks_take_their_images_with_them_where_they_are_skipped(tmp_path: 
     with pytest.raises(DataError, match=r"05\.png(.|\n)*1 of 20 images are bad"):
         _data(tmp_path)
     data = _data(tmp_path, on_bad="skip")
-    used = {Path(data.bank.name(n)).name for numbers in data.split_images.values() for n in numbers.tolist()}
+    used = {
+        Path(data.bank.name(n)).name
+        for numbers in data.split_images.values()
+        for n in numbers.tolist()
+    }
     assert used == {f"{number:02}.png" for number in range(20)} - {"02.png", "05.png"}
     with pytest.raises(DataError, match=r"2 of 30 images and masks are bad"):
         data.check_sources()
@@ -167,7 +197,9 @@ def test_masks_with_grey_edges_name_the_option_that_reads_them(tmp_path: Path) -
     _write_set(tmp_path / "set", grey=True)
     with pytest.raises(DataError, match=r"mask_read\.threshold"):
         _data(tmp_path)
-    assert _read(_data(tmp_path, mask_read=MaskOptions(threshold=128)))["mask"].unique().tolist() == [0, 1]
+    assert _read(_data(tmp_path, mask_read=MaskOptions(threshold=128)))[
+        "mask"
+    ].unique().tolist() == [0, 1]
 
 
 def test_equal_files_never_straddle_a_split(tmp_path: Path) -> None:
@@ -203,7 +235,9 @@ def test_no_patch_with_a_defect_is_an_error_only_where_some_are_wanted(tmp_path:
     folder = _write_set(tmp_path / "set", every=100)
     cv2.imwrite(str(folder / "00_mask.png"), np.zeros(SIZE, np.uint8))
     assert len(_data(tmp_path).dataset("train")) > 0
-    with pytest.raises(ConfigError, match=r"positives=0.5, but none of the \d+ training patches shows a defect"):
+    with pytest.raises(
+        ConfigError, match=r"positives=0.5, but none of the \d+ training patches shows a defect"
+    ):
         _data(tmp_path, sampling=SamplingOptions(positives=0.5)).dataset("train")
 
 
@@ -213,7 +247,9 @@ def test_a_share_is_above_zero_and_up_to_one(positives: float) -> None:
         SamplingOptions(positives=positives)
 
 
-def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_masks_are_drawn_once_from_annotations(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     folder = _write_set(tmp_path / "set", 12, every=100)
     (folder / "00_mask.png").unlink()
     runs = " ".join(f"{1 + column * SIZE[0]} 10" for column in range(10))
@@ -225,7 +261,10 @@ def test_masks_are_drawn_once_from_annotations(tmp_path: Path, caplog: pytest.Lo
     found = _read(data)
     marked = found["mask"].flatten(1).any(1)
     assert found["position"][marked].unique().tolist() == [0]
-    drawn = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache" / "annotations").rglob("*.png")}
+    drawn = {
+        path: path.stat().st_mtime_ns
+        for path in (tmp_path / "cache" / "annotations").rglob("*.png")
+    }
     _data(tmp_path)
     assert {path: path.stat().st_mtime_ns for path in drawn} == drawn
     assert len(drawn) == 6
@@ -243,7 +282,9 @@ def _write_numbers(folder: Path) -> Path:
         elif number % 4 == 0:
             mask[40:50, 70:80] = 2
         mask[90:] = 255
-        cv2.imwrite(str(folder / "images" / f"{number:02}.png"), rng.integers(0, 256, SIZE, dtype=np.uint8))
+        cv2.imwrite(
+            str(folder / "images" / f"{number:02}.png"), rng.integers(0, 256, SIZE, dtype=np.uint8)
+        )
         cv2.imwrite(str(folder / "masks" / f"{number:02}.png"), mask)
     return folder
 
@@ -251,22 +292,30 @@ def _write_numbers(folder: Path) -> Path:
 def test_masks_of_class_numbers_need_their_names(tmp_path: Path) -> None:
     _write_numbers(tmp_path / "set")
     with pytest.raises(
-        DataError, match=r"set data.mask_read.classes=3 and data.mask_read.ignore=255 if these are class numbers"
+        DataError,
+        match=r"set data.mask_read.classes=3 and data.mask_read.ignore=255 if these are class numbers",
     ):
         _data(tmp_path)
-    with pytest.raises(ConfigError, match=r"name those behind the background, data.classes=\[name1,name2\]"):
+    with pytest.raises(
+        ConfigError, match=r"name those behind the background, data.classes=\[name1,name2\]"
+    ):
         _data(tmp_path, mask_read=MaskOptions(classes=3, ignore=255))
     data = _data(tmp_path, classes=["dent", "spot"], mask_read=MaskOptions(ignore=255))
     assert _read(data)["mask"].unique().tolist() == [0, 1, 2, 255]
     counts = data.count_classes()
     assert counts.sum(0).tolist() == [20 * 90 * 160 - 15 * 100, 10 * 100, 5 * 100]
-    assert sum(int(data.count_classes(split)[:, 1].sum()) for split in ("train", "val", "test")) == 1000
+    assert (
+        sum(int(data.count_classes(split)[:, 1].sum()) for split in ("train", "val", "test"))
+        == 1000
+    )
 
 
 def test_each_class_has_its_share(tmp_path: Path) -> None:
     _write_numbers(tmp_path / "set")
     options: dict[str, Any] = {"classes": ["dent", "spot"], "mask_read": MaskOptions(ignore=255)}
-    data = _data(tmp_path, sampling=SamplingOptions(positives={"dent": 0.2, "spot": 0.6}), **options)
+    data = _data(
+        tmp_path, sampling=SamplingOptions(positives={"dent": 0.2, "spot": 0.6}), **options
+    )
     found = [_read(data, epoch=epoch)["mask"] for epoch in range(3)]
     for number, share in ((1, 0.2), (2, 0.6)):
         shown = torch.cat([(masks == number).flatten(1).any(1) for masks in found])
@@ -288,7 +337,9 @@ def test_kinds_of_images_can_be_classes(tmp_path: Path) -> None:
     rows = found["mask"][:, 0].flatten(1).amax(1)
     assert found["position"][rows == 2][:, 0].unique().tolist() == [0]
     assert found["position"][rows == 1][:, 0].unique().tolist() == [32]
-    with pytest.raises(ConfigError, match=r"data.classes names \['hole'\], but the kinds of images are dent, spot"):
+    with pytest.raises(
+        ConfigError, match=r"data.classes names \['hole'\], but the kinds of images are dent, spot"
+    ):
         _data(tmp_path, classes=["spot", "hole"])
 
 
@@ -333,7 +384,9 @@ def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_pa
         _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01)).dataset("train")
 
 
-def test_what_was_found_by_reading_a_set_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_by_reading_a_set_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write_set(tmp_path / "set")
     options: dict[str, Any] = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
     before = _read(_data(tmp_path, **options))
@@ -348,10 +401,16 @@ def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_pat
     rows = [f"{number:02}.png,1,{1 if number else 10**9} 10" for number in range(6)]
     (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
     for _ in range(2):  # also where the masks are drawn already
-        with pytest.raises(DataError, match=r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"):
+        with pytest.raises(
+            DataError, match=r"row 2: .*00\.png: runs up to(.|\n)*1 annotations are bad"
+        ):
             _data(tmp_path)
     data = _data(tmp_path, on_bad="skip")
-    used = {Path(data.bank.name(n)).name for numbers in data.split_images.values() for n in numbers.tolist()}
+    used = {
+        Path(data.bank.name(n)).name
+        for numbers in data.split_images.values()
+        for n in numbers.tolist()
+    }
     assert used == {f"{number:02}.png" for number in range(1, 12)}
 
 
@@ -365,14 +424,17 @@ def test_a_split_can_be_given_back(tmp_path: Path) -> None:
         assert np.array_equal(again.split_images[split], numbers)
     path.write_text("image,split\n00.png,training\n")
     with pytest.raises(
-        DataError, match=r"splits\.csv, line 2: needs an image and as its split one of train, val, test"
+        DataError,
+        match=r"splits\.csv, line 2: needs an image and as its split one of train, val, test",
     ):
         _data(tmp_path, splits=str(path))
     with pytest.raises(DataError, match="the table of splits is not a file"):
         _data(tmp_path, splits="none.csv")
 
 
-@pytest.mark.parametrize(("folders", "sizes"), [(("train", "valid"), (10, 10, 0)), (("train", "test"), (9, 1, 10))])
+@pytest.mark.parametrize(
+    ("folders", "sizes"), [(("train", "valid"), (10, 10, 0)), (("train", "test"), (9, 1, 10))]
+)
 def test_folders_are_splits_and_what_val_lacks_comes_from_train(
     folders: tuple[str, ...], sizes: tuple[int, ...], tmp_path: Path
 ) -> None:
@@ -385,7 +447,10 @@ def test_folders_are_splits_and_what_val_lacks_comes_from_train(
 def test_groups_of_names_stay_together(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path, groups=r"(\d)\d\.png")
-    told = [{Path(data.bank.name(n)).stem[0] for n in numbers.tolist()} for numbers in data.split_images.values()]
+    told = [
+        {Path(data.bank.name(n)).stem[0] for n in numbers.tolist()}
+        for numbers in data.split_images.values()
+    ]
     assert sum(map(len, told)) == 2
 
 
@@ -415,7 +480,9 @@ def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
     for number, place in enumerate((0, 50)):
         mask = np.zeros(SIZE, np.uint8)
         mask[place : place + 10, :10] = 200 + number
-        cv2.imwrite(str(tmp_path / "set" / "ground_truth" / "lost" / "003" / f"{number:03}.png"), mask)
+        cv2.imwrite(
+            str(tmp_path / "set" / "ground_truth" / "lost" / "003" / f"{number:03}.png"), mask
+        )
     data = _data(tmp_path)
     number = next(n for n in range(10) if data.bank.name(n).endswith("lost/003.png"))
     mask = data.read_mask(number)
@@ -425,7 +492,9 @@ def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
 
 
 def _spots(probability: float = 1.0) -> DefectSpec:
-    return DefectSpec(probability=probability, count=(1, 2), true_count=(1, 2), amplitude=(0.4, 0.6))
+    return DefectSpec(
+        probability=probability, count=(1, 2), true_count=(1, 2), amplitude=(0.4, 0.6)
+    )
 
 
 def test_defects_are_drawn_on_good_parts_alone_in_every_stage(tmp_path: Path) -> None:
@@ -434,13 +503,16 @@ def test_defects_are_drawn_on_good_parts_alone_in_every_stage(tmp_path: Path) ->
     for path in folder.glob("*.png"):
         cv2.imwrite(
             str(path),
-            np.full(SIZE, 100, np.uint8) + np.random.default_rng(int(path.stem)).integers(0, 9, SIZE, np.uint8),
+            np.full(SIZE, 100, np.uint8)
+            + np.random.default_rng(int(path.stem)).integers(0, 9, SIZE, np.uint8),
         )
     data = _data(tmp_path, synthesis=_spots(), read=ReadOptions(gray_to_rgb=True))
     for stage in ("train", "val", "test"):
         found = _read(data, stage)
         assert found["mask"].flatten(1).any(1).float().mean() > 0.8
-        assert torch.equal(found["image"][:, 0], found["image"][:, 2])  # a grey defect in a grey image
+        assert torch.equal(
+            found["image"][:, 0], found["image"][:, 2]
+        )  # a grey defect in a grey image
         strength = (found["image"][:, :1] - 104 / 255).abs()
         assert strength[found["mask"] > 0].mean() > 4 * strength[found["mask"] == 0].mean()
     assert not torch.equal(_read(data, "train", 0)["mask"], _read(data, "train", 1)["mask"])
@@ -470,10 +542,16 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
     assert found["mask"].flatten(1).any(1).all()  # real ones, and in all others one that is pasted
     dark = (found["image"] * 255).round()[:, 0].flatten(1).median(1).values == 60
     pasted = (found["image"] * 255).round()[dark, 0]
-    assert pasted.flatten(1).max(1).values.unique().tolist() == [120]  # 60 more than around it, as in its own image
+    assert pasted.flatten(1).max(1).values.unique().tolist() == [
+        120
+    ]  # 60 more than around it, as in its own image
     inner = found["mask"][dark, 0] > 0
     assert (pasted[~inner] < 115).all()
-    half = _read(_data(tmp_path, similar="apart", sampling=SamplingOptions(paste=0.5)))["mask"].flatten(1).any(1)
+    half = (
+        _read(_data(tmp_path, similar="apart", sampling=SamplingOptions(paste=0.5)))["mask"]
+        .flatten(1)
+        .any(1)
+    )
     assert 0.4 < float(half.float().mean()) < 0.7
     assert not _read(_data(tmp_path, **options), "val")["mask"].flatten(1).any(1).all()
     again = _read(_data(tmp_path, **options))

@@ -29,7 +29,9 @@ class Bank(list[Any]):
 
 @pytest.fixture
 def dataset() -> StripeDataset:
-    images = Bank(np.random.default_rng(n).integers(0, 255, (3, 40, 50), dtype=np.uint8) for n in range(3))
+    images = Bank(
+        np.random.default_rng(n).integers(0, 255, (3, 40, 50), dtype=np.uint8) for n in range(3)
+    )
     grid = PatchGrid(np.full(3, 40), np.full(3, 50), 16, 12)
     return StripeDataset(images, grid)  # type: ignore[arg-type]
 
@@ -45,7 +47,9 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, cpu_us: float, device_us: float) -
     monkeypatch.setattr(backend, "measure", lambda draw, device: (draw(), next(found))[1])
 
 
-@pytest.mark.parametrize(("cpu_us", "device_us", "chosen"), [(10, 20, "cpu"), (20, 10, "device"), (10, 10, "cpu")])
+@pytest.mark.parametrize(
+    ("cpu_us", "device_us", "chosen"), [(10, 20, "cpu"), (20, 10, "device"), (10, 10, "cpu")]
+)
 def test_on_the_same_cores_the_cheaper_one_draws(
     dataset: StripeDataset,
     writer: DefectWriter,
@@ -93,7 +97,9 @@ def test_it_is_chosen_once_and_written_down(
 
 
 @pytest.mark.parametrize(("name", "by_workers"), [("cpu", True), ("device", False)])
-def test_a_configured_one_is_taken(dataset: StripeDataset, writer: DefectWriter, name: str, by_workers: bool) -> None:
+def test_a_configured_one_is_taken(
+    dataset: StripeDataset, writer: DefectWriter, name: str, by_workers: bool
+) -> None:
     chooser = DrawingBackend(name)  # type: ignore[arg-type]
     assert (chooser.choose(dataset, writer, LoaderOptions(), None) is writer) == by_workers
     assert chooser.to_plain()["defects"]["reason"] == "as configured"

@@ -15,7 +15,12 @@ TOYS = {"stripe": [*TOY, "data.backend=device"], "watermark": TOY_MARKS, "gan": 
 
 @pytest.mark.parametrize("experiment", TOYS)
 def test_a_planned_batch_may_be_finished_in_pieces(experiment: str, tmp_path: Path) -> None:
-    words = [f"+experiment={experiment}", *TOYS[experiment], f"paths.run={tmp_path}", "data.loader.batch_size=4"]
+    words = [
+        f"+experiment={experiment}",
+        *TOYS[experiment],
+        f"paths.run={tmp_path}",
+        "data.loader.batch_size=4",
+    ]
     data = build_datamodule(compose("fit", words))
     data.setup("fit")
     loader = data.make_loader("train")

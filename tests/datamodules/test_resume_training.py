@@ -35,8 +35,14 @@ class Drawn:
     def __len__(self) -> int:
         return LENGTH
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
-        rows["x"][:], rows["index"][:], rows["epoch"][:] = uniform(5, 2, indices, epoch, 3), indices, epoch
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
+        rows["x"][:], rows["index"][:], rows["epoch"][:] = (
+            uniform(5, 2, indices, epoch, 3),
+            indices,
+            epoch,
+        )
 
 
 class Data(BaseDataModule):
@@ -55,7 +61,9 @@ class Data(BaseDataModule):
 class Model(L.LightningModule):
     """Notes what it is trained on, and stops where it is told to."""
 
-    def __init__(self, stop_before: int | None = None, sizes: Mapping[int, int] | None = None) -> None:
+    def __init__(
+        self, stop_before: int | None = None, sizes: Mapping[int, int] | None = None
+    ) -> None:
         super().__init__()
         self.layer = torch.nn.Linear(3, 1)
         self.stop_before, self.sizes = stop_before, sizes or {}
@@ -96,14 +104,20 @@ def _data(batch_size: int = 4, **options: Any) -> Data:
 EVERYTHING = Counter((epoch, index) for epoch in range(EPOCHS) for index in range(LENGTH))
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"),
-    pytest.mark.filterwarnings("ignore:Checkpoint directory .* exists and is not empty:UserWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Be aware that when using `ckpt_path`, callbacks:UserWarning"
+    ),
+    pytest.mark.filterwarnings(
+        "ignore:Checkpoint directory .* exists and is not empty:UserWarning"
+    ),
 ]
 
 
 @pytest.mark.parametrize("resizable", [False, True])
 @pytest.mark.parametrize("when", ["batch", "epoch", "validation"])
-def test_every_checkpoint_of_a_run_can_be_gone_on_from(tmp_path: Path, when: str, resizable: bool) -> None:
+def test_every_checkpoint_of_a_run_can_be_gone_on_from(
+    tmp_path: Path, when: str, resizable: bool
+) -> None:
     options: dict[str, Any] = {
         "batch": {"every_n_train_steps": 1},
         "epoch": {"save_on_train_epoch_end": True},
@@ -151,7 +165,9 @@ class _SaveAtStop(L.Callback):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
         trainer.save_checkpoint(self.folder / "stop.ckpt")
 
 
@@ -159,7 +175,10 @@ def test_sizes_that_change_inside_epochs_train_everything_and_validate(tmp_path:
     for kind in ("inline", "thread", "process"):
         model = Model(sizes={0: 2, 3: 9, 4: 1, 9: 5, 12: 22})
         _trainer(tmp_path, enable_checkpointing=False).fit(
-            model, datamodule=_data(resizable=True, worker_kind=kind, num_workers=2 if kind != "inline" else 0)
+            model,
+            datamodule=_data(
+                resizable=True, worker_kind=kind, num_workers=2 if kind != "inline" else 0
+            ),
         )
         assert Counter(model.seen) == EVERYTHING
         assert len(model.validated) == EPOCHS * LENGTH

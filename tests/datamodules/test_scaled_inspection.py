@@ -68,7 +68,9 @@ def test_a_sample_is_a_whole_image_with_its_mask(tmp_path: Path, cache: str) -> 
 
 def test_a_scaled_set_is_cut_in_fewer_patches(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
-    plain, half = (_data(tmp_path, patch_px=16, scale=scale, splits={"train": 1.0}) for scale in (None, 0.5))
+    plain, half = (
+        _data(tmp_path, patch_px=16, scale=scale, splits={"train": 1.0}) for scale in (None, 0.5)
+    )
     assert [plain.bank[0].shape, half.bank[0].shape] == [(3, 90, 60), (3, 45, 30)]
     assert len(half.dataset("train")) < len(plain.dataset("train")) / 2
     image = cv2.resize(plain.bank[0][0], (30, 45), interpolation=cv2.INTER_AREA)
@@ -92,14 +94,20 @@ def test_baselines_give_the_same_samples(tmp_path: Path, options: dict[str, Any]
     for baseline in data.baseline_datasets("val").values():
         samples = [baseline[number] for number in range(len(expected["image"]))]
         for key in ("image", "mask", "index"):
-            torch.testing.assert_close(torch.stack([sample[key] for sample in samples]), expected[key])
+            torch.testing.assert_close(
+                torch.stack([sample[key] for sample in samples]), expected[key]
+            )
 
 
 @pytest.mark.parametrize("options", [{"size_px": 32}, {"scale": 0.5, "patch_px": 16}])
-def test_a_mask_of_another_size_is_refused_though_both_are_scaled(tmp_path: Path, options: dict[str, Any]) -> None:
+def test_a_mask_of_another_size_is_refused_though_both_are_scaled(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     folder = _write_set(tmp_path / "set")
     cv2.imwrite(str(folder / "01_mask.png"), np.zeros((120, 40), np.uint8))
-    cv2.imwrite(str(folder / "03_mask.png"), np.zeros((65, 64), np.uint8))  # as large as its image once it is halved
+    cv2.imwrite(
+        str(folder / "03_mask.png"), np.zeros((65, 64), np.uint8)
+    )  # as large as its image once it is halved
     with pytest.raises(
         DataError, match=r"01_mask\.png: 120 x 40, .*40 x 120 \(turned(.|\n)*2 masks differ in size"
     ) as e:
@@ -111,7 +119,10 @@ def test_a_mask_of_another_size_is_refused_though_both_are_scaled(tmp_path: Path
     ("options", "message"),
     [
         ({"size_px": 32, "scale": 0.5}, "exclude each other"),
-        ({"size_px": 32, "patch_px": 64}, r"size_px=\[32, 32\] makes a sample of each whole image, and patch_px=64 is"),
+        (
+            {"size_px": 32, "patch_px": 64},
+            r"size_px=\[32, 32\] makes a sample of each whole image, and patch_px=64 is",
+        ),
         ({"size_px": 32, "stride_px": 32}, "and stride_px=32 is for patches"),
         ({"size_px": [32]}, r"size_px=\[32\] is not usable"),
         ({"scale": 0}, "scale=0 is not usable"),
@@ -123,7 +134,9 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 
 
 def test_shards_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.size_px and data\.scale need the files of the images"):
+    with pytest.raises(
+        ConfigError, match=r"^data\.size_px and data\.scale need the files of the images"
+    ):
         InspectionDataModule("s3://bucket/set.shards", scale=0.5)
     _write_set(tmp_path / "set")
     with pytest.raises(ConfigError, match="leave them out to write or read a set of shards"):

@@ -23,11 +23,15 @@ from lit_data.types import Batch, Stage
 Make = Callable[..., StripeDataModule]
 
 
-def write_images(folder: Path, count: int = 10, *, size: tuple[int, int] = (80, 70), dtype: type = np.uint8) -> Path:
+def write_images(
+    folder: Path, count: int = 10, *, size: tuple[int, int] = (80, 70), dtype: type = np.uint8
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(0)
     for number in range(count):
-        pixels = rng.integers(60, 180, (*size, 3)).astype(dtype) * (257 if dtype is np.uint16 else 1)
+        pixels = rng.integers(60, 180, (*size, 3)).astype(dtype) * (
+            257 if dtype is np.uint16 else 1
+        )
         cv2.imwrite(str(folder / f"{number:02}.png"), pixels)
     return folder
 
@@ -37,9 +41,16 @@ def make(tmp_path: Path) -> Make:
     def build(root: Path | None = None, **options: Any) -> StripeDataModule:
         root = root or write_images(tmp_path / "images")
         loader = {"batch_size": 4, "num_workers": 0, **options.pop("loader", {})}
-        defaults: dict[str, Any] = {"patch_px": 32, "stride_px": 24, "synthesis": DefectSpec(probability=1.0)}
+        defaults: dict[str, Any] = {
+            "patch_px": 32,
+            "stride_px": 24,
+            "synthesis": DefectSpec(probability=1.0),
+        }
         datamodule = StripeDataModule(
-            str(root), cache_dir=str(tmp_path / "cache"), loader=LoaderOptions(**loader), **(defaults | options)
+            str(root),
+            cache_dir=str(tmp_path / "cache"),
+            loader=LoaderOptions(**loader),
+            **(defaults | options),
         )
         datamodule.prepare_data()
         datamodule.setup("fit")
@@ -58,7 +69,9 @@ def _digest(batches: list[Batch]) -> str:
     samples = {}
     for batch in batches:
         for n, index in enumerate(batch["index"].tolist()):
-            samples[index] = b"".join(batch[key][n].numpy().tobytes() for key in ("image", "mask", "position"))
+            samples[index] = b"".join(
+                batch[key][n].numpy().tobytes() for key in ("image", "mask", "position")
+            )
     return hashlib.sha256(b"".join(samples[index] for index in sorted(samples))).hexdigest()
 
 
@@ -83,14 +96,18 @@ def test_channels_come_as_stored_and_as_configured(make: Make, tmp_path: Path) -
     root = tmp_path / "rgb"
     root.mkdir()
     for name in "abc":
-        cv2.imwrite(str(root / f"{name}.png"), np.full((32, 32, 3), (30, 20, 10), np.uint8))  # B, G, R
+        cv2.imwrite(
+            str(root / f"{name}.png"), np.full((32, 32, 3), (30, 20, 10), np.uint8)
+        )  # B, G, R
     for channels, expected in (((0, 1, 2), [10, 20, 30]), ((2, 0, 1), [30, 10, 20])):
         datamodule = make(root, channels=channels, synthesis=DefectSpec(probability=0.0))
         image = _batches(datamodule, "predict")[0]["image"][0]
         assert (image[:, 0, 0] * 255).round().tolist() == expected
 
 
-@pytest.mark.parametrize("loader", [{"micro_batch_size": n, "num_workers": w} for n in (1, 8, 32) for w in (0, 1, 2)])
+@pytest.mark.parametrize(
+    "loader", [{"micro_batch_size": n, "num_workers": w} for n in (1, 8, 32) for w in (0, 1, 2)]
+)
 def test_samples_do_not_depend_on_the_loader(make: Make, loader: dict[str, int]) -> None:
     augment = StripeAugment()
     expected = _batches(make(augment=augment), "train", epoch=2)
@@ -99,7 +116,9 @@ def test_samples_do_not_depend_on_the_loader(make: Make, loader: dict[str, int])
         assert all(torch.equal(one[key], other[key]) for key in one)
 
 
-@pytest.mark.parametrize("options", [{"loader": {"batch_size": 7}}, *({"cache": c} for c in ("device", "lru", "none"))])
+@pytest.mark.parametrize(
+    "options", [{"loader": {"batch_size": 7}}, *({"cache": c} for c in ("device", "lru", "none"))]
+)
 def test_samples_do_not_depend_on_batch_size_or_cache(make: Make, options: dict[str, Any]) -> None:
     augment = StripeAugment()
     assert _digest(_batches(make(augment=augment), "train")) == _digest(
@@ -149,19 +168,29 @@ def test_real_masks_replace_synthesis_in_their_split(make: Make, tmp_path: Path)
 
 @pytest.mark.parametrize("edges", ["cover", "drop", "pad"])
 @pytest.mark.parametrize("layout", ["channels", "single"])
-def test_patches_cut_on_the_device_are_the_same(make: Make, tmp_path: Path, edges: str, layout: str) -> None:
+def test_patches_cut_on_the_device_are_the_same(
+    make: Make, tmp_path: Path, edges: str, layout: str
+) -> None:
     root, splits = _write_masked_images(tmp_path / "images")
     for path in root.glob("*.png"):
         if layout == "single":
             cv2.imwrite(str(path), cv2.imread(str(path), cv2.IMREAD_GRAYSCALE))
-    options = {"masks": "masks", "splits": splits, "edges": edges, "layout": layout, "augment": StripeAugment()}
+    options = {
+        "masks": "masks",
+        "splits": splits,
+        "edges": edges,
+        "layout": layout,
+        "augment": StripeAugment(),
+    }
     stored, device = (make(root, cache=cache, **options) for cache in ("store", "device"))
     stages: tuple[Stage, ...] = ("train", "val", "test", "predict")
     for stage in stages:
         for one, other in zip(_batches(stored, stage), _batches(device, stage), strict=True):
             assert one.keys() == other.keys()
             assert all(torch.equal(one[key], other[key]) for key in one)
-        one, other = (m.plan_batch(next(iter(m.make_loader(stage))), stage) for m in (stored, device))
+        one, other = (
+            m.plan_batch(next(iter(m.make_loader(stage))), stage) for m in (stored, device)
+        )
         assert not {"image", "mask"} & other.keys()
         told, expected = device.inspect(stage), stored.inspect(stage)
         assert told.describe_plan(other, [0, 1]) == expected.describe_plan(one, [0, 1])
@@ -172,32 +201,49 @@ def test_patches_cut_on_the_device_are_the_same(make: Make, tmp_path: Path, edge
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32])
 @pytest.mark.parametrize("edges", ["cover", "pad"])
-def test_workers_draw_the_same_defects_as_the_device(make: Make, tmp_path: Path, dtype: type, edges: str) -> None:
+def test_workers_draw_the_same_defects_as_the_device(
+    make: Make, tmp_path: Path, dtype: type, edges: str
+) -> None:
     root = tmp_path / "images"
     root.mkdir()
     top = 1 if dtype is np.float32 else np.iinfo(dtype).max
     for number in range(6):
         values = np.random.default_rng(number).random((3, 90, 75)) * top
         np.save(root / f"{number}.npy", values.astype(dtype))
-    options = {"edges": edges, "augment": StripeAugment(), "synthesis": DefectSpec(probability=1.0, count=(20, 30))}
+    options = {
+        "edges": edges,
+        "augment": StripeAugment(),
+        "synthesis": DefectSpec(probability=1.0, count=(20, 30)),
+    }
     workers, device = (make(root, backend=backend, **options) for backend in ("auto", "device"))
     for stage in ("train", "val"):
         for one, other in zip(_batches(workers, stage), _batches(device, stage), strict=True):
             assert one["mask"].any()
             assert all(torch.equal(one[key], other[key]) for key in one)
-    assert (workers.dataset("train").defects is None) == (dtype is np.float32 or torch.cuda.is_available())
+    assert (workers.dataset("train").defects is None) == (
+        dtype is np.float32 or torch.cuda.is_available()
+    )
 
 
 @pytest.mark.parametrize("options", [{"layout": "single"}, {"cache": "device"}], ids=str)
-def test_workers_cannot_draw_everywhere(make: Make, tmp_path: Path, options: dict[str, Any]) -> None:
+def test_workers_cannot_draw_everywhere(
+    make: Make, tmp_path: Path, options: dict[str, Any]
+) -> None:
     root = tmp_path / "grey"
     root.mkdir()
     for number in range(4):
         image = np.random.default_rng(number).integers(0, 255, (64, 64), dtype=np.uint8)
-        cv2.imwrite(str(root / f"{number}.png"), image if "layout" in options else np.stack([image] * 3, axis=2))
-    with pytest.raises(ConfigError, match=r"backend=cpu draws into stored pixels: .* Set data.backend=auto"):
+        cv2.imwrite(
+            str(root / f"{number}.png"),
+            image if "layout" in options else np.stack([image] * 3, axis=2),
+        )
+    with pytest.raises(
+        ConfigError, match=r"backend=cpu draws into stored pixels: .* Set data.backend=auto"
+    ):
         make(root, backend="cpu", **options).dataset("train")
-    with pytest.raises(ConfigError, match="backend='gpu' is unknown: choose one of auto, cpu, device"):
+    with pytest.raises(
+        ConfigError, match="backend='gpu' is unknown: choose one of auto, cpu, device"
+    ):
         make(root, backend="gpu")
 
 
@@ -220,10 +266,22 @@ def test_layout_files_puts_each_file_into_its_channel(make: Make, tmp_path: Path
         for role, value in (("a", 1000), ("b", 2000), ("c", 4000)):
             cv2.imwrite(str(root / f"{number}_{role}.png"), np.full((32, 32), value, np.uint16))
     files = {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}
-    datamodule = make(root, layout="files", files=files, value_range=(0, 4000), synthesis=DefectSpec(probability=0.0))
+    datamodule = make(
+        root,
+        layout="files",
+        files=files,
+        value_range=(0, 4000),
+        synthesis=DefectSpec(probability=0.0),
+    )
     assert _batches(datamodule, "predict")[0]["image"][0, :, 0, 0].tolist() == [0.25, 0.5, 1.0]
     pairs = {"target": "*_a.png", "ref1": "*_b.png"}
-    datamodule = make(root, layout="pairs", files=pairs, value_range=(0, 4000), synthesis=DefectSpec(probability=0.0))
+    datamodule = make(
+        root,
+        layout="pairs",
+        files=pairs,
+        value_range=(0, 4000),
+        synthesis=DefectSpec(probability=0.0),
+    )
     assert _batches(datamodule, "predict")[0]["image"][0, :, 0, 0].tolist() == [0.25, 0.5, 0.5]
 
 
@@ -256,11 +314,16 @@ def test_a_layout_that_does_not_fit_is_refused(make: Make, tmp_path: Path) -> No
             ("target", "ref1", "ref2", "mask"),
             lambda out, b: [torch.equal(out[n], b["image"][:, n : n + 1]) for n in range(3)],
         ),
-        ({"x": "image", "y": "mask"}, lambda out, b: [set(out) == {"x", "y"}, torch.equal(out["y"], b["mask"])]),
+        (
+            {"x": "image", "y": "mask"},
+            lambda out, b: [set(out) == {"x", "y"}, torch.equal(out["y"], b["mask"])],
+        ),
         ("dict", lambda out, b: [set(out) == set(b)]),
     ],
 )
-def test_existing_modules_get_their_format(make: Make, batch_format: Any, check: Callable[..., list[bool]]) -> None:
+def test_existing_modules_get_their_format(
+    make: Make, batch_format: Any, check: Callable[..., list[bool]]
+) -> None:
     class Recorder(BoringModel):
         seen: Any = None
 
@@ -275,7 +338,10 @@ def test_existing_modules_get_their_format(make: Make, batch_format: Any, check:
 
 @pytest.mark.parametrize(
     ("batch_format", "message"),
-    [("list", "batch_format='list' is unknown"), (("image", "masks"), r"unknown keys \['masks'\]: choose from")],
+    [
+        ("list", "batch_format='list' is unknown"),
+        (("image", "masks"), r"unknown keys \['masks'\]: choose from"),
+    ],
 )
 def test_bad_formats(batch_format: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -307,7 +373,9 @@ def test_callbacks_report_what_was_trained(make: Make) -> None:
         def validation_step(self, batch: Any, batch_idx: int) -> None:
             return
 
-    def train(seed: int, cache: str = "store", **loader: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    def train(
+        seed: int, cache: str = "store", **loader: int
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         digest, wait = SampleDigest(), DataWaitMonitor(plot=False)
         datamodule = make(augment=StripeAugment(), cache=cache, loader={"seed": seed, **loader})
         _trainer(callbacks=[digest, wait], max_epochs=2).fit(Model(), datamodule=datamodule)
@@ -373,7 +441,13 @@ def test_bad_options(make: Make, options: dict[str, Any], message: str) -> None:
 def test_the_sample_set_is_made_once(tmp_path: Path) -> None:
     samples = {"count": 6, "height_px": 160, "width_px": 128}
     modules = [
-        StripeDataModule(cache_dir=str(tmp_path), samples=samples, patch_px=64, stride_px=56, synthesis=DefectSpec())
+        StripeDataModule(
+            cache_dir=str(tmp_path),
+            samples=samples,
+            patch_px=64,
+            stride_px=56,
+            synthesis=DefectSpec(),
+        )
         for _ in range(2)
     ]
     for datamodule in modules:
@@ -400,11 +474,15 @@ def test_defects_are_annotated_where_augmentation_moved_them(make: Make, backend
         changed, shown = finished["image"] != base["image"], annotations.labels > 0
         assert (shown | ~changed).all()
         assert changed.sum() > 0.95 * shown.sum()  # a pixel that was 0 or 1 already cannot change
-        truth = torch.cat((torch.zeros(1, dtype=torch.bool), plan.is_true))[annotations.labels[:, 0].long()]
+        truth = torch.cat((torch.zeros(1, dtype=torch.bool), plan.is_true))[
+            annotations.labels[:, 0].long()
+        ]
         assert (truth <= finished["mask"][:, 0].bool()).all()
         rows = inspection.describe_plan(planned, [0, 2])
         assert {row["index"] for row in rows} == {int(planned["index"][n]) for n in (0, 2)}
-        assert sum(row["is_true"] for row in inspection.describe_plan(planned, range(4))) == int(plan.is_true.sum())
+        assert sum(row["is_true"] for row in inspection.describe_plan(planned, range(4))) == int(
+            plan.is_true.sum()
+        )
 
 
 def test_inspection_of_samples_that_are_not_drawn(make: Make) -> None:
@@ -433,7 +511,8 @@ def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_pa
     datamodule = make()
     before = datamodule.describe()
     train = (
-        datamodule.source.folder / datamodule.source.names(datamodule.bank)[int(datamodule.split_images["train"][0])]
+        datamodule.source.folder
+        / datamodule.source.names(datamodule.bank)[int(datamodule.split_images["train"][0])]
     )
     cv2.imwrite(str(train), np.tile(cv2.imread(str(train)), (2, 1, 1)))
     checked = datamodule.check_sources()
@@ -466,18 +545,29 @@ def _no_tips(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("WARNING", "lightning.pytorch.utilities.rank_zero")
 
 
-@pytest.mark.parametrize(("cache", "backend"), [("store", "cpu"), ("none", "device"), ("device", "device")])
+@pytest.mark.parametrize(
+    ("cache", "backend"), [("store", "cpu"), ("none", "device"), ("device", "device")]
+)
 def test_a_margin_shows_real_pixels(make: Make, cache: str, backend: str) -> None:
     """With a shift that crops to the patch, every pixel comes from the image where the patch lies in its middle."""
     augment = Geometry(shift_px=5, crop_px=32)
-    datamodule = make(augment=augment, synthesis=DefectSpec(probability=0.0), cache=cache, backend=backend)
+    datamodule = make(
+        augment=augment, synthesis=DefectSpec(probability=0.0), cache=cache, backend=backend
+    )
     plain = make(augment=None, synthesis=DefectSpec(probability=0.0))
     for batch in datamodule.make_loader("train"):
         assert datamodule.dataset("train").margin_px == (5, 5)
         found = datamodule.transform(batch, "train")
         assert found["image"].shape[2:] == found["mask"].shape[2:] == (32, 32)
         for row, (y, x) in enumerate(found["position"].tolist()):
-            image = np.pad(plain.bank[int(found["image_index"][row])], ((0, 0), (5, 5), (5, 5)), mode="reflect") / 255
+            image = (
+                np.pad(
+                    plain.bank[int(found["image_index"][row])],
+                    ((0, 0), (5, 5), (5, 5)),
+                    mode="reflect",
+                )
+                / 255
+            )
             around = torch.from_numpy(image[:, y : y + 42, x : x + 42].astype(np.float32))
             windows = around.unfold(1, 32, 1).unfold(2, 32, 1)
             assert torch.isclose(windows, found["image"][row][:, None, None]).all((0, 3, 4)).any()
@@ -485,12 +575,16 @@ def test_a_margin_shows_real_pixels(make: Make, cache: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32])
-def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(make: Make, tmp_path: Path, dtype: type) -> None:
+def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(
+    make: Make, tmp_path: Path, dtype: type
+) -> None:
     """A batch is finished again after an error, and for pictures."""
     root = tmp_path / "images"
     root.mkdir()
     for number in range(6):
-        values = np.random.default_rng(number).random((3, 60, 60)) * (1 if dtype is np.float32 else 255)
+        values = np.random.default_rng(number).random((3, 60, 60)) * (
+            1 if dtype is np.float32 else 255
+        )
         np.save(root / f"{number}.npy", values.astype(dtype))
     datamodule = make(root, backend="device", augment=StripeAugment())
     planned = datamodule.plan_batch(next(iter(datamodule.make_loader("train"))), "train")
@@ -500,7 +594,9 @@ def test_finishing_leaves_the_pixels_of_the_loader_as_they_are(make: Make, tmp_p
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-def test_targets_without_masks_are_said_to_be_good(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_targets_without_masks_are_said_to_be_good(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     rng = np.random.default_rng(0)
     for number in range(8):
         np.save(tmp_path / f"{number}.npy", rng.integers(0, 255, (3, 140, 140), dtype=np.uint8))
@@ -509,10 +605,14 @@ def test_targets_without_masks_are_said_to_be_good(tmp_path: Path, caplog: pytes
         caplog.clear()
         data = StripeDataModule(tmp_path, cache="none", synthesis=synthesis)
         data.prepare_data()
-        assert ("no masks: targets are taken as good, and defects are drawn into them" in caplog.text) is said
+        assert (
+            "no masks: targets are taken as good, and defects are drawn into them" in caplog.text
+        ) is said
 
 
-def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they_are_used(tmp_path: Path) -> None:
+def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they_are_used(
+    tmp_path: Path,
+) -> None:
     rng = np.random.default_rng(0)
     for folder in ("target", "ref", "masks"):
         (tmp_path / folder).mkdir()

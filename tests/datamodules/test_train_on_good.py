@@ -16,7 +16,9 @@ from lit_data.types import Array
 def _write(path: Path, *, marked: bool | None = None, seed: int = 0) -> None:
     """An image of noise; a mask where `marked` says whether it marks a square."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels: Array = np.random.default_rng([seed, *path.name.encode()]).integers(0, 256, (40, 48), dtype=np.uint8)
+    pixels: Array = np.random.default_rng([seed, *path.name.encode()]).integers(
+        0, 256, (40, 48), dtype=np.uint8
+    )
     if marked is not None:
         pixels = np.zeros((40, 48), np.uint8)
         pixels[4:12, 4:12] = 255 * marked
@@ -25,7 +27,13 @@ def _write(path: Path, *, marked: bool | None = None, seed: int = 0) -> None:
 
 def _open(tmp_path: Path, stage: str = "fit", **options: Any) -> InspectionDataModule:
     loader = LoaderOptions(batch_size=8, num_workers=0, worker_kind="inline")
-    settings = {"cache_dir": str(tmp_path / "cache"), "patch_px": 32, "loader": loader, "train_on": "good", **options}
+    settings = {
+        "cache_dir": str(tmp_path / "cache"),
+        "patch_px": 32,
+        "loader": loader,
+        "train_on": "good",
+        **options,
+    }
     data = InspectionDataModule(str(tmp_path / "set"), **settings)
     data.prepare_data()
     data.setup(stage)
@@ -70,7 +78,11 @@ def test_a_folder_of_good_images_trains_and_validates(tmp_path: Path) -> None:
     for number in range(20):
         _write(tmp_path / "set" / f"{number}.png")
     data = _open(tmp_path)
-    assert {split: len(_names(data, split)) for split in ("train", "val", "test")} == {"train": 17, "val": 3, "test": 0}
+    assert {split: len(_names(data, split)) for split in ("train", "val", "test")} == {
+        "train": 17,
+        "val": 3,
+        "test": 0,
+    }
     batch = next(iter(data.make_loader("train")))
     assert batch["mask"].shape == (8, 1, 32, 32)
     assert not batch["mask"].any()
@@ -100,7 +112,9 @@ def test_a_set_without_good_images_is_refused(tmp_path: Path) -> None:
     for number in range(6):
         _write(tmp_path / "set" / f"{number}.png")
         _write(tmp_path / "set" / f"{number}_mask.png", marked=True)
-    with pytest.raises(ConfigError, match=r"no image of train is without a defect, and data.train_on=good"):
+    with pytest.raises(
+        ConfigError, match=r"no image of train is without a defect, and data.train_on=good"
+    ):
         _open(tmp_path).dataset("train")
     with pytest.raises(ConfigError, match="train_on='some'"):
         _open(tmp_path, train_on="some")

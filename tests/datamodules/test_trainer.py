@@ -51,17 +51,24 @@ def _trainer(folder: Path, **options: Any) -> L.Trainer:
     return L.Trainer(**{**QUIET, "default_root_dir": folder, **options})
 
 
-def test_overfitting_sees_the_same_samples_in_each_epoch(data: StripeDataModule, tmp_path: Path) -> None:
+def test_overfitting_sees_the_same_samples_in_each_epoch(
+    data: StripeDataModule, tmp_path: Path
+) -> None:
     model = Model()
     _trainer(tmp_path, overfit_batches=2, max_epochs=3).fit(model, datamodule=data)
     assert model.seen[:2] == model.seen[2:4] == model.seen[4:]  # to the last defect
     assert model.seen[0] != model.seen[1]
 
 
-def test_overfitting_reads_a_loader_that_does_not_shuffle(data: StripeDataModule, tmp_path: Path) -> None:
+def test_overfitting_reads_a_loader_that_does_not_shuffle(
+    data: StripeDataModule, tmp_path: Path
+) -> None:
     data.prepare_data()
     data.setup("fit")
-    model, loader = BoringModel(), MicroBatchLoader(data.dataset("train"), LoaderOptions(num_workers=0))
+    model, loader = (
+        BoringModel(),
+        MicroBatchLoader(data.dataset("train"), LoaderOptions(num_workers=0)),
+    )
     model.training_step = lambda batch, batch_idx: model.layer.weight.sum()  # type: ignore[method-assign, assignment]
     trainer = _trainer(tmp_path, overfit_batches=1, max_epochs=2)
     trainer.fit(model, loader)
@@ -69,11 +76,15 @@ def test_overfitting_reads_a_loader_that_does_not_shuffle(data: StripeDataModule
 
 
 @pytest.mark.parametrize("options", [{"batch_size": 4}, {"global_batch_size": 4}])
-def test_the_tuner_sets_the_batch_size(data: StripeDataModule, tmp_path: Path, options: dict[str, int]) -> None:
+def test_the_tuner_sets_the_batch_size(
+    data: StripeDataModule, tmp_path: Path, options: dict[str, int]
+) -> None:
     model, trainer = Model(), _trainer(tmp_path, max_epochs=1)
     data.loader = LoaderOptions(num_workers=0, **options)  # type: ignore[arg-type]
     assert data.batch_size == 4
-    found = Tuner(trainer).scale_batch_size(model, datamodule=data, max_trials=2, init_val=3, steps_per_trial=1)
+    found = Tuner(trainer).scale_batch_size(
+        model, datamodule=data, max_trials=2, init_val=3, steps_per_trial=1
+    )
     assert found == data.batch_size == 6
     model.seen.clear()
     trainer.fit(model, datamodule=data)
@@ -82,7 +93,9 @@ def test_the_tuner_sets_the_batch_size(data: StripeDataModule, tmp_path: Path, o
 
 def test_a_root_may_be_a_path(data: StripeDataModule, tmp_path: Path) -> None:
     data.prepare_data()
-    other = StripeDataModule(data.source.folder, masks=Path("test_masks"), cache_dir=tmp_path, patch_px=64)
+    other = StripeDataModule(
+        data.source.folder, masks=Path("test_masks"), cache_dir=tmp_path, patch_px=64
+    )
     assert (other.source.root, other.source.masks) == (str(data.source.folder), "test_masks")
     other.prepare_data()
     other.setup("test")

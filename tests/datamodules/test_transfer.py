@@ -28,7 +28,11 @@ from lit_data.types import Batch, FieldSpec, Stage
 from tests.limited_memory import out_of_memory
 from tests.notes import Notes
 
-BEFORE, TRANSFER, AFTER = HOOKS = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+BEFORE, TRANSFER, AFTER = HOOKS = (
+    "on_before_batch_transfer",
+    "transfer_batch_to_device",
+    "on_after_batch_transfer",
+)
 SHORT: Final = {BEFORE: "before", TRANSFER: "transfer", AFTER: "after"}
 SUBSETS: Final = ((), (BEFORE,), (TRANSFER,), (AFTER,), (BEFORE, AFTER), HOOKS)
 RUNS: Final = ("fit", "validate", "test", "predict")
@@ -43,7 +47,9 @@ class Rows:
     def __len__(self) -> int:
         return 8
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         rows["x"][:], rows["index"][:] = indices[:, None], indices
 
 
@@ -53,7 +59,9 @@ class Data(BaseDataModule):
     batch_keys = ("x", "index", "label")
 
     def __init__(self, batch_format: BatchFormat = "dict") -> None:
-        super().__init__(loader=LoaderOptions(batch_size=4, num_workers=0), batch_format=batch_format)
+        super().__init__(
+            loader=LoaderOptions(batch_size=4, num_workers=0), batch_format=batch_format
+        )
 
     def build_dataset(self, stage: Stage) -> Rows:
         return Rows()
@@ -149,14 +157,20 @@ def lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> 
 # --- order
 
 
-@pytest.mark.parametrize("hooks", SUBSETS, ids=lambda hooks: "+".join(SHORT[hook] for hook in hooks) or "none")
+@pytest.mark.parametrize(
+    "hooks", SUBSETS, ids=lambda hooks: "+".join(SHORT[hook] for hook in hooks) or "none"
+)
 @pytest.mark.parametrize("name", RUNS)
-def test_both_run_in_order_and_each_is_told_once(hooks: tuple[str, ...], name: str, lines: list[str]) -> None:
+def test_both_run_in_order_and_each_is_told_once(
+    hooks: tuple[str, ...], name: str, lines: list[str]
+) -> None:
     model = make_model(*hooks)
     run(model, Data(), name)
     own = {hook: [SHORT[hook]] * (hook in hooks) for hook in HOOKS}
     once = ["plan", *own[BEFORE], *own[TRANSFER], "finish", *own[AFTER], "step"]
-    assert notes == once * (9 if name == "fit" else 2)  # two epochs, their validation, and the sanity check
+    assert notes == once * (
+        9 if name == "fit" else 2
+    )  # two epochs, their validation, and the sanity check
     index = model.seen[0]["index"]
     plan = index * (100 if BEFORE in hooks else 10)
     assert torch.equal(model.seen[0]["x"][:, 0], index + plan + (0.5 if AFTER in hooks else 0.0))
@@ -174,8 +188,12 @@ def test_the_lines_say_the_order(lines: list[str]) -> None:
     ]
 
 
-@pytest.mark.parametrize(("batch_format", "kind"), [(("x", "index"), tuple), ({"picture": "x"}, dict)])
-def test_the_modules_hook_gets_the_format_it_was_written_for(batch_format: BatchFormat, kind: type) -> None:
+@pytest.mark.parametrize(
+    ("batch_format", "kind"), [(("x", "index"), tuple), ({"picture": "x"}, dict)]
+)
+def test_the_modules_hook_gets_the_format_it_was_written_for(
+    batch_format: BatchFormat, kind: type
+) -> None:
     def after(self: Plain, batch: Any, dataloader_idx: int) -> Any:
         assert type(batch) is kind
         x = batch["picture"] if isinstance(batch, dict) else batch[0]
@@ -190,7 +208,11 @@ def test_the_modules_hook_gets_the_format_it_was_written_for(batch_format: Batch
 def test_the_modules_hooks_run_as_with_lightning_alone(name: str) -> None:
     def note(hook: str) -> Callable[..., Any]:
         def call(self: Any, batch: Any, *args: Any) -> Any:
-            state = (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
+            state = (
+                torch.is_grad_enabled(),
+                torch.is_inference_mode_enabled(),
+                torch.is_autocast_enabled("cpu"),
+            )
             self.states.append((hook, self._current_fx_name, len(args), *state))
             return batch
 
@@ -199,12 +221,17 @@ def test_the_modules_hooks_run_as_with_lightning_alone(name: str) -> None:
     def watch(datamodule: L.LightningDataModule) -> list[Any]:
         model = make_model(**{hook: note(hook) for hook in HOOKS}, states=[])
         trainer = run(model, datamodule, name, precision="bf16-mixed", profiler="simple")
-        assert all(f"[LightningModule]Model.{hook}" in trainer.profiler.recorded_durations for hook in HOOKS)
+        assert all(
+            f"[LightningModule]Model.{hook}" in trainer.profiler.recorded_durations
+            for hook in HOOKS
+        )
         return model.states
 
     ours = watch(Data())
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*It will use the implementation from `LightningModule` instance")
+        warnings.filterwarnings(
+            "ignore", ".*It will use the implementation from `LightningModule` instance"
+        )
         assert ours == watch(Bare())
 
 
@@ -213,7 +240,9 @@ def test_the_modules_hooks_run_as_with_lightning_alone(name: str) -> None:
 
 @pytest.mark.parametrize("batch_format", ["dict", {"x": "x"}])
 @pytest.mark.parametrize("hook", [BEFORE, TRANSFER])
-def test_keys_that_the_module_adds_reach_its_hook_and_its_step(hook: str, batch_format: BatchFormat) -> None:
+def test_keys_that_the_module_adds_reach_its_hook_and_its_step(
+    hook: str, batch_format: BatchFormat
+) -> None:
     def add(self: Plain, batch: Any, *args: Any) -> Any:
         batch["weight"] = batch["index"] + 1
         return batch
@@ -240,8 +269,16 @@ def _without_plan(batch: Batch) -> Batch:
         (lambda batch: tuple(batch.values()), "dict", "returned tuple in place of a dict"),
         (lambda batch: None, "dict", "returned None in place of a dict"),
         (_without_plan, "dict", r"left out the keys \['plan'\]"),
-        (lambda batch: batch | {"label": 1}, "dict", r"added the keys \['label'\], which the datamodule makes itself"),
-        (lambda batch: batch | {"y": 1}, {"y": "x"}, r"added the keys \['y'\], which the datamodule makes itself"),
+        (
+            lambda batch: batch | {"label": 1},
+            "dict",
+            r"added the keys \['label'\], which the datamodule makes itself",
+        ),
+        (
+            lambda batch: batch | {"y": 1},
+            {"y": "x"},
+            r"added the keys \['y'\], which the datamodule makes itself",
+        ),
         (
             lambda batch: batch | {"y": 1},
             ("x",),
@@ -279,7 +316,9 @@ class Ahead(Data):
 
 
 @pytest.mark.parametrize("hooks", SUBSETS)
-def test_copies_that_are_under_way_are_given_up_for_hooks_on_the_host(hooks: tuple[str, ...]) -> None:
+def test_copies_that_are_under_way_are_given_up_for_hooks_on_the_host(
+    hooks: tuple[str, ...],
+) -> None:
     model = make_model(*hooks)
     run(model, Ahead(), "validate")
     is_copy = bool((model.seen[0]["x"] < -500).all())
@@ -287,11 +326,15 @@ def test_copies_that_are_under_way_are_given_up_for_hooks_on_the_host(hooks: tup
 
 
 @pytest.mark.parametrize("hooks", SUBSETS)
-def test_no_copy_is_begun_that_would_be_given_up(hooks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_copy_is_begun_that_would_be_given_up(
+    hooks: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(LoaderOptions, "pins_memory", True)
     datamodule, device = Data(), torch.device("cuda", 0)
     selector = data_connector._DataHookSelector(make_model(*hooks), datamodule)
-    trainer: Any = SimpleNamespace(strategy=SimpleNamespace(root_device=device), global_rank=0, world_size=1)
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=device), global_rank=0, world_size=1
+    )
     trainer._data_connector = SimpleNamespace(_datahook_selector=selector)
     datamodule.trainer = trainer
     ahead = BEFORE not in hooks and TRANSFER not in hooks
@@ -300,7 +343,9 @@ def test_no_copy_is_begun_that_would_be_given_up(hooks: tuple[str, ...], monkeyp
 
 @pytest.mark.parametrize("format_of", [lambda x: x, lambda x: {"x": x}, lambda x: (x, x)])
 @pytest.mark.parametrize("hooks", [(), HOOKS])
-def test_an_example_input_meets_the_modules_hooks_alone(hooks: tuple[str, ...], format_of: Callable[..., Any]) -> None:
+def test_an_example_input_meets_the_modules_hooks_alone(
+    hooks: tuple[str, ...], format_of: Callable[..., Any]
+) -> None:
     met: list[Any] = []
 
     def note(self: Plain, batch: Any, *args: Any) -> Any:
@@ -351,8 +396,12 @@ def test_each_run_of_one_trainer_tells_anew(lines: list[str]) -> None:
     assert len(lines) == 2
 
 
-@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))])
-def test_a_copy_is_a_datamodule_of_its_own(duplicate: Callable[[Data], Data], lines: list[str]) -> None:
+@pytest.mark.parametrize(
+    "duplicate", [copy.copy, copy.deepcopy, lambda data: pickle.loads(pickle.dumps(data))]
+)
+def test_a_copy_is_a_datamodule_of_its_own(
+    duplicate: Callable[[Data], Data], lines: list[str]
+) -> None:
     original = Data()
     if duplicate is copy.copy:  # open loaders cannot be pickled
         run(make_model(AFTER), original, "validate")
@@ -374,7 +423,9 @@ def test_a_hook_given_to_an_instance_counts() -> None:
 
 
 @pytest.mark.parametrize("again", [True, False])
-def test_a_datamodule_that_overrides_the_hook_again_takes_it_over(again: bool, lines: list[str]) -> None:
+def test_a_datamodule_that_overrides_the_hook_again_takes_it_over(
+    again: bool, lines: list[str]
+) -> None:
     class Own(Data):
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return super().on_after_batch_transfer(batch, dataloader_idx) if again else batch
@@ -400,8 +451,15 @@ def test_datamodules_of_others_are_warned_of_as_ever() -> None:
 def test_a_script_of_a_user_sees_the_line_and_no_warning(tmp_path: Path) -> None:
     command = [sys.executable, "-W", "error:You have overridden", "-c", _SCRIPT, str(tmp_path)]
     root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True, cwd=root)
-    assert done.stderr.count("first that of StripeDataModule, then that of Mine on the batch in its batch_format") == 1
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, check=True, cwd=root
+    )
+    assert (
+        done.stderr.count(
+            "first that of StripeDataModule, then that of Mine on the batch in its batch_format"
+        )
+        == 1
+    )
     assert "overridden" not in done.stderr
     assert done.stdout.split() == ["2", "2"]
 
@@ -498,9 +556,16 @@ def test_the_time_of_both_is_measured(monkeypatch: pytest.MonkeyPatch, tmp_path:
 
     model = make_model(**{BEFORE: take(4), TRANSFER: take(8), AFTER: take(16)})
     logger, datamodule = Notes("time/"), Slow()
-    options = {"callbacks": [DataWaitMonitor(plot=False)], "logger": logger, "log_every_n_steps": 1, "max_epochs": 3}
+    options = {
+        "callbacks": [DataWaitMonitor(plot=False)],
+        "logger": logger,
+        "log_every_n_steps": 1,
+        "max_epochs": 3,
+    }
     run(model, datamodule, default_root_dir=tmp_path, **_only_training(**options))
-    found = {part: logger.rows[-1][f"time/{part}_s"] for part in ("assemble", "transfer", "augment")}
+    found = {
+        part: logger.rows[-1][f"time/{part}_s"] for part in ("assemble", "transfer", "augment")
+    }
     assert found["transfer"] == 8
     assert found["augment"] == 18
     assert found["assemble"] >= 5

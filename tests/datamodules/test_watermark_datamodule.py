@@ -31,18 +31,28 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(tmp_path_factory.mktemp("cache"))
 
 
-def _data(cache_dir: str, *, setup: bool = True, spec: Any = None, **options: Any) -> WatermarkDataModule:
-    loader = LoaderOptions(seed=3, **({"batch_size": 4, "worker_kind": "inline"} | options.pop("loader", {})))
+def _data(
+    cache_dir: str, *, setup: bool = True, spec: Any = None, **options: Any
+) -> WatermarkDataModule:
+    loader = LoaderOptions(
+        seed=3, **({"batch_size": 4, "worker_kind": "inline"} | options.pop("loader", {}))
+    )
     given = {"samples": SAMPLES, "patch_px": 64, "samples_per_image": 3} | options
-    synthesis = options.pop("synthesis") if "synthesis" in given else WatermarkSpec(**(SPEC | (spec or {})))
-    data = WatermarkDataModule(cache_dir=cache_dir, loader=loader, **(given | {"synthesis": synthesis}))
+    synthesis = (
+        options.pop("synthesis") if "synthesis" in given else WatermarkSpec(**(SPEC | (spec or {})))
+    )
+    data = WatermarkDataModule(
+        cache_dir=cache_dir, loader=loader, **(given | {"synthesis": synthesis})
+    )
     if setup:
         data.prepare_data()
         data.setup("fit")
     return data
 
 
-def _first(data: WatermarkDataModule, stage: Any = "train", count: int = 8, epoch: int = 0) -> Batch:
+def _first(
+    data: WatermarkDataModule, stage: Any = "train", count: int = 8, epoch: int = 0
+) -> Batch:
     return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
 
 
@@ -57,7 +67,9 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
         assert batch[key].max() <= 1
     assert set(batch["mask"].unique().tolist()) == {0, 1}
     assert batch["position"].shape == (8, 2)
-    assert {batch[key].dtype for key in ("index", "image_index", "position", "epoch")} == {torch.int64}
+    assert {batch[key].dtype for key in ("index", "image_index", "position", "epoch")} == {
+        torch.int64
+    }
     assert "clean" not in _first(_data(cache))
     assert data.describe() | {"pixel_bytes": 0} == {
         "images": 6, "skipped": 0, "pixel_bytes": 0, "train_images": 4, "val_images": 1, "test_images": 1,
@@ -66,7 +78,13 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
 
 
 def test_the_alpha_is_where_and_how_much_the_image_changes(cache: str) -> None:
-    spec: dict[str, Any] = {"mask": "alpha", "jpeg": 0, "modes": ("normal",), "coloured": 0, "lightness": (0, 0)}
+    spec: dict[str, Any] = {
+        "mask": "alpha",
+        "jpeg": 0,
+        "modes": ("normal",),
+        "coloured": 0,
+        "lightness": (0, 0),
+    }
     spec |= {"least_change": 0, "least_contrast": 0}
     batch = _first(_data(cache, clean=True, spec=spec), count=12)
     alpha, changed = batch["mask"], batch["clean"] - batch["image"]
@@ -80,7 +98,10 @@ def test_the_alpha_is_where_and_how_much_the_image_changes(cache: str) -> None:
 def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
     data = _data(cache)
     expected = _collect(data, data.make_loader("train"))
-    for loader in ({"batch_size": 5}, {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1}):
+    for loader in (
+        {"batch_size": 5},
+        {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
+    ):
         other = _data(cache, loader=loader)
         found = _collect(other, other.make_loader("train"))
         assert found.keys() == expected.keys()
@@ -112,7 +133,9 @@ def test_prediction_shows_every_image_as_it_is(cache: str) -> None:
     assert set(batch["image_index"].tolist()) == set(range(6))
     places = zip(batch["image_index"].tolist(), batch["position"].tolist(), strict=True)
     for image, (number, (y, x)) in zip(batch["image"], places, strict=True):
-        assert torch.equal((image * 255).round().byte(), torch.tensor(data.bank[number][:, y : y + 64, x : x + 64]))
+        assert torch.equal(
+            (image * 255).round().byte(), torch.tensor(data.bank[number][:, y : y + 64, x : x + 64])
+        )
 
 
 class Model(L.LightningModule):
@@ -135,7 +158,9 @@ class Model(L.LightningModule):
 
 
 @pytest.mark.timeout(120)
-def test_training_sizes_grow_with_the_epoch_while_workers_live_on(cache: str, tmp_path: Path) -> None:
+def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
+    cache: str, tmp_path: Path
+) -> None:
     data = _data(
         cache,
         setup=False,
@@ -154,12 +179,24 @@ def test_training_sizes_grow_with_the_epoch_while_workers_live_on(cache: str, tm
 
 
 def test_augmentation_moves_the_mask_and_the_clean_image_along(cache: str) -> None:
-    still = {"gain": 0, "contrast": 0, "gamma": 0, "blur_px": 0, "noise": 0, "rotate_deg": 0, "scale": (1, 1)}
+    still = {
+        "gain": 0,
+        "contrast": 0,
+        "gamma": 0,
+        "blur_px": 0,
+        "noise": 0,
+        "rotate_deg": 0,
+        "scale": (1, 1),
+    }
     data = _data(cache, clean=True, augment=segmentation_augment(**still), spec={"jpeg": 0})  # type: ignore[arg-type]
     batch, plain = _first(data), _first(_data(cache, clean=True, spec={"jpeg": 0}))
     assert not torch.equal(batch["image"], plain["image"])
     for row in range(8):
-        turned = [torch.rot90(flip, turns, (1, 2)) for turns in range(4) for flip in _flips(_stack(plain, row))]
+        turned = [
+            torch.rot90(flip, turns, (1, 2))
+            for turns in range(4)
+            for flip in _flips(_stack(plain, row))
+        ]
         assert any(torch.equal(_stack(batch, row), each) for each in turned)
     planned = data.plan_batch(data.make_loader("train").read(np.arange(8), 0), "train")
     before = data.inspect("train").draw(planned)
@@ -180,7 +217,9 @@ def test_what_was_planned_is_told(cache: str) -> None:
     planned = data.plan_batch(data.make_loader("train").read(np.arange(8), 0), "train")
     rows = data.inspect("train").describe_plan(planned, [0, 1, 2])
     assert {row["index"] for row in rows} <= set(planned["index"][:3].tolist())
-    assert all(row["text"] in WatermarkSpec(**SPEC).words and row["font"] == "built in" for row in rows)
+    assert all(
+        row["text"] in WatermarkSpec(**SPEC).words and row["font"] == "built in" for row in rows
+    )
     assert data.inspect("predict").describe_plan(planned | _plain(planned), [0]) == []
 
 
@@ -207,8 +246,16 @@ def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder
     options: dict[str, Any] = {"root": str(folder), "masks": "masks", "splits": splits}
     data = _data(cache, synthesis=None, **options)
     batch = _first(data, "test", 2)
-    assert torch.equal(batch["mask"][0, 0], torch.from_numpy(_mirrored(data.bank[3][0] * 0, (5, 20, 10, 25))))
-    assert data.check_sources() == {"images": 4, "masks": 4, "train_samples": 6, "val_samples": 1, "test_samples": 2}
+    assert torch.equal(
+        batch["mask"][0, 0], torch.from_numpy(_mirrored(data.bank[3][0] * 0, (5, 20, 10, 25)))
+    )
+    assert data.check_sources() == {
+        "images": 4,
+        "masks": 4,
+        "train_samples": 6,
+        "val_samples": 1,
+        "test_samples": 2,
+    }
     assert data.verify_sources() == []
     mixed = _data(cache, mask_splits=["test"], **options)
     assert "cover" in mixed.dataset("train").fields
@@ -231,26 +278,46 @@ def test_bad_files_are_listed_or_left_out(cache: str, folder: Path) -> None:
     assert data.describe()["skipped"] == 1
     with pytest.raises(DataError, match="1 of 5 images and masks are bad"):
         data.check_sources()
-    assert len(_data(cache, root=str(folder), splits={"train": 1.0}, patterns=["?.png"], cache="lru").bank) == 4
-    assert len(_data(cache, root=str(folder), splits={"train": 1.0}, exclude=["cut.png", "masks"]).bank) == 4
+    assert (
+        len(
+            _data(
+                cache, root=str(folder), splits={"train": 1.0}, patterns=["?.png"], cache="lru"
+            ).bank
+        )
+        == 4
+    )
+    assert (
+        len(
+            _data(cache, root=str(folder), splits={"train": 1.0}, exclude=["cut.png", "masks"]).bank
+        )
+        == 4
+    )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"synthesis": DefectSpec()}, "synthesis is a DefectSpec, which draws no watermarks: set synthesis=watermark"),
+        (
+            {"synthesis": DefectSpec()},
+            "synthesis is a DefectSpec, which draws no watermarks: set synthesis=watermark",
+        ),
         ({"masks": "masks"}, "the drawn backgrounds have no masks"),
         ({"cache": "device"}, "cache='device' is unknown: choose one of store, lru, none"),
         ({"mask_splits": ["predict"]}, "names no split: choose from train, val, test"),
         ({"batch_format": ["image", "boxes"]}, "batch_format names unknown keys"),
         ({"patch_px": 0}, "patch_px=0 is not usable"),
         (
-            {"progressive": ProgressiveSize(((0, 32),)), "augment": segmentation_augment(crop_px=32)},
+            {
+                "progressive": ProgressiveSize(((0, 32),)),
+                "augment": segmentation_augment(crop_px=32),
+            },
             "leave crop_px out of the augmentation",
         ),
     ],
 )
-def test_options_out_of_range_are_refused(cache: str, options: dict[str, Any], message: str) -> None:
+def test_options_out_of_range_are_refused(
+    cache: str, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         _data(cache, setup=False, **options)
 

@@ -34,7 +34,9 @@ def test_folders_are_found_by_themselves() -> None:
         "val": [1],
         "test": [2],
     }
-    with pytest.raises(DataError, match="expects only train, val, test below the root, found: extra"):
+    with pytest.raises(
+        DataError, match="expects only train, val, test below the root, found: extra"
+    ):
         split_images([*names, "extra/e.png"], "folders")
     assert len(split_images([*names, "extra/e.png"], "auto")["train"]) == 3
 
@@ -42,7 +44,11 @@ def test_folders_are_found_by_themselves() -> None:
 def test_lists_of_names_and_files(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("\ufeff003.png\r\n\n001.png\n", encoding="utf-8")
     parts = split_images(NAMES, {"train": ["002.png"], "val": str(tmp_path / "val.txt")})
-    assert {key: part.tolist() for key, part in parts.items()} == {"train": [2], "val": [1, 3], "test": []}
+    assert {key: part.tolist() for key, part in parts.items()} == {
+        "train": [2],
+        "val": [1, 3],
+        "test": [],
+    }
 
 
 @pytest.mark.parametrize(
@@ -53,8 +59,16 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
         ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, a file"),
         ("random", ConfigError, "splits='random' is unknown"),
         ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
-        ({"train": ["999.png"]}, DataError, r"1 listed images do not exist below the root: 999.png"),
-        ({"train": ["001.png"], "val": ["001.png"]}, DataError, r"1 images are listed more than once: 001.png"),
+        (
+            {"train": ["999.png"]},
+            DataError,
+            r"1 listed images do not exist below the root: 999.png",
+        ),
+        (
+            {"train": ["001.png"], "val": ["001.png"]},
+            DataError,
+            r"1 images are listed more than once: 001.png",
+        ),
         ({"train": "nowhere.txt"}, DataError, "the list of a split is not a file: nowhere.txt"),
     ],
 )
@@ -72,5 +86,7 @@ def test_fewer_images_than_splits() -> None:
 def test_a_list_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes("image,split\ngröße.png,train\n".encode("latin-1"))
     splits = str(tmp_path / name)
-    with pytest.raises(DataError, match=rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"):
+    with pytest.raises(
+        DataError, match=rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"
+    ):
         split_images(["größe.png"], splits if name.endswith(".csv") else {"train": splits})

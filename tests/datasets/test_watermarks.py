@@ -39,7 +39,9 @@ class Bank:
 def _dataset(**options: Any) -> WatermarkDataset:
     given: dict[str, Any] = {"patch_px": 32, "seed": 3} | options
     if "masks" not in given:
-        given.setdefault("marks", GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24))))
+        given.setdefault(
+            "marks", GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24)))
+        )
     return WatermarkDataset(given.pop("bank", None) or Bank(), **given)
 
 
@@ -54,7 +56,10 @@ def test_what_is_written_does_not_depend_on_the_other_rows(dataset: WatermarkDat
         dataset.set_epoch(epoch)
         size = dataset.size_at(epoch)[0]
         indices = np.array([3, 0, len(dataset) - 1, 3])
-        rows = {name: np.full((4, *field.shape), 9, field.dtype) for name, field in dataset.fields.items()}
+        rows = {
+            name: np.full((4, *field.shape), 9, field.dtype)
+            for name, field in dataset.fields.items()
+        }
         dataset.write_into(rows, indices, epoch)
         for row, index in enumerate(indices.tolist()):
             for name, value in dataset[index].items():
@@ -132,16 +137,26 @@ def test_masks_are_cut_with_their_images() -> None:
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"bank": Bank(1)}, DataError, "watermarks need three of uint8; set data.read.gray_to_rgb=true"),
+        (
+            {"bank": Bank(1)},
+            DataError,
+            "watermarks need three of uint8; set data.read.gray_to_rgb=true",
+        ),
         ({"masks": Bank(1), "marks": GlyphBank(WatermarkSpec())}, ConfigError, "not both"),
         ({"masks": Bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
-        ({"masks": Bank(1, [1, 0, 2, 3])}, DataError, r"folder/1.png(.|\n)*2 masks differ in size from their image"),
+        (
+            {"masks": Bank(1, [1, 0, 2, 3])},
+            DataError,
+            r"folder/1.png(.|\n)*2 masks differ in size from their image",
+        ),
         ({"progressive": GROWING}, ConfigError, "set samples_per_image"),
         ({"samples_per_image": 0}, ConfigError, "samples_per_image=0 must be a whole number"),
         ({"patch_px": 0}, ConfigError, "patch_px=0 is not usable"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         _dataset(**options)
 
@@ -154,7 +169,10 @@ def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
         for batch in loader:
             parts = {name: batch[name][..., :size, :size] for name in ("image", "cover")}
             rows = {name: value.numpy().copy() for name, value in (batch | parts).items()}
-            found += [{name: value[row] for name, value in rows.items()} for row in range(len(rows["index"]))]
+            found += [
+                {name: value[row] for name, value in rows.items()}
+                for row in range(len(rows["index"]))
+            ]
     return found
 
 
@@ -166,12 +184,18 @@ def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
         {"worker_kind": "process", "num_workers": 2, "batch_size": 4, "micro_batch_size": 3},
     ],
 )
-def test_workers_that_live_on_write_the_same_samples_at_the_size_of_each_epoch(options: dict[str, Any]) -> None:
+def test_workers_that_live_on_write_the_same_samples_at_the_size_of_each_epoch(
+    options: dict[str, Any],
+) -> None:
     dataset = _train(progressive=GROWING)
-    inline = MicroBatchLoader(dataset, LoaderOptions(batch_size=20, seed=3, worker_kind="inline"), shuffle=True)
+    inline = MicroBatchLoader(
+        dataset, LoaderOptions(batch_size=20, seed=3, worker_kind="inline"), shuffle=True
+    )
     expected = _read(inline, 3)
     assert [sample["image"].shape[-1] for sample in expected[::20]] == [16, 32, 24]
-    loader = MicroBatchLoader(pickle.loads(pickle.dumps(dataset)), LoaderOptions(seed=3, **options), shuffle=True)
+    loader = MicroBatchLoader(
+        pickle.loads(pickle.dumps(dataset)), LoaderOptions(seed=3, **options), shuffle=True
+    )
     found = _read(loader, 3)
     loader.close()
     assert len(found) == len(expected) == 60
@@ -182,7 +206,9 @@ def test_workers_that_live_on_write_the_same_samples_at_the_size_of_each_epoch(o
 
 def test_a_resumed_loader_goes_on_with_the_same_samples() -> None:
     options = LoaderOptions(batch_size=3, seed=3, worker_kind="inline")
-    first, second = (MicroBatchLoader(_train(progressive=GROWING), options, shuffle=True) for _ in range(2))
+    first, second = (
+        MicroBatchLoader(_train(progressive=GROWING), options, shuffle=True) for _ in range(2)
+    )
     first.set_epoch(1)
     read = iter(first)
     for _ in itertools.islice(read, 3):

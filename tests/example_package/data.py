@@ -30,7 +30,9 @@ from lit_data.types import Array, Batch, FieldSpec, PlannedBatch, Stage
 class LabelledImages(BankDataset):
     """Images of one split: ``image`` [3, H, W] uint8, ``label``, ``index`` and ``epoch`` int64."""
 
-    def __init__(self, bank: ImageBank, labels: NDArray[np.int64], numbers: NDArray[np.int64], size_px: int) -> None:
+    def __init__(
+        self, bank: ImageBank, labels: NDArray[np.int64], numbers: NDArray[np.int64], size_px: int
+    ) -> None:
         self.bank, self.labels, self.numbers = bank, labels, numbers
         number = FieldSpec((), "int64")
         image = FieldSpec((3, size_px, size_px), "uint8")
@@ -62,7 +64,11 @@ class ClassFolders(ImageFolder):
     @property
     @override
     def decoder(self) -> FittedDecoder:
-        return FittedDecoder((self.size_px, self.size_px), "cover", decoder=ImageDecoder(ReadOptions(gray_to_rgb=True)))
+        return FittedDecoder(
+            (self.size_px, self.size_px),
+            "cover",
+            decoder=ImageDecoder(ReadOptions(gray_to_rgb=True)),
+        )
 
 
 class LabelTask(Task["LabelDataModule"]):
@@ -75,7 +81,9 @@ class LabelTask(Task["LabelDataModule"]):
         return self.datamodule.classes[int(batch["label"][row])]
 
     @override
-    def draw_predictions(self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int) -> bool:
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
         count = min(count, len(batch["image"]))
         found = ask_step(model, batch).cpu()
         figure, axes = new_axes(1, count, CELL_INCHES + 0.5)
@@ -83,7 +91,8 @@ class LabelTask(Task["LabelDataModule"]):
             show_pixels(cell, batch["image"][row])
             score, label = found[row].max(0)
             cell.set_title(
-                f"{self.describe_sample(batch, row)}: {self.datamodule.classes[label]} {score:.2f}", fontsize=8
+                f"{self.describe_sample(batch, row)}: {self.datamodule.classes[label]} {score:.2f}",
+                fontsize=8,
             )
         save_figure(figure, path, title, ())
         return True
@@ -154,15 +163,22 @@ class LabelWriter(PredictionWriter):
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[torch.Tensor] | None:
-        return list(outputs.cpu()) if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else None
+        return (
+            list(outputs.cpu()) if isinstance(outputs, torch.Tensor) and outputs.ndim == 2 else None
+        )
 
     @override
     def write(self, number: int, answer: torch.Tensor, seconds: float) -> Written:
         score, label = answer.max(0)
-        return Written([], [{"label": self._classes[label], "score": round(float(score), 4)}], float(score))
+        return Written(
+            [], [{"label": self._classes[label], "score": round(float(score), 4)}], float(score)
+        )
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         rows = [{"image": entry.image, **entry.rows[0]} for entry in entries]
         write_table(self._folder / "labels.csv", ("image", "label", "score"), rows)
-        return {f"predict/{name}": count for name, count in sorted(Counter(row["label"] for row in rows).items())}
+        return {
+            f"predict/{name}": count
+            for name, count in sorted(Counter(row["label"] for row in rows).items())
+        }

@@ -14,7 +14,12 @@ class Classifier(L.LightningModule):
         super().__init__()
         self.lr = lr
         self.net = nn.Sequential(
-            *(nn.Conv2d(3, width, 3, stride=2), nn.ReLU(), nn.Conv2d(width, width, 3, stride=2), nn.ReLU()),
+            *(
+                nn.Conv2d(3, width, 3, stride=2),
+                nn.ReLU(),
+                nn.Conv2d(width, width, 3, stride=2),
+                nn.ReLU(),
+            ),
             *(nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, classes)),
         )
 

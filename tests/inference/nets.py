@@ -30,7 +30,9 @@ class HalvingNet(nn.Module):
         self.outer = nn.Conv2d(4, 1, 3, padding=1)
 
     def forward(self, images: Tensor) -> Tensor:
-        low = nn.functional.interpolate(self.inner(nn.functional.max_pool2d(images, 2)), scale_factor=2)
+        low = nn.functional.interpolate(
+            self.inner(nn.functional.max_pool2d(images, 2)), scale_factor=2
+        )
         return self.outer(torch.cat((images, low), 1))
 
 

@@ -17,7 +17,10 @@ from lit_data.inference.cpu_parallel import Lanes, choose_lanes
 from tests.inference.nets import make_images, make_net
 from tests.limited_memory import out_of_memory
 
-pytestmark = [pytest.mark.usefixtures("small_runs_are_fast"), pytest.mark.usefixtures("_leave_no_lane")]
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.usefixtures("_leave_no_lane"),
+]
 
 SIZES = [(40, 30), (16, 16), (9, 16), (33, 48), (16, 17), (16, 16), (5, 40), (70, 16)]
 MANY = [(16, 16)] * 12
@@ -29,13 +32,17 @@ def _leave_no_lane() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == threads
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("lit_data_lane")]
+    assert not [
+        thread for thread in threading.enumerate() if thread.name.startswith("lit_data_lane")
+    ]
 
 
 class Watched(nn.Module):
     """Counts who is inside; lets the first two calls meet, and calls fail; `fits` is asked with tiles and callers."""
 
-    def __init__(self, fits: Callable[[int, int], bool] = lambda *_: True, *, meet: bool = False) -> None:
+    def __init__(
+        self, fits: Callable[[int, int], bool] = lambda *_: True, *, meet: bool = False
+    ) -> None:
         super().__init__()
         self.net, self.fits = make_net(), fits
         self.lock, self.meeting = threading.Lock(), threading.Barrier(2)
@@ -67,13 +74,22 @@ class Watched(nn.Module):
 
 
 def _predict(
-    net: nn.Module, sizes: list[tuple[int, int]] = SIZES, *, lanes: int = 2, batch_size: int = 3, **options: Any
+    net: nn.Module,
+    sizes: list[tuple[int, int]] = SIZES,
+    *,
+    lanes: int = 2,
+    batch_size: int = 3,
+    **options: Any,
 ) -> list[tuple[int, Tensor]]:
-    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=batch_size, lanes=lanes, **options)
+    predictor = TiledPredictor(
+        net, tile_px=16, overlap_px=4, batch_size=batch_size, lanes=lanes, **options
+    )
     return list(predictor.predict(make_images(*sizes)))
 
 
-def _assert_same(found: list[tuple[int, Tensor]], sizes: list[tuple[int, int]] = SIZES, **options: Any) -> None:
+def _assert_same(
+    found: list[tuple[int, Tensor]], sizes: list[tuple[int, int]] = SIZES, **options: Any
+) -> None:
     expected = _predict(make_net(), sizes, lanes=1, **options)
     assert [number for number, _ in found] == [number for number, _ in expected]
     for (_, values), (_, wanted) in zip(found, expected, strict=True):
@@ -86,9 +102,14 @@ def _assert_same(found: list[tuple[int, Tensor]], sizes: list[tuple[int, int]] =
 def test_the_same_batches_give_the_same_bits_in_the_same_order(
     lanes: int, blend: Any, sizes: list[tuple[int, int]], batch_size: int
 ) -> None:
-    one, many = (_predict(make_net(), sizes, lanes=count, batch_size=batch_size, blend=blend) for count in (1, lanes))
+    one, many = (
+        _predict(make_net(), sizes, lanes=count, batch_size=batch_size, blend=blend)
+        for count in (1, lanes)
+    )
     assert [number for number, _ in many] == list(range(len(sizes)))
-    assert all(torch.equal(values, wanted) for (_, values), (_, wanted) in zip(many, one, strict=True))
+    assert all(
+        torch.equal(values, wanted) for (_, values), (_, wanted) in zip(many, one, strict=True)
+    )
 
 
 @pytest.mark.parametrize("lanes", [2, 3])
@@ -101,14 +122,20 @@ def test_nor_do_they_in_a_file(tmp_path: Path) -> None:
     image = make_images((50, 70))[0]
     paths = [tmp_path / f"{lanes}.npy" for lanes in (1, 2)]
     one, many = (
-        TiledPredictor(make_net(), tile_px=16, overlap_px=4, batch_size=2, lanes=lanes).predict_to_file(image, path)
+        TiledPredictor(
+            make_net(), tile_px=16, overlap_px=4, batch_size=2, lanes=lanes
+        ).predict_to_file(image, path)
         for lanes, path in zip((1, 2), paths, strict=True)
     )
     np.testing.assert_array_equal(one, many)
 
 
-@pytest.mark.parametrize("sizes", [MANY, [(16, 16 + 2 * n) for n in range(12)], [(8 + n, 16) for n in range(8)]])
-def test_batches_are_computed_side_by_side_even_where_none_fills(sizes: list[tuple[int, int]]) -> None:
+@pytest.mark.parametrize(
+    "sizes", [MANY, [(16, 16 + 2 * n) for n in range(12)], [(8 + n, 16) for n in range(8)]]
+)
+def test_batches_are_computed_side_by_side_even_where_none_fills(
+    sizes: list[tuple[int, int]],
+) -> None:
     net = Watched(meet=True)  # one lane would wait in vain for the other
     _assert_same(_predict(net, sizes, round_px=1), sizes, round_px=1)
     assert net.most == 2
@@ -157,7 +184,9 @@ def test_batches_that_fit_only_alone_go_alone() -> None:
 
 def test_a_tile_that_never_fits_ends_the_prediction() -> None:
     net = Watched(lambda *_: False).train()
-    with pytest.raises(BatchMemoryError, match="a batch of 1 tiles of 1x16x16 float32 does not fit into memory"):
+    with pytest.raises(
+        BatchMemoryError, match="a batch of 1 tiles of 1x16x16 float32 does not fit into memory"
+    ):
         _predict(net)
     assert net.training
 
@@ -188,7 +217,9 @@ def test_another_error_comes_through_and_the_net_is_as_before() -> None:
 
 def test_a_prediction_that_is_left_early_ends_its_lanes() -> None:
     net = Watched().train()
-    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=1, lanes=2).predict(make_images(*MANY))
+    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=1, lanes=2).predict(
+        make_images(*MANY)
+    )
     assert next(found)[0] == 0
     found.close()  # type: ignore[attr-defined]
     assert all(part.training for part in net.modules())

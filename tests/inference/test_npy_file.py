@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
 @pytest.mark.parametrize("size", [(70, 90), (16, 100), (100, 16), (10, 10), (33, 17)])
-def test_a_file_holds_what_memory_would(tmp_path: Path, blend: Blend, size: tuple[int, int]) -> None:
+def test_a_file_holds_what_memory_would(
+    tmp_path: Path, blend: Blend, size: tuple[int, int]
+) -> None:
     image = make_images(size)[0]
     predictor = TiledPredictor(make_net(), tile_px=16, overlap_px=9, blend=blend, batch_size=3)
     found = predictor.predict_to_file(image, tmp_path / "map.npy")
@@ -46,7 +48,9 @@ class Rows:
 
 def test_each_row_of_tiles_is_read_once(tmp_path: Path) -> None:
     image = Rows(make_images((40, 100))[0])
-    TiledPredictor(nn.Identity(), tile_px=16, overlap_px=4).predict_to_file(image, tmp_path / "map.npy")
+    TiledPredictor(nn.Identity(), tile_px=16, overlap_px=4).predict_to_file(
+        image, tmp_path / "map.npy"
+    )
     assert image.read == [(0, 16), (12, 28), (24, 40)]
     assert np.array_equal(np.load(tmp_path / "map.npy"), image.pixels)
 
@@ -85,18 +89,25 @@ def test_a_prediction_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
             return images
 
     with pytest.raises(ValueError, match="no answer"):
-        TiledPredictor(Failing(), tile_px=8, overlap_px=0, batch_size=1).predict_to_file(np.zeros((1, 32, 8)), path)
+        TiledPredictor(Failing(), tile_px=8, overlap_px=0, batch_size=1).predict_to_file(
+            np.zeros((1, 32, 8)), path
+        )
     assert np.array_equal(np.load(path), np.arange(3))
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_full_disk_is_told_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(fd: int, offset: int, length: int) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "posix_fallocate", refuse)
     predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0)
-    with pytest.raises(StoreSpaceError, match=r"map\.npy: no room for the prediction .No space left on device.: free"):
+    with pytest.raises(
+        StoreSpaceError,
+        match=r"map\.npy: no room for the prediction .No space left on device.: free",
+    ):
         predictor.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "map.npy")
     assert not list(tmp_path.iterdir())
 
@@ -110,13 +121,18 @@ def test_other_errors_of_the_disk_come_through(tmp_path: Path) -> None:
 def test_progress_of_one_image(tmp_path: Path) -> None:
     told: list[Progress] = []
     predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0, batch_size=3)
-    predictor.predict_to_file(np.zeros((1, 16, 16), np.uint8), tmp_path / "map.npy", on_progress=told.append)
+    predictor.predict_to_file(
+        np.zeros((1, 16, 16), np.uint8), tmp_path / "map.npy", on_progress=told.append
+    )
     assert [(one.images, one.tiles) for one in told] == [(0, 3), (0, 4), (1, 4)]
 
 
 @pytest.mark.parametrize(
     ("name", "dtype", "message"),
-    [("map.npy", "int8", "dtype='int8' is unknown"), ("map.png", "uint8", "map.png: a prediction is written as")],
+    [
+        ("map.npy", "int8", "dtype='int8' is unknown"),
+        ("map.png", "uint8", "map.png: a prediction is written as"),
+    ],
 )
 def test_wrong_files_are_refused(tmp_path: Path, name: str, dtype: FileDtype, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
@@ -132,7 +148,8 @@ from torch import nn
 from lit_data.inference import TiledPredictor
 
 torch.set_num_threads(1)
-# What a process allocates: not the pages of mapped files, which the system takes back whenever it needs them.
+# What a process allocates: not the pages of mapped files, which the system takes back whenever it
+# needs them.
 resource.setrlimit(resource.RLIMIT_DATA, (2 * 10**9, 2 * 10**9))
 folder, side = sys.argv[1], 20_000
 image = np.load(f"{folder}/image.npy", mmap_mode="r")
@@ -154,8 +171,17 @@ def test_an_image_of_20000_by_20000_px_takes_less_than_2_gb(tmp_path: Path) -> N
     found = np.load(tmp_path / "map.npy", mmap_mode="r")
     assert found.shape == (1, side, side)
     rng = np.random.default_rng(0)
-    for top, left in [(0, 0), (side - 64, side - 64), (1000, 990), *rng.integers(1, side - 64, (50, 2)).tolist()]:
+    for top, left in [
+        (0, 0),
+        (side - 64, side - 64),
+        (1000, 990),
+        *rng.integers(1, side - 64, (50, 2)).tolist(),
+    ]:
         before = int(top > 0), int(left > 0)
         window = image[0, top - before[0] : top + 65, left - before[1] : left + 65] / 255.0
-        wanted = nn.AvgPool2d(3, 1, 1)(torch.from_numpy(window)[None])[0, before[0] :, before[1] :][:64, :64]
-        np.testing.assert_allclose(found[0, top : top + 64, left : left + 64], wanted.numpy(), rtol=0, atol=1e-3)
+        wanted = nn.AvgPool2d(3, 1, 1)(torch.from_numpy(window)[None])[0, before[0] :, before[1] :][
+            :64, :64
+        ]
+        np.testing.assert_allclose(
+            found[0, top : top + 64, left : left + 64], wanted.numpy(), rtol=0, atol=1e-3
+        )

@@ -74,7 +74,9 @@ def test_the_size_that_works_is_kept(fitting: int) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes."
+        ),
         MemoryError(),
     ],
 )
@@ -84,13 +86,23 @@ def test_other_words_for_it(error: Exception) -> None:
 
 def test_any_other_error_comes_through() -> None:
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        _predict(Limited(lambda *_: False, RuntimeError("CUDA error: an illegal memory access was encountered")))
+        _predict(
+            Limited(
+                lambda *_: False,
+                RuntimeError("CUDA error: an illegal memory access was encountered"),
+            )
+        )
 
 
 @pytest.mark.parametrize(("smallest", "calls"), [(1, [6, 3, 1, 1]), (2, [6, 3, 2, 2]), (6, [6, 6])])
-def test_the_smallest_batch_that_does_not_fit_ends_the_prediction(smallest: int, calls: list[int]) -> None:
+def test_the_smallest_batch_that_does_not_fit_ends_the_prediction(
+    smallest: int, calls: list[int]
+) -> None:
     net = Limited(lambda *_: False)
-    with pytest.raises(BatchMemoryError, match=rf"a batch of {calls[-1]} tiles of 1x16x16 float32 does not fit .*CUDA"):
+    with pytest.raises(
+        BatchMemoryError,
+        match=rf"a batch of {calls[-1]} tiles of 1x16x16 float32 does not fit .*CUDA",
+    ):
         _predict(net, min_batch_size=smallest)
     assert net.calls == calls
 
@@ -152,18 +164,27 @@ def test_what_fitted_before_may_fail_later() -> None:
     assert size.fails == 3  # so a single tile that failed once does not hold back what follows
 
 
-@pytest.mark.parametrize(("start", "smallest", "largest"), [(0, 1, None), (2, 3, None), (4, 1, 3), (1, 0, None)])
+@pytest.mark.parametrize(
+    ("start", "smallest", "largest"), [(0, 1, None), (2, 3, None), (4, 1, 3), (1, 0, None)]
+)
 def test_sizes_out_of_order_are_refused(start: int, smallest: int, largest: int | None) -> None:
-    with pytest.raises(ConfigError, match=f"min_batch_size={smallest}, batch_size={start}, max_batch_size={largest}"):
+    with pytest.raises(
+        ConfigError,
+        match=f"min_batch_size={smallest}, batch_size={start}, max_batch_size={largest}",
+    ):
         BatchRange(start, smallest, largest)
 
 
 def test_the_peak_of_a_call_is_what_lives_at_one_time() -> None:
     image = torch.zeros(1, 1, 16, 16)
     plane_bytes = 16 * 16 * 4
-    net = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.ReLU())
+    net = nn.Sequential(
+        nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1), nn.ReLU()
+    )
     with torch.inference_mode():
-        assert measure_peak_bytes(lambda: net(image)) == 8 * plane_bytes  # of 10 made, and not the image itself
+        assert (
+            measure_peak_bytes(lambda: net(image)) == 8 * plane_bytes
+        )  # of 10 made, and not the image itself
         assert measure_peak_bytes(lambda: image[:, :, 1:]) == 0  # a view
     assert count_weight_bytes(net) == 4 * (4 * 9 + 4 + 4 * 9 + 1)
 
@@ -178,7 +199,9 @@ def test_a_memory_limit_bounds_the_batch(tiles: int) -> None:
 
 
 def test_a_limit_that_holds_no_tile_is_refused() -> None:
-    message = re.escape("memory_limit_bytes=100 (100 bytes) does not hold 1 tiles of 1x16x16 float32")
+    message = re.escape(
+        "memory_limit_bytes=100 (100 bytes) does not hold 1 tiles of 1x16x16 float32"
+    )
     with pytest.raises(BatchMemoryError, match=message):
         _predict(make_net(), memory_limit_bytes=100)
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 float32 does not fit"):
@@ -189,18 +212,26 @@ def test_a_limit_that_holds_no_tile_is_refused() -> None:
 def test_nor_do_the_margins_change(call: int) -> None:
     """The first call measures how far the net sees."""
     images = make_images((40, 30), (16, 33))
-    expected = TiledPredictor(make_net(), tile_px=16, overlap_px=11, blend="gaussian").predict(images)
+    expected = TiledPredictor(make_net(), tile_px=16, overlap_px=11, blend="gaussian").predict(
+        images
+    )
     net = Limited(lambda number, tiles: number != call)
     found = TiledPredictor(net, tile_px=16, overlap_px=11, blend="gaussian").predict(images)
     for (_, values), (_, wanted) in zip(found, expected, strict=True):
         torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 does not fit into memory"):
-        next(TiledPredictor(Limited(lambda *_: False), tile_px=16, overlap_px=11, blend="gaussian").predict(images))
+        next(
+            TiledPredictor(
+                Limited(lambda *_: False), tile_px=16, overlap_px=11, blend="gaussian"
+            ).predict(images)
+        )
 
 
 def test_memory_runs_out_in_a_large_image_too(tmp_path: Path) -> None:
     image = make_images((50, 70))[0]
     net = Limited(lambda number, tiles: tiles <= 2 and number != 4)
-    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=5).predict_to_file(image, tmp_path / "a.npy")
+    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=5).predict_to_file(
+        image, tmp_path / "a.npy"
+    )
     expected = next(TiledPredictor(make_net(), tile_px=16, overlap_px=4).predict([image]))[1]
     np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-6)

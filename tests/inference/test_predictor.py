@@ -20,7 +20,11 @@ SIZES = [(70, 50), (24, 90), (24, 24), (33, 31), (1, 7), (97, 25)]
 
 @pytest.mark.parametrize(
     ("blend", "overlap", "margin"),
-    [("constant", FIELD_PX, None), ("gaussian", FIELD_PX, None), ("gaussian", 2 * FIELD_PX, REACH_PX)],
+    [
+        ("constant", FIELD_PX, None),
+        ("gaussian", FIELD_PX, None),
+        ("gaussian", 2 * FIELD_PX, REACH_PX),
+    ],
 )
 @pytest.mark.parametrize("batch_size", [1, 5])
 def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_image(
@@ -28,7 +32,13 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
 ) -> None:
     net, images = make_net(), make_images(*SIZES)
     predictor = TiledPredictor(
-        net, tile_px=(32, 28), overlap_px=overlap, blend=blend, margin_px=margin, round_px=1, batch_size=batch_size
+        net,
+        tile_px=(32, 28),
+        overlap_px=overlap,
+        blend=blend,
+        margin_px=margin,
+        round_px=1,
+        batch_size=batch_size,
     )
     found = list(predictor.predict(images))
     assert [number for number, _ in found] == list(range(len(images)))
@@ -37,7 +47,8 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
 
 
 @pytest.mark.parametrize(
-    ("blend", "overlap", "margin"), [("constant", 8, None), ("gaussian", 8, None), ("gaussian", 8, 4)]
+    ("blend", "overlap", "margin"),
+    [("constant", 8, None), ("gaussian", 8, None), ("gaussian", 8, 4)],
 )
 def test_a_smaller_overlap_does_not(blend: Blend, overlap: int, margin: int | None) -> None:
     net, images = make_net(), make_images((104, 104))  # 3 * 24 + 32
@@ -50,7 +61,9 @@ def test_a_smaller_overlap_does_not(blend: Blend, overlap: int, margin: int | No
 @pytest.mark.parametrize("multiple", [1, 2])
 def test_a_net_with_a_stride_needs_tiles_at_its_multiples(blend: Blend, multiple: int) -> None:
     net, images = HalvingNet(), make_images((58, 94))
-    predictor = TiledPredictor(net, tile_px=24, overlap_px=8, margin_px=4, blend=blend, multiple_px=multiple)
+    predictor = TiledPredictor(
+        net, tile_px=24, overlap_px=8, margin_px=4, blend=blend, multiple_px=multiple
+    )
     _, values = next(predictor.predict(images))
     same = torch.allclose(values, predict_whole(net, images[0]), rtol=0, atol=1e-5)
     assert same == (multiple == 2)
@@ -59,7 +72,9 @@ def test_a_net_with_a_stride_needs_tiles_at_its_multiples(blend: Blend, multiple
 def test_sides_that_are_no_multiple_are_filled_and_cut_back() -> None:
     net, images = HalvingNet(), make_images((51, 19))
     _, values = next(TiledPredictor(net, tile_px=64, overlap_px=0, multiple_px=2).predict(images))
-    padded = np.pad(images[0], ((0, 0), (0, 5), (0, 5)), mode="edge")  # 56 and 24, multiples of 64 / 8
+    padded = np.pad(
+        images[0], ((0, 0), (0, 5), (0, 5)), mode="edge"
+    )  # 56 and 24, multiples of 64 / 8
     torch.testing.assert_close(values, predict_whole(net, padded)[:, :51, :19], rtol=0, atol=1e-6)
 
 
@@ -80,7 +95,9 @@ class Counting(nn.Module):
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
 def test_images_of_mixed_sizes_share_batches_and_come_back_in_order(blend: Blend) -> None:
     net, images = Counting(), make_images((40, 16), (16, 16), (15, 16), (16, 64), (10, 16))
-    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, blend=blend, margin_px=1, batch_size=4)
+    predictor = TiledPredictor(
+        net, tile_px=16, overlap_px=4, blend=blend, margin_px=1, batch_size=4
+    )
     found = list(predictor.predict(images))
     # 3 + 1 + 1 + 5 tiles, and one of 10 rows
     assert net.shapes == [(4, 1, 16, 16)] * 2 + [(2, 1, 16, 16), (1, 1, 10, 16)]
@@ -147,12 +164,20 @@ def test_kinds_of_images(image: object, value: float) -> None:
 
 def test_a_bank() -> None:
     found = list(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict(Bank()))  # type: ignore[arg-type]
-    assert [(number, round(float(values.mean()), 3)) for number, values in found] == [(0, 0), (1, 0.2), (2, 0.4)]
+    assert [(number, round(float(values.mean()), 3)) for number, values in found] == [
+        (0, 0),
+        (1, 0.2),
+        (2, 0.4),
+    ]
     assert found[0][1].shape == (1, 4, 5)
 
 
 def test_images_of_several_kinds_in_one_call() -> None:
-    images = [np.full((1, 4, 4), 51, np.uint8), np.full((1, 4, 4), 0.2, np.float32), np.full((2, 4, 4), 51, np.uint8)]
+    images = [
+        np.full((1, 4, 4), 51, np.uint8),
+        np.full((1, 4, 4), 0.2, np.float32),
+        np.full((2, 4, 4), 51, np.uint8),
+    ]
     found = list(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict(images))
     assert [tuple(values.shape) for _, values in found] == [(1, 4, 4), (1, 4, 4), (2, 4, 4)]
     assert all(float((values - 0.2).abs().max()) < 1e-6 for _, values in found)
@@ -176,7 +201,10 @@ def test_a_range_of_values() -> None:
     ],
 )
 def test_bad_images_are_refused_or_left_out(image: object, message: str) -> None:
-    predictor, good = TiledPredictor(Counting(), tile_px=8, overlap_px=0), np.zeros((1, 4, 4), np.uint8)
+    predictor, good = (
+        TiledPredictor(Counting(), tile_px=8, overlap_px=0),
+        np.zeros((1, 4, 4), np.uint8),
+    )
     images = [good, image, good]
     with pytest.raises(DataError, match=message):
         list(predictor.predict(images))  # type: ignore[arg-type]
@@ -191,7 +219,9 @@ def test_what_loading_raises_comes_through() -> None:
         raise DataError("a.png: cut short")
 
     predictor, bad = TiledPredictor(Counting(), tile_px=8, overlap_px=0), []
-    assert list(predictor.predict([load], on_bad=lambda number, error: bad.append(str(error)))) == []
+    assert (
+        list(predictor.predict([load], on_bad=lambda number, error: bad.append(str(error)))) == []
+    )
     assert bad == ["a.png: cut short"]
     with pytest.raises(ZeroDivisionError):
         list(predictor.predict([lambda: 1 / 0], on_bad=lambda *_: None))  # type: ignore[list-item,return-value]
@@ -200,7 +230,9 @@ def test_what_loading_raises_comes_through() -> None:
 def test_the_model_is_as_before_between_the_images() -> None:
     net = nn.Sequential(Counting(), nn.Dropout(), nn.BatchNorm2d(1))
     net[2].eval()
-    found = TiledPredictor(net, tile_px=8, overlap_px=0, batch_size=1).predict(make_images((4, 4), (4, 4)))
+    found = TiledPredictor(net, tile_px=8, overlap_px=0, batch_size=1).predict(
+        make_images((4, 4), (4, 4))
+    )
     next(found)
     assert [part.training for part in net.modules()] == [True, True, True, False]
     assert net[0].modes == [False]
@@ -222,7 +254,10 @@ class Refusing(nn.Module):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (torch.zeros(1, 2), r"Refusing gives a tensor \[1, 2\] for images \[1, 1, 8, 8\]: it must give \[1, K, 8, 8\]"),
+        (
+            torch.zeros(1, 2),
+            r"Refusing gives a tensor \[1, 2\] for images \[1, 1, 8, 8\]: it must give \[1, K, 8, 8\]",
+        ),
         (torch.zeros(1, 1, 4, 4), r"a tensor \[1, 1, 4, 4\]"),
         ({"logits": 1}, "Refusing gives a dict"),
     ],

@@ -10,7 +10,9 @@ def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
     total = np.zeros(axis.length_px)
     distance = np.full(axis.length_px, 1000)
     last = len(axis.starts) - 1
-    for tile, (start, kept, weights) in enumerate(zip(axis.starts, axis.kept, axis.weights, strict=True)):
+    for tile, (start, kept, weights) in enumerate(
+        zip(axis.starts, axis.kept, axis.weights, strict=True)
+    ):
         places = np.arange(kept.start, kept.stop)
         total[start + places] += 1 if weights is None else weights.numpy()
         left = places if tile else np.full_like(places, 1000)
@@ -21,7 +23,9 @@ def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
 @pytest.mark.parametrize("length", [1, 15, 16, 17, 31, 100, 101, 257])
-@pytest.mark.parametrize(("overlap", "margin", "multiple"), [(0, None, 1), (5, None, 1), (12, 3, 1), (8, 4, 4)])
+@pytest.mark.parametrize(
+    ("overlap", "margin", "multiple"), [(0, None, 1), (5, None, 1), (12, 3, 1), (8, 4, 4)]
+)
 def test_every_pixel_is_covered_once_in_sum(
     blend: Blend, length: int, overlap: int, margin: int | None, multiple: int
 ) -> None:
@@ -33,7 +37,9 @@ def test_every_pixel_is_covered_once_in_sum(
         assert distance.min() >= least
         assert all(start % multiple == 0 for start in axis.starts)
         assert axis.tile_px % multiple == 0
-        assert all(a + 16 - b >= overlap for a, b in zip(axis.starts, axis.starts[1:], strict=False))
+        assert all(
+            a + 16 - b >= overlap for a, b in zip(axis.starts, axis.starts[1:], strict=False)
+        )
 
 
 def test_constant_takes_each_pixel_from_one_tile_as_far_from_seams_as_can_be() -> None:
@@ -43,7 +49,9 @@ def test_constant_takes_each_pixel_from_one_tile_as_far_from_seams_as_can_be() -
     assert axis.weights == (None, None, None)
 
 
-@pytest.mark.parametrize(("length", "side"), [(1, 4), (4, 4), (9, 12), (31, 32), (32, 32), (33, 32)])
+@pytest.mark.parametrize(
+    ("length", "side"), [(1, 4), (4, 4), (9, 12), (31, 32), (32, 32), (33, 32)]
+)
 def test_a_short_side_has_a_short_tile(length: int, side: int) -> None:
     assert Tiling(32, 8).plan(length, 64)[0].tile_px == side
 

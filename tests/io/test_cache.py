@@ -108,7 +108,9 @@ def test_counts_hold_under_many_threads() -> None:
     sys.setswitchinterval(1e-6)
     try:
         with ThreadPoolExecutor(8) as pool:
-            arrays = list(pool.map(lambda n: cache.get_or_load(n % 30, make(7, n % 30)), range(3000)))
+            arrays = list(
+                pool.map(lambda n: cache.get_or_load(n % 30, make(7, n % 30)), range(3000))
+            )
     finally:
         sys.setswitchinterval(interval_s)
     assert [int(array[0]) for array in arrays] == [number % 30 for number in range(3000)]
@@ -121,7 +123,8 @@ def test_wrong_bound() -> None:
         LruCache(-1)
 
 
-# --- DecodedFiles ---------------------------------------------------------------------------------------------------
+# --- DecodedFiles
+# ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -157,7 +160,11 @@ def test_files_read_like_a_store(sources: list[ImageSource], tmp_path: Path) -> 
     for name in ("heights_px", "widths_px"):
         np.testing.assert_array_equal(getattr(files, name), getattr(store, name))
         assert getattr(files, name).dtype == getattr(store, name).dtype == np.int64
-    assert (files.channels, files.dtype, files.skipped) == (store.channels, store.dtype, store.skipped)
+    assert (files.channels, files.dtype, files.skipped) == (
+        store.channels,
+        store.dtype,
+        store.skipped,
+    )
     for bank in (files, store):
         with pytest.raises(IndexError):
             bank[4]
@@ -209,8 +216,6 @@ def test_bad_headers_are_all_listed(sources: list[ImageSource]) -> None:
 def test_file_that_changed_its_size(sources: list[ImageSource]) -> None:
     files = DecodedFiles(sources, ImageDecoder(), cache_bytes=0)
     np.save(sources[0].paths[0], np.zeros((3, 9, 9), np.uint8))
-    message = (
-        r"0.npy: decoded to uint8 \(3, 9, 9\) but its header says uint8 \(3, 20, 25\); the file is damaged or changes"
-    )
+    message = r"0.npy: decoded to uint8 \(3, 9, 9\) but its header says uint8 \(3, 20, 25\); the file is damaged or changes"
     with pytest.raises(DataError, match=message):
         files[0]

@@ -33,7 +33,15 @@ def _found(root: Path, *patterns: str) -> list[str]:
 def test_images_are_listed_in_the_order_of_their_names(tmp_path: Path) -> None:
     names = ["b/2.png", "a/10.JPG", "a/9.tif", "c.npy", "a/b/x.jpeg", "z.bmp", "y.tiff"]
     _touch(tmp_path, *names)
-    assert _found(tmp_path) == ["a/10.JPG", "a/9.tif", "a/b/x.jpeg", "b/2.png", "c.npy", "y.tiff", "z.bmp"]
+    assert _found(tmp_path) == [
+        "a/10.JPG",
+        "a/9.tif",
+        "a/b/x.jpeg",
+        "b/2.png",
+        "c.npy",
+        "y.tiff",
+        "z.bmp",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -58,7 +66,9 @@ def test_patterns_choose_files(tmp_path: Path, pattern: str, expected: list[str]
     assert _found(tmp_path, pattern) == expected
 
 
-@pytest.mark.parametrize("pattern", ["*a" * 3000, "*" * 3000, "**/*" + "?*" * 2000 + "c", "**/" * 3000 + "*a*b*c"])
+@pytest.mark.parametrize(
+    "pattern", ["*a" * 3000, "*" * 3000, "**/*" + "?*" * 2000 + "c", "**/" * 3000 + "*a*b*c"]
+)
 def test_patterns_of_thousands_of_stars_take_no_long_time(pattern: str) -> None:
     begin = time.perf_counter()
     matches = compile_patterns([pattern]).fullmatch
@@ -96,11 +106,15 @@ def test_an_exclusion_of_nothing_is_named_and_one_of_all_is_an_error(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     _touch(tmp_path, "a.png", "a.jpg")
-    assert len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1  # the names do not clash
+    assert (
+        len(find_images(tmp_path, exclude=["*.jpg", "b\n*"]).paths) == 1
+    )  # the names do not clash
     assert [record.message for record in caplog.records if record.levelname == "WARNING"] == [
         f"data.exclude: 'b\\n*' fits no image below {tmp_path}"
     ]
-    with pytest.raises(DataError, match=r"no image matches '\*\*/\*'; found 2 left out by data.exclude"):
+    with pytest.raises(
+        DataError, match=r"no image matches '\*\*/\*'; found 2 left out by data.exclude"
+    ):
         find_images(tmp_path, exclude=["**"])
     with pytest.raises(ConfigError, match=r"data.exclude: pattern '\.\./\*' leaves the folder"):
         find_images(tmp_path, exclude=["../*"])
@@ -130,7 +144,10 @@ def test_several_patterns_list_each_file_once(tmp_path: Path) -> None:
         ((), "must be a list of at least one pattern"),
         ("*.png", "must be a list of at least one pattern"),
         (("[z-a].png",), "cannot be understood: bad character range z-a"),
-        (("**/a/" * 5 + "*.png",), r"pattern '\*\*/a/.*' holds '\*\*/' more than 4 times; take some out"),
+        (
+            ("**/a/" * 5 + "*.png",),
+            r"pattern '\*\*/a/.*' holds '\*\*/' more than 4 times; take some out",
+        ),
     ],
 )
 def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], message: str) -> None:
@@ -140,11 +157,26 @@ def test_a_wrong_pattern_is_named(tmp_path: Path, patterns: tuple[str, ...], mes
 
 # row 41
 def test_junk_is_ignored_and_counted(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", ".DS_Store", "._a.png", "Thumbs.db", "sub/thumbs.db", ".git/b.png", "notes.txt", "b.jpg")
+    _touch(
+        tmp_path,
+        "a.png",
+        ".DS_Store",
+        "._a.png",
+        "Thumbs.db",
+        "sub/thumbs.db",
+        ".git/b.png",
+        "notes.txt",
+        "b.jpg",
+    )
     _touch(tmp_path, "__MACOSX/c.png", "sub/__MACOSX/d.png")
     listing = find_images(tmp_path, patterns=("*.png",))
     assert [path.name for path in listing.paths] == ["a.png"]
-    assert listing.ignored == {"hidden": 5, "system files": 2, "of another type": 1, "outside the patterns": 1}
+    assert listing.ignored == {
+        "hidden": 5,
+        "system files": 2,
+        "of another type": 1,
+        "outside the patterns": 1,
+    }
 
 
 def test_nothing_hidden_is_shown(tmp_path: Path) -> None:
@@ -157,7 +189,9 @@ def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no image matches '\*\*/\*'; found nothing"):
         find_images(tmp_path)
     _touch(tmp_path, "a.jpg", "b.txt")
-    message = r"no image matches '\*.png', 'x/\*'; found 1 (outside the patterns|of another type), 1 "
+    message = (
+        r"no image matches '\*.png', 'x/\*'; found 1 (outside the patterns|of another type), 1 "
+    )
     with pytest.raises(DataError, match=message):
         find_images(tmp_path, patterns=("*.png", "x/*"))
 
@@ -193,7 +227,15 @@ def test_two_spellings_of_one_accent_clash(tmp_path: Path) -> None:
 
 # rows 38 and 40
 def test_any_name_works(tmp_path: Path) -> None:
-    names = sorted(["ünï 日本.png", "with space.png", "line\nbreak.png", "n" * 251 + ".png", os.fsdecode(b"\xe9.png")])
+    names = sorted(
+        [
+            "ünï 日本.png",
+            "with space.png",
+            "line\nbreak.png",
+            "n" * 251 + ".png",
+            os.fsdecode(b"\xe9.png"),
+        ]
+    )
     _touch(tmp_path, *names)
     assert _found(tmp_path) == names
 
@@ -223,12 +265,22 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         ("broken.png", "gone.png", "a broken link to gone.png"),
         ("train", "gone", "a broken link to gone"),  # was a folder
         ("loop.png", "loop.png", "a link that loops, to loop.png"),
-        ("out.png", "../out.png", "leads out of the data folder, to .*/out.png; set allow_outside=True"),
-        ("out", "../outside", "leads out of the data folder, to .*/outside; set allow_outside=True"),
+        (
+            "out.png",
+            "../out.png",
+            "leads out of the data folder, to .*/out.png; set allow_outside=True",
+        ),
+        (
+            "out",
+            "../outside",
+            "leads out of the data folder, to .*/outside; set allow_outside=True",
+        ),
         ("circle", ".", "a link that leads in a circle, to "),
     ],
 )
-def test_a_bad_link_is_named_with_its_target(tmp_path: Path, name: str, target: str, message: str) -> None:
+def test_a_bad_link_is_named_with_its_target(
+    tmp_path: Path, name: str, target: str, message: str
+) -> None:
     _touch(tmp_path, "data/a.png", "out.png", "outside/b.png")
     (tmp_path / "data" / name).symlink_to(target)
     with pytest.raises(DataError, match=f"data/{name}: {message}"):
@@ -255,7 +307,9 @@ def test_good_links_are_followed(tmp_path: Path) -> None:
     assert [path.name for path in paths] == ["a.png", "c.png", "e.png", "d.png", "d.png", "b.png"]
 
 
-def test_an_unreadable_folder_is_named_with_the_systems_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unreadable_folder_is_named_with_the_systems_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _touch(tmp_path, "a.png", "kept/b.png")
     (tmp_path / "locked").symlink_to("kept")
     scandir = os.scandir
@@ -273,7 +327,10 @@ def test_an_unreadable_folder_is_named_with_the_systems_answer(tmp_path: Path, m
 # row 9
 def test_a_listed_file_that_is_missing_is_named_with_its_row(tmp_path: Path) -> None:
     _touch(tmp_path, "a.png", "sub/b.png")
-    assert resolve_listed(tmp_path, ["sub/b.png", "a.png"]) == (tmp_path / "sub/b.png", tmp_path / "a.png")
+    assert resolve_listed(tmp_path, ["sub/b.png", "a.png"]) == (
+        tmp_path / "sub/b.png",
+        tmp_path / "a.png",
+    )
     (tmp_path / "empty.png").touch()
     with pytest.raises(ValueError, match="embedded null") as refused:
         os.lstat("nul\0.png")
@@ -294,7 +351,10 @@ def test_a_listed_path_stays_inside(tmp_path: Path, name: str) -> None:
     _touch(tmp_path, "out.png", "data/sub/a.png")
     (tmp_path / "data" / "link.png").symlink_to("../out.png")
     name = name.format(root=tmp_path)
-    with pytest.raises(DataError, match=r"row 1: leads out of the data folder, to .*out.png; set allow_outside=True"):
+    with pytest.raises(
+        DataError,
+        match=r"row 1: leads out of the data folder, to .*out.png; set allow_outside=True",
+    ):
         resolve_listed(tmp_path / "data", [name])
     (path,) = resolve_listed(tmp_path / "data", [name], allow_outside=True)
     assert path.samefile(tmp_path / "out.png")
@@ -302,8 +362,13 @@ def test_a_listed_path_stays_inside(tmp_path: Path, name: str) -> None:
 
 def test_images_and_masks_are_matched_by_stem() -> None:
     composed, decomposed = "caf\u00e9", unicodedata.normalize("NFD", "caf\u00e9")
-    pairs = match_by_stem([f"i/{composed}.png", "i/b.jpg"], ["m/b.png", f"m/{decomposed}.png"])  # row 39
-    assert pairs == [(Path(f"i/{composed}.png"), Path(f"m/{decomposed}.png")), (Path("i/b.jpg"), Path("m/b.png"))]
+    pairs = match_by_stem(
+        [f"i/{composed}.png", "i/b.jpg"], ["m/b.png", f"m/{decomposed}.png"]
+    )  # row 39
+    assert pairs == [
+        (Path(f"i/{composed}.png"), Path(f"m/{decomposed}.png")),
+        (Path("i/b.jpg"), Path("m/b.png")),
+    ]
 
 
 # row 42
@@ -319,7 +384,9 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
 
 
 def test_two_masks_of_one_name_clash() -> None:
-    with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names clash"):
+    with pytest.raises(
+        DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names clash"
+    ):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])
 
 

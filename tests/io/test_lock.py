@@ -72,7 +72,9 @@ def test_second_one_waits_and_says_for_whom(
         assert 40 <= clock.now_s < 41
         assert take_lock(tmp_path) is None
     me = f"process {os.getpid()} on host {socket.gethostname()}"
-    waits = [f"{tmp_path}: waiting for {me}, which builds there ({seconds} s)" for seconds in (0, 15, 30)]
+    waits = [
+        f"{tmp_path}: waiting for {me}, which builds there ({seconds} s)" for seconds in (0, 15, 30)
+    ]
     assert caplog.messages == waits
     fd = take_lock(tmp_path)
     assert fd is not None
@@ -85,7 +87,10 @@ def test_too_long_a_wait_names_the_holder(tmp_path: Path, clock: Clock, held: Ex
         f"{tmp_path}: process {os.getpid()} on host {socket.gethostname()} still builds there after wait_s=7 s; "
         "wait for it, raise wait_s, or end that process"
     )
-    with pytest.raises(StoreBusyError, match=message), build_lock(tmp_path, wait_s=7, is_done=lambda: False):
+    with (
+        pytest.raises(StoreBusyError, match=message),
+        build_lock(tmp_path, wait_s=7, is_done=lambda: False),
+    ):
         pytest.fail("got the lock")
     assert 7 < clock.now_s < 8
 
@@ -93,7 +98,9 @@ def test_too_long_a_wait_names_the_holder(tmp_path: Path, clock: Clock, held: Ex
 def test_no_wait_at_all(tmp_path: Path, clock: Clock, held: ExitStack) -> None:
     clock.now_s = 1.0
     with (
-        pytest.raises(StoreBusyError, match="an unknown process still builds there after wait_s=0 s"),
+        pytest.raises(
+            StoreBusyError, match="an unknown process still builds there after wait_s=0 s"
+        ),
         build_lock(tmp_path, wait_s=0, is_done=lambda: False),
     ):
         pytest.fail("got the lock")
@@ -111,12 +118,21 @@ def test_lock_that_nobody_alive_builds_under_is_passed_by(
     (tmp_path / name_of(os.getpid(), "1")).mkdir()
     with build_lock(tmp_path, wait_s=3600, is_done=lambda: False):
         assert 5 < clock.now_s < 10
-    assert caplog.messages[-1] == f"{tmp_path}: its lock is held but nobody builds; going on without it"
+    assert (
+        caplog.messages[-1]
+        == f"{tmp_path}: its lock is held but nobody builds; going on without it"
+    )
 
 
-@pytest.mark.parametrize(("call", "number"), [("flock", errno.ENOLCK), ("flock", errno.ENOSYS), ("open", errno.EACCES)])
+@pytest.mark.parametrize(
+    ("call", "number"), [("flock", errno.ENOLCK), ("flock", errno.ENOSYS), ("open", errno.EACCES)]
+)
 def test_place_that_cannot_be_locked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, call: str, number: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    call: str,
+    number: int,
 ) -> None:
     def refuse(*_: object) -> int:
         raise OSError(number, os.strerror(number))
@@ -126,7 +142,9 @@ def test_place_that_cannot_be_locked(
         with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
             pass
     name = tmp_path / LOCK_NAME
-    assert caplog.messages == [f"{name}: cannot be locked ({os.strerror(number)}); going on without it"]
+    assert caplog.messages == [
+        f"{name}: cannot be locked ({os.strerror(number)}); going on without it"
+    ]
 
 
 def test_lock_is_never_emptied(tmp_path: Path) -> None:
@@ -136,7 +154,9 @@ def test_lock_is_never_emptied(tmp_path: Path) -> None:
     assert (tmp_path / LOCK_NAME).read_text() == "content"
 
 
-def test_link_in_place_of_the_lock_is_not_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_link_in_place_of_the_lock_is_not_followed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / LOCK_NAME).symlink_to(tmp_path / "victim")
     with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
         assert "cannot be locked" in caplog.text
@@ -150,7 +170,10 @@ def test_temp_folder_is_private_and_goes(tmp_path: Path) -> None:
             (first / "file").touch()
             assert first != second
             assert stat.S_IMODE(first.stat().st_mode) == 0o750
-            assert str(find_builder(tmp_path)) == f"process {os.getpid()} on host {socket.gethostname()}"
+            assert (
+                str(find_builder(tmp_path))
+                == f"process {os.getpid()} on host {socket.gethostname()}"
+            )
     finally:
         os.umask(umask)
     assert list(tmp_path.iterdir()) == []
@@ -209,8 +232,12 @@ def test_process_of_another_user_is_alive(tmp_path: Path, monkeypatch: pytest.Mo
     assert find_builder(tmp_path) is not None
 
 
-@pytest.mark.parametrize(("age_s", "swept"), [(temp.ABANDONED_S - 600, 0), (temp.ABANDONED_S + 600, 1)])
-def test_folder_of_another_machine_is_judged_by_its_age(tmp_path: Path, age_s: float, swept: int) -> None:
+@pytest.mark.parametrize(
+    ("age_s", "swept"), [(temp.ABANDONED_S - 600, 0), (temp.ABANDONED_S + 600, 1)]
+)
+def test_folder_of_another_machine_is_judged_by_its_age(
+    tmp_path: Path, age_s: float, swept: int
+) -> None:
     path = tmp_path / name_of(1, "5", machine="00000000")
     path.mkdir()
     (path / "pixels.bin").touch()

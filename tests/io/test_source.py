@@ -40,7 +40,9 @@ def test_what_the_machine_cannot_do_now_is_no_fault_of_the_file(
 ) -> None:
     write_png(tmp_path / "a.png", np.zeros((4, 4), np.uint8))
     fail_at(monkeypatch, "a.png", number)
-    with pytest.raises(MachineError, match=rf"a.png: cannot be read, {errno.errorcode[number]} .*{advice}"):
+    with pytest.raises(
+        MachineError, match=rf"a.png: cannot be read, {errno.errorcode[number]} .*{advice}"
+    ):
         open_source(tmp_path / "a.png").__enter__()
     assert MachineError.exit_code == 4
 
@@ -56,10 +58,15 @@ def test_no_store_is_made_without_an_image_that_could_not_be_read_for_now(
         fail_at(patch, "2.png", errno.ESTALE)
         with pytest.raises(MachineError, match=r"2.png: cannot be read, ESTALE"):
             DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad)
-    assert len(DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad)) == 4
+    assert (
+        len(DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad))
+        == 4
+    )
 
 
-def test_a_bad_sector_is_a_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bad_sector_is_a_fault_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_png(tmp_path / "a.png", np.zeros((4, 4), np.uint8))
     fail_at(monkeypatch, "a.png", errno.EIO)
     with pytest.raises(DataError, match=r"a.png: cannot be read, EIO"):

@@ -22,7 +22,9 @@ class Rows:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         self.asked += 1
         rows["index"][:] = indices
 
@@ -32,7 +34,9 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A machine of 8 cores and 16 GiB, and samples of a given cost."""
 
     def set_up(sample_s: float, gain: float = 1.0) -> None:
-        monkeypatch.setattr(choice, "time_batches", lambda rows, parts: sample_s * sum(map(_count, parts)))
+        monkeypatch.setattr(
+            choice, "time_batches", lambda rows, parts: sample_s * sum(map(_count, parts))
+        )
         monkeypatch.setattr(choice, "compare_threads", lambda rows, scratch, micro_batch_s: gain)
         monkeypatch.setattr(choice, "count_cores", lambda ranks=1: max(1, 8 // ranks))
         monkeypatch.setattr(choice, "available_memory_bytes", lambda: 16 * 2**30)
@@ -55,7 +59,9 @@ def test_threads_where_they_gain_and_processes_where_they_do_not(fake: Any) -> N
     fake(1e-3, gain=1.2)
     found = _choose(10_000)
     assert (found.kind, found.workers) == ("process", 8)
-    assert found.reason == "1000 us per sample in the main thread, two threads are 1.2 times as fast"
+    assert (
+        found.reason == "1000 us per sample in the main thread, two threads are 1.2 times as fast"
+    )
     assert found.inline_us_per_sample == pytest.approx(1000)
 
 
@@ -68,7 +74,9 @@ def test_a_small_set_gets_no_workers_and_a_larger_one_no_more_than_it_can_feed(f
     assert _choose(10_000).kind == "inline"
 
 
-def test_ranks_share_the_cores_and_processes_the_memory(fake: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_share_the_cores_and_processes_the_memory(
+    fake: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fake(1e-2)
     assert _choose(10_000, world_size=4).workers == 2
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -111,14 +119,18 @@ def test_each_stage_names_its_loader_and_says_so_once(caplog: pytest.LogCaptureF
     with caplog.at_level(logging.INFO):
         for stage in (*stages, "val", "test"):  # after training both are opened anew
             list(MicroBatchLoader(Rows(20), LoaderOptions(), stage=stage))
-    assert caplog.messages == [f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages]
+    assert caplog.messages == [
+        f"{stage} loader: inline, 0 workers: 20 samples are fewer than 32" for stage in stages
+    ]
 
 
 def test_slow_samples_are_read_twice_and_not_more(monkeypatch: pytest.MonkeyPatch) -> None:
     dataset = Rows(1000)
     times = iter([0.0, 5.0])
     monkeypatch.setattr(
-        choice, "time_batches", lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1]
+        choice,
+        "time_batches",
+        lambda rows, parts: (rows.write_into(parts[0], np.zeros(1), 0), next(times))[1],
     )
     found = _choose(0, dataset=dataset)
     assert (found.kind, found.thread_gain, dataset.asked) == ("thread", 2.0, 2)
@@ -144,11 +156,17 @@ def test_single_samples_are_never_given_to_threads(fake: Any) -> None:
         (8, None, 8, 8),
     ],
 )
-def test_micro_batches_are_a_share_of_the_batch(workers: int, us: float | None, batch_size: int, expected: int) -> None:
+def test_micro_batches_are_a_share_of_the_batch(
+    workers: int, us: float | None, batch_size: int, expected: int
+) -> None:
     found = Choice(kind="process", workers=workers, reason="", inline_us_per_sample=us)
     assert found.count_rows(batch_size) == expected
-    assert Choice(kind="process", workers=workers, reason="", micro_batch_size=5).count_rows(32) == 5
-    assert Choice(kind="process", workers=workers, reason="", micro_batch_size=50).count_rows(32) == 32
+    assert (
+        Choice(kind="process", workers=workers, reason="", micro_batch_size=5).count_rows(32) == 5
+    )
+    assert (
+        Choice(kind="process", workers=workers, reason="", micro_batch_size=50).count_rows(32) == 32
+    )
 
 
 def test_a_container_s_limits_hold(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -79,7 +79,9 @@ def test_the_samples_are_those_of_earlier_releases() -> None:
 
 
 def test_the_order_is_that_of_earlier_releases() -> None:
-    loader = MicroBatchLoader(_dataset(), LoaderOptions(seed=SEED, worker_kind="inline"), shuffle=True)
+    loader = MicroBatchLoader(
+        _dataset(), LoaderOptions(seed=SEED, worker_kind="inline"), shuffle=True
+    )
     orders = [loader.order.indices(0, len(_dataset()), epoch) for epoch in range(3)]
     assert _hash(*orders) == GOLDEN_ORDER
 
@@ -93,7 +95,9 @@ def test_the_plans_are_those_of_earlier_releases() -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(("batch_size", "micro"), [*product((3, 8), (1, 2, 4)), (1, 1)])
-def test_samples_do_not_depend_on_threads_batches_or_ranks(batch_size: int, micro: int, world: int) -> None:
+def test_samples_do_not_depend_on_threads_batches_or_ranks(
+    batch_size: int, micro: int, world: int
+) -> None:
     for workers in (0, 1, 2, 4):
         kind = "thread" if workers else "inline"
         found = _digests(batch_size, micro, world, worker_kind=kind, num_workers=workers)
@@ -105,9 +109,15 @@ def test_samples_do_not_depend_on_threads_batches_or_ranks(batch_size: int, micr
 @pytest.mark.filterwarnings("ignore:This DataLoader will create 4 worker processes:UserWarning")
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("workers", [1, 2, 4])
-@pytest.mark.parametrize(("batch_size", "micro", "world"), [(1, 1, 1), (3, 2, 2), (8, 4, 4), (8, 1, 2)])
-def test_samples_do_not_depend_on_processes(workers: int, batch_size: int, micro: int, world: int) -> None:
-    found = _digests(batch_size, micro, world, worker_kind="process", num_workers=workers, start_method="fork")
+@pytest.mark.parametrize(
+    ("batch_size", "micro", "world"), [(1, 1, 1), (3, 2, 2), (8, 4, 4), (8, 1, 2)]
+)
+def test_samples_do_not_depend_on_processes(
+    workers: int, batch_size: int, micro: int, world: int
+) -> None:
+    found = _digests(
+        batch_size, micro, world, worker_kind="process", num_workers=workers, start_method="fork"
+    )
     assert found == _expected()
 
 
@@ -120,5 +130,7 @@ def test_samples_do_not_depend_on_processes(workers: int, batch_size: int, micro
 def test_samples_do_not_depend_on_the_start_method(
     method: str, workers: int, batch_size: int, micro: int, world: int
 ) -> None:
-    found = _digests(batch_size, micro, world, worker_kind="process", num_workers=workers, start_method=method)
+    found = _digests(
+        batch_size, micro, world, worker_kind="process", num_workers=workers, start_method=method
+    )
     assert found == _expected()

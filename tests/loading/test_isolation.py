@@ -32,8 +32,14 @@ KINDS = [
     {"worker_kind": "inline", "num_workers": 0},
     {"worker_kind": "thread", "num_workers": 2},
     {"worker_kind": "process", "num_workers": 2, "start_method": "fork"},
-    pytest.param({"worker_kind": "process", "num_workers": 2, "start_method": "spawn"}, marks=pytest.mark.slow),
-    pytest.param({"worker_kind": "process", "num_workers": 2, "start_method": "forkserver"}, marks=pytest.mark.slow),
+    pytest.param(
+        {"worker_kind": "process", "num_workers": 2, "start_method": "spawn"},
+        marks=pytest.mark.slow,
+    ),
+    pytest.param(
+        {"worker_kind": "process", "num_workers": 2, "start_method": "forkserver"},
+        marks=pytest.mark.slow,
+    ),
 ]
 WORKERS = KINDS[1:]
 ISOLATED = [KINDS[0], *KINDS[2:]]
@@ -42,7 +48,10 @@ ISOLATED = [KINDS[0], *KINDS[2:]]
 class Drawing:
     """Random numbers of our own streams; each worker reseeds the global generators differently."""
 
-    fields: Mapping[str, FieldSpec] = {"index": FieldSpec((), "int64"), "draw": FieldSpec((4,), "uint32")}
+    fields: Mapping[str, FieldSpec] = {
+        "index": FieldSpec((), "int64"),
+        "draw": FieldSpec((4,), "uint32"),
+    }
 
     def __init__(self) -> None:
         self.main_process = os.getpid()
@@ -88,7 +97,11 @@ class FlatRecords:
 
     def __init__(self, count: int) -> None:
         self.values = np.arange(count, dtype=np.int64)
-        self.fields = {"value": FieldSpec((), "int64"), "pid": FieldSpec((), "int64"), "bytes": FieldSpec((), "int64")}
+        self.fields = {
+            "value": FieldSpec((), "int64"),
+            "pid": FieldSpec((), "int64"),
+            "bytes": FieldSpec((), "int64"),
+        }
 
     def __len__(self) -> int:
         return len(self.values)
@@ -129,9 +142,13 @@ def _main_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
 
 
-def _open(dataset: Any, kind: Mapping[str, Any], *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
+def _open(
+    dataset: Any, kind: Mapping[str, Any], *, shuffle: bool = False, **options: Any
+) -> MicroBatchLoader:
     return MicroBatchLoader(
-        dataset, LoaderOptions(batch_size=16, micro_batch_size=4, **kind, **options), shuffle=shuffle
+        dataset,
+        LoaderOptions(batch_size=16, micro_batch_size=4, **kind, **options),
+        shuffle=shuffle,
     )
 
 
@@ -142,7 +159,11 @@ def _epochs(loader: MicroBatchLoader, count: int = 3) -> list[list[list[Any]]]:
         loader.set_epoch(epoch)
         rows = [(batch["index"].tolist(), batch["draw"].tolist()) for batch in loader]
         epochs.append(
-            sorted([index, draw] for indices, draws in rows for index, draw in zip(indices, draws, strict=True))
+            sorted(
+                [index, draw]
+                for indices, draws in rows
+                for index, draw in zip(indices, draws, strict=True)
+            )
         )
     loader.close()
     return epochs
@@ -174,7 +195,9 @@ def test_a_worker_has_one_thread_and_the_main_process_keeps_its_own(kind: dict[s
     try:
         cv2.setNumThreads(3)
         torch.set_num_threads(2)
-        cv2.resize(np.zeros((4096, 4096, 3), np.uint8), (8192, 2048))  # starts OpenCV's threads before a fork
+        cv2.resize(
+            np.zeros((4096, 4096, 3), np.uint8), (8192, 2048)
+        )  # starts OpenCV's threads before a fork
         loader = _open(Threads(), kind, timeout_s=30)
         seen = torch.cat([batch["threads"] for batch in loader])
         loader.close()
@@ -221,7 +244,9 @@ def test_a_number_of_opencv_threads_that_the_user_set_is_kept_and_logged(
 
 @pytest.mark.filterwarnings("ignore:The given NumPy array is not writable:UserWarning")
 @pytest.mark.parametrize("kind", KINDS[:3], ids=str)
-def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(kind: dict[str, Any], tmp_path: Path) -> None:
+def test_a_transform_that_writes_into_the_batch_leaves_the_store_alone(
+    kind: dict[str, Any], tmp_path: Path
+) -> None:
     path = tmp_path / "images.npy"
     np.save(path, np.arange(40 * 6, dtype=np.uint8).reshape(40, 2, 3))
     before = path.read_bytes()
@@ -244,7 +269,9 @@ def test_private_memory_of_a_worker_stays_flat_over_a_million_records(kind: dict
     total = 0
     for batch in loader:
         total += int(batch["value"].sum())
-        for pid, nbytes in zip(batch["pid"][::2048].tolist(), batch["bytes"][::2048].tolist(), strict=True):
+        for pid, nbytes in zip(
+            batch["pid"][::2048].tolist(), batch["bytes"][::2048].tolist(), strict=True
+        ):
             seen.setdefault(pid, []).append(nbytes)
     loader.close()
     assert total == sum(range(10**6))
@@ -297,10 +324,15 @@ _MANY_FILES = """
     ("limit", "expected"),
     [
         (64, "500 True\n"),
-        (14, "2 workers cannot run: this process may have 14 files open (ulimit -n), and they need about 32"),
+        (
+            14,
+            "2 workers cannot run: this process may have 14 files open (ulimit -n), and they need about 32",
+        ),
     ],
 )
-def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(limit: int, expected: str) -> None:
+def test_few_file_descriptors_are_enough_or_the_message_names_limit_and_need(
+    limit: int, expected: str
+) -> None:
     command = [sys.executable, "-c", textwrap.dedent(_MANY_FILES), str(limit)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.startswith(expected)

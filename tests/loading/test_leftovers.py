@@ -68,7 +68,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory, no_orphans: None) -> Iterat
     assert [path for path in folder.iterdir() if not path.name.startswith("pymp-")] == []
 
 
-def _start(folder: Path, kind: str, method: str, end: str) -> tuple["subprocess.Popen[bytes]", list[psutil.Process]]:
+def _start(
+    folder: Path, kind: str, method: str, end: str
+) -> tuple["subprocess.Popen[bytes]", list[psutil.Process]]:
     """The program and its workers, once it has its first batch."""
     program = subprocess.Popen(
         [sys.executable, str(folder.parent / "program.py"), kind, method, end],
@@ -115,7 +117,9 @@ def test_a_program_that_never_closes_its_loader_ends_and_leaves_nothing(
 @pytest.mark.slow
 @pytest.mark.parametrize("end", ["wait", "hang"])
 @pytest.mark.parametrize(("kind", "method"), METHODS)
-def test_workers_end_after_the_main_process_was_killed(kind: str, method: str, end: str, folder: Path) -> None:
+def test_workers_end_after_the_main_process_was_killed(
+    kind: str, method: str, end: str, folder: Path
+) -> None:
     program, workers = _start(folder, kind, method, end)
     helpers = psutil.Process(program.pid).children(recursive=True)
     assert len(workers) == 2
@@ -155,6 +159,10 @@ def test_a_forked_process_that_lets_a_loader_go_leaves_its_workers_alone() -> No
         print(len(list(batches)))
     """
     done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert (done.stdout, done.stderr) == ("12\n", "")

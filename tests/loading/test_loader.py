@@ -24,14 +24,18 @@ class Numbers:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         self.threads.add(threading.current_thread().name)
         rows["image"][:] = indices[:, None, None] + 1000 * epoch
         rows["index"][:] = indices
 
 
 class Failing(Numbers):
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         if 13 in indices:
             raise OSError("sample 13 is gone")
         super().write_into(rows, indices, epoch)
@@ -45,7 +49,9 @@ class Stuck(Numbers):
         super().__init__(length)
         self.release = threading.Event()
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         self.release.wait(60)
 
 
@@ -62,10 +68,14 @@ class Boxes:
     def __len__(self) -> int:
         return 30
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         for row, index in enumerate(indices.tolist()):
             count = index % 4
-            rows["boxes"][row, :count] = [[-1, index, number] for number in range(count)] or np.empty((0, 3))
+            rows["boxes"][row, :count] = [
+                [-1, index, number] for number in range(count)
+            ] or np.empty((0, 3))
             rows["points"][row, :count] = index
             rows["boxes_count"][row] = rows["points_count"][row] = count
         rows["index"][:] = indices
@@ -86,7 +96,9 @@ def _stream(loader: MicroBatchLoader) -> list[dict[str, torch.Tensor]]:
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize("micro", [1, 3, 32])
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_batches_do_not_depend_on_workers_or_micro_batches(kind: dict[str, Any], micro: int, shuffle: bool) -> None:
+def test_batches_do_not_depend_on_workers_or_micro_batches(
+    kind: dict[str, Any], micro: int, shuffle: bool
+) -> None:
     def stream(micro_batch_size: int, **kind: Any) -> list[dict[str, torch.Tensor]]:
         options = LoaderOptions(batch_size=10, micro_batch_size=micro_batch_size, seed=4, **kind)
         loader = MicroBatchLoader(Numbers(57), options, shuffle=shuffle)
@@ -106,7 +118,9 @@ def test_batches_do_not_depend_on_workers_or_micro_batches(kind: dict[str, Any],
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_a_batch_that_is_kept_is_never_written_again(kind: dict[str, Any]) -> None:
-    loader = MicroBatchLoader(Numbers(200), LoaderOptions(batch_size=4, micro_batch_size=2, **kind), shuffle=True)
+    loader = MicroBatchLoader(
+        Numbers(200), LoaderOptions(batch_size=4, micro_batch_size=2, **kind), shuffle=True
+    )
     kept = list(loader)
     kept += list(loader)
     loader.close()
@@ -138,7 +152,10 @@ def test_ragged_fields_travel_flat_with_their_rows(kind: dict[str, Any]) -> None
         assert torch.equal(batch["index"][rows].float(), batch["boxes"][:, 1])
         assert torch.equal(batch["points"].long(), batch["index"][rows])
         assert rows.tolist() == sorted(rows.tolist())
-        assert batch["boxes_count"].tolist() == torch.bincount(rows.long(), minlength=len(batch["index"])).tolist()
+        assert (
+            batch["boxes_count"].tolist()
+            == torch.bincount(rows.long(), minlength=len(batch["index"])).tolist()
+        )
 
 
 def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
@@ -155,7 +172,9 @@ def test_each_epoch_has_its_own_order_and_evaluation_has_one() -> None:
 
 
 def test_drop_last_leaves_out_the_short_batch() -> None:
-    loader = MicroBatchLoader(Numbers(57), LoaderOptions(batch_size=10, num_workers=0, drop_last=True))
+    loader = MicroBatchLoader(
+        Numbers(57), LoaderOptions(batch_size=10, num_workers=0, drop_last=True)
+    )
     assert len(loader) == 5
     assert [len(batch["index"]) for batch in loader] == [10] * 5
 
@@ -177,7 +196,9 @@ def test_threads_do_the_work_and_are_gone_afterwards() -> None:
         assert not thread.is_alive()
 
 
-@pytest.mark.parametrize("options", [{"worker_kind": "inline", "num_workers": 2}, {"num_workers": 0}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"worker_kind": "inline", "num_workers": 2}, {"num_workers": 0}], ids=str
+)
 def test_no_workers_means_the_main_thread(options: dict[str, Any]) -> None:
     dataset = Numbers(20)
     _stream(MicroBatchLoader(dataset, LoaderOptions(**options)))
@@ -196,7 +217,8 @@ def test_a_stuck_thread_is_reported() -> None:
     options = LoaderOptions(worker_kind="thread", num_workers=1, timeout_s=0.05, micro_batch_size=8)
     try:
         with pytest.raises(
-            WorkerDiedError, match=r"not ready with sample 0, 1, 2, 3, 4 and 3 more after timeout_s=0.05"
+            WorkerDiedError,
+            match=r"not ready with sample 0, 1, 2, 3, 4 and 3 more after timeout_s=0.05",
         ):
             _stream(MicroBatchLoader(dataset, options))
     finally:
@@ -205,16 +227,22 @@ def test_a_stuck_thread_is_reported() -> None:
 
 def test_a_broken_off_epoch_leaves_the_next_one_whole() -> None:
     for kind in KINDS:
-        loader = MicroBatchLoader(Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True)
+        loader = MicroBatchLoader(
+            Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True
+        )
         for batch in loader:
             assert len(batch["index"]) == 5
             break
-        assert sorted(torch.cat([batch["index"] for batch in _stream(loader)]).tolist()) == list(range(60))
+        assert sorted(torch.cat([batch["index"] for batch in _stream(loader)]).tolist()) == list(
+            range(60)
+        )
         loader.close()
 
 
 def test_a_dataset_that_cannot_be_read_by_index_is_refused() -> None:
-    with pytest.raises(ConfigError, match="generator cannot be read by index: give a map-style dataset"):
+    with pytest.raises(
+        ConfigError, match="generator cannot be read by index: give a map-style dataset"
+    ):
         MicroBatchLoader(number for number in range(3))  # type: ignore[arg-type]
 
 
@@ -245,7 +273,9 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
 def test_a_second_iteration_ends_the_first_with_a_message() -> None:
     for kind in KINDS:
-        loader = MicroBatchLoader(Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True)
+        loader = MicroBatchLoader(
+            Numbers(60), LoaderOptions(batch_size=5, micro_batch_size=2, **kind), shuffle=True
+        )
         first, second = iter(loader), iter(loader)
         next(first)
         next(second)
@@ -255,7 +285,9 @@ def test_a_second_iteration_ends_the_first_with_a_message() -> None:
 
 
 def test_a_few_samples_can_be_read_without_workers() -> None:
-    loader = MicroBatchLoader(Numbers(60), LoaderOptions(worker_kind="process", num_workers=2), shuffle=True)
+    loader = MicroBatchLoader(
+        Numbers(60), LoaderOptions(worker_kind="process", num_workers=2), shuffle=True
+    )
     batch = loader.read(np.array([0, 59, 7]), 3)
     assert batch["index"].tolist() == loader.order.at(np.array([0, 59, 7]), 3).tolist()
     assert torch.equal(batch["image"][:, 0, 0].long(), batch["index"] + 3000)

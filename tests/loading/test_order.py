@@ -7,9 +7,13 @@ from lit_data.errors import ConfigError
 from lit_data.loading.order import EpochOrder
 
 
-def _walk(length: int, world: int, sizes: "itertools.cycle[int] | list[int]", **options: bool) -> list[list[list[int]]]:
+def _walk(
+    length: int, world: int, sizes: "itertools.cycle[int] | list[int]", **options: bool
+) -> list[list[list[int]]]:
     """For each rank the sample indices of each step; the batch size of each step comes from `sizes`."""
-    orders = [EpochOrder(length, options.get("shuffle", True), 7, rank, world) for rank in range(world)]
+    orders = [
+        EpochOrder(length, options.get("shuffle", True), 7, rank, world) for rank in range(world)
+    ]
     position, steps = 0, []
     for size in sizes:
         taken = orders[0].take(position, size)
@@ -23,7 +27,9 @@ def _walk(length: int, world: int, sizes: "itertools.cycle[int] | list[int]", **
 @pytest.mark.parametrize("world", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch_size", [2, 3, 8, 40])
 @pytest.mark.parametrize("length", [4, 21, 40, 41, 57])
-def test_training_ranks_step_equally_often_and_no_sample_is_missing(world: int, batch_size: int, length: int) -> None:
+def test_training_ranks_step_equally_often_and_no_sample_is_missing(
+    world: int, batch_size: int, length: int
+) -> None:
     ranks = _walk(length, world, itertools.cycle([batch_size]))
     assert len({len(steps) for steps in ranks}) == 1
     assert all(1 <= len(step) <= batch_size for steps in ranks for step in steps)

@@ -27,7 +27,9 @@ class Pids:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         import os
 
         rows["image"][:] = indices[:, None]
@@ -40,7 +42,9 @@ def _loader(batch_size: int = 8, **options: Any) -> MicroBatchLoader:
 
 
 def _fixed_order() -> list[int]:
-    return [index for batch in _loader(worker_kind="inline") for index in batch["image"][:, 0].tolist()]
+    return [
+        index for batch in _loader(worker_kind="inline") for index in batch["image"][:, 0].tolist()
+    ]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)

@@ -30,7 +30,9 @@ class Drawn:
     def __len__(self) -> int:
         return self.length
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         rows["image"][:] = uniform(5, 2, indices, epoch, 8)
         rows["index"][:] = indices
 
@@ -38,10 +40,16 @@ class Drawn:
 Samples = list[tuple[int, bytes]]
 
 
-def _loader(batch_size: int = BATCH, rank: int = 0, world: int = 1, **options: Any) -> MicroBatchLoader:
+def _loader(
+    batch_size: int = BATCH, rank: int = 0, world: int = 1, **options: Any
+) -> MicroBatchLoader:
     chosen: dict[str, Any] = {"worker_kind": "inline", "micro_batch_size": 3, "seed": 9} | options
     return MicroBatchLoader(
-        Drawn(), LoaderOptions(batch_size=batch_size, **chosen), shuffle=True, rank=rank, world_size=world
+        Drawn(),
+        LoaderOptions(batch_size=batch_size, **chosen),
+        shuffle=True,
+        rank=rank,
+        world_size=world,
     )
 
 
@@ -126,12 +134,16 @@ def test_continuing_reads_nothing_that_was_trained_before() -> None:
     read: list[int] = []
 
     class Noting(Drawn):
-        def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+        def write_into(
+            self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+        ) -> None:
             read.extend(indices.tolist())
             super().write_into(rows, indices, epoch)
 
     done, state = _interrupt(30)
-    loader = MicroBatchLoader(Noting(), LoaderOptions(batch_size=BATCH, worker_kind="inline", seed=9), shuffle=True)
+    loader = MicroBatchLoader(
+        Noting(), LoaderOptions(batch_size=BATCH, worker_kind="inline", seed=9), shuffle=True
+    )
     loader.load_state_dict(state)
     next(iter(loader))
     assert not set(read) & {index for index, _ in done}
@@ -185,7 +197,14 @@ def test_another_order_is_refused_inside_an_epoch(change: dict[str, Any], messag
 
 @pytest.mark.parametrize(
     "change",
-    [{"epoch": -1}, {"position": "3"}, {"seed": 1.0}, {"shuffle": 1}, {"more": 1}, {"position": LENGTH + 1}],
+    [
+        {"epoch": -1},
+        {"position": "3"},
+        {"seed": 1.0},
+        {"shuffle": 1},
+        {"more": 1},
+        {"position": LENGTH + 1},
+    ],
     ids=str,
 )
 def test_a_state_that_is_none_is_refused(change: dict[str, Any]) -> None:

@@ -61,7 +61,8 @@ FORMS = {
 
 
 def _assert_same(one: Any, other: Any) -> None:
-    # Text inside a tuple comes as a tuple from torch, text elsewhere as a list; here it is always a list.
+    # Text inside a tuple comes as a tuple from torch, text elsewhere as a list; here it is always a
+    # list.
     assert type(one) is type(other) or (isinstance(one, list) and isinstance(other, tuple))
     if isinstance(one, torch.Tensor):
         assert one.dtype == other.dtype
@@ -98,8 +99,12 @@ def test_a_dataset_that_reads_many_at_once_is_asked_so() -> None:
             return [self.make(index) for index in indices]
 
     dataset = Many(FORMS["tuple"], 10)
-    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=6, micro_batch_size=4, worker_kind="inline"))
-    for ours, theirs in zip(loader, DataLoader(Made(FORMS["tuple"], 10), batch_size=6), strict=True):  # type: ignore[arg-type]
+    loader = MicroBatchLoader(
+        dataset, LoaderOptions(batch_size=6, micro_batch_size=4, worker_kind="inline")
+    )
+    for ours, theirs in zip(
+        loader, DataLoader(Made(FORMS["tuple"], 10), batch_size=6), strict=True
+    ):  # type: ignore[arg-type]
         _assert_same(ours, theirs)
     assert dataset.asked == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
@@ -192,9 +197,15 @@ def test_samples_of_another_form_are_named(make: Any, message: str, kind: dict[s
 @pytest.mark.parametrize(
     ("value", "message"),
     [
-        (torch.zeros(2, device="meta"), "a sample is a tensor on meta with layout torch.strided: datasets give dense"),
+        (
+            torch.zeros(2, device="meta"),
+            "a sample is a tensor on meta with layout torch.strided: datasets give dense",
+        ),
         (torch.eye(2).to_sparse(), "a tensor on cpu with layout torch.sparse_coo"),
-        ({"x": object()}, "x is a object, which cannot be put into a batch: return tensors, arrays, numbers"),
+        (
+            {"x": object()},
+            "x is a object, which cannot be put into a batch: return tensors, arrays, numbers",
+        ),
         ((1, {2, 3}), "1 is a set, which cannot be put into a batch"),
     ],
 )
@@ -216,9 +227,13 @@ def _sized(index: int) -> tuple[torch.Tensor, int]:
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
-    "sizes", [{"batch_size": 1}, {"batch_size": 4, "micro_batch_size": 1}, {"batch_size": 4}], ids=str
+    "sizes",
+    [{"batch_size": 1}, {"batch_size": 4, "micro_batch_size": 1}, {"batch_size": 4}],
+    ids=str,
 )
-def test_samples_of_another_size_are_refused_and_never_rewrapped(kind: dict[str, Any], sizes: dict[str, int]) -> None:
+def test_samples_of_another_size_are_refused_and_never_rewrapped(
+    kind: dict[str, Any], sizes: dict[str, int]
+) -> None:
     loader = MicroBatchLoader(Made(_sized), LoaderOptions(**sizes, **kind))
     message = r"part 0 of a sample has shape \[2, \d, 4\] and that of sample 0 has \[2, 3, 4\]: .*collate_fn=list"
     with pytest.raises(DataError, match=message):
@@ -236,7 +251,9 @@ def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any])
     def together(samples: list[Any]) -> tuple[Any, ...]:
         return tuple(zip(*samples, strict=True))
 
-    loader = MicroBatchLoader(Made(_sized), LoaderOptions(batch_size=5, **kind), shuffle=True, collate_fn=together)
+    loader = MicroBatchLoader(
+        Made(_sized), LoaderOptions(batch_size=5, **kind), shuffle=True, collate_fn=together
+    )
     expected = [
         index.item()
         for batch in MicroBatchLoader(range(23), LoaderOptions(batch_size=5), shuffle=True)
@@ -246,13 +263,18 @@ def test_a_collate_function_makes_batches_of_whole_samples(kind: dict[str, Any])
     assert [len(images) for images, _ in batches] == [5, 5, 5, 5, 3]
     assert [index for _, indices in batches for index in indices] == expected
     for images, indices in batches:
-        assert all(torch.equal(image, _sized(index)[0]) for image, index in zip(images, indices, strict=True))
+        assert all(
+            torch.equal(image, _sized(index)[0])
+            for image, index in zip(images, indices, strict=True)
+        )
     loader.close()
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 def test_the_batch_size_of_collated_batches_can_change(kind: dict[str, Any]) -> None:
-    loader = MicroBatchLoader(Made(_sized), LoaderOptions(batch_size=5, resizable=True, **kind), collate_fn=list)
+    loader = MicroBatchLoader(
+        Made(_sized), LoaderOptions(batch_size=5, resizable=True, **kind), collate_fn=list
+    )
     sizes = []
     for batch in loader:
         sizes.append(len(batch))
@@ -262,7 +284,9 @@ def test_the_batch_size_of_collated_batches_can_change(kind: dict[str, Any]) -> 
 
 
 def test_a_collate_function_has_no_micro_batches_and_no_rows() -> None:
-    with pytest.raises(ConfigError, match="collate_fn makes a batch of whole samples: leave out micro_batch_size"):
+    with pytest.raises(
+        ConfigError, match="collate_fn makes a batch of whole samples: leave out micro_batch_size"
+    ):
         MicroBatchLoader(Made(_sized), LoaderOptions(micro_batch_size=2), collate_fn=list)
 
     class Writer(Made):
@@ -271,7 +295,9 @@ def test_a_collate_function_has_no_micro_batches_and_no_rows() -> None:
         def write_into(self, rows: Any, indices: Any, epoch: int) -> None: ...
 
     loader = MicroBatchLoader(Writer(_sized), LoaderOptions(), collate_fn=list)
-    with pytest.raises(ConfigError, match="Writer writes into the rows of a batch itself: leave out collate_fn"):
+    with pytest.raises(
+        ConfigError, match="Writer writes into the rows of a batch itself: leave out collate_fn"
+    ):
         list(loader)
 
 
@@ -291,14 +317,20 @@ class ManyDrawn(Made):
 def _drawn(kind: dict[str, Any], dataset: Any, **options: Any) -> list[float]:
     torch.rand(1)  # as a run before it may have left the generators
     loader = MicroBatchLoader(dataset, LoaderOptions(**options, **kind), shuffle=True)
-    found = {int(n): value.tolist() for batch in loader for n, value in zip(batch[0], batch[1], strict=True)}
+    found = {
+        int(n): value.tolist()
+        for batch in loader
+        for n, value in zip(batch[0], batch[1], strict=True)
+    }
     loader.close()
     return [found[number] for number in sorted(found)]
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
 @pytest.mark.parametrize(
-    "dataset", [ManyDrawn(None), Made(lambda index: (index, torch.rand(2)))], ids=["many at once", "one by one"]
+    "dataset",
+    [ManyDrawn(None), Made(lambda index: (index, torch.rand(2)))],
+    ids=["many at once", "one by one"],
 )
 def test_what_is_drawn_is_the_same_tomorrow(
     kind: dict[str, Any], dataset: Any, caplog: pytest.LogCaptureFixture
@@ -314,5 +346,7 @@ def test_threads_are_refused_where_only_a_later_sample_draws() -> None:
     dataset = Made(lambda index: torch.rand(1) if index > 20 else torch.zeros(1))
     loader = MicroBatchLoader(dataset, LoaderOptions(worker_kind="thread", num_workers=2))
     assert (loader.choice.kind, loader.choice.workers) == ("process", 2)
-    plain = MicroBatchLoader(Made(_sized), LoaderOptions(worker_kind="thread", num_workers=2), collate_fn=list)
+    plain = MicroBatchLoader(
+        Made(_sized), LoaderOptions(worker_kind="thread", num_workers=2), collate_fn=list
+    )
     assert plain.choice.kind == "thread"

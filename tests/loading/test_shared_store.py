@@ -28,7 +28,10 @@ pytestmark = [
 class WholeStore:
     """For each sample every pixel is read."""
 
-    fields: Mapping[str, FieldSpec] = {"sum": FieldSpec((), "int64"), "process": FieldSpec((), "int64")}
+    fields: Mapping[str, FieldSpec] = {
+        "sum": FieldSpec((), "int64"),
+        "process": FieldSpec((), "int64"),
+    }
 
     def __init__(self, store: DecodedStore) -> None:
         self.store = store
@@ -36,16 +39,24 @@ class WholeStore:
     def __len__(self) -> int:
         return 4 * WORKERS
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         rows["process"][:] = os.getpid()
-        rows["sum"][:] = sum(int(self.store[number].sum(dtype=np.int64)) for number in range(IMAGES))
+        rows["sum"][:] = sum(
+            int(self.store[number].sum(dtype=np.int64)) for number in range(IMAGES)
+        )
 
 
 def test_the_pixels_are_in_memory_once(tmp_path: Path) -> None:
     store, total = _build(tmp_path)
     before_bytes = _measure_pss_bytes(tmp_path)
     options = LoaderOptions(
-        batch_size=WORKERS, micro_batch_size=1, worker_kind="process", num_workers=WORKERS, start_method="fork"
+        batch_size=WORKERS,
+        micro_batch_size=1,
+        worker_kind="process",
+        num_workers=WORKERS,
+        start_method="fork",
     )
     loader = MicroBatchLoader(WholeStore(store), options, shuffle=True)
     try:
@@ -72,7 +83,9 @@ def _build(folder: Path) -> tuple[DecodedStore, int]:
         np.save(folder / f"{number:02}.npy", image)
         sources.append(ImageSource((str(folder / f"{number:02}.npy"),)))
         total += int(image[0, 0, 0]) * image.size
-    store = DecodedStore.build(sources, folder / "store", decoder=ImageDecoder(ReadOptions()), progress=False)
+    store = DecodedStore.build(
+        sources, folder / "store", decoder=ImageDecoder(ReadOptions()), progress=False
+    )
     assert store.nbytes == IMAGES * SIDE_PX * SIDE_PX * 3
     return store, total
 
@@ -80,8 +93,15 @@ def _build(folder: Path) -> tuple[DecodedStore, int]:
 def _measure_pss_bytes(folder: Path) -> int:
     """Memory of this process and its workers; a page that several of them map counts once.
 
-    Of files only those of a folder count: the share in a library falls with each other program that loads it.
+    Of files only those of a folder count: the share in a library falls with each other program that
+    loads it.
     """
     main = psutil.Process()
-    maps = [part for process in (main, *main.children(recursive=True)) for part in process.memory_maps()]
-    return sum(part.pss for part in maps if folder in Path(part.path).parents or not Path(part.path).is_file())
+    maps = [
+        part for process in (main, *main.children(recursive=True)) for part in process.memory_maps()
+    ]
+    return sum(
+        part.pss
+        for part in maps
+        if folder in Path(part.path).parents or not Path(part.path).is_file()
+    )

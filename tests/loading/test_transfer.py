@@ -50,22 +50,35 @@ META = torch.device("meta")
     [(_Plan, (META, True)), (_Patient, (META,)), (_InPlace, (META, True))],
     ids=lambda value: str(value),
 )
-def test_what_has_a_method_to_is_moved_without_a_wait_where_that_can_be_said(kind: type, asked: tuple[Any]) -> None:
+def test_what_has_a_method_to_is_moved_without_a_wait_where_that_can_be_said(
+    kind: type, asked: tuple[Any]
+) -> None:
     assert finish_transfer(StagedBatch({"plan": kind(torch.zeros(2))}), META)["plan"].asked == asked
 
 
 def test_what_hooks_add_is_moved_inside_containers_too() -> None:
     packed = torch.nn.utils.rnn.pack_sequence([torch.ones(2, 1)])
-    added = {"all": [torch.ones(1), {"plan": _Plan(torch.ones(2)), "name": "a"}], "packed": packed, "none": None}
+    added = {
+        "all": [torch.ones(1), {"plan": _Plan(torch.ones(2)), "name": "a"}],
+        "packed": packed,
+        "none": None,
+    }
     moved = finish_transfer(StagedBatch(added), META)
-    assert moved["all"][0].device == moved["all"][1]["plan"].values.device == moved["packed"].data.device == META
+    assert (
+        moved["all"][0].device
+        == moved["all"][1]["plan"].values.device
+        == moved["packed"].data.device
+        == META
+    )
     assert (moved["all"][1]["name"], moved["none"]) == ("a", None)
     assert added["all"][0].device.type == "cpu"
 
 
 def test_a_batch_that_was_rebuilt_by_precision_conversion_is_moved_as_it_is() -> None:
     image = torch.zeros(2)
-    rebuilt = type(StagedBatch({"image": image}, {"image": Copy(image, image.clone())}))({"image": image.half()})
+    rebuilt = type(StagedBatch({"image": image}, {"image": Copy(image, image.clone())}))(
+        {"image": image.half()}
+    )
     assert finish_transfer(rebuilt, torch.device("cpu"))["image"].dtype == torch.float16
 
 
@@ -103,14 +116,19 @@ class _Images:
         return 200
 
     def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
-        return {"image": torch.full((3, 64, 64), index % 251, dtype=torch.uint8), "index": torch.tensor(index)}
+        return {
+            "image": torch.full((3, 64, 64), index % 251, dtype=torch.uint8),
+            "index": torch.tensor(index),
+        }
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["inline", "thread", "process"])
 def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
     workers = 0 if kind == "inline" else 2
-    options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind=kind, num_workers=workers, pin_memory=True)  # type: ignore[arg-type]
+    options = LoaderOptions(
+        batch_size=16, micro_batch_size=4, worker_kind=kind, num_workers=workers, pin_memory=True
+    )  # type: ignore[arg-type]
     loader = MicroBatchLoader(_Images(), options, shuffle=True)
     device = torch.device("cuda", torch.cuda.current_device())
     busy = torch.randn(*_BUSY, device=device)
@@ -121,12 +139,18 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
         for batch in loader:
             assert all(copy.host.is_pinned() for copy in batch.copies.values())
             side: Any = loader.side_stream.stream
-            with torch.cuda.stream(side):  # the next copies lie behind this, so that reuse too early would show
+            with torch.cuda.stream(
+                side
+            ):  # the next copies lie behind this, so that reuse too early would show
                 busy = (busy @ busy).clamp(-1, 1)
             moved = finish_transfer(batch, device)
             del batch
             seen.append(
-                (moved["image"].to(torch.int64).amax((1, 2, 3)), moved["image"].amin((1, 2, 3)), moved["index"])
+                (
+                    moved["image"].to(torch.int64).amax((1, 2, 3)),
+                    moved["image"].amin((1, 2, 3)),
+                    moved["index"],
+                )
             )
     loader.close()
     for most, least, index in seen:
@@ -136,7 +160,9 @@ def test_copies_on_the_side_stream_hold_what_the_host_held(kind: str) -> None:
 
 @pytest.mark.gpu
 def test_a_plain_copy_without_blocking_is_safe_too() -> None:
-    options = LoaderOptions(batch_size=16, micro_batch_size=4, worker_kind="thread", num_workers=2, pin_memory=True)
+    options = LoaderOptions(
+        batch_size=16, micro_batch_size=4, worker_kind="thread", num_workers=2, pin_memory=True
+    )
     loader = MicroBatchLoader(_Images(), options, shuffle=True)
     busy = torch.randn(*_BUSY, device="cuda")
     for batch in loader:

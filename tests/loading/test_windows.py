@@ -51,7 +51,9 @@ def test_samples_of_a_run_stay_within_a_window() -> None:
 
 def test_epochs_and_seeds_differ() -> None:
     found = [_order().indices(0, TOTAL, epoch).tolist() for epoch in range(4)]
-    found.append(EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200)).indices(0, TOTAL, 0).tolist())
+    found.append(
+        EpochOrder(TOTAL, True, 4, windows=Windows(RUNS, 200)).indices(0, TOTAL, 0).tolist()
+    )
     assert len({tuple(order) for order in found}) == 5
     assert len({int(_run_of(np.array(order[:1]))[0]) for order in found}) > 1
 
@@ -74,7 +76,13 @@ class Numbers(Dataset[torch.Tensor]):
 
 
 def _loader(dataset: Any = None, **options: Any) -> MicroBatchLoader:
-    given = {"batch_size": 8, "num_workers": 0, "seed": 3, "locality": "image", "window_bytes": 200} | options
+    given = {
+        "batch_size": 8,
+        "num_workers": 0,
+        "seed": 3,
+        "locality": "image",
+        "window_bytes": 200,
+    } | options
     return MicroBatchLoader(dataset or Numbers(), LoaderOptions(**given), shuffle=True)
 
 
@@ -98,12 +106,18 @@ def test_another_order_is_refused_inside_an_epoch() -> None:
         other = _loader(**options)
         with pytest.raises(ConfigError, match="window_bytes=200, and now it is"):
             other.load_state_dict(state)
-    older = {name: value for name, value in _loader(locality="none").state_dict().items() if name != "window_bytes"}
+    older = {
+        name: value
+        for name, value in _loader(locality="none").state_dict().items()
+        if name != "window_bytes"
+    }
     _loader(locality="none").load_state_dict(older)  # as versions without windows wrote it
 
 
 def test_a_dataset_that_says_nothing_is_refused() -> None:
-    with pytest.raises(ConfigError, match="TensorDataset does not say which of its samples lie together"):
+    with pytest.raises(
+        ConfigError, match="TensorDataset does not say which of its samples lie together"
+    ):
         _loader(torch.utils.data.TensorDataset(torch.arange(9)))
 
 
@@ -134,7 +148,9 @@ def test_patches_of_an_image_come_close_to_each_other(tmp_path: Path) -> None:
     assert sorted(chosen) == sorted(mixed)  # the same samples in another order
     most = max(Counter(chosen).values())
     assert max(find_spans(chosen)) < 4 * most < max(find_spans(mixed))
-    with pytest.raises(ConfigError, match=r"or takes parts of them from anywhere \(mosaics, pasted defects\)"):
+    with pytest.raises(
+        ConfigError, match=r"or takes parts of them from anywhere \(mosaics, pasted defects\)"
+    ):
         run(paste=0.5)
 
 

@@ -97,15 +97,25 @@ def _leave() -> None:
 
 
 DEATHS = [
-    (_kill, r"was killed \(SIGKILL\)", "The kernel does that when memory runs out: lower data.loader.num_workers"),
-    (_break_bus, r"was killed \(SIGBUS\)", "A mapped file became shorter, or memory for a page ran out"),
+    (
+        _kill,
+        r"was killed \(SIGKILL\)",
+        "The kernel does that when memory runs out: lower data.loader.num_workers",
+    ),
+    (
+        _break_bus,
+        r"was killed \(SIGBUS\)",
+        "A mapped file became shorter, or memory for a page ran out",
+    ),
     (_exit_123, "ended with exit code 123", "Something in the dataset ends the process"),
     (_exit_0, "ended with exit code 0", "Something in the dataset ends the process"),
 ]
 
 
 class Open(Protocol):
-    def __call__(self, dataset: object, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader: ...
+    def __call__(
+        self, dataset: object, *, shuffle: bool = False, **options: Any
+    ) -> MicroBatchLoader: ...
 
 
 class Asking:
@@ -114,7 +124,9 @@ class Asking:
     def __len__(self) -> int:
         return 64
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         info = torch.utils.data.get_worker_info()
         rows["worker"][:] = (info.id, info.num_workers) if info else (-1, -1)
 
@@ -126,9 +138,16 @@ def open_loader(no_orphans: None) -> Iterator[Open]:
     loaders: list[MicroBatchLoader] = []
 
     def make(dataset: Any, *, shuffle: bool = False, **options: Any) -> MicroBatchLoader:
-        settings = {"worker_kind": "process", "num_workers": 2, "start_method": "fork", "micro_batch_size": 4}
+        settings = {
+            "worker_kind": "process",
+            "num_workers": 2,
+            "start_method": "fork",
+            "micro_batch_size": 4,
+        }
         loaders.append(
-            MicroBatchLoader(dataset, LoaderOptions(batch_size=16, **{**settings, **options}), shuffle=shuffle)
+            MicroBatchLoader(
+                dataset, LoaderOptions(batch_size=16, **{**settings, **options}), shuffle=shuffle
+            )
         )
         return loaders[-1]
 
@@ -169,7 +188,9 @@ def test_a_dead_worker_is_named_with_its_samples(
 ) -> None:
     loader = open_loader(Faulty(fault, at))
     _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(at)}. {hint}")
-    _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(at)}")  # with new workers
+    _expect_death(
+        loader, rf"^worker \d+ {how} while it had {_name_samples(at)}"
+    )  # with new workers
 
 
 @pytest.mark.slow
@@ -180,7 +201,9 @@ def test_a_dead_worker_is_named_however_it_was_started(
     fault: Callable[[], None], how: str, hint: str, method: str, open_loader: Open
 ) -> None:
     loader = open_loader(Faulty(fault), start_method=method)
-    _expect_death(loader, rf"^worker \d+ {how} while it had {_name_samples(31)}. {hint}", within_s=30)
+    _expect_death(
+        loader, rf"^worker \d+ {how} while it had {_name_samples(31)}. {hint}", within_s=30
+    )
 
 
 @pytest.mark.slow
@@ -200,11 +223,15 @@ def test_a_hanging_worker_is_named_and_killed_after_the_timeout(
     fault: Callable[[], None], at: int, open_loader: Open
 ) -> None:
     loader = open_loader(Faulty(fault, at), timeout_s=0.4)
-    message = rf"^worker \d+ was not ready with {_name_samples(at)} after timeout_s=0.4 s: is the disk"
+    message = (
+        rf"^worker \d+ was not ready with {_name_samples(at)} after timeout_s=0.4 s: is the disk"
+    )
     _expect_death(loader, message, within_s=4)  # torch alone looks every 5 s
 
 
-def test_a_worker_that_hangs_in_a_broken_off_epoch_does_not_hold_up_the_next_for_ever(open_loader: Open) -> None:
+def test_a_worker_that_hangs_in_a_broken_off_epoch_does_not_hold_up_the_next_for_ever(
+    open_loader: Open,
+) -> None:
     loader = open_loader(Faulty(_sleep), timeout_s=0.4, shuffle=True)
     next(iter(loader))
     _expect_death(loader, r"was not ready with .* after timeout_s=0.4 s", within_s=4)
@@ -223,7 +250,10 @@ def test_a_worker_that_dies_during_a_training_step_is_reported_at_the_next_batch
     victim.join(5)
     threading.Event().wait(seconds_s)  # the step goes on
     assert sum(len(batch["index"]) for batch in others) == 48
-    with pytest.raises(WorkerDiedError, match=rf"^worker {victim.pid} was killed \(SIGKILL\) while it had no sample"):
+    with pytest.raises(
+        WorkerDiedError,
+        match=rf"^worker {victim.pid} was killed \(SIGKILL\) while it had no sample",
+    ):
         list(batches)
     assert sum(len(batch["index"]) for batch in other) == 64
 
@@ -253,7 +283,9 @@ def test_a_dead_worker_is_reported_to_a_thread_that_is_not_the_main_one(open_loa
     assert [type(error) for error in found] == [WorkerDiedError]
 
 
-def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(tmp_path: Path, open_loader: Open) -> None:
+def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(
+    tmp_path: Path, open_loader: Open
+) -> None:
     path = tmp_path / "pixels.bin"
     path.write_bytes(bytes(64 * mmap.PAGESIZE))
     with pytest.raises(StoreCorruptError, match=r"pixels.bin was cut short: build it again"):
@@ -264,7 +296,9 @@ def test_after_a_bus_error_the_dataset_says_what_became_of_its_files(tmp_path: P
 def test_a_loader_that_is_dropped_takes_its_workers_along(kind: str, open_loader: Open) -> None:
     before = set(threading.enumerate())
     loader = MicroBatchLoader(
-        Faulty(), LoaderOptions(batch_size=16, worker_kind=kind, num_workers=2, start_method="fork"), shuffle=True
+        Faulty(),
+        LoaderOptions(batch_size=16, worker_kind=kind, num_workers=2, start_method="fork"),
+        shuffle=True,
     )
     next(iter(loader))
     workers = (set(threading.enumerate()) - before) | set(multiprocessing.active_children())
@@ -334,8 +368,12 @@ def _raise_data_error() -> None:
         (_leave, "SystemExit: 3"),
     ],
 )
-def test_an_exception_that_cannot_cross_is_quoted(fault: Callable[[], None], message: str, open_loader: Open) -> None:
-    with pytest.raises(DataError, match=r"^loading sample 31 \(images/31.png\) failed:\nTraceback") as caught:
+def test_an_exception_that_cannot_cross_is_quoted(
+    fault: Callable[[], None], message: str, open_loader: Open
+) -> None:
+    with pytest.raises(
+        DataError, match=r"^loading sample 31 \(images/31.png\) failed:\nTraceback"
+    ) as caught:
         list(open_loader(Faulty(fault), timeout_s=20))
     assert message in str(caught.value)
     assert f"in {fault.__name__}" in str(caught.value)
@@ -407,7 +445,9 @@ class QuittingThread:
 
 
 def test_a_thread_that_quits_is_told_at_once() -> None:
-    loader = MicroBatchLoader(QuittingThread(), LoaderOptions(worker_kind="thread", num_workers=2, timeout_s=60))
+    loader = MicroBatchLoader(
+        QuittingThread(), LoaderOptions(worker_kind="thread", num_workers=2, timeout_s=60)
+    )
     began_s = time.monotonic()
     with pytest.raises(DataError, match=r"(?s)loading sample 0.*failed.*Quits: stop here"):
         list(loader)

@@ -65,7 +65,9 @@ class Waiting:
     def __len__(self) -> int:
         return 64
 
-    def write_into(self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int) -> None:
+    def write_into(
+        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
+    ) -> None:
         rows["index"][:] = indices
         if 31 in indices:
             time.sleep(self.seconds_s)
@@ -115,7 +117,9 @@ def test_close_ends_workers_whatever_they_do(loader: MicroBatchLoader, stopped: 
     loader.close()
     assert time.monotonic() - started_s < 4  # torch alone gives each of them 5 s
     assert not any(worker.is_alive() for worker in workers)
-    assert [worker.exitcode == -signal.SIGKILL for worker in workers] == [stopped] * 2  # others end when they are told
+    assert [worker.exitcode == -signal.SIGKILL for worker in workers] == [
+        stopped
+    ] * 2  # others end when they are told
     assert multiprocessing.active_children() == []
 
 
@@ -159,5 +163,7 @@ def test_a_trainer_that_puts_old_handlers_back_does_not_make_us_deaf() -> None:
         "except WorkerDiedError:\n"
         "    print(time.monotonic() - began < 4)\n"  # torch alone looks every 5 s
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "True"

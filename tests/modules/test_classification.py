@@ -19,7 +19,10 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def _samples(count: int = 24) -> list[dict[str, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
     return [
-        {"image": torch.rand(3, 16, 16, generator=generator) / 4 + 0.3 * (n % 3), "label": torch.tensor(n % 3)}
+        {
+            "image": torch.rand(3, 16, 16, generator=generator) / 4 + 0.3 * (n % 3),
+            "label": torch.tensor(n % 3),
+        }
         for n in range(count)
     ]
 
@@ -30,7 +33,9 @@ def _trainer(folder: Path, **options: Any) -> L.Trainer:
 
 def test_it_learns_and_logs_what_it_says(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = ClassificationModule(ConvClassifier(["a", "b", "c"], width=8, depth=2), classes=["a", "b", "c"])
+    model = ClassificationModule(
+        ConvClassifier(["a", "b", "c"], width=8, depth=2), classes=["a", "b", "c"]
+    )
     loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
     trainer = _trainer(tmp_path, max_epochs=12)
     trainer.fit(model, loader, loader)
@@ -68,16 +73,25 @@ def test_scores_are_those_of_the_counts(tmp_path: Path) -> None:
 
 def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:
     torch.manual_seed(0)
-    model = ClassificationModule(_Says(), classes=["a", "b", "c"], class_weights=[1, 5, 2], label_smoothing=0.1)
+    model = ClassificationModule(
+        _Says(), classes=["a", "b", "c"], class_weights=[1, 5, 2], label_smoothing=0.1
+    )
     batch = {"image": torch.randn(6, 3, 1, 1), "label": torch.tensor([0, 1, 2, 2, 1, 0])}
-    parts = [model.find_loss({key: value[part] for key, value in batch.items()}) for part in (slice(2), slice(2, 6))]
+    parts = [
+        model.find_loss({key: value[part] for key, value in batch.items()})
+        for part in (slice(2), slice(2, 6))
+    ]
     torch.testing.assert_close(model.find_loss(batch), parts[0] * 2 / 6 + parts[1] * 4 / 6)
 
 
 def test_other_classes_are_refused(tmp_path: Path) -> None:
     loader = DataLoader(_samples(), batch_size=6)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"the net gives \[6, 3\] for 2 classes \(a, b\): set model.net.classes"):
-        _trainer(tmp_path).test(ClassificationModule(_Says(), classes=["a", "b"]), loader, verbose=False)
+    with pytest.raises(
+        ConfigError, match=r"the net gives \[6, 3\] for 2 classes \(a, b\): set model.net.classes"
+    ):
+        _trainer(tmp_path).test(
+            ClassificationModule(_Says(), classes=["a", "b"]), loader, verbose=False
+        )
     with pytest.raises(ConfigError, match=r"classes none and the model none: set data.classes"):
         _trainer(tmp_path).test(ClassificationModule(_Says()), loader, verbose=False)
     with pytest.raises(ConfigError, match="need at least 1 of each"):

@@ -38,7 +38,9 @@ def give_logits(net: nn.Module, images: Tensor, dtype: torch.dtype | None = None
     return logits
 
 
-def test_logits_under_autocast_have_the_steps_of_float32(net_and_images: tuple[nn.Module, Tensor]) -> None:
+def test_logits_under_autocast_have_the_steps_of_float32(
+    net_and_images: tuple[nn.Module, Tensor],
+) -> None:
     net, images = net_and_images
     exact, found = give_logits(net, images), give_logits(net, images, torch.bfloat16)
     assert found.dtype == torch.float32
@@ -48,10 +50,15 @@ def test_logits_under_autocast_have_the_steps_of_float32(net_and_images: tuple[n
     assert (found - exact).abs().mean() < 0.1 * spread
 
 
-def test_weights_lie_channels_last_and_take_a_state_of_any_layout(net_and_images: tuple[nn.Module, Tensor]) -> None:
+def test_weights_lie_channels_last_and_take_a_state_of_any_layout(
+    net_and_images: tuple[nn.Module, Tensor],
+) -> None:
     net, images = net_and_images
     before = give_logits(net, images)
-    state = {name: value.clone(memory_format=torch.contiguous_format) for name, value in net.state_dict().items()}
+    state = {
+        name: value.clone(memory_format=torch.contiguous_format)
+        for name, value in net.state_dict().items()
+    }
     with torch.no_grad():
         for weight in net.parameters():
             weight.zero_()
@@ -95,7 +102,9 @@ def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
         scales = [net.stem(images.contiguous(memory_format=torch.channels_last))]
         scales += [fine(scales[0])]
         coarse = middle(scales[1])
-        double = partial(torch.nn.functional.interpolate, scale_factor=2.0, mode="bilinear", align_corners=False)
+        double = partial(
+            torch.nn.functional.interpolate, scale_factor=2.0, mode="bilinear", align_corners=False
+        )
         joined = join_middle(torch.cat((scales[1], double(coarse)), dim=1))
         features = join_fine(torch.cat((scales[0], double(joined)), dim=1))
         with torch.autocast("cpu", enabled=False):
@@ -111,26 +120,39 @@ def test_a_unet_has_the_gradient_of_its_definition(dtype: torch.dtype) -> None:
 
 
 def test_only_shapes_need_no_autocast() -> None:
-    assert UNet(width=2, depth=1).to("meta")(torch.empty(2, 3, 8, 8, device="meta")).shape == (2, 1, 8, 8)
+    assert UNet(width=2, depth=1).to("meta")(torch.empty(2, 3, 8, 8, device="meta")).shape == (
+        2,
+        1,
+        8,
+        8,
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.parametrize("fused", [False, True])
-def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(fused: bool, tmp_path: Path) -> None:
+def test_a_checkpoint_of_contiguous_weights_goes_on_as_one_of_channels_last(
+    fused: bool, tmp_path: Path
+) -> None:
     samples = [{"image": torch.rand(3, 8, 8), "mask": torch.eye(8)[None]} for _ in range(4)]
     loader: DataLoader[Any] = DataLoader(samples, batch_size=2)  # type: ignore[arg-type]
 
     def train(epochs: int, checkpoint: Path | None = None) -> L.Trainer:
         torch.manual_seed(0)
         optimizer = partial(torch.optim.AdamW, lr=0.01, fused=fused)
-        module = SegmentationModule(UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False)
+        module = SegmentationModule(
+            UNet(width=2, depth=1), optimizer=optimizer, schedule="none", baseline=False
+        )
         trainer = L.Trainer(default_root_dir=tmp_path, max_epochs=epochs, **QUIET)
         trainer.fit(module, loader, loader, ckpt_path=checkpoint, weights_only=True)
         return trainer
 
     train(1).save_checkpoint(tmp_path / "new.ckpt")
     saved = torch.load(tmp_path / "new.ckpt", weights_only=True)
-    contiguous = torch.utils._pytree.tree_map_only(Tensor, lambda value: value.clone().contiguous(), saved)
+    contiguous = torch.utils._pytree.tree_map_only(
+        Tensor, lambda value: value.clone().contiguous(), saved
+    )
     torch.save(contiguous, tmp_path / "old.ckpt")
-    ends = [train(2, tmp_path / name).lightning_module.state_dict() for name in ("new.ckpt", "old.ckpt")]
+    ends = [
+        train(2, tmp_path / name).lightning_module.state_dict() for name in ("new.ckpt", "old.ckpt")
+    ]
     assert all(torch.equal(ends[0][name], ends[1][name]) for name in ends[0])

@@ -36,7 +36,10 @@ def test_perfect_and_empty() -> None:
     _, masks = _rare()
     perfect, empty = PixelScores(), PixelScores()
     perfect.update(masks, masks)
-    assert {name: float(value) for name, value in perfect.compute().items()} == {"average_precision": 1.0, "dice": 1.0}
+    assert {name: float(value) for name, value in perfect.compute().items()} == {
+        "average_precision": 1.0,
+        "dice": 1.0,
+    }
     empty.update(torch.rand(2, 1, 8, 8), torch.zeros(2, 1, 8, 8))
     assert {float(value) for value in empty.compute().values()} == {0.0}
 
@@ -77,7 +80,10 @@ def test_diagonal_neighbours_are_one_defect_and_near_peaks_no_alarm() -> None:
     metric = DefectRecall(false_alarms_per_patch=0.0)
     metric.update(scores, masks)
     assert metric.defects[0].tolist() == [pytest.approx(0.3)]
-    assert [round(value, 3) for value in metric.alarms[0].tolist()][:2] == [0.8, 0.1]  # (8, 8) is 2 px from the mask
+    assert [round(value, 3) for value in metric.alarms[0].tolist()][:2] == [
+        0.8,
+        0.1,
+    ]  # (8, 8) is 2 px from the mask
     metric.reset()
     metric.update(_maps({(5, 5): 0.3, (8, 8): 0.9, (20, 20): 0.1}), masks)
     assert float(metric.compute()) == 1.0

@@ -17,7 +17,12 @@ from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
 from lit_data.modules import SmpNet, TorchvisionDetectionModule
 from lit_data.modules.pretrained.detection import read_targets
-from lit_data.modules.pretrained.libraries import IMAGENET, NormalisedNet, check_options, split_weights
+from lit_data.modules.pretrained.libraries import (
+    IMAGENET,
+    NormalisedNet,
+    check_options,
+    split_weights,
+)
 
 GROUPS = {
     "smp_unet": ("inspection", "segmentation_models_pytorch", "segmentation-models-pytorch"),
@@ -29,20 +34,28 @@ GROUPS = {
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_group_composes_before_and_behind_its_experiment_and_has_every_argument(group: str, tmp_path: Path) -> None:
+def test_a_group_composes_before_and_behind_its_experiment_and_has_every_argument(
+    group: str, tmp_path: Path
+) -> None:
     words = [f"+experiment={GROUPS[group][0]}", f"model={group}"]
-    cfg, other = (compose("fit", [*order, f"paths.run={tmp_path}"]) for order in (words, words[::-1]))
+    cfg, other = (
+        compose("fit", [*order, f"paths.run={tmp_path}"]) for order in (words, words[::-1])
+    )
     assert cfg == other
     model: Any = OmegaConf.to_container(cfg.model)
     for node in (model, model["net"]):
-        arguments = set(inspect.signature(resolve_target(node["_target_"], "model", ("lit_data",))).parameters)
+        arguments = set(
+            inspect.signature(resolve_target(node["_target_"], "model", ("lit_data",))).parameters
+        )
         assert arguments == node.keys() - {"_target_"}
     if GROUPS[group][0] == "inspection":
         assert (model["net"]["prior"], model["anomaly_scores"]) == (0.02, True)
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_missing_package_is_one_line(group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_one_line(
+    group: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     experiment, module, package = GROUPS[group]
     found = importlib.import_module
 
@@ -55,7 +68,10 @@ def test_a_missing_package_is_one_line(group: str, tmp_path: Path, monkeypatch: 
     cfg = compose("fit", [f"+experiment={experiment}", f"model={group}", f"paths.run={tmp_path}"])
     with pytest.raises(ConfigError) as caught:
         instantiate(cfg.model)
-    assert str(caught.value) == f"model.net needs {module}: pip install {package}, or lit_data with its extra nets"
+    assert (
+        str(caught.value)
+        == f"model.net needs {module}: pip install {package}, or lit_data with its extra nets"
+    )
 
 
 def test_names_of_weights_are_told_from_files() -> None:
@@ -63,11 +79,16 @@ def test_names_of_weights_are_told_from_files() -> None:
     assert split_weights("imagenet", ["imagenet"]) == ("imagenet", None)
     for file in ("last.ckpt", "runs/imagenet", Path("a.safetensors")):
         assert split_weights(file, ["imagenet"]) == (None, file)
-    with pytest.raises(ConfigError, match="weights='imagnet' is unknown: choose imagenet, null, or the path of a file"):
+    with pytest.raises(
+        ConfigError,
+        match="weights='imagnet' is unknown: choose imagenet, null, or the path of a file",
+    ):
         split_weights("imagnet", ["imagenet"])
 
 
-@pytest.mark.parametrize("name", ["pretrained", "pretrained_cfg", "checkpoint_path", "weights_backbone", "cache_dir"])
+@pytest.mark.parametrize(
+    "name", ["pretrained", "pretrained_cfg", "checkpoint_path", "weights_backbone", "cache_dir"]
+)
 def test_options_that_read_files_or_servers_are_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"options.{name} is not for here"):
         check_options({name: "http://somewhere"})
@@ -85,18 +106,27 @@ def test_images_reach_the_net_as_it_was_trained() -> None:
     images = torch.rand(1, 3, 33, 20)
     assert net.eval()(images).shape == (1, 1, 33, 20)
     assert seen[0].shape == (1, 3, 64, 32)
-    expected = (images - torch.tensor(IMAGENET["mean"])[:, None, None]) / torch.tensor(IMAGENET["std"])[:, None, None]
+    expected = (images - torch.tensor(IMAGENET["mean"])[:, None, None]) / torch.tensor(
+        IMAGENET["std"]
+    )[:, None, None]
     torch.testing.assert_close(seen[0][..., :33, :20], expected)
     assert net.train()(images).shape == (1, 1, 33, 20)
     assert len(seen[1]) == 2  # for batch normalisation
     grey = NormalisedNet(Net(), normalise="auto", trained=IMAGENET, channels=1)
     assert grey.mean.tolist() == pytest.approx([0.449])
-    own = NormalisedNet(Net(), normalise={"mean": [0.5], "std": [0.25]}, trained=IMAGENET, channels=1)
+    own = NormalisedNet(
+        Net(), normalise={"mean": [0.5], "std": [0.25]}, trained=IMAGENET, channels=1
+    )
     assert (own.mean.tolist(), own.std.tolist()) == ([0.5], [0.25])
-    assert NormalisedNet(Net(), normalise="none", trained=IMAGENET, channels=2).std.tolist() == [1, 1]
+    assert NormalisedNet(Net(), normalise="none", trained=IMAGENET, channels=2).std.tolist() == [
+        1,
+        1,
+    ]
 
 
-@pytest.mark.parametrize("wrong", [{"mean": [0.5], "std": [0.5]}, {"mean": [0, 0, 0], "std": [1, 1, 0]}, {"mean": [1]}])
+@pytest.mark.parametrize(
+    "wrong", [{"mean": [0.5], "std": [0.5]}, {"mean": [0, 0, 0], "std": [1, 1, 0]}, {"mean": [1]}]
+)
 def test_wrong_means_are_refused(wrong: Any) -> None:
     with pytest.raises(ConfigError, match="normalise"):
         NormalisedNet(nn.Identity(), normalise=wrong, trained=IMAGENET, channels=3)
@@ -120,13 +150,18 @@ class _Finder(nn.Module):
         if self.training:
             self.targets = targets
             return {"loss_classifier": self.weight + 1, "loss_box_reg": self.weight + 2}
-        boxes, scores = torch.tensor([[0.0, 0, 8, 4], [1, 1, 2, 2], [1, 1, 2, 2]]), torch.tensor([0.2, 0.9, 0.8])
+        boxes, scores = (
+            torch.tensor([[0.0, 0, 8, 4], [1, 1, 2, 2], [1, 1, 2, 2]]),
+            torch.tensor([0.2, 0.9, 0.8]),
+        )
         labels = torch.tensor([1, 2, 0])  # 0 is the background, of which there are no objects
         return [{"boxes": boxes, "labels": labels, "scores": scores} for _ in images]
 
 
 def _batch() -> dict[str, Tensor]:
-    boxes = torch.tensor([[0, 1, 0.5, 0.25, 1.0, 0.5], [2, 0, 0.5, 0.5, 0.0, 0.2], [2, 0, 0.5, 0.5, 0.5, 0.5]])
+    boxes = torch.tensor(
+        [[0, 1, 0.5, 0.25, 1.0, 0.5], [2, 0, 0.5, 0.5, 0.0, 0.2], [2, 0, 0.5, 0.5, 0.5, 0.5]]
+    )
     return {"image": torch.rand(3, 3, 8, 8), "boxes": boxes, "boxes_count": torch.tensor([1, 0, 2])}
 
 
@@ -134,7 +169,10 @@ def test_targets_are_those_of_torchvision() -> None:
     first, empty, last = read_targets(_batch())
     assert (first["boxes"].tolist(), first["labels"].tolist()) == ([[0, 0, 8, 4]], [2])
     assert empty["boxes"].shape == (0, 4)
-    assert (last["boxes"].tolist(), last["labels"].tolist()) == ([[2, 2, 6, 6]], [1])  # one without a width is left out
+    assert (last["boxes"].tolist(), last["labels"].tolist()) == (
+        [[2, 2, 6, 6]],
+        [1],
+    )  # one without a width is left out
     piece = {key: value[1:] for key, value in _batch().items()}  # rows are those of the whole batch
     assert [len(target["boxes"]) for target in read_targets(piece)] == [0, 1]
 

@@ -34,21 +34,35 @@ NETS: list[Callable[..., nn.Module]] = [
 
 @pytest.mark.parametrize("make", NETS)
 @pytest.mark.parametrize("prefix", ["", "model.", "module.", "backbone.", "module.model.net."])
-def test_each_net_starts_from_another_run(make: Callable[..., nn.Module], prefix: str, tmp_path: Path) -> None:
+def test_each_net_starts_from_another_run(
+    make: Callable[..., nn.Module], prefix: str, tmp_path: Path
+) -> None:
     first = make()
     path = _save({"epoch": 3, "state_dict": _prefixed(first, prefix)}, tmp_path / "last.ckpt")
     second = make(weights=str(path))
-    assert all(torch.equal(weight, second.state_dict()[name]) for name, weight in first.state_dict().items())
+    assert all(
+        torch.equal(weight, second.state_dict()[name])
+        for name, weight in first.state_dict().items()
+    )
 
 
-def test_a_head_of_other_classes_stays_and_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_head_of_other_classes_stays_and_is_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     first, second = ConvClassifier(7, width=4, depth=2), ConvClassifier(3, width=4, depth=2)
     head = second.head.weight.clone()
-    path = _save({"model": _prefixed(first, "model.") | {"optimizer.step": torch.ones(1)}}, tmp_path / "a.pth")
+    path = _save(
+        {"model": _prefixed(first, "model.") | {"optimizer.step": torch.ones(1)}},
+        tmp_path / "a.pth",
+    )
     with caplog.at_level(logging.INFO):
         taken = load_weights_file(second, path)
     assert taken is not None
-    assert (taken.other_shape, taken.missing, taken.unused) == (("head.weight", "head.bias"), (), ("optimizer.step",))
+    assert (taken.other_shape, taken.missing, taken.unused) == (
+        ("head.weight", "head.bias"),
+        (),
+        ("optimizer.step",),
+    )
     assert torch.equal(second.head.weight, head)
     assert torch.equal(second.layers[0].weight, first.layers[0].weight)
     assert "12 of 14 weights of the net are those of" in caplog.text
@@ -73,8 +87,12 @@ def test_kernels_of_rgb_serve_grey_images(tmp_path: Path) -> None:
     first, grey = UNet(width=4, depth=1), torch.rand(2, 1, 16, 16)
     path = _save(first.state_dict(), tmp_path / "rgb.pt")
     second = UNet(width=4, depth=1, channels=1, weights=path)
-    torch.testing.assert_close(second.eval()(grey), first.eval()(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5)
-    assert fit_channels(torch.ones(2, 3, 1, 1), 5).sum(1).flatten().tolist() == pytest.approx([3.0, 3.0])
+    torch.testing.assert_close(
+        second.eval()(grey), first.eval()(grey.expand(-1, 3, -1, -1)), rtol=1e-4, atol=1e-5
+    )
+    assert fit_channels(torch.ones(2, 3, 1, 1), 5).sum(1).flatten().tolist() == pytest.approx(
+        [3.0, 3.0]
+    )
 
 
 class _Hostile:
@@ -96,16 +114,28 @@ REFUSED: dict[str, tuple[Callable[[Path], Path], type[LitDataError], str]] = {
     "missing": (lambda at: at / "no.pt", DataError, "is not a file: give a .pt"),
     "folder": (lambda at: at, DataError, "is not a file"),
     "pipe": (lambda at: _pipe(at / "pipe.pt"), DataError, "is not a file"),
-    "hostile": (lambda at: _save({"a": _Hostile()}, at / "a.pt"), StoreError, "damaged, or holds more than data"),
+    "hostile": (
+        lambda at: _save({"a": _Hostile()}, at / "a.pt"),
+        StoreError,
+        "damaged, or holds more than data",
+    ),
     "pickle": (
         lambda at: _written(at / "a.pt", pickle.dumps(_Hostile(), protocol=2)),
         StoreError,
         "no checkpoint that can be",
     ),
-    "text": (lambda at: _written(at / "a.pth", b"hello"), StoreError, "no checkpoint that can be read"),
+    "text": (
+        lambda at: _written(at / "a.pth", b"hello"),
+        StoreError,
+        "no checkpoint that can be read",
+    ),
     "empty": (lambda at: _written(at / "a.pt", b""), StoreError, "no checkpoint that can be read"),
     "list": (lambda at: _save([torch.ones(2)], at / "a.pt"), StoreError, "it holds a list"),
-    "numbers": (lambda at: _save({"epoch": 1}, at / "a.pt"), StoreError, "holds no weights: its keys are epoch"),
+    "numbers": (
+        lambda at: _save({"epoch": 1}, at / "a.pt"),
+        StoreError,
+        "holds no weights: its keys are epoch",
+    ),
     "nothing fits": (
         lambda at: _save({"fc.weight": torch.ones(2, 2)}, at / "a.pt"),
         StoreError,

@@ -14,7 +14,10 @@ SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40], "progress": False}
 
 def digests(root: Path) -> dict[str, str]:
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def test_equal_arguments_give_equal_bytes_and_another_seed_other_volumes(tmp_path: Path) -> None:
@@ -28,7 +31,9 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_other_volumes(tmp_pat
     assert one["train/ct_0001.npy"] == more["train/ct_0001.npy"]
 
 
-def test_the_set_is_what_was_drawn_and_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_set_is_what_was_drawn_and_is_made_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = ensure_ct_samples(tmp_path, **SMALL)
     assert root == tmp_path / "ct-4x24x32x40-seed0"
     stored = np.load(root / "train" / "ct_0001.npy")
@@ -36,7 +41,11 @@ def test_the_set_is_what_was_drawn_and_is_made_once(tmp_path: Path, monkeypatch:
     assert stored.dtype == np.int16
     np.testing.assert_array_equal(stored, scene.volume)
     np.testing.assert_array_equal(np.load(root / "train" / "ct_0001_labels.npy"), scene.labels)
-    assert [len(list((root / split).glob("*.npy"))) for split in ("train", "val", "test")] == [4, 2, 2]
+    assert [len(list((root / split).glob("*.npy"))) for split in ("train", "val", "test")] == [
+        4,
+        2,
+        2,
+    ]
     monkeypatch.setattr(ct_samples, "render_volume", lambda *_: pytest.fail("drawn again"))
     assert ensure_ct_samples(tmp_path, **SMALL) == root
     assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")
@@ -45,7 +54,10 @@ def test_the_set_is_what_was_drawn_and_is_made_once(tmp_path: Path, monkeypatch:
 def test_a_volume_holds_air_fat_muscle_lung_bone_and_tumours() -> None:
     scenes = [render_volume(0, number, (48, 48, 48)) for number in range(6)]
     for scene in scenes:
-        shares = np.histogram(scene.volume, (-1100, -950, -700, -150, -50, 0, 90, 250, 900))[0] / scene.volume.size
+        shares = (
+            np.histogram(scene.volume, (-1100, -950, -700, -150, -50, 0, 90, 250, 900))[0]
+            / scene.volume.size
+        )
         assert shares[[0, 1, 3, 5, 7]].min() > 0.002  # air, lung, fat, muscle, bone
         assert 0.005 < (scene.volume > 250).mean() < 0.05
         assert set(np.unique(scene.labels)) <= {0, TUMOUR}
@@ -68,7 +80,9 @@ def test_what_is_not_allowed_is_refused(change: dict[str, Any], match: str, tmp_
         ensure_ct_samples(tmp_path, **SMALL | change)
 
 
-@pytest.mark.parametrize(("count", "splits"), [(3, (1, 1, 1)), (32, (22, 5, 5)), (100, (70, 15, 15))])
+@pytest.mark.parametrize(
+    ("count", "splits"), [(3, (1, 1, 1)), (32, (22, 5, 5)), (100, (70, 15, 15))]
+)
 def test_splits(count: int, splits: tuple[int, int, int]) -> None:
     spec = CTSampleSpec(count, (64, 64, 64), 0)
     names = [spec.split_of(number) for number in range(count)]

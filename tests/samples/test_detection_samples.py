@@ -13,14 +13,22 @@ from lit_data.datasets.detection.files import find_detection_files
 from lit_data.errors import ConfigError, StoreError
 from lit_data.samples import detection as detection_samples
 from lit_data.samples import detection as detection_scene
-from lit_data.samples.detection import CLASSES, DetectionSampleSpec, ensure_detection_samples, render_scene
+from lit_data.samples.detection import (
+    CLASSES,
+    DetectionSampleSpec,
+    ensure_detection_samples,
+    render_scene,
+)
 
 SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80), "progress": False}
 
 
 def digests(root: Path) -> dict[str, str]:
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def test_equal_arguments_give_equal_bytes_and_another_seed_other_images(tmp_path: Path) -> None:
@@ -45,7 +53,11 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
     assert root == tmp_path / "detection-14x64x80-seed0"
     files = find_detection_files(root)
     assert files.labels.classes == CLASSES
-    assert {split: len(part) for split, part in files.splits.items()} == {"train": 10, "val": 2, "test": 2}
+    assert {split: len(part) for split, part in files.splits.items()} == {
+        "train": 10,
+        "val": 2,
+        "test": 2,
+    }
     spec = DetectionSampleSpec(14, (64, 80), 0)
     assert set(map(tuple, files.sizes_px.tolist())) == {(64, 80), (64, 32), (32, 64)}
     for image, path in enumerate(files.images):
@@ -55,14 +67,21 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.moveaxis(stored, -1, 0), scene.image)
         kind, cx, cy, w, h = files.labels.of(image).T.astype(np.float64)
         height, width = spec.size_of(number)
-        edges = [kind, (cy - h / 2) * height, (cx - w / 2) * width, (cy + h / 2) * height, (cx + w / 2) * width]
+        edges = [
+            kind,
+            (cy - h / 2) * height,
+            (cx - w / 2) * width,
+            (cy + h / 2) * height,
+            (cx + w / 2) * width,
+        ]
         np.testing.assert_allclose(np.stack(edges, axis=1), scene.boxes, atol=1e-3)
         assert (len(scene.boxes) == 0) or not spec.is_empty(number)
     assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
-    ("count", "splits"), [(3, (1, 1, 1)), (14, (10, 2, 2)), (160, (112, 24, 24)), (200, (140, 30, 30))]
+    ("count", "splits"),
+    [(3, (1, 1, 1)), (14, (10, 2, 2)), (160, (112, 24, 24)), (200, (140, 30, 30))],
 )
 def test_splits(count: int, splits: tuple[int, int, int]) -> None:
     spec = DetectionSampleSpec(count, (240, 320), 0)
@@ -84,10 +103,16 @@ def test_boxes_are_the_extents_of_objects_of_all_classes_and_many_sizes() -> Non
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_boxes_are_the_pixels_that_objects_change(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_boxes_are_the_pixels_that_objects_change(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drawn: list[tuple[int, NDArray[np.bool_]]] = []
     with monkeypatch.context() as patch:
-        patch.setattr(detection_scene, "paint", lambda image, thing, mask, rng: drawn.append((thing.kind, mask)))
+        patch.setattr(
+            detection_scene,
+            "paint",
+            lambda image, thing, mask, rng: drawn.append((thing.kind, mask)),
+        )
         bare = render_scene(5, number, (120, 160))
     scene = render_scene(5, number, (120, 160))
     changed = (scene.image != bare.image).any(0)
@@ -97,7 +122,11 @@ def test_boxes_are_the_pixels_that_objects_change(number: int, monkeypatch: pyte
     expected = [(kind, *_extents(mask)) for kind, mask in drawn if kind < len(CLASSES)]
     assert scene.boxes.tolist() == [list(box) for box in expected]
     for place, (_, mask) in enumerate(drawn):
-        later = np.any([other for _, other in drawn[place + 1 :]], axis=0) if place + 1 < len(drawn) else ~mask
+        later = (
+            np.any([other for _, other in drawn[place + 1 :]], axis=0)
+            if place + 1 < len(drawn)
+            else ~mask
+        )
         assert (mask & ~later).sum() >= 0.5 * mask.sum()
 
 
@@ -129,7 +158,9 @@ def test_a_broken_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.glob(".build*"))
 
 
-def test_another_format_version_makes_the_set_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_format_version_makes_the_set_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = ensure_detection_samples(tmp_path, **SMALL)
     monkeypatch.setattr(detection_samples, "FORMAT_VERSION", 99)
     ensure_detection_samples(tmp_path, **SMALL)
@@ -139,7 +170,10 @@ def test_another_format_version_makes_the_set_again(tmp_path: Path, monkeypatch:
 @pytest.mark.timeout(60)
 def test_two_processes_at_once_end_with_one_set(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
-    both = [context.Process(target=ensure_detection_samples, args=(tmp_path,), kwargs=SMALL) for _ in range(2)]
+    both = [
+        context.Process(target=ensure_detection_samples, args=(tmp_path,), kwargs=SMALL)
+        for _ in range(2)
+    ]
     for process in both:
         process.start()
     for process in both:
@@ -169,5 +203,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match=r"cannot make the detection samples in .*file.*name another folder"):
+    with pytest.raises(
+        StoreError, match=r"cannot make the detection samples in .*file.*name another folder"
+    ):
         ensure_detection_samples(tmp_path / "file", **SMALL)

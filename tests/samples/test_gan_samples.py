@@ -98,7 +98,12 @@ def test_a_set_has_a_sheet_for_each_object_and_is_made_once(tmp_path: Path) -> N
 
 def test_objects_depend_on_seed_and_number_alone_and_sets_lie_side_by_side(tmp_path: Path) -> None:
     toy: dict[str, Any] = {"size_px": (8, 8), "tiles": 2}
-    given: list[dict[str, Any]] = [{"count": 3}, {"count": 4}, {"count": 3, "seed": 1}, {"count": 3, "tiles": 1}]
+    given: list[dict[str, Any]] = [
+        {"count": 3},
+        {"count": 4},
+        {"count": 3, "seed": 1},
+        {"count": 3, "tiles": 1},
+    ]
     roots = [ensure_gan_samples(tmp_path, **(toy | each)) for each in given]
     assert len(set(roots)) == 4
     first, longer, other, single = (next(root.rglob("box_0001.png")).read_bytes() for root in roots)
@@ -106,7 +111,9 @@ def test_objects_depend_on_seed_and_number_alone_and_sets_lie_side_by_side(tmp_p
     assert len({first, other, single}) == 3
 
 
-@pytest.mark.parametrize("options", [{"count": 2}, {"size_px": (7, 64)}, {"size_px": 64}, {"tiles": 0}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "options", [{"count": 2}, {"size_px": (7, 64)}, {"size_px": 64}, {"tiles": 0}, {"seed": -1}]
+)
 def test_other_sets_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="allowed:"):
         ensure_gan_samples(tmp_path, **options)

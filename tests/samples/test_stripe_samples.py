@@ -24,7 +24,10 @@ SHAPE = (128, 112)
 
 def digests(root: Path) -> dict[str, str]:
     files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {
+        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in files
+    }
 
 
 def stamps(root: Path) -> dict[Path, int]:
@@ -51,9 +54,16 @@ def test_layout_of_a_png_set(tmp_path: Path) -> None:
     root = ensure_stripe_samples(tmp_path, **{**SMALL, "count": 12})
     assert root == tmp_path / "stripe-12x128x112-uint8-seed0"
     stems = {
-        folder.name: sorted(path.stem for path in folder.iterdir()) for folder in root.iterdir() if folder.is_dir()
+        folder.name: sorted(path.stem for path in folder.iterdir())
+        for folder in root.iterdir()
+        if folder.is_dir()
     }
-    assert {split: len(names) for split, names in stems.items()} == {"train": 8, "val": 2, "test": 2, "test_masks": 2}
+    assert {split: len(names) for split, names in stems.items()} == {
+        "train": 8,
+        "val": 2,
+        "test": 2,
+        "test_masks": 2,
+    }
     assert stems["test"] == stems["test_masks"] == ["stripe_0010", "stripe_0011"]
     for path in root.glob("t*/*.png"):
         pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
@@ -78,7 +88,9 @@ def test_stored_red_is_the_target_in_png_and_tiff(tmp_path: Path) -> None:
     rendered = render_sample(0, 5, SHAPE, with_defects=True)
     png = ensure_stripe_samples(tmp_path, **SMALL) / "test" / "stripe_0005.png"
     stored = cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1]
-    np.testing.assert_array_equal(np.moveaxis(stored, -1, 0), np.rint(rendered.image * 255).astype(np.uint8))
+    np.testing.assert_array_equal(
+        np.moveaxis(stored, -1, 0), np.rint(rendered.image * 255).astype(np.uint8)
+    )
     tiff = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "test" / "stripe_0005.tif"
     floats = tifffile.imread(tiff)
     assert floats.dtype == np.float32
@@ -105,7 +117,12 @@ def test_mask_is_exactly_where_true_defects_change_the_target(number: int) -> No
         area = np.s_[top:bottom, left:right]
         if defect["role"] == "true":
             assert defect["channels"] == ["target"]
-            sides = sample.mask[area][0], sample.mask[area][-1], sample.mask[area][:, 0], sample.mask[area][:, -1]
+            sides = (
+                sample.mask[area][0],
+                sample.mask[area][-1],
+                sample.mask[area][:, 0],
+                sample.mask[area][:, -1],
+            )
             assert all(side.any() for side in sides)
             assert not changed[1:][:, *area].any()
         else:
@@ -126,18 +143,23 @@ def test_full_size_images_hold_both_kinds_and_both_roles() -> None:
         assert sample.clean.min() > LEAST_CHANGE
         assert sample.clean.max() < 1
     kinds = {(defect["kind"], defect["role"]) for sample in samples for defect in sample.defects}
-    assert kinds == {(kind, role) for kind in ("scratch", "missing_piece") for role in ("true", "distractor")}
+    assert kinds == {
+        (kind, role) for kind in ("scratch", "missing_piece") for role in ("true", "distractor")
+    }
 
 
 def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> None:
     root = ensure_stripe_samples(tmp_path, **SMALL)
     rows = json.loads((root / "defects.json").read_text(encoding="utf-8"))
     assert rows == [
-        {"image": "test/stripe_0005.png", **row} for row in render_sample(0, 5, SHAPE, with_defects=True).defects
+        {"image": "test/stripe_0005.png", **row}
+        for row in render_sample(0, 5, SHAPE, with_defects=True).defects
     ]
 
 
-def test_second_call_changes_no_file_and_needs_no_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_call_changes_no_file_and_needs_no_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     root = ensure_stripe_samples(tmp_path, **SMALL)
     before = stamps(root)
     monkeypatch.setattr(sample_set, "build_lock", None)
@@ -145,7 +167,9 @@ def test_second_call_changes_no_file_and_needs_no_lock(tmp_path: Path, monkeypat
     assert stamps(root) == before
 
 
-@pytest.mark.parametrize("harm", ["no marker", "cut marker", "other format", "lost image", "cut image"])
+@pytest.mark.parametrize(
+    "harm", ["no marker", "cut marker", "other format", "lost image", "cut image"]
+)
 def test_a_harmed_set_is_made_again(tmp_path: Path, harm: str) -> None:
     root = ensure_stripe_samples(tmp_path, **SMALL)
     whole = digests(root)
@@ -195,7 +219,9 @@ stripe_samples.ensure_stripe_samples(Path(sys.argv[1]), count=6, height_px=128, 
 @pytest.mark.timeout(60)
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
 def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
-    done = subprocess.run([sys.executable, "-c", KILLED_RUN, str(tmp_path)], timeout=50, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED_RUN, str(tmp_path)], timeout=50, check=False
+    )
     assert done.returncode == -9
     assert len(list(tmp_path.glob(".build-*"))) == 1
     with temp_folder(tmp_path) as alive:
@@ -208,7 +234,10 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
 def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
     context = multiprocessing.get_context("spawn")
     start, made = context.Barrier(2, timeout=30), context.Queue()
-    both = [context.Process(target=make_at_once, args=(tmp_path / "both", start, made)) for _ in range(2)]
+    both = [
+        context.Process(target=make_at_once, args=(tmp_path / "both", start, made))
+        for _ in range(2)
+    ]
     try:
         for process in both:
             process.start()
@@ -217,7 +246,9 @@ def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
         for process in both:
             process.join(5)
             process.kill()
-    assert [digests(root) for root in roots] == [digests(ensure_stripe_samples(tmp_path / "alone", **SMALL))]
+    assert [digests(root) for root in roots] == [
+        digests(ensure_stripe_samples(tmp_path / "alone", **SMALL))
+    ]
     assert {path for path in (tmp_path / "both").iterdir() if path.name != ".lock"} == roots
 
 
@@ -226,7 +257,9 @@ def make_at_once(folder: Path, start: Any, made: Any) -> None:
     made.put(ensure_stripe_samples(folder, **SMALL))
 
 
-def test_a_set_published_by_another_without_a_lock_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_set_published_by_another_without_a_lock_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_set = stripe_samples.write_set
 
     def be_overtaken(root: Path, spec: stripe_samples.StripeSampleSpec, progress: bool) -> None:
@@ -263,5 +296,7 @@ def test_wrong_arguments_are_refused_before_anything_is_written(
 
 def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(StoreError, match=r"cannot make the stripe samples in .*file.*name another folder"):
+    with pytest.raises(
+        StoreError, match=r"cannot make the stripe samples in .*file.*name another folder"
+    ):
         ensure_stripe_samples(tmp_path / "file", **SMALL)

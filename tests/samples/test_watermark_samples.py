@@ -13,8 +13,13 @@ def test_a_set_has_pages_and_photographs_in_each_size_and_is_made_once(tmp_path:
     root = ensure_watermark_samples(tmp_path, count=10, size_px=(128, 96))
     files = {path.name: path for path in root.rglob("*.*g")}
     assert len(files) == 10
-    assert sorted(name.split("_")[0] for name in files) == ["page"] * 5 + ["photo"] * 4 + ["texture"]
-    shapes = {name.split("_")[0]: cv2.imread(str(path), cv2.IMREAD_UNCHANGED).shape for name, path in files.items()}
+    assert sorted(name.split("_")[0] for name in files) == ["page"] * 5 + ["photo"] * 4 + [
+        "texture"
+    ]
+    shapes = {
+        name.split("_")[0]: cv2.imread(str(path), cv2.IMREAD_UNCHANGED).shape
+        for name, path in files.items()
+    }
     assert shapes == {"page": (128, 96), "photo": (96, 128, 3), "texture": (128, 96)}
     page = cv2.imread(str(files["page_0000.png"]), cv2.IMREAD_UNCHANGED)
     assert np.median(page) > 160, "paper"
@@ -40,7 +45,9 @@ def test_splits_are_shares_of_the_numbers() -> None:
     assert [splits.count(split) for split in ("train", "val", "test")] == [42, 9, 9]
 
 
-@pytest.mark.parametrize("options", [{"count": 2}, {"size_px": (95, 200)}, {"size_px": 128}, {"seed": -1}])
+@pytest.mark.parametrize(
+    "options", [{"count": 2}, {"size_px": (95, 200)}, {"size_px": 128}, {"seed": -1}]
+)
 def test_other_sets_are_refused(options: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="allowed:"):
         ensure_watermark_samples(tmp_path, **options)

@@ -251,19 +251,37 @@ class Runtime:
 
 def _nested_stats(device: Any = None) -> dict[str, Any]:
     number = number_of(device)
-    held = {"current": MEMORY.now[number], "peak": MEMORY.peak[number], "allocated": MEMORY.peak[number], "freed": 0}
+    held = {
+        "current": MEMORY.now[number],
+        "peak": MEMORY.peak[number],
+        "allocated": MEMORY.peak[number],
+        "freed": 0,
+    }
     kept = dict.fromkeys(("current", "peak", "allocated"), MEMORY.reserved[number]) | {"freed": 0}
-    stats = {name: {"all": dict(held)} for name in ("active_bytes", "inactive_split_bytes", "requested_bytes")}
+    stats = {
+        name: {"all": dict(held)}
+        for name in ("active_bytes", "inactive_split_bytes", "requested_bytes")
+    }
     for name, values in (("allocated_bytes", held), ("reserved_bytes", kept)):
         stats[name] = {pool: dict(values) for pool in ("all", "small_pool", "large_pool")}
-    return {**stats, "num_alloc_retries": 0, "num_ooms": MEMORY.ooms, "num_device_alloc": 1, "max_split_size": -1}
+    return {
+        **stats,
+        "num_alloc_retries": 0,
+        "num_ooms": MEMORY.ooms,
+        "num_device_alloc": 1,
+        "max_split_size": -1,
+    }
 
 
 def _flat_stats(device: Any = None) -> dict[str, Any]:
     def walk(prefix: str, node: Any) -> dict[str, Any]:
         if not isinstance(node, dict):
             return {prefix[1:]: node}
-        return {key: value for name, inner in node.items() for key, value in walk(f"{prefix}.{name}", inner).items()}
+        return {
+            key: value
+            for name, inner in node.items()
+            for key, value in walk(f"{prefix}.{name}", inner).items()
+        }
 
     return walk("", _nested_stats(device))
 
@@ -330,12 +348,19 @@ def install(library: ctypes.CDLL) -> None:
         "memory_reserved": lambda device=None: MEMORY.reserved[number_of(device)],
         "max_memory_allocated": lambda device=None: MEMORY.peak[number_of(device)],
         "max_memory_reserved": lambda device=None: MEMORY.reserved[number_of(device)],
-        "mem_get_info": lambda device=None: (TOTAL_BYTES - MEMORY.reserved[number_of(device)], TOTAL_BYTES),
+        "mem_get_info": lambda device=None: (
+            TOTAL_BYTES - MEMORY.reserved[number_of(device)],
+            TOTAL_BYTES,
+        ),
         "reset_peak_memory_stats": lambda device=None: MEMORY.peak.update(
             {number_of(device): MEMORY.now[number_of(device)] - MEMORY.peak[number_of(device)]}
         ),
-        "set_per_process_memory_fraction": lambda share, device=None: MEMORY.share.update({number_of(device): share}),
-        "get_per_process_memory_fraction": lambda device=None: MEMORY.share.get(number_of(device), 1.0),
+        "set_per_process_memory_fraction": lambda share, device=None: MEMORY.share.update(
+            {number_of(device): share}
+        ),
+        "get_per_process_memory_fraction": lambda device=None: MEMORY.share.get(
+            number_of(device), 1.0
+        ),
         "empty_cache": MEMORY.empty,
         "memory_summary": lambda device=None, abbreviated=False: "simulated",
         "host_memory_stats": lambda: {"allocated_bytes.current": 4096},
@@ -343,7 +368,9 @@ def install(library: ctypes.CDLL) -> None:
         "get_rng_state": get_rng_state,
         "set_rng_state": set_rng_state,
         "get_rng_state_all": lambda: [generator.get_state() for generator in generators],
-        "set_rng_state_all": lambda states: [g.set_state(s) for g, s in zip(generators, states, strict=False)],
+        "set_rng_state_all": lambda states: [
+            g.set_state(s) for g, s in zip(generators, states, strict=False)
+        ],
         "manual_seed": lambda seed: generators[library.sim_get_device()].manual_seed(seed),
         "manual_seed_all": lambda seed: [generator.manual_seed(seed) for generator in generators],
         "cudart": lambda: Runtime,

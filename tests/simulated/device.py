@@ -1,12 +1,17 @@
-"""Tensors that say ``cuda:0``, ``cuda:1`` or ``mps`` and compute on the CPU, held to what a real device would refuse.
+"""Tensors that say ``cuda:0``, ``cuda:1`` or ``mps`` and compute on the CPU, held to what a real
+device would refuse.
 
-- Operations on tensors of two devices raise, as CUDA does; host tensors without axes are let through where CUDA does.
-- Operations for which the host waits are noted: ``item``, ``nonzero``, boolean masks, copies that block, ``unique``.
-- Operations without a deterministic kernel raise under ``torch.use_deterministic_algorithms``; so does float64 on mps.
-- Copies that do not block are carried out late: when their stream is next used, or waited for. Until then the target
-  holds rubbish.
+- Operations on tensors of two devices raise, as CUDA does; host tensors without axes are let
+  through where CUDA does.
+- Operations for which the host waits are noted: ``item``, ``nonzero``, boolean masks, copies that
+  block, ``unique``.
+- Operations without a deterministic kernel raise under ``torch.use_deterministic_algorithms``; so
+  does float64 on mps.
+- Copies that do not block are carried out late: when their stream is next used, or waited for.
+  Until then the target holds rubbish.
 
-It cannot see kernels that a dtype lacks (but those that are listed), TF32, atomics, NCCL or real times.
+It cannot see kernels that a dtype lacks (but those that are listed), TF32, atomics, NCCL or real
+times.
 """
 
 import functools
@@ -29,7 +34,12 @@ aten = torch.ops.aten
 _TYPES: Final = ("cuda", "mps")
 _UNSIGNED: Final = (torch.uint16, torch.uint32, torch.uint64)
 _INDEX: Final = {
-    *(aten.index.Tensor, aten._unsafe_index.Tensor, aten._index_put_impl_.default, aten._unsafe_index_put.default),
+    *(
+        aten.index.Tensor,
+        aten._unsafe_index.Tensor,
+        aten._index_put_impl_.default,
+        aten._unsafe_index_put.default,
+    ),
     *(aten.index_put.default, aten.index_put_.default),
 }
 _WAITS: Final = {
@@ -41,7 +51,9 @@ _WAITS: Final = {
     aten.equal.default: "equal",
     aten.histc.default: "histc",
     aten._linalg_check_errors.default: "linalg",
-    **dict.fromkeys((aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default), "unique"),
+    **dict.fromkeys(
+        (aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default), "unique"
+    ),
     **dict.fromkeys((aten.linalg_inv_ex.default, aten.linalg_solve.default), None),
 }
 """For which the host must know a value of the device."""
@@ -63,15 +75,42 @@ _NOT_DETERMINISTIC: Final = {
     aten.nll_loss2d_forward.default: "nll_loss2d_forward_out_cuda_template",
 }
 """What ``torch.use_deterministic_algorithms`` lists, with the names that it says; cumsum is one for floats."""
-_ALLOCATES: Final = {aten.empty.memory_format, aten.zeros.default, aten.ones.default, aten.full.default}
+_ALLOCATES: Final = {
+    aten.empty.memory_format,
+    aten.zeros.default,
+    aten.ones.default,
+    aten.full.default,
+}
 _CUMSUM: Final = {aten.cumsum.default, aten.cumsum_.default}
 _NEEDS_ITS_DEVICE: Final = {
-    *(aten.cat.default, aten.stack.default, aten.mm.default, aten.addmm.default, aten.bmm.default, aten.gather.default),
-    *(aten.scatter.src, aten.scatter.value, aten.index_add.default, aten.index_add_.default, aten.embedding.default),
+    *(
+        aten.cat.default,
+        aten.stack.default,
+        aten.mm.default,
+        aten.addmm.default,
+        aten.bmm.default,
+        aten.gather.default,
+    ),
+    *(
+        aten.scatter.src,
+        aten.scatter.value,
+        aten.index_add.default,
+        aten.index_add_.default,
+        aten.embedding.default,
+    ),
     *(aten.index_select.default, aten.searchsorted.Tensor, aten.searchsorted.Scalar),
 }
 """For which even a host tensor without axes is one too many."""
-_RANDOM: Final = ("rand", "normal", "bernoulli", "dropout", "uniform", "multinomial", "exponential", "poisson")
+_RANDOM: Final = (
+    "rand",
+    "normal",
+    "bernoulli",
+    "dropout",
+    "uniform",
+    "multinomial",
+    "exponential",
+    "poisson",
+)
 
 
 class SimulatedTensor(torch.Tensor):
@@ -98,7 +137,11 @@ class SimulatedTensor(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(
-        cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return run(func, args, kwargs or {})
 
@@ -110,7 +153,9 @@ class SimulatedTensor(torch.Tensor):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         if id(self) not in memo:
-            memo[id(self)] = SimulatedTensor(self.inner.clone(), self.device).requires_grad_(self.requires_grad)
+            memo[id(self)] = SimulatedTensor(self.inner.clone(), self.device).requires_grad_(
+                self.requires_grad
+            )
             if getattr(self, "_is_param", False):
                 memo[id(self)]._is_param = True
         return memo[id(self)]
@@ -127,7 +172,9 @@ class SimulatedTensor(torch.Tensor):
         return self.inner.tolist()
 
     def numpy(self, *_: Any, **__: Any) -> Any:
-        raise TypeError(f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first.")
+        raise TypeError(
+            f"can't convert {self.device} device type tensor to numpy. Use Tensor.cpu() first."
+        )
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         return self.numpy()
@@ -141,7 +188,11 @@ class SimulatedTensor(torch.Tensor):
 
 class _Mode(TorchDispatchMode):
     def __torch_dispatch__(
-        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return run(func, args, kwargs or {})
 
@@ -168,7 +219,9 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
         return args[0].device
     flat, spec = pytree.tree_flatten((args, kwargs))
     mine = [x for x in flat if isinstance(x, SimulatedTensor)]
-    asked = kwargs.get("device") or next((x for x in flat if isinstance(x, torch.device) and not mine), None)
+    asked = kwargs.get("device") or next(
+        (x for x in flat if isinstance(x, torch.device) and not mine), None
+    )
     target = cuda.normalise(asked) if asked is not None else mine[0].device if mine else None
     if func is aten._pin_memory.default and not mine:
         return _pin(args[0])
@@ -184,7 +237,9 @@ def run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if func is aten._to_copy.default:
         return _to_copy(args[0], target, dict(kwargs))
     if func in (aten.copy_.default, aten._copy_from.default):
-        return _copy_into(args[0], args[1], (args[2] if len(args) > 2 else kwargs.get("non_blocking", False)))
+        return _copy_into(
+            args[0], args[1], (args[2] if len(args) > 2 else kwargs.get("non_blocking", False))
+        )
     if func is aten.is_pinned.default:
         return False
     _check(func, args, kwargs, flat, mine, target)
@@ -201,7 +256,9 @@ def _check(
 ) -> None:
     """Raise what the device would, and note waits."""
     if func is aten._pin_memory.default:
-        raise RuntimeError("cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned")
+        raise RuntimeError(
+            "cannot pin 'torch.cuda.FloatTensor' only dense CPU tensors can be pinned"
+        )
     if func not in _VIEWS_AND_SIZES and not _is_view(func):
         cuda.Runtime.raise_pending()
     devices = {str(x.device) for x in mine}
@@ -223,21 +280,29 @@ def _check(
         raise TypeError(_NO_DOUBLE)
 
 
-_NO_DOUBLE: Final = "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
+_NO_DOUBLE: Final = (
+    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
+)
 _VIEWS_AND_SIZES: Final = {aten.detach.default, aten.alias.default}
 
 
 def _check_index(func: Any, args: Sequence[Any], indices: Sequence[torch.Tensor]) -> None:
     if not isinstance(args[0], SimulatedTensor):
-        raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
+        raise RuntimeError(
+            "indices should be either on cpu or on the same device as the indexed tensor (cpu)"
+        )
     if args[0].dtype in _UNSIGNED:
-        raise NotImplementedError(f"\"index_cuda\" not implemented for '{str(args[0].dtype)[6:].replace('ui', 'UI')}'")
+        raise NotImplementedError(
+            f"\"index_cuda\" not implemented for '{str(args[0].dtype)[6:].replace('ui', 'UI')}'"
+        )
     for index in indices:
         if not isinstance(index, SimulatedTensor):
             LOG.wait("index on the host")
         elif index.dtype in (torch.bool, torch.uint8):
             value = args[2] if "put" in str(func) else None
-            if not (isinstance(value, torch.Tensor) and value.ndim == 0):  # else it becomes masked_fill
+            if not (
+                isinstance(value, torch.Tensor) and value.ndim == 0
+            ):  # else it becomes masked_fill
                 LOG.wait("boolean mask")
 
 
@@ -249,14 +314,14 @@ def _check_determinism(func: Any, mine: Sequence[torch.Tensor]) -> None:
         name = "cumsum_cuda_kernel"
     if name is None:
         return
-    text = (
-        f"{name} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'"
-    )
+    text = f"{name} does not have a deterministic implementation, but you set 'torch.use_deterministic_algorithms(True)'"
     if not torch.is_deterministic_algorithms_warn_only_enabled():
         raise RuntimeError(text)
 
 
-def _compute(func: Any, flat: Sequence[Any], spec: Any, mine: Sequence[Any], target: torch.device) -> Any:
+def _compute(
+    func: Any, flat: Sequence[Any], spec: Any, mine: Sequence[Any], target: torch.device
+) -> Any:
     _catch_up(target)
     if target.type == "cuda" and func in _ALLOCATES and not mine:
         dtype = next((x for x in flat if isinstance(x, torch.dtype)), torch.get_default_dtype())
@@ -276,7 +341,12 @@ def _compute(func: Any, flat: Sequence[Any], spec: Any, mine: Sequence[Any], tar
             return known.get(id(x), x)
         if target.type == "mps" and x.dtype is torch.float64:
             raise TypeError(_NO_DOUBLE)
-        if torch.is_inference_mode_enabled() and mine and _is_view(func) and not mine[0].is_inference():
+        if (
+            torch.is_inference_mode_enabled()
+            and mine
+            and _is_view(func)
+            and not mine[0].is_inference()
+        ):
             with torch.inference_mode(False):
                 return SimulatedTensor(x, target)
         return SimulatedTensor(x, target)
@@ -326,11 +396,15 @@ def _to_copy(source: torch.Tensor, target: torch.device, options: dict[str, Any]
     return found
 
 
-def _upload(source: torch.Tensor, target: torch.device, options: dict[str, Any], *, waits: bool) -> torch.Tensor:
+def _upload(
+    source: torch.Tensor, target: torch.device, options: dict[str, Any], *, waits: bool
+) -> torch.Tensor:
     if waits:
         LOG.wait("blocking copy to the device")
     copied: torch.Tensor = aten._to_copy.default(source, **options)
-    if not waits and target.type == "cuda" and source.is_pinned():  # else the driver stages it before it returns
+    if (
+        not waits and target.type == "cuda" and source.is_pinned()
+    ):  # else the driver stages it before it returns
         _do_late(copied, source, target)
     return SimulatedTensor(copied, target)
 
@@ -360,10 +434,18 @@ def _pin(source: torch.Tensor) -> torch.Tensor:
 def _do_late(target: torch.Tensor, source: torch.Tensor, device: torch.device) -> None:
     """Copy when the stream gets to it; until then the target holds what no result should."""
     if target.numel():
-        target.fill_(float("nan") if target.is_floating_point() else 77 % 2 if target.dtype is torch.bool else 77)
+        target.fill_(
+            float("nan")
+            if target.is_floating_point()
+            else 77 % 2
+            if target.dtype is torch.bool
+            else 77
+        )
 
     def work() -> None:
-        with torch.inference_mode(target.is_inference()):  # a device copies in whatever mode the host is by then
+        with torch.inference_mode(
+            target.is_inference()
+        ):  # a device copies in whatever mode the host is by then
             target.copy_(source)
 
     cuda.current_stream(device).pending.append(work)
@@ -381,4 +463,6 @@ def _is_view(func: Any) -> bool:
 
 @functools.cache
 def _is_composite(func: Any) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"))
+    return bool(
+        torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd")
+    )

@@ -23,13 +23,16 @@ def load() -> ctypes.CDLL:
     """The library, registered with torch's core libraries.
 
     Raises:
-        UnavailableError: torch is another release, a CUDA build or imported already, or there is no g++.
+        UnavailableError: torch is another release, a CUDA build or imported already, or there is no
+            g++.
     """
     spec, found = find_spec("torch"), version("torch")
     assert spec is not None
     assert spec.origin is not None
     if not found.startswith(f"{TORCH}."):
-        raise UnavailableError(f"the simulated device is written for torch {TORCH}, this is {found}")
+        raise UnavailableError(
+            f"the simulated device is written for torch {TORCH}, this is {found}"
+        )
     if "torch" in sys.modules:
         raise UnavailableError("torch is imported already: give -p tests.simulated.plugin")
     home = Path(spec.origin).parent
@@ -49,7 +52,9 @@ def load() -> ctypes.CDLL:
 def _compile(home: Path, found: str) -> Path:
     """The compiled source, which is kept for as long as source and torch stay the same."""
     source = Path(__file__).with_name("guard.cpp")
-    key = hashlib.sha256(b"|".join((source.read_bytes(), found.encode(), os.fsencode(home)))).hexdigest()[:16]
+    key = hashlib.sha256(
+        b"|".join((source.read_bytes(), found.encode(), os.fsencode(home)))
+    ).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"lit_data-simulated-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     if folder.stat().st_uid != os.getuid():
@@ -58,7 +63,17 @@ def _compile(home: Path, found: str) -> Path:
     if not target.exists():
         part = target.with_suffix(f".{os.getpid()}")
         places = [f"-I{home / 'include'}", f"-L{home / 'lib'}", "-lc10", "-ltorch_cpu"]
-        words = ["g++", "-O1", "-std=c++20", "-fPIC", "-shared", str(source), "-o", str(part), *places]
+        words = [
+            "g++",
+            "-O1",
+            "-std=c++20",
+            "-fPIC",
+            "-shared",
+            str(source),
+            "-o",
+            str(part),
+            *places,
+        ]
         done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise UnavailableError(f"g++ fails: {done.stderr.strip()[:300]}")

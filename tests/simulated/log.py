@@ -53,12 +53,24 @@ LOG = Log()
 def find_place() -> str:
     """``file:line source`` of the innermost frame of ours, and of a library's if that lies deeper; else of the test."""
     frames = [f for f in traceback.extract_stack() if "/tests/simulated/" not in f.filename]
-    ours = [f for f in frames if any(part in f.filename for part in _OURS) and "site-packages" not in f.filename]
-    others = [f for f in frames if "/torch/" not in f.filename and "/lib/python3." not in f.filename]
+    ours = [
+        f
+        for f in frames
+        if any(part in f.filename for part in _OURS) and "site-packages" not in f.filename
+    ]
+    others = [
+        f for f in frames if "/torch/" not in f.filename and "/lib/python3." not in f.filename
+    ]
     inner = (ours or others or frames)[-1]
     name = inner.filename.rpartition("/lit_data/")[2]
-    libraries = [f for f in frames if "site-packages/" in f.filename and "site-packages/torch/" not in f.filename]
+    libraries = [
+        f
+        for f in frames
+        if "site-packages/" in f.filename and "site-packages/torch/" not in f.filename
+    ]
     via = ""
     if libraries and frames.index(libraries[-1]) > frames.index(inner):
-        via = f" via {libraries[-1].filename.rpartition('site-packages/')[2]}:{libraries[-1].lineno}"
+        via = (
+            f" via {libraries[-1].filename.rpartition('site-packages/')[2]}:{libraries[-1].lineno}"
+        )
     return f"{name}:{inner.lineno} {(inner.line or '')[:100]}{via}"

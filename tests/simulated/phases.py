@@ -33,7 +33,10 @@ class Phases:
 def counting() -> Iterator[Phases]:
     """Count the waits of the Trainers that run inside."""
     phases = Phases()
-    undo = [_wrap(_TrainingEpochLoop, "advance", "train", phases), _wrap(_EvaluationLoop, "run", "eval", phases)]
+    undo = [
+        _wrap(_TrainingEpochLoop, "advance", "train", phases),
+        _wrap(_EvaluationLoop, "run", "eval", phases),
+    ]
     try:
         yield phases
     finally:

@@ -1,4 +1,5 @@
-"""``python -m pytest -p tests.simulated.plugin -m gpu -n 2``: the tests marked ``gpu`` on a simulated device.
+"""``python -m pytest -p tests.simulated.plugin -m gpu -n 2``: the tests marked ``gpu`` on a
+simulated device.
 
 Where none can be had the tests are skipped, and the reason is told.
 """

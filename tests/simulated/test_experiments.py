@@ -13,7 +13,10 @@ from tests.conf.test_all_configs import TOY, TOY_BOXES, TOY_MARKS, TOY_OBJECTS, 
 from tests.simulated.log import LOG
 from tests.simulated.phases import Phases, counting
 
-pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore")]  # Lightning remarks on toy sizes
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.filterwarnings("ignore"),
+]  # Lightning remarks on toy sizes
 
 ALLOWED = {
     "modules/detection/targets.py": "how many places learn an object decides the length of the loss",
@@ -54,7 +57,9 @@ TOYS = {
 }
 
 
-def _run(command: str, experiment: str, *words: str, devices: str = "[0]", accelerator: str = "gpu") -> Phases:
+def _run(
+    command: str, experiment: str, *words: str, devices: str = "[0]", accelerator: str = "gpu"
+) -> Phases:
     sizes = [*TOYS[experiment], *SMALL, "paths.runs=runs", f"trainer.accelerator={accelerator}"]
     where = [f"trainer.devices={devices}"] if accelerator == "gpu" else ["trainer.devices=1"]
     with counting() as phases:
@@ -87,7 +92,9 @@ def test_a_run_on_the_processor_leaves_the_gpu_asleep() -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("experiment", ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan"])
+@pytest.mark.parametrize(
+    "experiment", ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan"]
+)
 def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str) -> None:
     try:
         words = ["trainer.limit_train_batches=3", "trainer.deterministic=true"]
@@ -99,7 +106,9 @@ def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str)
         torch.use_deterministic_algorithms(mode=False)
 
 
-def test_what_has_no_deterministic_gradient_says_so_before_training(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_has_no_deterministic_gradient_says_so_before_training(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     words = [
         "+experiment=gan_rays",
         *TOYS["gan_rays"],
@@ -116,9 +125,12 @@ def test_what_has_no_deterministic_gradient_says_so_before_training(capsys: pyte
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "experiment", ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan", "gan_rays"]
+    "experiment",
+    ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan", "gan_rays"],
 )
-def test_an_apple_gpu_without_float64_scores_and_predicts(experiment: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_apple_gpu_without_float64_scores_and_predicts(
+    experiment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _run("fit", experiment, "trainer.limit_train_batches=2", accelerator="cpu")
     words = [f"ckpt={next(Path('runs').rglob('*.ckpt'))}"]
     for name in ("is_available", "is_built"):
@@ -138,8 +150,14 @@ def test_an_apple_gpu_without_float64_scores_and_predicts(experiment: str, monke
 
 
 @pytest.mark.timeout(300)
-def test_the_benchmark_of_a_first_gpu_answers_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    sizes = ["data.samples={count: 6, height_px: 256, width_px: 256}", "data.patch_px=128", "data.stride_px=64"]
+def test_the_benchmark_of_a_first_gpu_answers_everything(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sizes = [
+        "data.samples={count: 6, height_px: 256, width_px: 256}",
+        "data.patch_px=128",
+        "data.stride_px=64",
+    ]
     short = ["data.loader.batch_size=16", "suite.batch_size=16", "suite.repeats=1", "suite.steps=3"]
     assert measure(["gpu", *sizes, *short, "suite.tile_px=64", "paths.runs=runs"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]

@@ -68,7 +68,9 @@ def _loader(**options: Any) -> MicroBatchLoader:
 
 
 def _train(*callbacks: L.Callback, loader: Any = None, **options: Any) -> L.Trainer:
-    trainer = L.Trainer(**{"accelerator": "gpu", "devices": 1, **QUIET, **options}, callbacks=list(callbacks))
+    trainer = L.Trainer(
+        **{"accelerator": "gpu", "devices": 1, **QUIET, **options}, callbacks=list(callbacks)
+    )
     trainer.fit(_Line(), loader if loader is not None else _loader())
     return trainer
 
@@ -79,22 +81,34 @@ def test_predictions_are_those_of_the_host_whichever_device_is_current(device: s
     image = np.random.default_rng(0).integers(0, 256, (3, 100, 90)).astype(np.uint8)
     found = []
     for place in ("cpu", device):
-        ((_, values),) = TiledPredictor(net, tile_px=64, overlap_px=16, batch_size=4, device=place).predict([image])
+        ((_, values),) = TiledPredictor(
+            net, tile_px=64, overlap_px=16, batch_size=4, device=place
+        ).predict([image])
         found.append(values)
     torch.testing.assert_close(*found)
     net.cpu()
     assert {what for what, _ in LOG.notes if what.startswith("event on")} == {f"event on {device}"}
-    assert not [place for what, place in LOG.waits if what == "blocking copy to the device" and "tiles" in place]
+    assert not [
+        place
+        for what, place in LOG.waits
+        if what == "blocking copy to the device" and "tiles" in place
+    ]
 
 
 def test_small_slots_have_pages_of_their_own() -> None:
-    staging = Staging(Layout({"x": FieldSpec((2,), np.dtype(np.float32))}), shared=False, pinned=CUDA)
+    staging = Staging(
+        Layout({"x": FieldSpec((2,), np.dtype(np.float32))}), shared=False, pinned=CUDA
+    )
     slots = [staging.take(3) for _ in range(8)]
-    assert [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")] == ["cudaHostRegister 0"] * 8
+    assert [what for what, _ in LOG.notes if what.startswith("cudaHostRegister")] == [
+        "cudaHostRegister 0"
+    ] * 8
     assert all(torch.from_numpy(slot.arrays["x"]).is_pinned() for slot in slots)
 
 
-def test_a_slot_that_cannot_be_locked_leaves_no_error_behind(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_slot_that_cannot_be_locked_leaves_no_error_behind(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     cuda.Runtime.fails = 2
     counted = AdaptiveBatchSize(grow_after=None)
     trainer = _train(counted)
@@ -154,7 +168,9 @@ def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
     told: list[BaseException] = []
 
     class Last(L.Callback):
-        def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
+        def on_exception(
+            self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+        ) -> None:
             told.append(exception)
 
     class Breaks(_Line):
@@ -162,7 +178,12 @@ def test_a_broken_context_hides_no_error(monkeypatch: pytest.MonkeyPatch, tmp_pa
             def broken(*_: object, **__: object) -> None:
                 raise RuntimeError("CUDA error: device-side assert triggered")
 
-            for name in ("mem_get_info", "memory_stats_as_nested_dict", "reset_peak_memory_stats", "synchronize"):
+            for name in (
+                "mem_get_info",
+                "memory_stats_as_nested_dict",
+                "reset_peak_memory_stats",
+                "synchronize",
+            ):
                 monkeypatch.setattr(torch.cuda, name, broken)
             raise IndexError("label 7 is out of range")
 
@@ -183,7 +204,9 @@ def test_the_limit_knows_the_share_of_this_process() -> None:
 
 
 @pytest.mark.parametrize("status", ["CUDNN_STATUS_INTERNAL_ERROR", "CUDNN_STATUS_NOT_INITIALIZED"])
-def test_cudnn_without_memory_is_out_of_memory(status: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cudnn_without_memory_is_out_of_memory(
+    status: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     error = RuntimeError(f"cuDNN error: {status}")
     assert not is_out_of_memory(error)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda *_: (2**20, cuda.TOTAL_BYTES))
@@ -193,9 +216,17 @@ def test_cudnn_without_memory_is_out_of_memory(status: str, monkeypatch: pytest.
 def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
     values = ValueRange(0, 65535)
     transform = StripeTransform(
-        values=values, read_px={}, expand=(0, 0, 0), seed=0, synthesis=None, nuisance=None, augment={}
+        values=values,
+        read_px={},
+        expand=(0, 0, 0),
+        seed=0,
+        synthesis=None,
+        nuisance=None,
+        augment={},
     )
-    images = torch.from_numpy(np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8)).astype(np.uint16))
+    images = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8)).astype(np.uint16)
+    )
     expected, _ = transform.draw({"image": images})
     found, _ = transform.draw({"image": images.to(CUDA)})
     assert torch.equal(found.cpu(), expected)
@@ -215,7 +246,9 @@ def test_the_digest_is_that_of_the_host_and_waits_for_nothing() -> None:
     assert len(waits) == 0
 
 
-def test_ranks_agree_one_step_later_without_a_wait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_ranks_agree_one_step_later_without_a_wait(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     others = iter([0, 15, 15])
 
     def all_reduce(mine: Tensor, operation: object) -> None:

@@ -29,7 +29,12 @@ BATCHES = ((1, (3, 24, 24)), (2, (1, 40, 9)), (7, (5, 8, 48)), (384, (3, 6, 6)))
 def only(name: str, amplitude: tuple[float, float] = (0.2, 0.2), **options: Any) -> DefectSpec:
     """One true defect of one family in each sample."""
     return DefectSpec(
-        probability=1, count=(1, 1), true_count=(1, 1), amplitude=amplitude, families={name: options}, bright_fraction=1
+        probability=1,
+        count=(1, 1),
+        true_count=(1, 1),
+        amplitude=amplitude,
+        families={name: options},
+        bright_fraction=1,
     )
 
 
@@ -38,7 +43,9 @@ def many(*names: str, **options: Any) -> DefectSpec:
     return DefectSpec(probability=1, families={name: {} for name in names or NAMES}, **options)
 
 
-def plan_of(spec: DefectSpec, batch: int = 1, shape: tuple[int, int, int] = (3, 64, 64), seed: int = 3) -> DefectPlan:
+def plan_of(
+    spec: DefectSpec, batch: int = 1, shape: tuple[int, int, int] = (3, 64, 64), seed: int = 3
+) -> DefectPlan:
     return sample_plan(spec, seed, 0, np.arange(batch), shape)
 
 
@@ -55,12 +62,19 @@ def with_values(plan: DefectPlan, **values: float) -> DefectPlan:
     member, group = plan.spec.members[0], plan.groups[0]
     parameters = dict(zip(member.parameters, changed.T, strict=False))
     height, width = member.window_px(parameters, (0, 0)).max(0).tolist()
-    return replace(plan, values=changed, groups=(group._replace(height_px=height, width_px=width, stop=len(plan)),))
+    return replace(
+        plan,
+        values=changed,
+        groups=(group._replace(height_px=height, width_px=width, stop=len(plan)),),
+    )
 
 
 def regroup(plan: DefectPlan, margin_px: int) -> DefectPlan:
     """The same with larger windows."""
-    groups = [g._replace(height_px=g.height_px + margin_px, width_px=g.width_px + margin_px) for g in plan.groups]
+    groups = [
+        g._replace(height_px=g.height_px + margin_px, width_px=g.width_px + margin_px)
+        for g in plan.groups
+    ]
     return replace(plan, groups=tuple(groups))
 
 
@@ -92,14 +106,18 @@ def as_dtype(grey: NDArray[np.uint8], kind: str) -> Tensor:
     return torch.from_numpy((np.floor(stored) if values.whole else stored).astype(dtype))
 
 
-def drawn(grey: NDArray[np.uint8], plan: DefectPlan) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
+def drawn(
+    grey: NDArray[np.uint8], plan: DefectPlan
+) -> tuple[NDArray[np.float32], NDArray[np.bool_]]:
     """Change of each pixel in grey levels [B, C, H, W], and masks [B, H, W]."""
     images = torch.from_numpy(grey.astype(np.float32))
     after, masks = render(images.clone(), plan, GREY)
     return (after - images).numpy(), masks[:, 0].bool().numpy()
 
 
-def see_slowly(images: torch.Tensor, plan: DefectPlan, change: np.ndarray, values: ValueRange) -> np.ndarray:
+def see_slowly(
+    images: torch.Tensor, plan: DefectPlan, change: np.ndarray, values: ValueRange
+) -> np.ndarray:
     """Where a defect is seen that changes images by so much: [B, C, H, W] of each.
 
     Args:
@@ -118,7 +136,10 @@ def see_slowly(images: torch.Tensor, plan: DefectPlan, change: np.ndarray, value
     covered = flat.view(images.shape)[:, :1].expand(images.shape).numpy()
     total, count = np.zeros(images.shape), np.zeros(images.shape)
     height, width = images.shape[2:]
-    padded, there = (np.pad(one, ((0, 0), (0, 0), (1, 1), (1, 1))) for one in (change**2 * covered, covered * 1.0))
+    padded, there = (
+        np.pad(one, ((0, 0), (0, 0), (1, 1), (1, 1)))
+        for one in (change**2 * covered, covered * 1.0)
+    )
     for y in range(3):
         for x in range(3):
             total += padded[:, :, y : y + height, x : x + width]
@@ -126,4 +147,8 @@ def see_slowly(images: torch.Tensor, plan: DefectPlan, change: np.ndarray, value
     noise = np.zeros(len(images))
     noise[plan.row] = Surroundings(canvas, tensors.row, tensors.y, tensors.x).noise.numpy()
     spread = np.sqrt(total / np.maximum(count, 1))
-    return covered & (change >= np.float32(plan.spec.least_change)) & (spread >= 3 * noise[:, None, None, None])
+    return (
+        covered
+        & (change >= np.float32(plan.spec.least_change))
+        & (spread >= 3 * noise[:, None, None, None])
+    )

@@ -31,14 +31,19 @@ def _annotate_slowly(grey: np.ndarray, plan: DefectPlan) -> tuple[np.ndarray, np
     labels, change = np.zeros(grey.shape, np.int32), np.zeros(len(plan), np.float32)
     for n in range(len(plan)):
         alone = plan.select(np.arange(len(plan)) == n)
-        # As a true defect of the target alone it marks itself; spots mark pixels that do not change, too.
+        # As a true defect of the target alone it marks itself; spots mark pixels that do not
+        # change, too.
         marking = replace(alone, is_true=np.ones(1, bool), channels=np.ones_like(alone.channels))
         is_spot = plan.spec.members[plan.family[n]].marks_all
         window = drawn(grey, marking)[1][:, None] & plan.channels[n][:, None, None]
         changes = np.abs(drawn(grey, alone)[0])
         row = np.arange(len(grey))[:, None, None, None] == plan.row[n]
         images = torch.from_numpy(grey.copy())
-        seen = window if is_spot else see_slowly(images, alone, (changes / 255).astype(np.float32), GREY)
+        seen = (
+            window
+            if is_spot
+            else see_slowly(images, alone, (changes / 255).astype(np.float32), GREY)
+        )
         shows = seen & row & plan.channels[n][:, None, None]
         labels[shows] = n + 1
         change[n] = changes[shows].mean() / 255 if shows.any() else 0
@@ -47,7 +52,9 @@ def _annotate_slowly(grey: np.ndarray, plan: DefectPlan) -> tuple[np.ndarray, np
 
 @pytest.mark.parametrize("name", [*NAMES, "all"])
 @pytest.mark.parametrize(("batch", "shape"), BATCHES[:3])
-def test_annotations_are_what_each_defect_changes_alone(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+def test_annotations_are_what_each_defect_changes_alone(
+    name: str, batch: int, shape: tuple[int, int, int]
+) -> None:
     spec = many(*(NAMES if name == "all" else (name,)), count=(4, 6), amplitude=(0.01, 0.3))
     plan, grey = plan_of(spec, batch, shape), scene(batch, shape)
     images = torch.from_numpy(grey.copy())

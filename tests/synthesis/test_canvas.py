@@ -21,14 +21,22 @@ def test_beyond_the_edges_pixels_are_mirrored(length: int) -> None:
 def test_pixels_are_read_in_their_range(kind: str) -> None:
     images, values = as_dtype(scene(3, (2, 6, 7)), kind), RANGES[kind][1]
     canvas = Canvas(images, values)
-    row, y, x = torch.tensor([2, 0]), torch.tensor([[1, 7], [-2, 5]]), torch.tensor([[3, 6], [8, 0]])
+    row, y, x = (
+        torch.tensor([2, 0]),
+        torch.tensor([[1, 7], [-2, 5]]),
+        torch.tensor([[3, 6], [8, 0]]),
+    )
     mirrored = np.array([[1, 3], [2, 5]]), np.array([[3, 6], [4, 0]])
-    expected = (images.numpy().astype(np.float32)[row.numpy()[:, None], :, *mirrored] - values.low) / values.scale
+    expected = (
+        images.numpy().astype(np.float32)[row.numpy()[:, None], :, *mirrored] - values.low
+    ) / values.scale
     np.testing.assert_allclose(canvas.read_channels(row, y, x), expected, rtol=1e-6)
     np.testing.assert_allclose(canvas.read_target(row, y, x), expected[..., 0], rtol=1e-6)
 
 
-@pytest.mark.parametrize(("dtype", "top"), [(torch.uint8, 255), (torch.uint16, 65535), (torch.int16, 32767)])
+@pytest.mark.parametrize(
+    ("dtype", "top"), [(torch.uint8, 255), (torch.uint16, 65535), (torch.int16, 32767)]
+)
 def test_sums_come_before_the_bounds(dtype: torch.dtype, top: int) -> None:
     images = torch.full((1, 1, 2, 3), top, dtype=torch.int32).to(dtype)
     index, steps = torch.tensor([1, 1, 1, 4, 5]), torch.tensor([100.0, -30.0, -80.0, 7.0, -1e6])
@@ -41,5 +49,7 @@ def test_sums_come_before_the_bounds(dtype: torch.dtype, top: int) -> None:
 
 def test_float_pixels_add_up() -> None:
     images = torch.tensor([0.5, 0.25, 2.0, -1.0]).view(1, 1, 2, 2)
-    Canvas(images, ValueRange()).add(torch.tensor([0, 0, 3, 2]), torch.tensor([0.9, -0.5, 0.0, -0.25]))
+    Canvas(images, ValueRange()).add(
+        torch.tensor([0, 0, 3, 2]), torch.tensor([0.9, -0.5, 0.0, -0.25])
+    )
     torch.testing.assert_close(images.view(-1), torch.tensor([0.9, 0.25, 0.75, 0.0]))

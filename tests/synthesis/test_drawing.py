@@ -40,7 +40,9 @@ def test_spots_are_drawn_as_the_renderer_draws_them(
     batch: int, shape: tuple[int, int, int], dtype: type, values: ValueRange, subpixel: bool
 ) -> None:
     limits = np.iinfo(dtype)
-    images = np.random.default_rng(0).integers(limits.min, limits.max, (batch, *shape), dtype, endpoint=True)
+    images = np.random.default_rng(0).integers(
+        limits.min, limits.max, (batch, *shape), dtype, endpoint=True
+    )
     plan = sample_plan(replace(SPEC, subpixel=subpixel), 5, 1, np.arange(batch), shape)
     pixels, masks = images.copy(), np.zeros((batch, 1, *shape[1:]), np.uint8)
     draw_spots(pixels, masks, plan, values)

@@ -14,7 +14,9 @@ def test_the_strongest_edge_nearby_is_found(y: float, x: float, down: bool) -> N
     image = image if down else image.T
     centre = torch.tensor([y if down else x]), torch.tensor([x if down else y])
     canvas = Canvas(image.expand(1, 2, 32, 32).contiguous(), ValueRange())
-    windows = Windows(Surroundings(canvas, torch.tensor([0]), *centre), torch.ones(1), slice(0, 1), (16, 16))
+    windows = Windows(
+        Surroundings(canvas, torch.tensor([0]), *centre), torch.ones(1), slice(0, 1), (16, 16)
+    )
     shift_y, shift_x = windows.edge
     assert max(shift_y.abs(), shift_x.abs()) <= SEARCH_PX
     found = windows.nearest_x + shift_x if down else windows.nearest_y + shift_y

@@ -35,8 +35,15 @@ def test_the_field_stays_as_it_is() -> None:
 def test_a_place_of_the_field_is_seen_through_a_window() -> None:
     canvas = Canvas(torch.zeros(1, 1, 20, 20), ValueRange())
     centre = torch.tensor([10.0])
-    windows = Windows(Surroundings(canvas, torch.tensor([0]), centre, centre), torch.ones(1), slice(0, 1), (16, 16))
+    windows = Windows(
+        Surroundings(canvas, torch.tensor([0]), centre, centre),
+        torch.ones(1),
+        slice(0, 1),
+        (16, 16),
+    )
     top, left, scale = (torch.full((1, 1, 1), value) for value in (0.25, 0.5, 2.0))
     rows = (128 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
     columns = (256 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
-    np.testing.assert_array_equal(look_up(windows, top, left, scale)[0], smooth_field()[rows[:, None], columns])
+    np.testing.assert_array_equal(
+        look_up(windows, top, left, scale)[0], smooth_field()[rows[:, None], columns]
+    )

@@ -5,7 +5,9 @@ from lit_data.synthesis.kernels import SUBPIXELS, SpotShape, spot_kernels, windo
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 5), (4, 2)])
-def test_a_kernel_is_a_gaussian_in_the_middle_of_the_largest_window(height: int, width: int) -> None:
+def test_a_kernel_is_a_gaussian_in_the_middle_of_the_largest_window(
+    height: int, width: int
+) -> None:
     shapes = (
         SpotShape(height_px=height, width_px=width, sigma_y_px=1.3, sigma_x_px=0.8),
         SpotShape(height_px=6, width_px=7, sigma_y_px=1.0, sigma_x_px=1.0),

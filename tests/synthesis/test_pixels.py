@@ -20,5 +20,7 @@ def test_pixels_are_those_of_the_image_that_are_covered() -> None:
     assert pixels.cover.tolist() == [1.0, -0.5, 0.25, 1.0]
     assert torch.equal(pixels.strength, torch.tensor([0.1, 0.1, -0.2, -0.2]))
     assert torch.equal(pixels.before, image[[0, 0, 1, 1], :, pixels.y, pixels.x])
-    assert torch.equal(pixels.look(pixels.y - 1, pixels.x), image[[0, 0, 1, 1], :, (pixels.y - 1).abs(), pixels.x])
+    assert torch.equal(
+        pixels.look(pixels.y - 1, pixels.x), image[[0, 0, 1, 1], :, (pixels.y - 1).abs(), pixels.x]
+    )
     assert pixels.of_each(torch.tensor([7, 9])).tolist() == [7, 7, 9, 9]

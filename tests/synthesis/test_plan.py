@@ -21,7 +21,9 @@ SPOTS = (
 GOLDEN_PLAN = "c1c29e73ee3bad80f8b21101c1765a9fbb749c49c1f616e35aed18cabfce1b23"
 
 
-def _plan(spec: DefectSpec, samples: int = 4000, epoch: int = 0, shape: tuple[int, int, int] = SHAPE) -> DefectPlan:
+def _plan(
+    spec: DefectSpec, samples: int = 4000, epoch: int = 0, shape: tuple[int, int, int] = SHAPE
+) -> DefectPlan:
     return sample_plan(spec, seed=1, epoch=epoch, index=np.arange(samples), shape=shape)
 
 
@@ -35,7 +37,10 @@ def test_counts_follow_the_specification() -> None:
 
 @pytest.mark.parametrize(("probability", "with_defects"), [(0.0, 0), (1.0, 200)])
 def test_probability_at_its_ends(probability: float, with_defects: int) -> None:
-    assert len(set(_plan(DefectSpec(probability=probability), samples=200).row.tolist())) == with_defects
+    assert (
+        len(set(_plan(DefectSpec(probability=probability), samples=200).row.tolist()))
+        == with_defects
+    )
 
 
 def test_true_defects_lie_in_the_target_alone_and_distractors_never_do() -> None:
@@ -70,8 +75,14 @@ def test_whole_pixel_centres() -> None:
 
 
 def test_weights_choose_the_shape() -> None:
-    spots = tuple(SpotShape(height_px=n, width_px=n, sigma_y_px=1, sigma_x_px=1, weight=n) for n in (1, 3))
-    assert 0.7 < (_plan(DefectSpec(families={"spot": {"shapes": spots}})).values[:, 0] == 1).mean() < 0.8
+    spots = tuple(
+        SpotShape(height_px=n, width_px=n, sigma_y_px=1, sigma_x_px=1, weight=n) for n in (1, 3)
+    )
+    assert (
+        0.7
+        < (_plan(DefectSpec(families={"spot": {"shapes": spots}})).values[:, 0] == 1).mean()
+        < 0.8
+    )
 
 
 def test_weights_choose_the_family() -> None:
@@ -93,14 +104,18 @@ def test_plans_of_spots_are_those_of_earlier_releases() -> None:
 
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", [*NAMES, "all"])
-def test_a_plan_depends_on_seed_epoch_and_index_only(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+def test_a_plan_depends_on_seed_epoch_and_index_only(
+    name: str, batch: int, shape: tuple[int, int, int]
+) -> None:
     spec = many(*(NAMES if name == "all" else (name,)))
     whole = sample_plan(spec, 5, 2, np.arange(batch), shape)
     for start in range(0, batch, 100):
         part = sample_plan(spec, 5, 2, np.arange(start, min(start + 100, batch)), shape)
         _assert_same(part, whole, row=start)
     for seed, epoch in ((5, 3), (6, 2), (2**64 - 1, 2)):
-        assert sample_plan(spec, seed, epoch, np.arange(batch), shape).x.tolist() != whole.x.tolist()
+        assert (
+            sample_plan(spec, seed, epoch, np.arange(batch), shape).x.tolist() != whole.x.tolist()
+        )
 
 
 def _assert_same(part: DefectPlan, whole: DefectPlan, row: int) -> None:
@@ -112,7 +127,9 @@ def _assert_same(part: DefectPlan, whole: DefectPlan, row: int) -> None:
 
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", [*NAMES, "all"])
-def test_groups_hold_defects_of_one_family_and_window(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+def test_groups_hold_defects_of_one_family_and_window(
+    name: str, batch: int, shape: tuple[int, int, int]
+) -> None:
     plan = plan_of(many(*(NAMES if name == "all" else (name,))), batch, shape)
     _assert_grouped(plan)
     assert [group[:3] for group in plan.groups] == sorted({group[:3] for group in plan.groups})
@@ -136,7 +153,11 @@ def _assert_grouped(plan: DefectPlan) -> None:
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
 def test_plans_travel(probability: float) -> None:
-    plan = sample_plan(many(), 1, 0, np.arange(7), SHAPE) if probability else _plan(DefectSpec(probability=0), 7)
+    plan = (
+        sample_plan(many(), 1, 0, np.arange(7), SHAPE)
+        if probability
+        else _plan(DefectSpec(probability=0), 7)
+    )
     tensors = plan.to("cpu")
     packed = copy_packed(tensors.arrays(), torch.device("cpu"), non_blocking=False)
     for copy in (tensors.arrays(), packed, pickle.loads(pickle.dumps(plan)).arrays()):
@@ -149,14 +170,21 @@ def test_plans_travel(probability: float) -> None:
 
 def test_some_defects_of_a_plan() -> None:
     plan = sample_plan(many(), 1, 0, np.arange(40), SHAPE)
-    for chosen in (plan.is_true, plan.family == 3, np.zeros(len(plan), bool), np.ones(len(plan), bool)):
+    for chosen in (
+        plan.is_true,
+        plan.family == 3,
+        np.zeros(len(plan), bool),
+        np.ones(len(plan), bool),
+    ):
         some = plan.select(chosen)
         _assert_grouped(some)
         for name, array in plan.arrays().items():
             np.testing.assert_array_equal(some.arrays()[name], array[chosen])
         windows = {group[:3] for group in plan.groups if chosen[group.start : group.stop].any()}
         assert {group[:3] for group in some.groups} == windows
-    np.testing.assert_array_equal(plan.to("cpu").select(torch.from_numpy(plan.is_true)).y, plan.y[plan.is_true])
+    np.testing.assert_array_equal(
+        plan.to("cpu").select(torch.from_numpy(plan.is_true)).y, plan.y[plan.is_true]
+    )
 
 
 @pytest.mark.parametrize(
@@ -167,7 +195,12 @@ def test_some_defects_of_a_plan() -> None:
         ({"contrast": (3, 9)}, {}, (3, 9), True),
         ({"contrast": (3, 9)}, {"amplitude": (0.5, 0.6)}, (0.5, 0.6), False),
         ({"contrast": (3, 9)}, {"contrast": (10, 12)}, (10, 12), True),
-        ({"amplitude": (0.1, 0.2)}, {"amplitude": (0.5, 0.6), "contrast": (10, 12)}, (10, 12), True),
+        (
+            {"amplitude": (0.1, 0.2)},
+            {"amplitude": (0.5, 0.6), "contrast": (10, 12)},
+            (10, 12),
+            True,
+        ),
     ],
 )
 def test_whose_strength_counts(

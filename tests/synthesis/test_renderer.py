@@ -39,7 +39,9 @@ ONE = DefectSpec(families={"spot": {"shapes": SPOTS}})
 GOLDEN_PIXELS = "e5433744e4a55c588d33cffd568b69f0ec3e7844303cd3dac2211bf512ccf9ad"
 
 
-def _one(y: float, x: float, spot: int = 0, channels: tuple[bool, ...] = (True, False, False)) -> DefectPlan:
+def _one(
+    y: float, x: float, spot: int = 0, channels: tuple[bool, ...] = (True, False, False)
+) -> DefectPlan:
     some = sample_plan(replace(ONE, probability=1.0), 0, 0, [0], (3, 64, 64))
     return replace(
         some.select(np.arange(len(some)) == 0),
@@ -67,7 +69,9 @@ def _draw_slowly(images: Tensor, plan: DefectPlan) -> tuple[Tensor, Tensor]:
         left = int(np.floor(cx + 0.5)) - (spot.width_px - 1) // 2
         for y in range(max(top, 0), min(top + spot.height_px, height)):
             for x in range(max(left, 0), min(left + spot.width_px, width)):
-                exponent = ((y - cy) / spot.sigma_y_px) ** 2 / 2 + ((x - cx) / spot.sigma_x_px) ** 2 / 2
+                exponent = ((y - cy) / spot.sigma_y_px) ** 2 / 2 + (
+                    (x - cx) / spot.sigma_x_px
+                ) ** 2 / 2
                 for c in range(channels):
                     if plan.channels[n, c]:
                         images[plan.row[n], c, y, x] += amplitude * np.exp(-exponent)
@@ -84,12 +88,17 @@ def _windows(plan: DefectPlan, batch: int, shape: tuple[int, int, int]) -> np.nd
             top = int(np.floor(plan.y[n] + 0.5)) - (group.height_px - 1) // 2
             left = int(np.floor(plan.x[n] + 0.5)) - (group.width_px - 1) // 2
             bottom, right = max(top + group.height_px, 0), max(left + group.width_px, 0)
-            covered[plan.row[n], plan.channels[n], max(top, 0) : bottom, max(left, 0) : right] = True
+            covered[plan.row[n], plan.channels[n], max(top, 0) : bottom, max(left, 0) : right] = (
+                True
+            )
     return covered
 
 
 def _draw(images: Tensor, plan: DefectPlan, kind: str) -> tuple[Tensor, Tensor]:
-    images, masks = images.clone(), torch.zeros(len(images), 1, *images.shape[2:], dtype=torch.uint8)
+    images, masks = (
+        images.clone(),
+        torch.zeros(len(images), 1, *images.shape[2:], dtype=torch.uint8),
+    )
     draw(images, masks, plan, RANGES[kind][1])
     return images, masks
 
@@ -98,8 +107,12 @@ def test_spots_are_those_of_earlier_releases() -> None:
     spec = DefectSpec(probability=1.0, amplitude=(0.05, 0.9), families={"spot": {"shapes": SPOTS}})
     plan = sample_plan(spec, 7, 3, np.arange(64), (3, 40, 56))
     pixels = (np.arange(64 * 3 * 40 * 56, dtype=np.uint64) * 2654435761 >> 7).astype(np.uint8)
-    images, masks = render(torch.from_numpy(pixels.reshape(64, 3, 40, 56).astype(np.float32)), plan, GREY)
-    digest = hashlib.sha256(images.to(torch.uint8).numpy().tobytes() + masks.to(torch.uint8).numpy().tobytes())
+    images, masks = render(
+        torch.from_numpy(pixels.reshape(64, 3, 40, 56).astype(np.float32)), plan, GREY
+    )
+    digest = hashlib.sha256(
+        images.to(torch.uint8).numpy().tobytes() + masks.to(torch.uint8).numpy().tobytes()
+    )
     assert digest.hexdigest() == GOLDEN_PIXELS
 
 
@@ -114,12 +127,16 @@ def test_a_spot_is_its_formula(spot: int, y: float, x: float) -> None:
     torch.testing.assert_close(mask, expected_mask, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("y", "x", "pixels"), [(0, 0, 4), (0, 11, 4), (9, 0, 4), (9, 11, 4), (0, 5, 6), (9, 5, 6)])
+@pytest.mark.parametrize(
+    ("y", "x", "pixels"), [(0, 0, 4), (0, 11, 4), (9, 0, 4), (9, 11, 4), (0, 5, 6), (9, 5, 6)]
+)
 def test_spots_are_cut_at_the_edges_and_never_wrap(y: int, x: int, pixels: int) -> None:
     image, mask = render(torch.zeros(1, 3, 10, 12), _one(y, x))
     assert int(mask.sum()) == pixels
     assert int((image[0, 0] > 0).sum()) == pixels
-    torch.testing.assert_close(image, _draw_slowly(torch.zeros(1, 3, 10, 12), _one(y, x))[0], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        image, _draw_slowly(torch.zeros(1, 3, 10, 12), _one(y, x))[0], rtol=0, atol=1e-6
+    )
 
 
 def test_distractors_are_drawn_and_not_marked() -> None:
@@ -132,8 +149,12 @@ def test_distractors_are_drawn_and_not_marked() -> None:
 
 @pytest.mark.parametrize("batch", [1, 2, 7, 40])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (3, 40, 8), (1, 8, 40), (5, 12, 12)])
-def test_batches_of_spots_agree_with_the_definition(batch: int, shape: tuple[int, int, int]) -> None:
-    plan = sample_plan(replace(ONE, probability=1.0, amplitude=(0.1, 0.6)), 3, 1, np.arange(batch), shape)
+def test_batches_of_spots_agree_with_the_definition(
+    batch: int, shape: tuple[int, int, int]
+) -> None:
+    plan = sample_plan(
+        replace(ONE, probability=1.0, amplitude=(0.1, 0.6)), 3, 1, np.arange(batch), shape
+    )
     images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
     expected = _draw_slowly(images, plan)
     after, masks = render(images.clone(), plan)
@@ -141,7 +162,9 @@ def test_batches_of_spots_agree_with_the_definition(batch: int, shape: tuple[int
     torch.testing.assert_close(masks, expected[1], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("level", "amplitude"), [(0.0, -0.25), (1.0, 0.25), (0.1, -0.25), (0.5, -0.25)])
+@pytest.mark.parametrize(
+    ("level", "amplitude"), [(0.0, -0.25), (1.0, 0.25), (0.1, -0.25), (0.5, -0.25)]
+)
 def test_a_defect_can_be_seen_on_black_and_on_white(level: float, amplitude: float) -> None:
     plan = replace(_one(5, 5), amplitude=np.array([amplitude], np.float32))
     image, mask = render(torch.full((1, 3, 10, 10), level), plan)
@@ -152,14 +175,18 @@ def test_a_defect_can_be_seen_on_black_and_on_white(level: float, amplitude: flo
 @pytest.mark.parametrize("kind", RANGES)
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", NAMES)
-def test_a_sample_does_not_depend_on_its_batch(name: str, batch: int, shape: tuple[int, int, int], kind: str) -> None:
+def test_a_sample_does_not_depend_on_its_batch(
+    name: str, batch: int, shape: tuple[int, int, int], kind: str
+) -> None:
     spec = many(name, contrast=(3, 12), count=(1, 3))
     images = as_dtype(scene(batch, shape), kind)
     together = _draw(images, sample_plan(spec, 3, 1, np.arange(batch), shape), kind)
     assert not torch.equal(together[0].float(), images.float())
     for part in (slice(0, 1), slice(1, 3), slice(3, None)):
         if len(images[part]):
-            alone = _draw(images[part], sample_plan(spec, 3, 1, np.arange(batch)[part], shape), kind)
+            alone = _draw(
+                images[part], sample_plan(spec, 3, 1, np.arange(batch)[part], shape), kind
+            )
             assert torch.equal(alone[0], together[0][part])
             assert torch.equal(alone[1], together[1][part])
 
@@ -167,8 +194,13 @@ def test_a_sample_does_not_depend_on_its_batch(name: str, batch: int, shape: tup
 @pytest.mark.parametrize("kind", ["uint8", "uint16"])
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", NAMES)
-def test_stored_pixels_are_drawn_as_floats_are(name: str, batch: int, shape: tuple[int, int, int], kind: str) -> None:
-    images, plan = as_dtype(scene(batch, shape), kind), plan_of(many(name, count=(1, 3)), batch, shape)
+def test_stored_pixels_are_drawn_as_floats_are(
+    name: str, batch: int, shape: tuple[int, int, int], kind: str
+) -> None:
+    images, plan = (
+        as_dtype(scene(batch, shape), kind),
+        plan_of(many(name, count=(1, 3)), batch, shape),
+    )
     stored, marks = _draw(images, plan, kind)
     floats, masks = render(images.to(torch.float32), plan, RANGES[kind][1])
     assert torch.equal(stored.to(torch.float32), floats)
@@ -177,7 +209,9 @@ def test_stored_pixels_are_drawn_as_floats_are(name: str, batch: int, shape: tup
 
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_changes_outside_of_windows_and_channels(name: str, batch: int, shape: tuple[int, int, int]) -> None:
+def test_nothing_changes_outside_of_windows_and_channels(
+    name: str, batch: int, shape: tuple[int, int, int]
+) -> None:
     plan = plan_of(many(name, count=(1, 3)), batch, shape)
     changes, masks = drawn(scene(batch, shape), plan)
     windows = _windows(plan, batch, shape)
@@ -187,7 +221,9 @@ def test_nothing_changes_outside_of_windows_and_channels(name: str, batch: int, 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_defects_of_the_references_are_no_defects(name: str) -> None:
-    changes, masks = drawn(scene(7, (3, 40, 40)), plan_of(many(name, true_count=(0, 0)), 7, (3, 40, 40)))
+    changes, masks = drawn(
+        scene(7, (3, 40, 40)), plan_of(many(name, true_count=(0, 0)), 7, (3, 40, 40))
+    )
     assert changes.any()
     assert not masks.any()
 
@@ -201,10 +237,14 @@ def test_the_mask_is_what_changes_visibly(name: str, kind: str) -> None:
     after, masks = _draw(images, plan, kind)
     change = (after.to(torch.float32) - images.to(torch.float32)).abs().div(values.scale)
     marked = masks[:, 0].bool()
-    if name == "spot":  # what it marks is its window, where other things than its strength are left of it
+    if (
+        name == "spot"
+    ):  # what it marks is its window, where other things than its strength are left of it
         assert (marked >= (change[:, 0] > 0)).all()
     else:
-        assert torch.equal(marked, torch.from_numpy(see_slowly(images, plan, change.numpy(), values))[:, 0])
+        assert torch.equal(
+            marked, torch.from_numpy(see_slowly(images, plan, change.numpy(), values))[:, 0]
+        )
     assert masks.any()
 
 
@@ -213,7 +253,9 @@ def test_values_stay_in_their_range(name: str) -> None:
     shape = (3, 32, 32)
     for level in (0.0, 0.5, 1.0):
         images = torch.full((40, *shape), level)
-        after, _ = render(images, plan_of(many(name, amplitude=(0.9, 1.0), count=(8, 8)), 40, shape))
+        after, _ = render(
+            images, plan_of(many(name, amplitude=(0.9, 1.0), count=(8, 8)), 40, shape)
+        )
         assert after.min() >= 0
         assert after.max() <= 1
 
@@ -221,7 +263,9 @@ def test_values_stay_in_their_range(name: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, "all"])
 def test_defects_add_up_in_any_order(name: str) -> None:
     shape, families = (3, 24, 24), NAMES if name == "all" else (name,)
-    plan = plan_of(many(*families, amplitude=(0.02, 0.04), count=(5, 6), true_count=(2, 4)), 4, shape)
+    plan = plan_of(
+        many(*families, amplitude=(0.02, 0.04), count=(5, 6), true_count=(2, 4)), 4, shape
+    )
     grey = scene(4, shape)
     changes, masks = drawn(grey, plan)
     backwards = drawn(grey, turn_around(plan))
@@ -236,7 +280,9 @@ def test_defects_add_up_in_any_order(name: str) -> None:
 
 def test_an_empty_plan_changes_nothing() -> None:
     images = torch.rand(2, 3, 8, 8)
-    after, masks = render(images.clone(), sample_plan(DefectSpec(probability=0.0), 0, 0, [0, 1], (3, 8, 8)))
+    after, masks = render(
+        images.clone(), sample_plan(DefectSpec(probability=0.0), 0, 0, [0, 1], (3, 8, 8))
+    )
     assert torch.equal(after, images)
     assert not masks.any()
 
@@ -271,7 +317,9 @@ def test_inference_mode_and_threads_draw_the_same() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "line"])
-@pytest.mark.parametrize(("y", "x"), [(0, 0), (0, 95), (91, 0), (91, 95), (-2.5, 40), (91.25, 40), (40, -3)])
+@pytest.mark.parametrize(
+    ("y", "x"), [(0, 0), (0, 95), (91, 0), (91, 95), (-2.5, 40), (91.25, 40), (40, -3)]
+)
 def test_beyond_its_edges_an_image_is_mirrored(name: str, y: float, x: float) -> None:
     """Drawn over an edge is drawn in the middle of the mirrored image, and cut."""
     pad, shape = 80, (3, 92, 96)
@@ -282,7 +330,9 @@ def test_beyond_its_edges_an_image_is_mirrored(name: str, y: float, x: float) ->
         values = plan.values.copy()
         values[:, 5:7] = (values[:, 5:7] - pad / 256) % 1
         inner = replace(inner, values=values)
-    changes, masks = drawn(np.pad(grey, ((0, 0), (0, 0), (pad, pad), (pad, pad)), mode="reflect"), inner)
+    changes, masks = drawn(
+        np.pad(grey, ((0, 0), (0, 0), (pad, pad), (pad, pad)), mode="reflect"), inner
+    )
     inside = (..., slice(pad, pad + shape[1]), slice(pad, pad + shape[2]))
     at_edge = drawn(grey, plan)
     np.testing.assert_array_equal(at_edge[0], changes[inside])
@@ -301,4 +351,6 @@ def test_the_device_draws_what_the_cpu_draws(name: str, kind: str) -> None:
     after, masks = render(images.clone(), plan, values)
     on_device, marks = (tensor.cpu() for tensor in render(images.cuda(), plan, values))
     torch.testing.assert_close(on_device, after, rtol=0, atol=values.scale / 255)
-    assert (marks != masks).float().mean() < 1e-3  # where a change is as large as what a mask wants, to a rounding
+    assert (
+        marks != masks
+    ).float().mean() < 1e-3  # where a change is as large as what a mask wants, to a rounding

@@ -25,27 +25,74 @@ from tests.synthesis.placing import NAMES
         ({"families": ()}, r"families is empty"),
         ({"families": {"spot": None}}, r"families is empty"),
         ({"families": {"scrach": {}}}, r"families.scrach is unknown: choose from spot, scratch"),
-        ({"families": {"spot": {"shape": ()}}}, r"families.spot={'shape': \(\)}: its options are weight, .*shapes"),
+        (
+            {"families": {"spot": {"shape": ()}}},
+            r"families.spot={'shape': \(\)}: its options are weight, .*shapes",
+        ),
         ({"families": {"blur": 3}}, r"families.blur=3: its options are weight"),
         ({"families": {"spot": {"shapes": ()}}}, r"spot.shapes is empty"),
         (
-            {"families": {"spot": {"shapes": [{"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1}]}}},
+            {
+                "families": {
+                    "spot": {
+                        "shapes": [
+                            {"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1}
+                        ]
+                    }
+                }
+            },
             r"height_px=0 of a spot",
         ),
         ({"families": {"stain": {"weight": 0}}}, r"weight=0 of stain must be greater than 0"),
-        ({"families": {"stain": {"weight": "often"}}}, r"weight='often' of stain must be greater than 0"),
-        ({"families": {"stain": {"size_px": ["6", "28"]}}}, r"stain.size_px=\['6', '28'\] is not a range"),
+        (
+            {"families": {"stain": {"weight": "often"}}},
+            r"weight='often' of stain must be greater than 0",
+        ),
+        (
+            {"families": {"stain": {"size_px": ["6", "28"]}}},
+            r"stain.size_px=\['6', '28'\] is not a range",
+        ),
         ({"families": {"stain": {"size_px": [9, 4]}}}, r"stain.size_px=\[9, 4\] is not a range"),
-        ({"families": {"stain": {"size_px": [0, 4]}}}, r"stain.size_px=\[0, 4\] must lie between 0.1 and inf"),
-        ({"families": {"stain": {"elongation": [0.5, 2]}}}, r"stain.elongation=\[0.5, 2\] must lie between 1 and inf"),
-        ({"families": {"blur": {"sigma_px": [0, 1]}}}, r"blur.sigma_px=\[0, 1\] must lie between 0.1 and inf"),
-        ({"families": {"nick": {"opacity": [0.5, 1.5]}}}, r"nick.opacity=\[0.5, 1.5\] must lie between 0 and 1"),
-        ({"families": {"scratch": {"taper": [0, 2]}}}, r"scratch.taper=\[0, 2\] must lie between 0 and 1"),
-        ({"families": {"scratch": {"interrupted": 2}}}, r"scratch.interrupted=2 must lie between 0 and 1"),
-        ({"families": {"line": {"along": "rows "}}}, r"line.along='rows ' is unknown: choose one of rows, columns"),
-        ({"families": {"line": {"width_px": [1.5, 2]}}}, r"line.width_px=\[1.5, 2\] must be whole numbers from 1"),
-        ({"families": {"stripe_break": {"reach_px": 0}}}, r"stripe_break.reach_px=0 must be at least 1"),
-        ({"families": {"relief": {"contrast": [2, 1]}}}, r"relief.contrast=\[2, 1\] is not a range"),
+        (
+            {"families": {"stain": {"size_px": [0, 4]}}},
+            r"stain.size_px=\[0, 4\] must lie between 0.1 and inf",
+        ),
+        (
+            {"families": {"stain": {"elongation": [0.5, 2]}}},
+            r"stain.elongation=\[0.5, 2\] must lie between 1 and inf",
+        ),
+        (
+            {"families": {"blur": {"sigma_px": [0, 1]}}},
+            r"blur.sigma_px=\[0, 1\] must lie between 0.1 and inf",
+        ),
+        (
+            {"families": {"nick": {"opacity": [0.5, 1.5]}}},
+            r"nick.opacity=\[0.5, 1.5\] must lie between 0 and 1",
+        ),
+        (
+            {"families": {"scratch": {"taper": [0, 2]}}},
+            r"scratch.taper=\[0, 2\] must lie between 0 and 1",
+        ),
+        (
+            {"families": {"scratch": {"interrupted": 2}}},
+            r"scratch.interrupted=2 must lie between 0 and 1",
+        ),
+        (
+            {"families": {"line": {"along": "rows "}}},
+            r"line.along='rows ' is unknown: choose one of rows, columns",
+        ),
+        (
+            {"families": {"line": {"width_px": [1.5, 2]}}},
+            r"line.width_px=\[1.5, 2\] must be whole numbers from 1",
+        ),
+        (
+            {"families": {"stripe_break": {"reach_px": 0}}},
+            r"stripe_break.reach_px=0 must be at least 1",
+        ),
+        (
+            {"families": {"relief": {"contrast": [2, 1]}}},
+            r"relief.contrast=\[2, 1\] is not a range",
+        ),
     ],
 )
 def test_bad_specifications(options: dict[str, Any], message: str) -> None:
@@ -55,7 +102,10 @@ def test_bad_specifications(options: dict[str, Any], message: str) -> None:
 
 def test_what_a_configuration_gives() -> None:
     shape = {"height_px": 3, "width_px": 3, "sigma_y_px": 1.0, "sigma_x_px": 1.0}
-    spec = DefectSpec(count=[1, 2], families={"spot": {"shapes": [shape]}, "blur": Blur(sigma_px=(1, 2)), "line": None})  # type: ignore[arg-type]
+    spec = DefectSpec(
+        count=[1, 2],
+        families={"spot": {"shapes": [shape]}, "blur": Blur(sigma_px=(1, 2)), "line": None},
+    )  # type: ignore[arg-type]
     assert spec.count == (1, 2)
     assert [member.name for member in spec.members] == ["spot", "blur"]
     assert spec.members[1] == Blur(sigma_px=(1.0, 2.0))
@@ -65,7 +115,9 @@ def test_what_a_configuration_gives() -> None:
 def test_every_family_of_a_configuration_file() -> None:
     """Hydra hands over lists and mappings of its own."""
     text = "{count: [1, 2], families: {spot: {shapes: [{height_px: 3, width_px: 3, sigma_y_px: 1, sigma_x_px: 1}]}, "
-    given = OmegaConf.create(text + "line: {along: rows, width_px: [1, 2]}, blur: {sigma_px: [1, 2]}, nick: null}}")
+    given = OmegaConf.create(
+        text + "line: {along: rows, width_px: [1, 2]}, blur: {sigma_px: [1, 2]}, nick: null}}"
+    )
     spec = DefectSpec(**given)
     assert [member.name for member in spec.members] == ["spot", "line", "blur"]
     assert spec.members[2] == Blur(sigma_px=(1, 2))

@@ -41,7 +41,9 @@ def test_there_is_a_least_noise(pattern: str) -> None:
     assert (_look(PATTERNS[pattern]).noise == LEAST_NOISE).all()
 
 
-@pytest.mark.parametrize(("pattern", "down"), [("down", True), ("across", False), ("slanted", True), ("smooth", True)])
+@pytest.mark.parametrize(
+    ("pattern", "down"), [("down", True), ("across", False), ("slanted", True), ("smooth", True)]
+)
 def test_the_way_of_stripes_is_found(pattern: str, down: bool) -> None:
     found = _look(PATTERNS[pattern] + np.random.default_rng(0).normal(0, 4, (96, 96))).runs_down
     assert (found == down).float().mean() > 0.98
@@ -56,7 +58,9 @@ def test_the_way_of_stripes_of_any_period_is_found(period: int) -> None:
 
 def test_brightness_of_each_channel() -> None:
     images = torch.stack((torch.full((96, 96), 51.0), torch.full((96, 96), 204.0)))
-    torch.testing.assert_close(_look(images.numpy()).brightness, torch.tensor([[0.2, 0.8]]).expand(300, 2))
+    torch.testing.assert_close(
+        _look(images.numpy()).brightness, torch.tensor([[0.2, 0.8]]).expand(300, 2)
+    )
 
 
 def test_surroundings_do_not_depend_on_who_else_is_asked() -> None:

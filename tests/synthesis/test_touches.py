@@ -19,10 +19,15 @@ def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr("lit_data.synthesis.touches.WORTH_PX", -1)
     shape = (1, 200, 200)
     # Sizes that just fit a power of two if some of the reach is forgotten.
-    tight = {"relief": {"sigma_px": (3.8, 4.4)}, "scratch": {"length_px": (22, 28), "bend_rad": (2, 3)}}
+    tight = {
+        "relief": {"sigma_px": (3.8, 4.4)},
+        "scratch": {"length_px": (22, 28), "bend_rad": (2, 3)},
+    }
     spec = only(name, **tight.get(name, {}))
     plan, grey = plan_of(spec, 250, shape), scene(1, shape)
-    plan = replace(plan, row=np.zeros_like(plan.row)) if name == "line" else move(plan, 100.375, 99.5)
+    plan = (
+        replace(plan, row=np.zeros_like(plan.row)) if name == "line" else move(plan, 100.375, 99.5)
+    )
     plan = replace(plan, row=np.zeros_like(plan.row))
     canvas = Canvas(torch.from_numpy(grey), GREY)
     steps = [find_touches(canvas, some.to("cpu")) for some in (plan, regroup(plan, 30))]
@@ -42,7 +47,9 @@ def test_square_windows_of_a_family_are_merged() -> None:
         assert max(g.height_px for g in inside) == group.height_px
         assert max(g.width_px for g in inside) == group.width_px
     grey = scene(100, (3, 64, 48))
-    for one, other in zip(drawn(grey, plan), drawn(grey, replace(plan, groups=tuple(merged))), strict=True):
+    for one, other in zip(
+        drawn(grey, plan), drawn(grey, replace(plan, groups=tuple(merged))), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
 
 
@@ -53,7 +60,11 @@ def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, mos
     monkeypatch.setattr("lit_data.synthesis.touches.CACHED_PX", most_px)
     parts = list(split_windows(plan.groups))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][:-1]
-    assert all((p.stop - p.start) * p.height_px * p.width_px <= most_px for p in parts if p.stop - p.start > 1)
+    assert all(
+        (p.stop - p.start) * p.height_px * p.width_px <= most_px
+        for p in parts
+        if p.stop - p.start > 1
+    )
     for one, other in zip(drawn(grey, plan), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 

@@ -11,6 +11,8 @@ from lit_data.synthesis.values import ValueRange
         (ValueRange(10.5, 20.25, whole=True), 9.75, (11, 20)),
     ],
 )
-def test_bounds_of_whole_values_are_whole(values: ValueRange, scale: float, bounds: tuple[float, float]) -> None:
+def test_bounds_of_whole_values_are_whole(
+    values: ValueRange, scale: float, bounds: tuple[float, float]
+) -> None:
     assert values.scale == scale
     assert values.bounds == bounds

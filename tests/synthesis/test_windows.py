@@ -8,7 +8,9 @@ from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.windows import Surroundings, Windows
 
 
-def _windows(y: float, x: float, size: tuple[int, int] = (4, 5), *, across: bool = False) -> Windows:
+def _windows(
+    y: float, x: float, size: tuple[int, int] = (4, 5), *, across: bool = False
+) -> Windows:
     rows, columns = torch.meshgrid(torch.arange(20.0), torch.arange(20.0), indexing="ij")
     image = ((rows if across else columns) % 6 < 3).float()
     canvas = Canvas(image.expand(2, 1, 20, 20).contiguous(), ValueRange())
@@ -18,7 +20,8 @@ def _windows(y: float, x: float, size: tuple[int, int] = (4, 5), *, across: bool
 
 
 @pytest.mark.parametrize(
-    ("y", "x", "top", "left"), [(5, 6, 4, 4), (5.375, 5.5, 4, 4), (5.5, 6.375, 5, 4), (0, -1, -1, -3)]
+    ("y", "x", "top", "left"),
+    [(5, 6, 4, 4), (5.375, 5.5, 4, 4), (5.5, 6.375, 5, 4), (0, -1, -1, -3)],
 )
 def test_places_are_measured_from_the_centre(y: float, x: float, top: int, left: int) -> None:
     windows = _windows(y, x)
@@ -26,7 +29,9 @@ def test_places_are_measured_from_the_centre(y: float, x: float, top: int, left:
     assert windows.y.flatten().tolist() == [top + n - y for n in range(4)]
     assert windows.x.flatten().tolist() == [left + n - x for n in range(5)]
     assert windows.strength.tolist() == pytest.approx([0.2])
-    expected = [[0 <= top + row < 20 and 0 <= left + column < 20 for column in range(5)] for row in range(4)]
+    expected = [
+        [0 <= top + row < 20 and 0 <= left + column < 20 for column in range(5)] for row in range(4)
+    ]
     assert windows.inside[0].tolist() == expected
 
 

@@ -30,12 +30,20 @@ class Oracle(L.LightningModule):
         self.says = says
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
-        return self.says if self.says is not None else [_answer(batch, row) for row in range(len(batch["image"]))]
+        return (
+            self.says
+            if self.says is not None
+            else [_answer(batch, row) for row in range(len(batch["image"]))]
+        )
 
 
 def _answer(batch: Batch, row: int) -> dict[str, torch.Tensor]:
     true = find_true(batch, row)
-    return {"boxes": true.corners, "classes": true.classes, "scores": 0.9 - 0.1 * torch.arange(len(true.classes))}
+    return {
+        "boxes": true.corners,
+        "classes": true.classes,
+        "scores": 0.9 - 0.1 * torch.arange(len(true.classes)),
+    }
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +71,9 @@ def _predict(
     return find_task(data).predict(model or Oracle(), run, PredictOptions(**(limits | options)))
 
 
-def test_what_is_found_is_written_in_the_coordinates_of_the_files(data: DetectionDataModule, tmp_path: Path) -> None:
+def test_what_is_found_is_written_in_the_coordinates_of_the_files(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
     summary = _predict(data, tmp_path).metrics
     labels, counts = data.files.labels, np.diff(data.files.labels.ends, prepend=0)
     assert summary == {
@@ -89,9 +99,16 @@ def test_what_is_found_is_written_in_the_coordinates_of_the_files(data: Detectio
         mine = [row for row in table["annotations"] if row["image_id"] == image["id"]]
         assert [row["category_id"] - 1 for row in mine] == rows[:, 0].tolist()
         _, cx, cy, w, h = labels.of(number).T.astype(np.float64)
-        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile((image["width"], image["height"]), 2)
-        np.testing.assert_allclose(np.reshape([row["bbox"] for row in mine], (-1, 4)), boxes, atol=2e-3)
-        assert cv2.imread(str(tmp_path / "pictures" / name)).shape == (*data.bank[number].shape[1:], 3)
+        boxes = np.stack((cx - w / 2, cy - h / 2, w, h), axis=1) * np.tile(
+            (image["width"], image["height"]), 2
+        )
+        np.testing.assert_allclose(
+            np.reshape([row["bbox"] for row in mine], (-1, 4)), boxes, atol=2e-3
+        )
+        assert cv2.imread(str(tmp_path / "pictures" / name)).shape == (
+            *data.bank[number].shape[1:],
+            3,
+        )
     assert len({row["id"] for row in table["annotations"]}) == len(labels.boxes)
     assert cv2.imread(str(tmp_path / "predictions.png")) is not None
 
@@ -104,13 +121,26 @@ def test_unsure_and_small_objects_are_left_out(data: DetectionDataModule, tmp_pa
     assert min(row["area"] for row in rows) >= 60
 
 
-def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(data: DetectionDataModule, tmp_path: Path) -> None:
-    found = {"boxes": torch.tensor([[10.0, 40.0, 50.0, 60.0]]), "classes": torch.tensor([1]), "scores": torch.ones(1)}
-    nothing = {"boxes": torch.zeros(0, 4), "classes": torch.zeros(0, dtype=torch.int64), "scores": torch.zeros(0)}
+def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
+    found = {
+        "boxes": torch.tensor([[10.0, 40.0, 50.0, 60.0]]),
+        "classes": torch.tensor([1]),
+        "scores": torch.ones(1),
+    }
+    nothing = {
+        "boxes": torch.zeros(0, 4),
+        "classes": torch.zeros(0, dtype=torch.int64),
+        "scores": torch.zeros(0),
+    }
 
     class First(Oracle):
         def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
-            return [found if batch_idx == 0 and row == 0 else nothing for row in range(len(batch["image"]))]
+            return [
+                found if batch_idx == 0 and row == 0 else nothing
+                for row in range(len(batch["image"]))
+            ]
 
     _predict(data, tmp_path, First())
     height, width = data.bank[0].shape[1:]
@@ -151,7 +181,9 @@ def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> Non
     assert cv2.imread(str(path)).shape[1] > 1000
 
 
-def test_a_class_that_the_set_does_not_know_is_named_by_its_number(data: DetectionDataModule, tmp_path: Path) -> None:
+def test_a_class_that_the_set_does_not_know_is_named_by_its_number(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
     strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
     assert draw_found_boxes(data, Oracle(strange), batch, tmp_path / "found.png", "title", count=1)
@@ -177,7 +209,11 @@ class Fails(Oracle):
 
 def _read(folder: Path) -> dict[str, bytes]:
     names = ("fingerprint.json", "images.jsonl")
-    return {p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*.*") if p.name not in names}
+    return {
+        p.relative_to(folder).as_posix(): p.read_bytes()
+        for p in folder.rglob("*.*")
+        if p.name not in names
+    }
 
 
 def test_a_run_that_was_interrupted_goes_on(data: DetectionDataModule, tmp_path: Path) -> None:
@@ -190,7 +226,9 @@ def test_a_run_that_was_interrupted_goes_on(data: DetectionDataModule, tmp_path:
     assert sum(second.sizes) == 14 - 8
     assert _read(tmp_path / "parts") == _read(tmp_path / "whole")
     third = Fails()
-    assert _predict(data, tmp_path / "parts", third, resume=True).metrics["predict/images_kept"] == 14
+    assert (
+        _predict(data, tmp_path / "parts", third, resume=True).metrics["predict/images_kept"] == 14
+    )
     assert third.sizes == []
 
 
@@ -221,14 +259,20 @@ def test_batches_are_predicted_in_lanes(data: DetectionDataModule, tmp_path: Pat
 
 
 def test_options_of_tiles_mean_nothing_for_boxes(data: DetectionDataModule, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"predict.tile_px=64 means nothing for images with boxes: leave it out"):
+    with pytest.raises(
+        ConfigError, match=r"predict.tile_px=64 means nothing for images with boxes: leave it out"
+    ):
         _predict(data, tmp_path, tile_px=64)
 
 
-def test_answers_for_other_than_the_samples_are_refused(data: DetectionDataModule, tmp_path: Path) -> None:
+def test_answers_for_other_than_the_samples_are_refused(
+    data: DetectionDataModule, tmp_path: Path
+) -> None:
     class Short(Oracle):
         def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
             return super().predict_step(batch, batch_idx)[1:]
 
-    with pytest.raises(ConfigError, match=r"predict_step of Short returned 3 answers for 4 samples"):
+    with pytest.raises(
+        ConfigError, match=r"predict_step of Short returned 3 answers for 4 samples"
+    ):
         _predict(data, tmp_path, Short())

@@ -44,7 +44,9 @@ def _open(cache: Path, **options: Any) -> GANDataModule:
 def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
     torch.manual_seed(0)
     sizes: dict[str, Any] = {"image_px": 16, "channels": channels, "latent_size": 4}
-    return GANModule(ConvGenerator(**sizes, posed=posed, width=4, max_width=8, style_size=8), **sizes)
+    return GANModule(
+        ConvGenerator(**sizes, posed=posed, width=4, max_width=8, style_size=8), **sizes
+    )
 
 
 def _run(folder: Path, seed: int = 0) -> PredictRun:
@@ -57,11 +59,18 @@ def _run(folder: Path, seed: int = 0) -> PredictRun:
 
 def _read(folder: Path) -> dict[str, np.ndarray]:
     found = sorted(folder.rglob("*.png"))
-    return {path.relative_to(folder).as_posix(): cv2.imread(str(path), cv2.IMREAD_UNCHANGED) for path in found}
+    return {
+        path.relative_to(folder).as_posix(): cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+        for path in found
+    }
 
 
-def test_predict_writes_images_a_grid_and_objects_from_all_sides(cache: Path, tmp_path: Path) -> None:
-    metrics, bad = generate(_open(cache), _build(), _run(tmp_path), PredictOptions(count=5, batch_size=2))
+def test_predict_writes_images_a_grid_and_objects_from_all_sides(
+    cache: Path, tmp_path: Path
+) -> None:
+    metrics, bad = generate(
+        _open(cache), _build(), _run(tmp_path), PredictOptions(count=5, batch_size=2)
+    )
     assert metrics == {"predict/images": 5, "predict/objects": 5}
     assert not bad
     files = _read(tmp_path)
@@ -78,7 +87,9 @@ def test_the_same_seed_gives_the_same_images(cache: Path, tmp_path: Path) -> Non
     data, model, options = _open(cache), _build(), PredictOptions(count=2)
     for name, seed in (("first", 3), ("again", 3), ("other", 4)):
         generate(data, model, _run(tmp_path / name, seed), options)
-    first, again, other = (_read(tmp_path / name)["images/000000.png"] for name in ("first", "again", "other"))
+    first, again, other = (
+        _read(tmp_path / name)["images/000000.png"] for name in ("first", "again", "other")
+    )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
 
@@ -86,7 +97,12 @@ def test_the_same_seed_gives_the_same_images(cache: Path, tmp_path: Path) -> Non
 def test_sheets_can_be_learned_from(cache: Path, tmp_path: Path) -> None:
     generate(_open(cache), _build(), _run(tmp_path), PredictOptions(count=4))
     data = GANDataModule(
-        str(tmp_path / "views"), views="sheet", tiles=2, image_px=16, cache="none", splits={"train": 0.5, "val": 0.5}
+        str(tmp_path / "views"),
+        views="sheet",
+        tiles=2,
+        image_px=16,
+        cache="none",
+        splits={"train": 0.5, "val": 0.5},
     )
     data.prepare_data()
     assert data.describe()["objects"] == 4
@@ -94,7 +110,9 @@ def test_sheets_can_be_learned_from(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_sides_writes_images_alone(cache: Path, tmp_path: Path) -> None:
-    metrics, _ = generate(_open(cache), _build(posed=False), _run(tmp_path), PredictOptions(count=3))
+    metrics, _ = generate(
+        _open(cache), _build(posed=False), _run(tmp_path), PredictOptions(count=3)
+    )
     assert metrics == {"predict/images": 3, "predict/objects": 0}
     assert not (tmp_path / "views.png").exists()
 
@@ -111,7 +129,9 @@ def test_a_model_that_generates_nothing_is_refused(cache: Path, tmp_path: Path) 
         generate(_open(cache), BoringModel(), _run(tmp_path), PredictOptions())
 
 
-@pytest.mark.parametrize("option", [{"clean": True}, {"resume": True}, {"quantise": "bf16"}, {"onnx": "a.onnx"}])
+@pytest.mark.parametrize(
+    "option", [{"clean": True}, {"resume": True}, {"quantise": "bf16"}, {"onnx": "a.onnx"}]
+)
 def test_what_means_nothing_is_refused(option: dict[str, Any], cache: Path, tmp_path: Path) -> None:
     name = next(iter(option))
     with pytest.raises(ConfigError, match=rf"predict.{name}=.* means nothing for generated images"):
@@ -131,7 +151,9 @@ def test_real_and_generated_images_stand_side_by_side(cache: Path, tmp_path: Pat
 
 
 def test_sets_without_held_out_images_are_drawn_too(cache: Path, tmp_path: Path) -> None:
-    draw_predictions(_open(cache, splits={"train": 1.0}), _build(posed=False), tmp_path / "predictions.png")
+    draw_predictions(
+        _open(cache, splits={"train": 1.0}), _build(posed=False), tmp_path / "predictions.png"
+    )
     assert (tmp_path / "predictions.png").is_file()
 
 

@@ -46,8 +46,12 @@ def test_views_become_the_sheet_they_came_from(cache: str) -> None:
 def test_samples_are_drawn_with_all_views_of_their_object(cache: str, tmp_path: Path) -> None:
     data = _data(cache)
     batch = data.finish_batch(_planned(data), "train")
-    assert draw_image_samples(data, batch, tmp_path / "views.png", "samples", stage="train", count=3) == [0, 1, 3]
-    assert draw_image_samples(data, batch, tmp_path / "all.png", "samples", stage="train", count=9) == [0, 1, 2, 3]
+    assert draw_image_samples(
+        data, batch, tmp_path / "views.png", "samples", stage="train", count=3
+    ) == [0, 1, 3]
+    assert draw_image_samples(
+        data, batch, tmp_path / "all.png", "samples", stage="train", count=9
+    ) == [0, 1, 2, 3]
     three, four = (cv2.imread(str(tmp_path / name)) for name in ("views.png", "all.png"))
     assert four.shape[0] > three.shape[0] > 500
     assert four.shape[1] == three.shape[1]
@@ -55,11 +59,22 @@ def test_samples_are_drawn_with_all_views_of_their_object(cache: str, tmp_path: 
 
 def test_images_without_views_are_drawn_side_by_side(cache: str, tmp_path: Path) -> None:
     root = _data(cache).source.folder
-    data = _data(cache, root=str(root), views="none", labels="none", splits={"train": 1.0}, image_px=32)
+    data = _data(
+        cache, root=str(root), views="none", labels="none", splits={"train": 1.0}, image_px=32
+    )
     batch = data.finish_batch(_planned(data), "train")
-    assert draw_image_samples(data, batch, tmp_path / "grid.png", "samples", stage="train", count=6) == [0, 1, 2]
+    assert draw_image_samples(
+        data, batch, tmp_path / "grid.png", "samples", stage="train", count=6
+    ) == [0, 1, 2]
     many = {key: value.repeat(4, *[1] * (value.ndim - 1)) for key, value in batch.items()}
-    assert len(draw_image_samples(data, many, tmp_path / "many.png", "samples", stage="train", count=12)) == 12
+    assert (
+        len(
+            draw_image_samples(
+                data, many, tmp_path / "many.png", "samples", stage="train", count=12
+            )
+        )
+        == 12
+    )
     few, lines = (cv2.imread(str(tmp_path / name)) for name in ("grid.png", "many.png"))
     assert lines.shape[0] > few.shape[0]
     assert lines.shape[1] > few.shape[1]

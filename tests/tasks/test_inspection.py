@@ -37,7 +37,9 @@ def _predict(tmp_path: Path, **options: Any) -> Path:
         if number == 2:
             image[40:60, 30:50] = 204
         cv2.imwrite(str(tmp_path / "set" / f"{number}.png"), image)
-    data = InspectionDataModule(str(tmp_path / "set"), classes=["dent", "spot"], cache_dir=str(tmp_path / "cache"))
+    data = InspectionDataModule(
+        str(tmp_path / "set"), classes=["dent", "spot"], cache_dir=str(tmp_path / "cache")
+    )
     data.prepare_data()
     data.setup("predict")
     folder = tmp_path / "out"
@@ -64,14 +66,21 @@ def test_each_defect_has_its_class_and_each_image_a_map_of_them(tmp_path: Path) 
         assert classes.dtype == np.uint8
         assert (classes == 1).sum() == 100
         assert (classes[40:60, 30:50] == 2).all()
-        assert [row["verdict"] for row in _rows(folder / "images.csv")] == ["good", "defect", "defect"]
+        assert [row["verdict"] for row in _rows(folder / "images.csv")] == [
+            "good",
+            "defect",
+            "defect",
+        ]
 
 
 def test_the_verdict_is_that_of_the_score_where_images_have_a_threshold(tmp_path: Path) -> None:
     scores = []
     for fraction, threshold in ((0, None), (0.05, None), (0.05, 0.4), (0, 1.0)):
         folder = _predict(
-            tmp_path / f"{fraction}{threshold}", image_score_fraction=fraction, image_threshold=threshold, large_px=10
+            tmp_path / f"{fraction}{threshold}",
+            image_score_fraction=fraction,
+            image_threshold=threshold,
+            large_px=10,
         )
         rows = _rows(folder / "images.csv")
         scores.append([float(row["score"]) for row in rows])
@@ -119,7 +128,11 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         cache_dir=str(tmp_path / "cache"),
         loader=LoaderOptions(batch_size=3, num_workers=0),
     )
-    options: dict[str, Any] = {"baseline": False, "false_alarms_per_patch": None, "image_score_fraction": fraction}
+    options: dict[str, Any] = {
+        "baseline": False,
+        "false_alarms_per_patch": None,
+        "image_score_fraction": fraction,
+    }
     model = SegmentationModule(_Brightness(), anomaly_scores=True, **options)
     metric = AnomalyScores(score_fraction=fraction)
     data.prepare_data()
@@ -131,19 +144,26 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         metric.update(found, finished["mask"], batch["image_index"], batch["position"])
     L.Trainer(**QUIET).validate(model, data, verbose=False)
     data.setup("predict")
-    run = PredictRun(folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
+    run = PredictRun(
+        folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET)
+    )
     threshold = float(model.image_threshold)
     chosen = PredictOptions(image_score_fraction=fraction, image_threshold=threshold, tile_px=64)
     predicted = find_task(data).predict(model, run, chosen).metrics
     rows = _rows(tmp_path / "out" / "images.csv")
     numbers, scores, _ = metric.score_images()
     in_prediction = {row["image"]: float(row["score"]) for row in rows}
-    in_validation = {f"{number}.png": score for number, score in zip(numbers.tolist(), scores.tolist(), strict=True)}
+    in_validation = {
+        f"{number}.png": score
+        for number, score in zip(numbers.tolist(), scores.tolist(), strict=True)
+    }
     assert in_prediction == pytest.approx(in_validation, abs=1e-5)
     assert threshold == pytest.approx(float(metric.compute()["image_f1_max_threshold"]), abs=1e-6)
     wrong = sum(row["verdict"] != row["truth"] for row in rows)
     assert predicted["predict/missed"] + predicted["predict/false_alarms"] == wrong
-    assert predicted["predict/image_auroc"] == pytest.approx(float(metric.compute()["image_auroc"]), abs=1e-4)
+    assert predicted["predict/image_auroc"] == pytest.approx(
+        float(metric.compute()["image_auroc"]), abs=1e-4
+    )
 
 
 class _Bright(L.LightningModule):
@@ -154,7 +174,9 @@ class _Bright(L.LightningModule):
 
 
 @pytest.mark.parametrize("large_px", [50_000_000, 10])  # also through a temporary file
-@pytest.mark.parametrize("options", [{"size_px": 64}, {"size_px": (600, 80)}, {"scale": 0.5}, {"scale": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"size_px": 64}, {"size_px": (600, 80)}, {"scale": 0.5}, {"scale": 1.5}]
+)
 def test_what_is_found_in_scaled_images_lies_where_it_is_in_their_files(
     tmp_path: Path, options: dict[str, Any], large_px: int
 ) -> None:
@@ -172,14 +194,18 @@ def test_what_is_found_in_scaled_images_lies_where_it_is_in_their_files(
     )
     data.prepare_data()
     data.setup("predict")
-    run = PredictRun(folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
+    run = PredictRun(
+        folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET)
+    )
     found = find_task(data).predict(_Bright(), run, PredictOptions(large_px=large_px)).metrics
     assert (found["predict/missed"], found["predict/false_alarms"]) == (0, 0)
     defects = _rows(tmp_path / "out" / "defects.csv")
     assert [row["image"] for row in defects] == ["a.png", "b.png", "c.png"]
     for row in defects:
         size = sizes[row["image"][0]]
-        read = cv2.imread(str(tmp_path / "out" / "maps" / f"{row['image']}.png"), cv2.IMREAD_UNCHANGED)
+        read = cv2.imread(
+            str(tmp_path / "out" / "maps" / f"{row['image']}.png"), cv2.IMREAD_UNCHANGED
+        )
         assert read.shape == size
         height, width = data.source.scaling.scaled_px(size)  # type: ignore[union-attr]
         one_px = max(size[0] / height, size[1] / width, 1)  # a scaled pixel in the file

@@ -33,7 +33,9 @@ class Marker(L.LightningModule):
     def __init__(self, **says: Any) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)
+        )
         self.says = says
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -65,8 +67,12 @@ def _trainer(folder: Path) -> L.Trainer:
     return L.Trainer(default_root_dir=folder, **QUIET)
 
 
-def _predict(data: StripeDataModule, model: L.LightningModule, folder: Path, **options: Any) -> Predicted:
-    run = PredictRun(folder=folder, identity={"weights": 1}, make_trainer=lambda callbacks: _trainer(folder))
+def _predict(
+    data: StripeDataModule, model: L.LightningModule, folder: Path, **options: Any
+) -> Predicted:
+    run = PredictRun(
+        folder=folder, identity={"weights": 1}, make_trainer=lambda callbacks: _trainer(folder)
+    )
     chosen = {"tile_px": 32, "multiple_px": 1, "readers": 1} | options
     return find_task(data).predict(model, run, PredictOptions(**chosen))
 
@@ -77,8 +83,12 @@ def _write_images(folder: Path, layout: str, dtype: str, *, count: int = 2) -> N
         pixels = (rng.random((3, *SIZE)) * top).astype(dtype)
         folder.mkdir(exist_ok=True)
         if layout == "channels":
-            tifffile.imwrite(folder / f"{number}.tif", np.moveaxis(pixels, 0, -1), photometric="rgb")
-        for role, channel in zip("abc" if layout in ("files", "pairs") else "", pixels, strict=False):
+            tifffile.imwrite(
+                folder / f"{number}.tif", np.moveaxis(pixels, 0, -1), photometric="rgb"
+            )
+        for role, channel in zip(
+            "abc" if layout in ("files", "pairs") else "", pixels, strict=False
+        ):
             tifffile.imwrite(folder / f"{number}_{role}.tif", channel)
         if layout == "single":
             tifffile.imwrite(folder / f"{number}.tif", pixels[0])
@@ -122,7 +132,13 @@ def test_tiles_of_whole_images_say_what_patches_said(
     _write_images(tmp_path / "set", layout, dtype)
     roles = {"files": ("target", "ref1", "ref2"), "pairs": ("target", "ref1")}.get(layout, ())
     files = {role: f"*_{letter}.tif" for role, letter in zip(roles, "abc", strict=False)}
-    data = _open(tmp_path / "set", tmp_path / "cache", layout=layout, **({"files": files} if files else {}), **options)
+    data = _open(
+        tmp_path / "set",
+        tmp_path / "cache",
+        layout=layout,
+        **({"files": files} if files else {}),
+        **options,
+    )
     model = Marker()
     found = _predict(data, model, tmp_path / "run")
     assert (found.metrics["predict/images"], found.bad) == (2, [])
@@ -131,14 +147,18 @@ def test_tiles_of_whole_images_say_what_patches_said(
         before = model.predict_step(batch, 0)["probability"][:, 0].numpy()
     assert before.std() > 0.01
     for number, name in enumerate(data.source.names(data.bank)):
-        np.testing.assert_allclose(_read_map(tmp_path / "run", name), before[number], rtol=0, atol=2e-5)
+        np.testing.assert_allclose(
+            _read_map(tmp_path / "run", name), before[number], rtol=0, atol=2e-5
+        )
 
 
 def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
     _write_images(tmp_path / "set", "channels", "uint8")
     data = _open(tmp_path / "set", tmp_path / "cache")
     _predict(data, Marker(), tmp_path / "run")
-    maps = {name: _read_map(tmp_path / "run", name).astype(np.float32) for name in ("0.tif", "1.tif")}
+    maps = {
+        name: _read_map(tmp_path / "run", name).astype(np.float32) for name in ("0.tif", "1.tif")
+    }
     level = np.floor(np.quantile(np.stack(list(maps.values())), 0.9) * 65535)
     threshold = float((level + 0.5) / 65535)  # between two levels of a map, which is rounded
     metrics, _ = _predict(data, Marker(), tmp_path / "run", threshold=threshold, min_area_px=2)
@@ -150,7 +170,9 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
         for name, found in maps.items()
         for defect in find_defects(found, threshold=threshold, min_area_px=2)
     ]
-    assert sorted((row["image"], f"{float(row['y']):.2f}", int(row["height_px"])) for row in rows) == sorted(shown)
+    assert sorted(
+        (row["image"], f"{float(row['y']):.2f}", int(row["height_px"])) for row in rows
+    ) == sorted(shown)
     assert metrics["predict/defects"] == len(rows) > 2
     assert metrics["predict/images_with_defects"] == 2
     assert cv2.imread(str(tmp_path / "run" / "predictions.png")) is not None
@@ -159,13 +181,21 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "match"),
     [
-        ("vector", r"predict_step of Forgetful must return probabilities \[B, 1, H, W\].*returned \["),
+        (
+            "vector",
+            r"predict_step of Forgetful must return probabilities \[B, 1, H, W\].*returned \[",
+        ),
         ("nothing", r"must return probabilities.*returned a NoneType"),
-        ("other", r"must return probabilities.*a dict with probability \[.*, 3, 32, 32\], mask a int"),
+        (
+            "other",
+            r"must return probabilities.*a dict with probability \[.*, 3, 32, 32\], mask a int",
+        ),
         ("logits", r"probability goes from -\d.* to \d.*: predict_step must return values in 0..1"),
     ],
 )
-def test_modules_that_answer_something_else_are_told_what_to_answer(kind: str, match: str, tmp_path: Path) -> None:
+def test_modules_that_answer_something_else_are_told_what_to_answer(
+    kind: str, match: str, tmp_path: Path
+) -> None:
     _write_images(tmp_path / "set", "channels", "uint8")
     data = _open(tmp_path / "set", tmp_path / "cache")
     with pytest.raises(ConfigError, match=match):
@@ -180,16 +210,24 @@ def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
     _write_images(tmp_path / "set", "channels", "uint8")
     plain = _open(tmp_path / "set", tmp_path / "cache")
     _predict(plain, Marker(), tmp_path / "plain")
-    data = _open(tmp_path / "set", tmp_path / "cache", batch_format=["ref1", "ref2", "target", "mask"])
+    data = _open(
+        tmp_path / "set", tmp_path / "cache", batch_format=["ref1", "ref2", "target", "mask"]
+    )
     _predict(data, Tuple(), tmp_path / "tuple")
-    np.testing.assert_array_equal(_read_map(tmp_path / "plain", "0.tif"), _read_map(tmp_path / "tuple", "0.tif"))
+    np.testing.assert_array_equal(
+        _read_map(tmp_path / "plain", "0.tif"), _read_map(tmp_path / "tuple", "0.tif")
+    )
 
 
 def test_images_of_which_no_one_knows_how_to_read_them_whole(tmp_path: Path) -> None:
     _write_images(tmp_path / "set", "channels", "uint8")
     with pytest.raises(ConfigError, match=r"predict.clean=true means nothing for maps of defects"):
         _predict(_open(tmp_path / "set", tmp_path / "cache"), Marker(), tmp_path, clean=True)
-    marks = WatermarkDataModule(augment={"predict": nn.Identity()}, cache_dir=str(tmp_path / "cache"))
-    run = PredictRun(folder=tmp_path, identity={}, make_trainer=lambda callbacks: _trainer(tmp_path))
+    marks = WatermarkDataModule(
+        augment={"predict": nn.Identity()}, cache_dir=str(tmp_path / "cache")
+    )
+    run = PredictRun(
+        folder=tmp_path, identity={}, make_trainer=lambda callbacks: _trainer(tmp_path)
+    )
     with pytest.raises(ConfigError, match=r"leave predict out of data\.augment"):
         find_task(marks).predict(Marker(), run, PredictOptions())

@@ -52,7 +52,9 @@ class Blur(L.LightningModule):
         self.sizes.append(tuple(batch["image"].shape))
         if self.reach_px is None:
             return {"probability": grey + 0 * grey.mean((2, 3), keepdim=True)}
-        return {"probability": nn.functional.avg_pool2d(grey, 2 * self.reach_px + 1, 1, self.reach_px)}
+        return {
+            "probability": nn.functional.avg_pool2d(grey, 2 * self.reach_px + 1, 1, self.reach_px)
+        }
 
 
 def _images(*sizes: tuple[int, int]) -> WholeImages:
@@ -62,7 +64,9 @@ def _images(*sizes: tuple[int, int]) -> WholeImages:
 
 def _choose(reach_px: int | None, size: tuple[int, int], **options: Any) -> int:
     net = ProbabilityNet(Blur(reach_px), (0, 1, 2))
-    return choose_overlap_px(net, _images(size), PredictOptions(tile_px=64, multiple_px=2, **options), CPU)
+    return choose_overlap_px(
+        net, _images(size), PredictOptions(tile_px=64, multiple_px=2, **options), CPU
+    )
 
 
 def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) -> None:
@@ -82,7 +86,11 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
         # The net is asked with 65 px whether it takes any size.
         ([(40, 52)], {"multiple_px": 16}, {(1, 3, 65, 65), (1, 3, 40, 52)}),
         ([(40, 52)], {"multiple_px": 16, "round_px": 16}, {(1, 3, 48, 64)}),
-        ([(40, n) for n in range(48, 51)], {"multiple_px": 1}, {(1, 3, 40, n) for n in range(48, 51)}),
+        (
+            [(40, n) for n in range(48, 51)],
+            {"multiple_px": 1},
+            {(1, 3, 40, n) for n in range(48, 51)},
+        ),
         ([(64, 64)] * 7, {"lanes": 2}, {(1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"batch_size": 3}, {(3, 3, 64, 64), (1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"max_batch_size": 2}, {(2, 3, 64, 64), (1, 3, 64, 64)}),
@@ -91,7 +99,10 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
     ],
 )
 def test_batches_are_as_large_as_asked_for(
-    sizes: list[tuple[int, int]], options: dict[str, Any], tiles: set[tuple[int, ...]], tmp_path: Path
+    sizes: list[tuple[int, int]],
+    options: dict[str, Any],
+    tiles: set[tuple[int, ...]],
+    tmp_path: Path,
 ) -> None:
     given = dict(options)
     limit = given.pop("limit", 1.0)
@@ -112,7 +123,9 @@ def test_a_net_that_refuses_odd_sizes_gets_sides_filled_up_by_their_edge(tmp_pat
                 raise ValueError("my sides must be multiples of 16")
             return super().predict_step(batch, batch_idx)
 
-    run = PredictRun(folder=tmp_path, identity={}, make_trainer=lambda callbacks: L.Trainer(**QUIET))
+    run = PredictRun(
+        folder=tmp_path, identity={}, make_trainer=lambda callbacks: L.Trainer(**QUIET)
+    )
     model, images, chosen = Halving(1), _images((40, 52)), PredictOptions(tile_px=64)
     predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
     assert set(model.sizes) == {(1, 3, 48, 64)}

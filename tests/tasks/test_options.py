@@ -24,7 +24,9 @@ def test_the_configuration_has_every_option_with_its_default() -> None:
 def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
     one = PredictOptions(folder="a", resume=True, batch_size=3, readers=1, lanes=2).identity()
     assert one == PredictOptions().identity()
-    assert one == PredictOptions(threshold=0.5).identity() != PredictOptions(threshold=0.4).identity()
+    assert (
+        one == PredictOptions(threshold=0.5).identity() != PredictOptions(threshold=0.4).identity()
+    )
     assert one != PredictOptions(tile_px=256).identity()
     assert one != PredictOptions(image_threshold=0.5).identity()
     assert one.keys() >= {"threshold", "clean", "tile_px", "precision", "augment"}
@@ -40,7 +42,10 @@ def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
         ({"on_bad": "ignore"}, r"'predict.on_bad' is 'ignore': give one of error, skip"),
         ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
         ({"readers": "two"}, r"'predict.readers' is 'two': give a whole number"),
-        ({"quantise": "static", "lanes": 2}, r"predict.lanes=2 is not for what predict.quantise=static compiles"),
+        (
+            {"quantise": "static", "lanes": 2},
+            r"predict.lanes=2 is not for what predict.quantise=static compiles",
+        ),
         ({"quantise": "static", "compile": True}, r"predict.quantise=static compiles by itself"),
         ({"tiles": 3}, r"unknown key 'predict.tiles'.*Did you mean 'predict.tile_px'"),
     ],

@@ -17,7 +17,12 @@ from lit_data.io.volumes.reading import open_volume
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, PredictRun, find_task
 from lit_data.tasks.volume_views import VolumeShown, project
-from lit_data.tasks.volumes import VolumeWriter, compare_voxels, draw_reconstructions, draw_volume_samples
+from lit_data.tasks.volumes import (
+    VolumeWriter,
+    compare_voxels,
+    draw_reconstructions,
+    draw_volume_samples,
+)
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
@@ -37,7 +42,10 @@ class Oracle(L.LightningModule):
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
         if self.says is not None:
             return self.says
-        parts = zip(*(batch[key].split(batch["coords_count"].tolist()) for key in ("coords", "feats")), strict=True)
+        parts = zip(
+            *(batch[key].split(batch["coords_count"].tolist()) for key in ("coords", "feats")),
+            strict=True,
+        )
         return [_answer(coords[:, 1:], feats[:, 0]) for coords, feats in parts]
 
 
@@ -68,7 +76,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> CTDataModule:
     return _open(None, tmp_path_factory.mktemp("cache"))
 
 
-def _predict(data: CTDataModule, folder: Path, says: Answer = None, **options: Any) -> dict[str, Any]:
+def _predict(
+    data: CTDataModule, folder: Path, says: Answer = None, **options: Any
+) -> dict[str, Any]:
     model = says if isinstance(says, Oracle) else Oracle(says)
     run = PredictRun(
         folder=folder,
@@ -116,7 +126,9 @@ def test_perfect_predictions_write_the_volumes_again(data: CTDataModule, tmp_pat
 
 def test_unsure_voxels_are_left_out(data: CTDataModule, tmp_path: Path) -> None:
     summary = _predict(data, tmp_path, threshold=0.7)
-    assert summary["predict/voxels"] == sum(len(data.volumes.bank[number]) - 1 for number in range(3))
+    assert summary["predict/voxels"] == sum(
+        len(data.volumes.bank[number]) - 1 for number in range(3)
+    )
     assert 0.9 < summary["predict/iou"] < 1
 
 
@@ -138,11 +150,17 @@ def test_nifti_volumes_keep_their_place_in_the_patient(tmp_path: Path) -> None:
         np.testing.assert_array_equal(np.asarray(image.dataobj).T, _expected(data, number))
 
 
-@pytest.mark.parametrize("says", [torch.zeros(2), [{"coords": torch.zeros(0, 3)}]], ids=["tensor", "no values"])
+@pytest.mark.parametrize(
+    "says", [torch.zeros(2), [{"coords": torch.zeros(0, 3)}]], ids=["tensor", "no values"]
+)
 def test_other_answers_are_refused(says: Answer, data: CTDataModule, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"predict_step of Oracle must return a list with a dict for each volume"):
+    with pytest.raises(
+        ConfigError, match=r"predict_step of Oracle must return a list with a dict for each volume"
+    ):
         _predict(data, tmp_path, says)
-    assert not draw_reconstructions(data, Oracle(says), _batch(data, 2), tmp_path / "a.png", "title", count=2)
+    assert not draw_reconstructions(
+        data, Oracle(says), _batch(data, 2), tmp_path / "a.png", "title", count=2
+    )
     assert not (tmp_path / "a.png").exists()
 
 
@@ -159,7 +177,9 @@ def test_nothing_found_is_written_as_nothing(data: CTDataModule, tmp_path: Path)
 
 def test_windows_cannot_be_predicted(tmp_path: Path) -> None:
     data = _open(None, tmp_path, sample="windows", windows=WindowSpec(size=12))
-    with pytest.raises(ConfigError, match=r"predict writes whole volumes: set data.sample=points, not windows"):
+    with pytest.raises(
+        ConfigError, match=r"predict writes whole volumes: set data.sample=points, not windows"
+    ):
         VolumeWriter(data, tmp_path, threshold=0.5)
     rows = draw_volume_samples(data, _batch(data, 3), tmp_path / "windows.png", "title", count=2)
     assert len(rows) == 2

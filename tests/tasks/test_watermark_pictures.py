@@ -35,7 +35,9 @@ def _planned(data: WatermarkDataModule) -> Batch:
     return data.plan_batch(data.make_loader("train").read(np.arange(10), 0), "train")
 
 
-def test_samples_are_drawn_those_with_the_largest_mark_first(data: WatermarkDataModule, tmp_path: Path) -> None:
+def test_samples_are_drawn_those_with_the_largest_mark_first(
+    data: WatermarkDataModule, tmp_path: Path
+) -> None:
     batch = data.finish_batch(_planned(data), "train")
     rows = draw_mark_samples(batch, tmp_path / "samples.png", "samples", count=3)
     sizes = batch["mask"].flatten(1).sum(1)
@@ -56,11 +58,15 @@ def test_predictions_are_drawn_if_there_are_any(data: WatermarkDataModule, tmp_p
         def predict_step(self, batch: Batch, batch_idx: int) -> None:
             return None
 
-    assert not draw_mark_predictions(data, Silent(), batch, tmp_path / "none.png", "predictions", count=4)
+    assert not draw_mark_predictions(
+        data, Silent(), batch, tmp_path / "none.png", "predictions", count=4
+    )
     assert not (tmp_path / "none.png").exists()
 
 
-def test_augmentation_is_drawn_where_there_is_any(data: WatermarkDataModule, tmp_path: Path) -> None:
+def test_augmentation_is_drawn_where_there_is_any(
+    data: WatermarkDataModule, tmp_path: Path
+) -> None:
     path = tmp_path / "augment.png"
     assert draw_augmented_marks(data, _planned(data), [0, 3], path, stage="train")
     assert cv2.imread(str(path)).shape[1] > 500

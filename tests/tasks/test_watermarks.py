@@ -22,7 +22,13 @@ from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 
-SIZES = {"a/page.png": (40, 50), "b/page.png": (64, 64), "b/scan.bmp": (40, 50), "c.png": (1, 30), "d.png": (30, 1)}
+SIZES = {
+    "a/page.png": (40, 50),
+    "b/page.png": (64, 64),
+    "b/scan.bmp": (40, 50),
+    "c.png": (1, 30),
+    "d.png": (30, 1),
+}
 SIZES |= {"e.png": (130, 90), "f.png": (40, 50)}
 
 
@@ -32,7 +38,9 @@ class Marker(L.LightningModule):
     def __init__(self, before: Callable[[Tensor], None] = lambda images: None) -> None:
         super().__init__()
         torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1))
+        self.net = nn.Sequential(
+            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)
+        )
         self.before = before
 
     def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
@@ -84,13 +92,21 @@ def _open(root: Path, **options: Any) -> WatermarkDataModule:
     return data
 
 
-def _predict(data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any) -> Predicted:
+def _predict(
+    data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any
+) -> Predicted:
     run = PredictRun(
         folder=folder,
         identity={"weights": 1},
         make_trainer=lambda callbacks: L.Trainer(default_root_dir=folder, **QUIET),
     )
-    chosen = {"tile_px": 48, "multiple_px": 1, "batch_size": 2, "readers": 1, "clean": True} | options
+    chosen = {
+        "tile_px": 48,
+        "multiple_px": 1,
+        "batch_size": 2,
+        "readers": 1,
+        "clean": True,
+    } | options
     return find_task(data).predict(model, run, PredictOptions(**chosen))
 
 
@@ -100,7 +116,10 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 def _read_table(folder: Path) -> list[dict[str, str]]:
     with (folder / "marks.csv").open() as file:
-        return [{key: text for key, text in row.items() if key != "seconds"} for row in csv.DictReader(file)]
+        return [
+            {key: text for key, text in row.items() if key != "seconds"}
+            for row in csv.DictReader(file)
+        ]
 
 
 def _read_rgb(path: Path) -> Array:
@@ -114,7 +133,9 @@ def test_each_image_has_its_files_of_its_size(root: Path, whole: Path) -> None:
         mask = cv2.imread(str(whole / "masks" / f"{name}.png"), cv2.IMREAD_UNCHANGED)
         assert (mask.shape, mask.dtype) == (size, np.uint8)
         assert (int(rows[name]["height_px"]), int(rows[name]["width_px"])) == size
-        assert float(rows[name]["marked_share"]) == pytest.approx((mask >= 128).mean(), abs=2 / mask.size)
+        assert float(rows[name]["marked_share"]) == pytest.approx(
+            (mask >= 128).mean(), abs=2 / mask.size
+        )
         paths = (root / name, whole / "overlays" / f"{name}.png", whole / "cleaned" / f"{name}.png")
         image, overlay, cleaned = map(_read_rgb, paths)
         assert overlay.shape == cleaned.shape == image.shape
@@ -141,7 +162,10 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
     kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.png")}
     assert len(kept) < 3 * len(SIZES)
     metrics, _ = _predict(data, Marker(), tmp_path, resume=True)
-    assert (metrics["predict/images_kept"], metrics["predict/images"]) == (len(kept) // 3, len(SIZES))
+    assert (metrics["predict/images_kept"], metrics["predict/images"]) == (
+        len(kept) // 3,
+        len(SIZES),
+    )
     assert {path: path.stat().st_mtime_ns for path in kept} == kept
     assert _read(tmp_path) == _read(whole)
     assert _read_table(tmp_path) == _read_table(whole)
@@ -149,8 +173,13 @@ def test_an_interrupted_run_ends_like_one_that_was_not(
 
 def test_only_a_run_of_the_same_options_goes_on(data: WatermarkDataModule, tmp_path: Path) -> None:
     _predict(data, Marker(), tmp_path, clean=False)
-    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == ["masks", "overlays"]
-    with pytest.raises(ConfigError, match=r"holds predictions of another run.*\n  predict.threshold: 0.5, now 0.25"):
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "masks",
+        "overlays",
+    ]
+    with pytest.raises(
+        ConfigError, match=r"holds predictions of another run.*\n  predict.threshold: 0.5, now 0.25"
+    ):
         _predict(data, Marker(), tmp_path, clean=False, resume=True, threshold=0.25)
     metrics, _ = _predict(data, Marker(), tmp_path, clean=False, resume=True, batch_size=5)
     assert metrics["predict/images_kept"] == len(SIZES)
@@ -158,7 +187,9 @@ def test_only_a_run_of_the_same_options_goes_on(data: WatermarkDataModule, tmp_p
 
 
 @pytest.mark.parametrize("cache", ["store", "none"])
-def test_bad_files_are_listed_and_stop_nothing(root: Path, whole: Path, tmp_path: Path, cache: str) -> None:
+def test_bad_files_are_listed_and_stop_nothing(
+    root: Path, whole: Path, tmp_path: Path, cache: str
+) -> None:
     copy = shutil.copytree(root, tmp_path / "set")
     good = (copy / "e.png").read_bytes()
     for name in ("b/cut.png", "dd.png"):
@@ -193,7 +224,10 @@ def test_huge_images_go_through_a_file_and_come_out_the_same(
     small, large = _read(whole), _read(tmp_path)
     assert small.keys() == large.keys()
     for name in (name for name in small if name.startswith("masks")):
-        pixels = (cv2.imdecode(np.frombuffer(kind[name], np.uint8), cv2.IMREAD_UNCHANGED) for kind in (small, large))
+        pixels = (
+            cv2.imdecode(np.frombuffer(kind[name], np.uint8), cv2.IMREAD_UNCHANGED)
+            for kind in (small, large)
+        )
         one, other = (picture.astype(int) for picture in pixels)
         assert abs(one - other).max() <= 1
     assert not (tmp_path / ".large.npy").exists()
@@ -214,5 +248,7 @@ def test_painting_over_takes_what_is_around() -> None:
     pixels[:, 18:22, 10:30] = 20
     marked = np.zeros((40, 40), np.float32)
     marked[19:21, 11:29] = 1  # less than the whole of it: its soft edge is not found
-    parts = list(watermark_predict.paint_over(pixels, watermark_predict.ProbabilityMap(marked), 0.5))
+    parts = list(
+        watermark_predict.paint_over(pixels, watermark_predict.ProbabilityMap(marked), 0.5)
+    )
     assert np.concatenate(parts).min() > 180

@@ -17,7 +17,9 @@ from lit_data.types import Array
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint16])
 @pytest.mark.parametrize("shape", [(7, 5), (7, 5, 3), (1, 1), (9, 1)])
 @pytest.mark.parametrize("step", [1, 4, 100])
-def test_a_png_of_parts_holds_the_whole(dtype: type, shape: tuple[int, ...], step: int, tmp_path: Path) -> None:
+def test_a_png_of_parts_holds_the_whole(
+    dtype: type, shape: tuple[int, ...], step: int, tmp_path: Path
+) -> None:
     pixels = np.random.default_rng(0).integers(0, np.iinfo(dtype).max, shape).astype(dtype)
     path = tmp_path / "a" / "image.png"
     write_png_parts(path, shape[:2], (pixels[top : top + step] for top in range(0, shape[0], step)))
@@ -30,7 +32,9 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
         yield np.zeros((1, 4), np.uint8)
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(StoreError, match=r"cannot write .*image\.png: No space left on device. Free the folder"):
+    with pytest.raises(
+        StoreError, match=r"cannot write .*image\.png: No space left on device. Free the folder"
+    ):
         write_png_parts(tmp_path / "image.png", (2, 4), parts())
     assert not list(tmp_path.iterdir())
 
@@ -53,7 +57,15 @@ def test_a_map_from_a_file_has_the_values_of_one_in_memory() -> None:
 
 @pytest.mark.parametrize(
     ("value", "cell"),
-    [("=1+1", "'=1+1"), ("@x", "'@x"), ("-a.png", "'-a.png"), ("+", "'+"), (-3.5, -3.5), ("a=b", "a=b"), (None, None)],
+    [
+        ("=1+1", "'=1+1"),
+        ("@x", "'@x"),
+        ("-a.png", "'-a.png"),
+        ("+", "'+"),
+        (-3.5, -3.5),
+        ("a=b", "a=b"),
+        (None, None),
+    ],
 )
 def test_no_text_is_a_formula(value: object, cell: object) -> None:
     assert plain_cell(value) == cell

@@ -63,14 +63,17 @@ class Recommendation:
 
     def metrics(self) -> dict[str, Any]:
         """Keys of summary.json."""
-        return {f"benchmark/recommended_{name}": value for name, value in self.settings["loader"].items()}
+        return {
+            f"benchmark/recommended_{name}": value
+            for name, value in self.settings["loader"].items()
+        }
 
 
 def recommend(lines: Sequence[Line], batch_size: int) -> Recommendation | None:
     """The simplest of our settings that is within 5 % of the fastest; none if none was measured.
 
-    Simpler is: inline before threads, threads before processes, all of them before a set that fills the device's
-    memory; fewer workers; larger micro-batches.
+    Simpler is: inline before threads, threads before processes, all of them before a set that fills
+    the device's memory; fewer workers; larger micro-batches.
 
     Args:
         lines: The table.
@@ -99,7 +102,8 @@ def recommend(lines: Sequence[Line], batch_size: int) -> Recommendation | None:
 
 
 def apply(recommendation: Recommendation, folder: Path, name: str) -> Path:
-    """Write a setting as an option of the group `tuned`: ``fit --config-dir FOLDER +tuned=NAME`` uses it.
+    """Write a setting as an option of the group `tuned`: ``fit --config-dir FOLDER +tuned=NAME``
+    uses it.
 
     Args:
         recommendation: What to write.
@@ -114,12 +118,18 @@ def apply(recommendation: Recommendation, folder: Path, name: str) -> Path:
     first = "# Written by python -m lit_data benchmark."
     try:
         if path.is_file() and first not in path.read_text(encoding="utf-8"):
-            raise ConfigError(f"benchmark.apply={name}: {path} was written by hand; choose another name")
+            raise ConfigError(
+                f"benchmark.apply={name}: {path} was written by hand; choose another name"
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump({"data": recommendation.settings}, sort_keys=False)
-        path.write_text(f"# @package _global_\n{first}\n# {recommendation.sentence}\n{text}", encoding="utf-8")
+        path.write_text(
+            f"# @package _global_\n{first}\n# {recommendation.sentence}\n{text}", encoding="utf-8"
+        )
     except OSError as error:
-        raise StoreError(f"cannot write {path}: {error.strerror}. Set benchmark.apply_folder.") from error
+        raise StoreError(
+            f"cannot write {path}: {error.strerror}. Set benchmark.apply_folder."
+        ) from error
     return path
 
 
@@ -136,7 +146,9 @@ def _explain(lines: Sequence[Line], chosen: Line, best: Line, settings: dict[str
     if dataloader:
         ratio = chosen["samples_per_s"] / dataloader["samples_per_s"]
         reasons.append(f"{ratio:.1f} times torch's DataLoader")
-    others = [find_best(lines, [method], batch_size) for method in OURS if method != chosen["method"]]
+    others = [
+        find_best(lines, [method], batch_size) for method in OURS if method != chosen["method"]
+    ]
     reasons += [f"{line['method']} gave {line['samples_per_s']:.0f}" for line in others if line]
     if chosen is not best:
         reasons.append("the simplest within 5 % of the fastest")
@@ -152,9 +164,13 @@ def run_loaders(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     finishes = bool(options.finish)
     lines, metrics = _compete_until(cfg, options, methods, finishes=finishes, name="benchmark")
     if options.finish == "both" and options.defects:
-        on_host = [method for method in methods if method != "device"]  # which has nothing on the host
+        on_host = [
+            method for method in methods if method != "device"
+        ]  # which has nothing on the host
         _, found = _compete_until(cfg, options, on_host, finishes=False, name="benchmark_host")
-        metrics |= {key.replace("benchmark/", "benchmark/host_", 1): value for key, value in found.items()}
+        metrics |= {
+            key.replace("benchmark/", "benchmark/host_", 1): value for key, value in found.items()
+        }
     recommendation = recommend(lines, options.batch_sizes[0])
     if recommendation is None:
         return metrics
@@ -162,7 +178,9 @@ def run_loaders(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     if options.apply:
         folder = Path(options.apply_folder)
         path = apply(recommendation, folder, options.apply)
-        log.info("written to %s; use it with: fit --config-dir %s +tuned=%s", path, folder, options.apply)
+        log.info(
+            "written to %s; use it with: fit --config-dir %s +tuned=%s", path, folder, options.apply
+        )
     return metrics | recommendation.metrics()
 
 
@@ -170,10 +188,19 @@ def _compete_until(
     cfg: DictConfig, options: BenchmarkOptions, methods: list[str], *, finishes: bool, name: str
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     candidates = build_candidates(cfg, methods, defects=options.defects, finish=finishes)
-    until = "until they are cast on the device" if finishes else "until they leave the host, what loading itself costs"
+    until = (
+        "until they are cast on the device"
+        if finishes
+        else "until they leave the host, what loading itself costs"
+    )
     what = f"with defects, {until}" if options.defects else "as stored"
     return compete(
-        cfg, options, choose_device(options.device), candidates, f"{cfg.name}: training samples {what}", name
+        cfg,
+        options,
+        choose_device(options.device),
+        candidates,
+        f"{cfg.name}: training samples {what}",
+        name,
     )
 
 
@@ -205,7 +232,9 @@ def compete(
         batch_sizes=options.batch_sizes,
     )
     limits = Limits(
-        seconds=options.seconds_per_row, samples=options.samples_per_row, warmup_batches=options.warmup_batches
+        seconds=options.seconds_per_row,
+        samples=options.samples_per_row,
+        warmup_batches=options.warmup_batches,
     )
     results: list[Result] = measure_rows(
         rows, candidates, repeats=options.repeats, limits=limits, device=device, seed=cfg.seed
@@ -214,7 +243,12 @@ def compete(
     write_lines(lines, COLUMNS, folder / f"{name}.csv")
     show_lines(lines, title, headings=HEADINGS)
     log.info("table: %s", folder / f"{name}.csv")
-    draw_bars([_make_panel(lines, size) for size in options.batch_sizes], folder / f"{name}.png", title, "samples/s")
+    draw_bars(
+        [_make_panel(lines, size) for size in options.batch_sizes],
+        folder / f"{name}.png",
+        title,
+        "samples/s",
+    )
     return lines, collect_metrics(lines, options.batch_sizes[0])
 
 
@@ -232,7 +266,11 @@ def _make_panel(lines: Sequence[Line], batch_size: int) -> Panel:
 
 def _describe(line: Line) -> str:
     workers = f"{line['num_workers']} workers" if line["num_workers"] else "no workers"
-    micro = f", micro-batch {line['micro_batch_size']}" if line["micro_batch_size"] != line["batch_size"] else ""
+    micro = (
+        f", micro-batch {line['micro_batch_size']}"
+        if line["micro_batch_size"] != line["batch_size"]
+        else ""
+    )
     return f"{NAMES[line['method']]}\n{workers}{micro}"
 
 
@@ -293,7 +331,9 @@ def _open_device_candidate(cfg: DictConfig, *, finished: bool) -> Candidate | st
     return _make_candidate(datamodule, finished=True)
 
 
-def _open_datamodule(cfg: DictConfig, *, cache: str | None = None, backend: str | None = None) -> BaseDataModule:
+def _open_datamodule(
+    cfg: DictConfig, *, cache: str | None = None, backend: str | None = None
+) -> BaseDataModule:
     """The experiment's datamodule without augmentation; one that reads on the host if no cache is asked for."""
     changed = cfg.copy()
     if "augment" in cfg.data:
@@ -345,7 +385,9 @@ class SamplesInMemory(Dataset[Batch]):
 
     def __init__(self, count: int, shape: Sequence[int]) -> None:
         generator = torch.Generator().manual_seed(0)
-        self.images: Tensor = torch.randint(0, 256, (count, *shape), dtype=torch.uint8, generator=generator)
+        self.images: Tensor = torch.randint(
+            0, 256, (count, *shape), dtype=torch.uint8, generator=generator
+        )
 
     def __len__(self) -> int:
         return len(self.images)
@@ -358,7 +400,11 @@ def run_collate(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Compare ways to make batches; see `lit_data.commands.benchmark.run`."""
     device = choose_device(options.device)
     dataset = SamplesInMemory(options.samples_in_memory, options.sample_shape)
-    candidates = {method: _UNAVAILABLE.get(method) or Candidate(dataset=dataset) for method in options.methods}
+    candidates = {
+        method: _UNAVAILABLE.get(method) or Candidate(dataset=dataset) for method in options.methods
+    }
     shape = "x".join(map(str, options.sample_shape))
-    _, metrics = compete(cfg, options, device, candidates, f"batches of {shape} uint8 samples in memory")
+    _, metrics = compete(
+        cfg, options, device, candidates, f"batches of {shape} uint8 samples in memory"
+    )
     return metrics

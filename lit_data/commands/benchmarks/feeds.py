@@ -60,7 +60,9 @@ def open_feed(row: Row, candidate: Candidate, *, seed: int) -> Iterator[Iterable
     if row.method == "copy":
         yield BareCopy(candidate.dataset, row, seed)
     elif row.method in OURS:
-        with closing(MicroBatchLoader(candidate.dataset, _make_options(row, candidate, seed), shuffle=True)) as loader:
+        with closing(
+            MicroBatchLoader(candidate.dataset, _make_options(row, candidate, seed), shuffle=True)
+        ) as loader:
             yield loader
     else:
         yield make_torch_loader(row, candidate, seed=seed)
@@ -70,7 +72,11 @@ def make_torch_loader(row: Row, candidate: Candidate, *, seed: int) -> Iterable[
     """A torch DataLoader as its users set it up: workers that stay, pinned memory where there is CUDA."""
     sampler = MicroBatchSampler(len(candidate.dataset), row, seed)
     in_batch = -(-row.batch_size // row.micro_batch_size)
-    dataset: Any = candidate.dataset if hasattr(candidate.dataset, "__getitem__") else SingleSamples(candidate.dataset)
+    dataset: Any = (
+        candidate.dataset
+        if hasattr(candidate.dataset, "__getitem__")
+        else SingleSamples(candidate.dataset)
+    )
     loader: DataLoader[Batch] = DataLoader(
         dataset,
         batch_sampler=sampler,
@@ -127,7 +133,9 @@ class BareCopy:
         depth = self.row.num_workers + 1
         shape = (self.row.batch_size, *self.samples.shape[1:])
         spare = deque(torch.empty(shape, dtype=self.samples.dtype) for _ in range(depth + 1))
-        with ThreadPoolExecutor(self.row.num_workers, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        with ThreadPoolExecutor(
+            self.row.num_workers, initializer=torch.set_num_threads, initargs=(1,)
+        ) as pool:
             ahead: deque[Any] = deque()
             for indices in torch.split(order, self.row.batch_size):
                 out = spare[0][: len(indices)]
@@ -151,8 +159,14 @@ def _make_options(row: Row, candidate: Candidate, seed: int) -> LoaderOptions:
 
 
 def _choose_context(candidate: Candidate) -> str | None:
-    return "fork" if candidate.forked and "fork" in multiprocessing.get_all_start_methods() else None
+    return (
+        "fork" if candidate.forked and "fork" in multiprocessing.get_all_start_methods() else None
+    )
 
 
 def _join(parts: list[Batch]) -> Batch:
-    return parts[0] if len(parts) == 1 else {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    return (
+        parts[0]
+        if len(parts) == 1
+        else {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
+    )

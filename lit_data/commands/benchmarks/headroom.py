@@ -33,7 +33,9 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     datamodule.setup("fit")
     batches: list[Any] = []
     speeds: dict[str, list[float]] = {"fit": [], "headroom": []}
-    time_steps = partial(time_training, cfg, steps=options.steps, warmup_steps=options.warmup_batches)
+    time_steps = partial(
+        time_training, cfg, steps=options.steps, warmup_steps=options.warmup_batches
+    )
     for _ in range(options.repeats):
         speeds["fit"].append(time_steps(datamodule=datamodule))
         batches = batches or cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
@@ -83,7 +85,12 @@ class TrainingClock(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         step = trainer.global_step
         if step <= self.warmup_steps:
@@ -146,7 +153,8 @@ def train_steps(
     steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
 ) -> L.LightningModule:
-    """Train the configured model for some steps, without validation, logs and checkpoints; return it.
+    """Train the configured model for some steps, without validation, logs and checkpoints; return
+    it.
 
     Args:
         cfg: Model and Trainer.

@@ -47,7 +47,8 @@ def measure_rows(
     device: torch.device,
     seed: int,
 ) -> list[Result]:
-    """Measure every row once, then every row again, so that what the machine does beside hits all alike.
+    """Measure every row once, then every row again, so that what the machine does beside hits all
+    alike.
 
     Args:
         rows: What to measure.
@@ -58,7 +59,8 @@ def measure_rows(
         seed: Of the order of the samples.
 
     Returns:
-        A result for each row. A row whose loader refuses or fails has a note instead of measurements.
+        A result for each row. A row whose loader refuses or fails has a note instead of
+        measurements.
 
     Raises:
         LitDataError: No row could be measured; the error is the first one.
@@ -68,7 +70,12 @@ def measure_rows(
     rounds = list(chain.from_iterable(repeat(results, repeats)))
     able = sum(not isinstance(candidates[row.method], str) for row in rows)
     at_most_s = able * repeats * limits.seconds
-    log.info("%d rows, each measured %d times: at most %.0f s, and the time to start them", able, repeats, at_most_s)
+    log.info(
+        "%d rows, each measured %d times: at most %.0f s, and the time to start them",
+        able,
+        repeats,
+        at_most_s,
+    )
     for result in track(rounds, "measuring", len(rounds)):
         candidate = candidates[result.row.method]
         if isinstance(candidate, str):
@@ -76,13 +83,21 @@ def measure_rows(
         elif not result.note:
             try:
                 with open_feed(result.row, candidate, seed=seed) as feed:
-                    # Batches of workers that run in step arrive together: count whole rounds of them.
+                    # Batches of workers that run in step arrive together: count whole rounds of
+                    # them.
                     least = 2 * max(1, result.row.num_workers)
-                    result.laps.append(measure(feed, candidate, limits=limits, device=device, least_batches=least))
-            except (LitDataError, RuntimeError) as error:  # RuntimeError: what torch's loader raises, and CUDA
+                    result.laps.append(
+                        measure(feed, candidate, limits=limits, device=device, least_batches=least)
+                    )
+            except (
+                LitDataError,
+                RuntimeError,
+            ) as error:  # RuntimeError: what torch's loader raises, and CUDA
                 log.debug("%s", result.row, exc_info=True)
                 result.note, result.laps = f"not available: {' '.join(str(error).split())}", []
-                failures.append(error.with_traceback(None))  # its frames would keep the workers alive
+                failures.append(
+                    error.with_traceback(None)
+                )  # its frames would keep the workers alive
     if failures and not any(result.laps for result in results):
         raise failures[0]
     return results
@@ -90,7 +105,12 @@ def measure_rows(
 
 @torch.no_grad()
 def measure(
-    feed: Iterable[Batch], candidate: Candidate, *, limits: Limits, device: torch.device, least_batches: int = 1
+    feed: Iterable[Batch],
+    candidate: Candidate,
+    *,
+    limits: Limits,
+    device: torch.device,
+    least_batches: int = 1,
 ) -> Lap:
     """Measure one loader, from the start of its workers on.
 
@@ -105,11 +125,15 @@ def measure(
     batches = _repeat_epochs(feed)
     _take(batches, candidate, device, timed=True)
     first_batch_s = time.perf_counter() - began_s
-    transfers_s = [_take(batches, candidate, device, timed=True)[1] for _ in range(limits.warmup_batches)]
+    transfers_s = [
+        _take(batches, candidate, device, timed=True)[1] for _ in range(limits.warmup_batches)
+    ]
     samples, loads_s, most_samples = 0, list[float](), limits.samples or math.inf
     began_s, cpu_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
     now_s = began_s
-    while (now_s - began_s < limits.seconds or len(loads_s) < least_batches) and samples < most_samples:
+    while (
+        now_s - began_s < limits.seconds or len(loads_s) < least_batches
+    ) and samples < most_samples:
         samples += _take(batches, candidate, device, timed=False)[0]
         loads_s.append(time.perf_counter() - now_s)
         now_s += loads_s[-1]
@@ -149,7 +173,9 @@ def _repeat_epochs(feed: Iterable[Batch]) -> Iterator[Batch]:
             )
 
 
-def _take(batches: Iterator[Batch], candidate: Candidate, device: torch.device, *, timed: bool) -> tuple[int, float]:
+def _take(
+    batches: Iterator[Batch], candidate: Candidate, device: torch.device, *, timed: bool
+) -> tuple[int, float]:
     """Samples of the next batch, loaded and finished, and the seconds of its transfer if they are wanted."""
     batch = candidate.plan(next(batches))
     began_s = time.perf_counter()

@@ -49,19 +49,23 @@ class BenchmarkOptions:
     """Options of the command, validated at birth.
 
     Args:
-        mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large batches of samples
-            in memory, `headroom` training with and without the work of loading, `callbacks` what callbacks cost.
-        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by itself.
+        mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large
+            batches of samples in memory, `headroom` training with and without the work of loading,
+            `callbacks` what callbacks cost.
+        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by
+            itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
         batch_sizes: Sizes to try; the first is the one that is recommended for.
         repeats: How often each row is measured, in turn with the others.
         seconds_per_row: Time of one measurement, without start and warm-up.
-        samples_per_row: A measurement ends after this many samples too, or at the end of its time only.
+        samples_per_row: A measurement ends after this many samples too, or at the end of its time
+            only.
         warmup_batches: Batches before each measurement, beside the first; their transfer is timed.
-        defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is measured too.
-        finish: Measure until a batch is what the model sees; otherwise until it leaves the host, drawn by the workers;
-            `both` prints a table of each.
+        defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is
+            measured too.
+        finish: Measure until a batch is what the model sees; otherwise until it leaves the host,
+            drawn by the workers; `both` prints a table of each.
         device: Where batches go: `auto`, or a device of torch.
         apply: Name under which the recommended setting is written, or None.
         apply_folder: Configuration folder that it is written to.
@@ -98,13 +102,19 @@ class BenchmarkOptions:
         check_choice("benchmark.mode", self.mode, MODES)
         unknown = [method for method in self.methods if method not in METHODS]
         if unknown or not self.methods:
-            raise ConfigError(f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}")
+            raise ConfigError(
+                f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}"
+            )
         for name, least in _LEAST.items():
             _check_counts(name, getattr(self, name), least)
         if not self.seconds_per_row > 0:
-            raise ConfigError(f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0")
+            raise ConfigError(
+                f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0"
+            )
         check_choice("benchmark.finish", self.finish, (True, False, "both"))
-        if self.apply is not None and (self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)):
+        if self.apply is not None and (
+            self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)
+        ):
             raise ConfigError(
                 f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
                 "only one that recommends a setting"
@@ -126,12 +136,16 @@ def choose_device(name: str) -> torch.device:
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"benchmark.device={name!r} cannot be used ({reason}): choose auto or cpu") from error
+        raise ConfigError(
+            f"benchmark.device={name!r} cannot be used ({reason}): choose auto or cpu"
+        ) from error
 
 
 _LEAST: Final[Mapping[str, int]] = {
     **dict.fromkeys(("micro_batch_sizes", "batch_sizes", "sample_shape"), 1),
-    **dict.fromkeys(("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"), 1),
+    **dict.fromkeys(
+        ("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"), 1
+    ),
     "workers": 0,
     "samples_per_row": 1,
 }
@@ -141,5 +155,9 @@ def _check_counts(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - 
     if value is None and name in ("workers", "samples_per_row"):
         return
     counts = [value] if isinstance(value, int | float | str) or value is None else list(value)
-    if not counts or not all(isinstance(n, int) and not isinstance(n, bool) and n >= least for n in counts):
-        raise ConfigError(f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {least} are")
+    if not counts or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n >= least for n in counts
+    ):
+        raise ConfigError(
+            f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {least} are"
+        )

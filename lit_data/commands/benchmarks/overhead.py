@@ -32,7 +32,9 @@ _SIZE_PX: Final = 16
 def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Train a small net without callbacks, with each of the configuration, and with all; in turn."""
     names = [
-        name for name, node in cfg.callbacks.items() if str((node or {}).get("_target_", "")).startswith("lit_data.")
+        name
+        for name, node in cfg.callbacks.items()
+        if str((node or {}).get("_target_", "")).startswith("lit_data.")
     ]
     rows: dict[str, list[str]] = {
         "none": [],
@@ -52,11 +54,24 @@ def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     finally:
         lightning.setLevel(level)
     base = median(seconds["none"])
-    found: dict[str, Any] = {"benchmark/batch_size": options.batch_sizes[0], "benchmark/step_us": base * 1e6}
+    found: dict[str, Any] = {
+        "benchmark/batch_size": options.batch_sizes[0],
+        "benchmark/step_us": base * 1e6,
+    }
     for row in list(rows)[1:]:
-        cost = median(times - none for times, none in zip(seconds[row], seconds["none"], strict=True))
-        found |= {f"benchmark/{row}_us": cost * 1e6, f"benchmark/{row}_share_of_5_ms": cost / STEP_S}
-        log.info("%-24s %6.0f us a step, %5.2f %% of a step of 5 ms", row, cost * 1e6, 100 * cost / STEP_S)
+        cost = median(
+            times - none for times, none in zip(seconds[row], seconds["none"], strict=True)
+        )
+        found |= {
+            f"benchmark/{row}_us": cost * 1e6,
+            f"benchmark/{row}_share_of_5_ms": cost / STEP_S,
+        }
+        log.info(
+            "%-24s %6.0f us a step, %5.2f %% of a step of 5 ms",
+            row,
+            cost * 1e6,
+            100 * cost / STEP_S,
+        )
     return found
 
 
@@ -68,7 +83,11 @@ class SmallNet(L.LightningModule):
         blocks = [
             layer
             for _ in range(_BLOCKS)
-            for layer in (nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, groups=8), nn.BatchNorm2d(_CHANNELS), nn.ReLU())
+            for layer in (
+                nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, groups=8),
+                nn.BatchNorm2d(_CHANNELS),
+                nn.ReLU(),
+            )
         ]
         self.net = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(_CHANNELS * _SIZE_PX**2, 2))
 
@@ -94,7 +113,12 @@ class MedianStep(L.Callback):
 
     @override
     def on_train_batch_end(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: STEP_OUTPUT, batch: Any, batch_idx: int
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: STEP_OUTPUT,
+        batch: Any,
+        batch_idx: int,
     ) -> None:
         self._ends_s.append(time.perf_counter())
 
@@ -109,7 +133,10 @@ def _train(cfg: DictConfig, options: BenchmarkOptions, callbacks: Sequence[L.Cal
     clock = MedianStep(options.warmup_batches)
     steps = options.steps + options.warmup_batches + 1
     samples = options.batch_sizes[0]
-    batch = {"image": torch.zeros(samples, _CHANNELS, _SIZE_PX, _SIZE_PX), "label": torch.arange(samples) % 2}
+    batch = {
+        "image": torch.zeros(samples, _CHANNELS, _SIZE_PX, _SIZE_PX),
+        "label": torch.arange(samples) % 2,
+    }
     trainer = L.Trainer(
         accelerator=cfg.trainer.accelerator,
         devices=1,

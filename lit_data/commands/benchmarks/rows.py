@@ -29,7 +29,8 @@ class Row:
         method: One of `METHODS`.
         batch_size: Samples per batch.
         num_workers: Threads or processes; 0 is the main thread.
-        micro_batch_size: Samples that a worker makes at a time; the batch size for methods without micro-batches.
+        micro_batch_size: Samples that a worker makes at a time; the batch size for methods without
+            micro-batches.
     """
 
     method: str
@@ -39,7 +40,11 @@ class Row:
 
 
 def list_rows(
-    methods: Sequence[str], *, workers: Sequence[int], micro_batch_sizes: Sequence[int], batch_sizes: Sequence[int]
+    methods: Sequence[str],
+    *,
+    workers: Sequence[int],
+    micro_batch_sizes: Sequence[int],
+    batch_sizes: Sequence[int],
 ) -> list[Row]:
     """Every different combination that means something, in the order of `METHODS`.
 
@@ -54,7 +59,11 @@ def list_rows(
         for method in sorted(set(methods), key=METHODS.index)
         for batch_size in batch_sizes
         for count in _choose_workers(method, workers)
-        for size in (micro_batch_sizes if method in ("textbook", "inline", "thread", "process") else [batch_size])
+        for size in (
+            micro_batch_sizes
+            if method in ("textbook", "inline", "thread", "process")
+            else [batch_size]
+        )
     )
     return list(dict.fromkeys(rows))
 
@@ -63,7 +72,9 @@ def _choose_workers(method: str, workers: Sequence[int]) -> Iterator[int]:
     if method in ("inline", "device"):
         yield 0
     else:
-        yield from (count for count in workers if count or method not in ("copy", "thread", "process"))
+        yield from (
+            count for count in workers if count or method not in ("copy", "thread", "process")
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,10 +145,11 @@ HEADINGS: Final = {
 
 
 def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One dict of `COLUMNS` for each row, with medians over its measurements; NaN where there are none.
+    """One dict of `COLUMNS` for each row, with medians over its measurements; NaN where there are
+    none.
 
-    `ratio_to_dataloader` is that of the medians, to the DataLoader row of the same batch size and number of workers, or
-    without one of that number to the fastest of the same batch size.
+    `ratio_to_dataloader` is that of the medians, to the DataLoader row of the same batch size and
+    number of workers, or without one of that number to the fastest of the same batch size.
     """
     lines = []
     for result in results:
@@ -159,10 +171,14 @@ def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
     return lines
 
 
-def find_best(lines: Sequence[Mapping[str, Any]], methods: Sequence[str], batch_size: int) -> Mapping[str, Any] | None:
+def find_best(
+    lines: Sequence[Mapping[str, Any]], methods: Sequence[str], batch_size: int
+) -> Mapping[str, Any] | None:
     """The fastest line of some methods at one batch size; none if nothing of it was measured."""
     found = [
-        line for line in lines if line["method"] in methods and line["batch_size"] == batch_size and line["repeats"]
+        line
+        for line in lines
+        if line["method"] in methods and line["batch_size"] == batch_size and line["repeats"]
     ]
     return max(found, key=lambda line: float(line["samples_per_s"]), default=None)
 
@@ -179,12 +195,21 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]], batch_size: int) -> dict
             name = "share_of_copy" if method == "copy" else f"ratio_to_{method}"
             metrics[f"benchmark/{name}"] = best["samples_per_s"] / line["samples_per_s"]
     if best:
-        metrics |= {"benchmark/best_method": best["method"], "benchmark/best_samples_per_s": best["samples_per_s"]}
+        metrics |= {
+            "benchmark/best_method": best["method"],
+            "benchmark/best_samples_per_s": best["samples_per_s"],
+        }
     return metrics
 
 
 def _find_reference(results: Sequence[Result], wanted: Result) -> float:
-    same_batch = [r for r in results if r.row.method == "dataloader" and r.row.batch_size == wanted.row.batch_size]
-    same = [r for r in same_batch if r.row.num_workers == wanted.row.num_workers and r.laps] or same_batch
+    same_batch = [
+        r
+        for r in results
+        if r.row.method == "dataloader" and r.row.batch_size == wanted.row.batch_size
+    ]
+    same = [
+        r for r in same_batch if r.row.num_workers == wanted.row.num_workers and r.laps
+    ] or same_batch
     speeds = [result.median("samples_per_s") for result in same if result.laps]
     return max(speeds, default=math.nan)

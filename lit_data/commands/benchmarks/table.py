@@ -24,7 +24,13 @@ OTHERS_COLOUR: Final = "#a0a4ab"
 _WIDTH: Final = 150
 
 
-def report_lines(lines: Sequence[Line], columns: Sequence[str], folder: Path, title: str, **shown: Any) -> None:  # noqa: ANN401 - those of `show_lines`
+def report_lines(
+    lines: Sequence[Line],
+    columns: Sequence[str],
+    folder: Path,
+    title: str,
+    **shown: Any,  # noqa: ANN401
+) -> None:
     """Write ``benchmark.csv`` into a folder and print the same table.
 
     Args:
@@ -36,13 +42,19 @@ def report_lines(lines: Sequence[Line], columns: Sequence[str], folder: Path, ti
     """
     path = folder / "benchmark.csv"
     write_lines(lines, columns, path)
-    show_lines(lines, title, **{"headings": {name: name.replace("_", " ") for name in columns}, **shown})
+    show_lines(
+        lines, title, **{"headings": {name: name.replace("_", " ") for name in columns}, **shown}
+    )
     log.info("table: %s", path)
 
 
 def write_lines(lines: Sequence[Line], columns: Sequence[str], path: Path) -> None:
     """Write a CSV, numbers with six digits; an empty cell is a number that there is not."""
-    write_table(path, columns, ({name: _write_cell(value) for name, value in line.items()} for line in lines))
+    write_table(
+        path,
+        columns,
+        ({name: _write_cell(value) for name, value in line.items()} for line in lines),
+    )
 
 
 def show_lines(
@@ -53,7 +65,8 @@ def show_lines(
     labels: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print a table, wide where the output is no terminal, and below it the ``note`` of each line that has one.
+    """Print a table, wide where the output is no terminal, and below it the ``note`` of each line
+    that has one.
 
     Args:
         lines: The rows.
@@ -117,9 +130,13 @@ def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) 
     for axis, panel in zip(axes, panels, strict=True):
         height = 0.8 / len(panel.bars)
         for number, (label, lengths) in enumerate(panel.bars.items()):
-            places = [row + (number - (len(panel.bars) - 1) / 2) * height for row in range(len(lengths))]
+            places = [
+                row + (number - (len(panel.bars) - 1) / 2) * height for row in range(len(lengths))
+            ]
             bars = axis.barh(places, lengths, height, color=panel.colours[label], label=label)
-            axis.bar_label(bars, [format_number(length) for length in lengths], padding=4, fontsize=8)
+            axis.bar_label(
+                bars, [format_number(length) for length in lengths], padding=4, fontsize=8
+            )
         axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
         axis.set_xscale("log")
         axis.margins(x=0.15, y=0.01)
@@ -128,7 +145,9 @@ def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) 
         axis.set_xlabel(f"{axis_label} (logarithmic)")
         axis.set_title(panel.title, fontsize=10, loc="left")
     if len(panels[0].bars) > 1:
-        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
+        figure.legend(
+            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
+        )
     figure.suptitle(title, fontsize=11)
     figure.savefig(path)
     log.info("picture: %s", path)

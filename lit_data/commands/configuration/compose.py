@@ -15,8 +15,17 @@ from hydra.core.override_parser.types import IntervalSweep, Override
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
 
 from lit_data.checks import check_types
-from lit_data.commands.configuration.explain import explain, find_unknown, missing_value, open_arguments
-from lit_data.commands.configuration.hydra_node import check_hydra_node, check_places, check_run_name
+from lit_data.commands.configuration.explain import (
+    explain,
+    find_unknown,
+    missing_value,
+    open_arguments,
+)
+from lit_data.commands.configuration.hydra_node import (
+    check_hydra_node,
+    check_places,
+    check_run_name,
+)
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.configuration.targets import allow_packages, check_targets, join_key
 from lit_data.commands.configuration.tree import ConfigTree, open_hydra
@@ -35,11 +44,16 @@ class _Common(NamedTuple):
 
 
 def compose(
-    command: str, overrides: Sequence[str] = (), *, config_dir: str | Path | None = None, packages: Sequence[str] = ()
+    command: str,
+    overrides: Sequence[str] = (),
+    *,
+    config_dir: str | Path | None = None,
+    packages: Sequence[str] = (),
 ) -> DictConfig:
     """The checked configuration of a command, without Hydra's own node; for notebooks and tests.
 
-    `paths.run` names Hydra's run folder, which exists inside a run only: give `paths.run=FOLDER` to use the result.
+    `paths.run` names Hydra's run folder, which exists inside a run only: give `paths.run=FOLDER` to
+    use the result.
 
     Args:
         command: one of `lit_data.commands.COMMANDS`.
@@ -70,7 +84,8 @@ def check_run(
         hydra: the engine of `open_hydra`.
         command: name of the primary configuration.
         overrides: as typed; `experiment=stripe` stands for `+experiment=stripe`.
-        multirun: sweeps are allowed; the first job is returned, and every option of a swept group is checked.
+        multirun: sweeps are allowed; the first job is returned, and every option of a swept group
+            is checked.
         packages: packages whose targets are allowed too.
         read: those of the overrides that somebody's run folder says: they hold as a file's.
 
@@ -115,12 +130,18 @@ def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Overrid
     if isinstance(override.value(), dict) or override.is_delete() or not tree.is_group(group):
         return word
     if re.search(r"\.\.|(^|[\[,(\s'\"])[/\\~]", value):
-        raise ConfigError(f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'.")
+        raise ConfigError(
+            f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'."
+        )
     if not (override.is_sweep_override() or isinstance(override.value(), str | list)):
-        raise ConfigError(f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}.")
+        raise ConfigError(
+            f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}."
+        )
     chosen = _has_option_already(tree, group, overrides)
     if override.is_add() and chosen and override.package is None:
-        raise ConfigError(f"'{word}': '{group}' has an option already; write {word[1:]} to replace it.")
+        raise ConfigError(
+            f"'{word}': '{group}' has an option already; write {word[1:]} to replace it."
+        )
     return word if chosen or word.startswith("+") or override.package is not None else f"+{word}"
 
 
@@ -128,7 +149,11 @@ def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Overri
     """Whether the command's own files choose an option of the group, or one that is chosen for a group around it."""
     if group in tree.base.hydra.runtime.choices:
         return True
-    words = [str(override.input_line) for override in overrides if group.startswith(f"{override.key_or_group}/")]
+    words = [
+        str(override.input_line)
+        for override in overrides
+        if group.startswith(f"{override.key_or_group}/")
+    ]
     with _as_config_errors(tree, words):
         return bool(words) and group in tree.compose(words).hydra.runtime.choices
 
@@ -154,7 +179,9 @@ def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Ite
 
 def _read_sweeper_params(tree: ConfigTree, parsed: Sequence[Override]) -> list[Override]:
     with _as_config_errors():
-        cfg = tree.compose([str(override.input_line) for override in parsed if not override.is_sweep_override()])
+        cfg = tree.compose(
+            [str(override.input_line) for override in parsed if not override.is_sweep_override()]
+        )
     params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
     return tree.parse([f"{key}={value}" for key, value in params.items()])
 
@@ -163,7 +190,11 @@ def _take_values(override: Override) -> list[str]:
     if not override.is_sweep_override():
         return [str(override.input_line)]
     value = override.value()
-    values = [str(value.start)] if isinstance(value, IntervalSweep) else list(override.sweep_string_iterator())
+    values = (
+        [str(value.start)]
+        if isinstance(value, IntervalSweep)
+        else list(override.sweep_string_iterator())
+    )
     if not values:
         raise ConfigError(f"'{override.input_line}' matches nothing.")
     return [f"{override.get_key_element()}={value}" for value in values]
@@ -176,7 +207,9 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
         _fill_runtime(cfg)
         job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
     if leaving := [path for path in paths if ".." in path.split("/")]:
-        raise ConfigError(f"the defaults list names '{leaving[0]}': '..' leaves the configuration folders.")
+        raise ConfigError(
+            f"the defaults list names '{leaving[0]}': '..' leaves the configuration folders."
+        )
     _check_shadowing(cfg)
     _check_top_level(tree, cfg)
     if missing := [*left_open, *sorted(OmegaConf.missing_keys(_take_job(cfg)))]:
@@ -222,19 +255,29 @@ def _fill_runtime(cfg: DictConfig) -> None:
 
 
 def _check_shadowing(cfg: DictConfig) -> None:
-    folders = [Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"]
+    folders = [
+        Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"
+    ]
     for packaged in _PACKAGED.rglob("*.yaml"):
         for folder in folders:
             own = folder / packaged.relative_to(_PACKAGED)
             if own.is_file() and not own.samefile(packaged):
-                raise ConfigError(f"{own} would never be read, for lit_data has a file of that name: rename yours.")
+                raise ConfigError(
+                    f"{own} would never be read, for lit_data has a file of that name: rename yours."
+                )
 
 
 def _check_numbers(node: object, key: str = "") -> None:
     """Refuse values that are not a number: each would be found late, in the middle of a run, or never."""
     if isinstance(node, float) and math.isnan(node):
         raise ConfigError(f"'{key}' is nan: give a number.")
-    entries = node.items() if isinstance(node, Mapping) else enumerate(node) if isinstance(node, list) else ()
+    entries = (
+        node.items()
+        if isinstance(node, Mapping)
+        else enumerate(node)
+        if isinstance(node, list)
+        else ()
+    )
     for name, value in entries:
         _check_numbers(value, join_key(key, name))
 
@@ -247,6 +290,10 @@ def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:
             continue
         groups = tree.options("", ObjectType.GROUP)
         if key in groups:
-            raise ConfigError(f"the file chosen for '{key}' must start with the line '# @package _global_'.")
+            raise ConfigError(
+                f"the file chosen for '{key}' must start with the line '# @package _global_'."
+            )
         known = [*map(str, tree.base), *groups]
-        raise ConfigError(f"unknown key '{key}'.{did_you_mean(nearest(key, known))} No command reads it.")
+        raise ConfigError(
+            f"unknown key '{key}'.{did_you_mean(nearest(key, known))} No command reads it."
+        )

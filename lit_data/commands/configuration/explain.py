@@ -12,7 +12,12 @@ from yaml import YAMLError
 
 from lit_data.commands.configuration.locate import resolve_target
 from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
-from lit_data.commands.configuration.targets import allowed_names, check_targets, join_key, trusted_names
+from lit_data.commands.configuration.targets import (
+    allowed_names,
+    check_targets,
+    join_key,
+    trusted_names,
+)
 from lit_data.commands.configuration.tree import ConfigTree, list_keys
 from lit_data.errors import ConfigError
 
@@ -44,17 +49,25 @@ def find_unknown(tree: ConfigTree, words: Sequence[str]) -> str | None:
     for override in groups:
         for option in _list_values(override):
             if not tree.has_option(override.key_or_group, option):
-                return unknown_option(option, override.key_or_group, tree.options(override.key_or_group))
+                return unknown_option(
+                    option, override.key_or_group, tree.options(override.key_or_group)
+                )
     for override, cfg in _list_unknown(tree, overrides):
         key = _dotted(override)
-        known = [name for name in list_keys(cfg) if name.startswith("hydra") == key.startswith("hydra")]
-        known += [*tree.list_groups(), *(join_key(_parent(key), name) for name in _list_arguments(cfg, key))]
+        known = [
+            name for name in list_keys(cfg) if name.startswith("hydra") == key.startswith("hydra")
+        ]
+        known += [
+            *tree.list_groups(),
+            *(join_key(_parent(key), name) for name in _list_arguments(cfg, key)),
+        ]
         return f"unknown key '{key}'.{did_you_mean(nearest_key(key, known))}"
     return None
 
 
 def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
-    """The overrides, with Hydra's ``++`` before an argument that a node's class has and its file leaves out.
+    """The overrides, with Hydra's ``++`` before an argument that a node's class has and its file
+    leaves out.
 
     So ``trainer.limit_train_batches=10`` may be typed as it is.
 
@@ -66,12 +79,15 @@ def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
     opened = {
         str(override.input_line)
         for override, cfg in _list_unknown(tree, overrides)
-        if not override.is_delete() and (key := _dotted(override)).rpartition(".")[2] in _list_arguments(cfg, key)
+        if not override.is_delete()
+        and (key := _dotted(override)).rpartition(".")[2] in _list_arguments(cfg, key)
     }
     return [f"++{word}" if word in opened else word for word in words]
 
 
-def _list_unknown(tree: ConfigTree, overrides: Sequence[Override]) -> list[tuple[Override, DictConfig]]:
+def _list_unknown(
+    tree: ConfigTree, overrides: Sequence[Override]
+) -> list[tuple[Override, DictConfig]]:
     """Plain overrides of keys that no file has, with what the files say."""
     groups = [override for override in overrides if _chooses_option(tree, override)]
     plain = [o for o in overrides if o not in groups and not (o.is_add() or o.is_force_add())]
@@ -96,7 +112,11 @@ def _list_arguments(cfg: DictConfig, key: str) -> list[str]:
         parameters = inspect.signature(found).parameters.values()
     except (ConfigError, ValueError, TypeError):
         return []
-    return [spec.name for spec in parameters if spec.kind in (spec.POSITIONAL_OR_KEYWORD, spec.KEYWORD_ONLY)]
+    return [
+        spec.name
+        for spec in parameters
+        if spec.kind in (spec.POSITIONAL_OR_KEYWORD, spec.KEYWORD_ONLY)
+    ]
 
 
 def _dotted(override: Override) -> str:
@@ -109,7 +129,11 @@ def _parent(key: str) -> str:
 
 def unknown_option(option: str, group: str, options: Sequence[str]) -> str:
     """The line for an option that a group does not have."""
-    what = f"unknown experiment '{option}'" if group == "experiment" else f"unknown option '{option}' of '{group}'"
+    what = (
+        f"unknown experiment '{option}'"
+        if group == "experiment"
+        else f"unknown option '{option}' of '{group}'"
+    )
     near = nearest(option, options)
     return f"{what}.{did_you_mean(near)} There {'is' if len(options) == 1 else 'are'}: {', '.join(options) or 'none'}."
 
@@ -127,9 +151,15 @@ def _explain_missing_file(error: MissingConfigException) -> str:
 
 
 def _chooses_option(tree: ConfigTree, override: Override) -> bool:
-    return not override.is_delete() and bool(_list_values(override)) and tree.is_group(override.key_or_group)
+    return (
+        not override.is_delete()
+        and bool(_list_values(override))
+        and tree.is_group(override.key_or_group)
+    )
 
 
 def _list_values(override: Override) -> list[str]:
     value = override.value()
-    return [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)]
+    return [
+        item for item in (value if isinstance(value, list) else [value]) if isinstance(item, str)
+    ]

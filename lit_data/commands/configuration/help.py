@@ -1,6 +1,8 @@
-"""``--help``: the page of all commands, and for each command the keys that it reads, as their YAML files explain them.
+"""``--help``: the page of all commands, and for each command the keys that it reads, as their YAML
+files explain them.
 
-The files are read line by line, because a YAML reader drops comments, and so that Hydra need not be imported.
+The files are read line by line, because a YAML reader drops comments, and so that Hydra need not be
+imported.
 """
 
 import re
@@ -62,7 +64,9 @@ groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 python -m lit_data --help lists experiments and options."""
 
 CONF: Final = Path(__file__).parents[2] / "conf"
-_LINE: Final = re.compile(r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$")
+_LINE: Final = re.compile(
+    r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$"
+)
 _TRAINS: Final = ("fit", "validate", "test", "predict")
 _COLUMN: Final = 34
 
@@ -80,7 +84,8 @@ def format_help(config_dir: str | None) -> str:
         for path in sorted((folder / "experiment").rglob("*.yaml"))
     }
     return _PAGE.format(
-        commands=_format_table({**COMMANDS, **TOOLS}), experiments=_format_table(experiments) or "  none"
+        commands=_format_table({**COMMANDS, **TOOLS}),
+        experiments=_format_table(experiments) or "  none",
     )
 
 
@@ -94,9 +99,13 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
     data = choose_option("data", words, "stripe")
     trainer = f"\nkeys of trainer, and any argument of Trainer:\n{_list_keys('trainer/auto.yaml', 'trainer.')}\n"
     groups = {
-        folder.name: ", ".join(sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "base"))
+        folder.name: ", ".join(
+            sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "base")
+        )
         for folder in sorted(CONF.iterdir())
-        if folder.is_dir() and folder.name not in ("hydra", "cluster") and any(folder.glob("*.yaml"))
+        if folder.is_dir()
+        and folder.name not in ("hydra", "cluster")
+        and any(folder.glob("*.yaml"))
     }
     return _COMMAND_PAGE.format(
         command=command,
@@ -139,7 +148,9 @@ def read_keys(path: Path) -> Iterator[tuple[str, str, str]]:
     for line in path.read_text(encoding="utf-8").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            above = line.strip().removeprefix("# ") if line.strip().startswith("# ") and parents else ""
+            above = (
+                line.strip().removeprefix("# ") if line.strip().startswith("# ") and parents else ""
+            )
             continue
         depth = len(match["indent"])
         while parents and parents[-1][0] >= depth:

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, Final
 
 from lit_data.commands.configuration.locate import resolve_target
-from lit_data.commands.configuration.targets import allowed_names, check_targets, find_targets, join_key, trusted_names
+from lit_data.commands.configuration.targets import (
+    allowed_names,
+    check_targets,
+    find_targets,
+    join_key,
+    trusted_names,
+)
 from lit_data.errors import ConfigError
 
 _LOGGING_NAMES = (
@@ -31,21 +37,35 @@ _EXTRAS = {
 }
 _SHELL_KEYS = ("setup", "additional_parameters")
 _FACTORY_KEYS = ("()", "class", "queue", "listener")
-_CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")  # variables that decide which code a child process loads
+_CODE_PATHS = (
+    "LD_",
+    "DYLD_",
+    "PYTHON",
+    "PATH",
+)  # variables that decide which code a child process loads
 
 _SECTIONS: Final = ("callbacks", "extra_callbacks", "logger", "trainer")
 _WRITERS: Final = ("lightning", "lit_data.callbacks")
 """Classes that write files or send, wherever a node has them."""
-_PLACES: Final = ("paths.run", "prepare.store", "prepare.export", "predict.folder", "benchmark.apply_folder")
+_PLACES: Final = (
+    "paths.run",
+    "prepare.store",
+    "prepare.export",
+    "predict.folder",
+    "benchmark.apply_folder",
+)
 _FOLDER: Final = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
-_SERVER: Final = re.compile(r"(.*_)?(url|uri|host|server|address|endpoint|entity|workspace|api_key)", re.IGNORECASE)
+_SERVER: Final = re.compile(
+    r"(.*_)?(url|uri|host|server|address|endpoint|entity|workspace|api_key)", re.IGNORECASE
+)
 _ADDRESS: Final = re.compile(r"[A-Za-z][\w+.-]*:/\S*")
 _LOCAL: Final = ("sqlite:///", "file://")
 _READ: Final = ("_target_", "weights")
 
 
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
-    """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something else.
+    """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something
+    else.
 
     Args:
         hydra: the resolved node as plain data; the names of its targets are checked already.
@@ -57,14 +77,18 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
     for key, target in find_targets(hydra, "hydra"):
         _check_installed(str(target), key)
         with warnings.catch_warnings():  # optuna 2 speaks to SQLAlchemy in the old way
-            warnings.filterwarnings("ignore", "Deprecated API features detected", DeprecationWarning)
+            warnings.filterwarnings(
+                "ignore", "Deprecated API features detected", DeprecationWarning
+            )
             resolve_target(str(target), key, allowed_names(hydra=True), trusted_names())
     _check_launcher(hydra.get("launcher") or {}, typed)
     _check_sweeper(hydra.get("sweeper") or {})
     for group in ("hydra_logging", "job_logging"):
         for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
             if name not in _LOGGING_NAMES:
-                raise ConfigError(f"'{key}' is {name!a}, which is not allowed. Allowed: {', '.join(_LOGGING_NAMES)}.")
+                raise ConfigError(
+                    f"'{key}' is {name!a}, which is not allowed. Allowed: {', '.join(_LOGGING_NAMES)}."
+                )
     _check_files(hydra, typed)
     for name in hydra.get("job", {}).get("env_set") or {}:
         is_path = str(name).upper().startswith(_CODE_PATHS)
@@ -88,7 +112,11 @@ def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
             if path is None or _is_typed(key, typed):
                 continue
             place = Path(str(path))
-            if place.suffix != ".log" or place.name.startswith(".") or place.absolute().parent != folder.absolute():
+            if (
+                place.suffix != ".log"
+                or place.name.startswith(".")
+                or place.absolute().parent != folder.absolute()
+            ):
                 raise ConfigError(
                     f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; give others on the "
                     "command line."
@@ -106,12 +134,16 @@ def check_run_name(job: Mapping[str, Any]) -> None:
     """
     paths, name = job["paths"], str(job["name"])
     if not str(paths["runs"]).strip():
-        raise ConfigError("paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out")
+        raise ConfigError(
+            "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out"
+        )
     check_local("paths.runs", paths["runs"])
     check_local("paths.cache", paths.get("cache"))
     parts = Path(name).parts
     if not parts or ".." in parts or Path(name).is_absolute():
-        raise ConfigError(f"name={name!r} is part of the run folder: choose a plain name, without '..' or a leading /")
+        raise ConfigError(
+            f"name={name!r} is part of the run folder: choose a plain name, without '..' or a leading /"
+        )
 
 
 def check_local(key: str, place: object) -> None:
@@ -127,9 +159,13 @@ def check_local(key: str, place: object) -> None:
 
 
 def check_places(
-    job: Mapping[str, Any], hydra: Mapping[str, Any], typed: Sequence[str], packaged_runs: object = None
+    job: Mapping[str, Any],
+    hydra: Mapping[str, Any],
+    typed: Sequence[str],
+    packaged_runs: object = None,
 ) -> None:
-    """Refuse what only the command line may say: to write outside of `paths.runs`, and to send anything anywhere.
+    """Refuse what only the command line may say: to write outside of `paths.runs`, and to send
+    anything anywhere.
 
     Args:
         job: the resolved configuration as plain data.
@@ -144,15 +180,23 @@ def check_places(
     if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
     sweep = hydra.get("sweep") or {}
-    folders = {"hydra.run.dir": (hydra.get("run") or {}).get("dir"), "hydra.sweep.dir": sweep.get("dir")}
+    folders = {
+        "hydra.run.dir": (hydra.get("run") or {}).get("dir"),
+        "hydra.sweep.dir": sweep.get("dir"),
+    }
     folders["hydra.sweep.subdir"] = os.path.join(str(sweep.get("dir")), str(sweep.get("subdir")))  # noqa: PTH118
-    folders |= {key: (job.get(key.partition(".")[0]) or {}).get(key.partition(".")[2]) for key in _PLACES}
+    folders |= {
+        key: (job.get(key.partition(".")[0]) or {}).get(key.partition(".")[2]) for key in _PLACES
+    }
     roots = [paths.get("runs")]
     for key, folder in folders.items():  # what passes here may hold what comes behind it
         if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
             raise _untyped(key, folder, "write outside of paths.runs")
         roots += [output, folder] if key == "hydra.run.dir" else [folder]
-    own = [_list_texts(hydra.get(name), f"hydra.{name}", writes=True) for name in ("launcher", "sweeper")]
+    own = [
+        _list_texts(hydra.get(name), f"hydra.{name}", writes=True)
+        for name in ("launcher", "sweeper")
+    ]
     for key, text in itertools.chain(_list_texts(job), *own):
         _check_text(key, text, roots, typed)
 
@@ -204,7 +248,9 @@ def _untyped(key: str, value: object, what: str) -> ConfigError:
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
     words = [word.lstrip("+").partition("=") for word in typed]
     return any(
-        word == key or word.startswith(f"{key}.") or (key.startswith(f"{word}.") and re.search(r"(?<!\$)\{", value))
+        word == key
+        or word.startswith(f"{key}.")
+        or (key.startswith(f"{word}.") and re.search(r"(?<!\$)\{", value))
         for word, _, value in words
     )
 
@@ -212,7 +258,9 @@ def _is_typed(key: str, typed: Sequence[str]) -> bool:
 def _check_installed(target: str, key: str) -> None:
     for module, package in _EXTRAS.items():
         if f"{target}.".startswith(f"{module}.") and not _is_installed(module):
-            raise ConfigError(f"'{key}' is '{target}', which needs a package: pip install {package}.")
+            raise ConfigError(
+                f"'{key}' is '{target}', which needs a package: pip install {package}."
+            )
 
 
 def _is_installed(module: str) -> bool:
@@ -227,7 +275,9 @@ def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
     for name in _SHELL_KEYS:
         key = f"hydra.launcher.{name}"
         if launcher.get(name) and not _is_typed(key, typed):
-            raise ConfigError(f"'{key}' goes into a shell script: give it on the command line, not in a file.")
+            raise ConfigError(
+                f"'{key}' goes into a shell script: give it on the command line, not in a file."
+            )
     for name, value in launcher.items():
         if isinstance(value, str) and not value.isprintable():
             raise ConfigError(f"'hydra.launcher.{name}' is {value!a}: it must be one line of text.")
@@ -236,7 +286,9 @@ def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
 def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
     """What a sweeper imports by itself, and values whose options would not be looked at."""
     if sweeper.get("search_space"):
-        raise ConfigError("'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b).")
+        raise ConfigError(
+            "'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b)."
+        )
     if function := sweeper.get("custom_search_space"):
         check_targets({"hydra": {"sweeper": {"custom_search_space": {"_target_": function}}}})
         key = "hydra.sweeper.custom_search_space"

@@ -22,7 +22,11 @@ CLASSES = frozenset(
     for name in (
         *("grid.PatchGrid", "mosaic.MosaicSpec", "datasets.ct.windows.WindowSpec"),
         *("datasets.inspection.patches.SamplingOptions", "io.store.bands.StoreOptions"),
-        *("io.images.options.ReadOptions", "io.images.masks.MaskOptions", "io.remote.options.RemoteOptions"),
+        *(
+            "io.images.options.ReadOptions",
+            "io.images.masks.MaskOptions",
+            "io.remote.options.RemoteOptions",
+        ),
         *("io.volumes.resampling.Resolution", "synthesis.watermarks.spec.WatermarkSpec"),
     )
 )
@@ -45,21 +49,29 @@ def is_below(name: str, places: Sequence[str]) -> bool:
     return not refused and any(dotted.startswith(f"{place}.") for place in places)
 
 
-def resolve_target(target: str, key: str, allowed: Sequence[str], trusted: Sequence[str] = ()) -> Callable[..., Any]:
+def resolve_target(
+    target: str, key: str, allowed: Sequence[str], trusted: Sequence[str] = ()
+) -> Callable[..., Any]:
     """Import what a checked target names, and check what was found under its own name.
 
     Args:
         target: A dotted name.
         key: Where it stands, for messages.
         allowed: Places it may lie below.
-        trusted: Those of them whose functions and private names are allowed too: packages of the user's own.
+        trusted: Those of them whose functions and private names are allowed too: packages of the
+            user's own.
 
     Raises:
-        ConfigError: nothing is found, or it is not a public class at an allowed place, nor a function that is listed.
+        ConfigError: nothing is found, or it is not a public class at an allowed place, nor a
+            function that is listed.
     """
     found = _locate(target, key)
-    if not isinstance(found, type) and not (isinstance(found, FunctionType) and "." not in found.__qualname__):
-        raise ConfigError(f"'{key}' is '{target}', which is neither a class nor a function of a module.")
+    if not isinstance(found, type) and not (
+        isinstance(found, FunctionType) and "." not in found.__qualname__
+    ):
+        raise ConfigError(
+            f"'{key}' is '{target}', which is neither a class nor a function of a module."
+        )
     own_name = f"{found.__module__}.{found.__qualname__}"
     if not is_below(own_name, allowed):
         raise ConfigError(f"'{key}' is '{target}', which is really '{own_name}' and not allowed.")
@@ -92,7 +104,9 @@ def _locate(target: str, key: str) -> object:
         else:
             found = getattr(found, part, None)
         if isinstance(found, ModuleType) and found.__name__ != path:
-            raise ConfigError(f"'{key}' is '{target}': '{path}' is another name of '{found.__name__}'.")
+            raise ConfigError(
+                f"'{key}' is '{target}': '{path}' is another name of '{found.__name__}'."
+            )
     return found
 
 
@@ -101,6 +115,12 @@ def _import(path: str, target: str, key: str, *, parent: ModuleType | None = Non
         return import_module(path)
     except ModuleNotFoundError as error:
         if error.name != path:
-            raise ConfigError(f"'{key}' is '{target}', which needs the package '{error.name}'.") from error
-        hint = did_you_mean(nearest(path.rpartition(".")[2], dir(parent))) if parent else " Is it installed?"
+            raise ConfigError(
+                f"'{key}' is '{target}', which needs the package '{error.name}'."
+            ) from error
+        hint = (
+            did_you_mean(nearest(path.rpartition(".")[2], dir(parent)))
+            if parent
+            else " Is it installed?"
+        )
         raise ConfigError(f"'{key}' is '{target}', but there is no '{path}'.{hint}") from error

@@ -19,7 +19,9 @@ def nearest(word: str, names: Iterable[str]) -> str | None:
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
     """The dotted key whose last part is most like that of `key`; the same parent wins among equals."""
     last = key.rpartition(".")[2]
-    alike = [name for name in keys if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO]
+    alike = [
+        name for name in keys if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO
+    ]
     return max(alike, key=lambda name: _score_key(key, name), default=None)
 
 
@@ -67,5 +69,7 @@ class Parser(argparse.ArgumentParser):
         options, unknown = self.parse_known_intermixed_args(words)
         if unknown:
             near = nearest(unknown[0], self._option_string_actions)
-            raise ConfigError(f"unknown option '{unknown[0]}'.{did_you_mean(near)} See {self.prog} --help.")
+            raise ConfigError(
+                f"unknown option '{unknown[0]}'.{did_you_mean(near)} See {self.prog} --help."
+            )
         return options

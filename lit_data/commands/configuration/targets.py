@@ -1,9 +1,10 @@
 """Which Python names a configuration may call, and calling them.
 
-A configuration is data: it may come from a colleague or from the web. A ``_target_`` in it is looked at before anything
-is imported, the object found is looked at again, and only the command line can widen the list. Hydra's own
-``instantiate`` refuses what is on a list of known dangers (hydra-ecosystem/hydra#3409 shows how that is bypassed) and
-reads the strings of a node as interpolations once more, so objects are built here.
+A configuration is data: it may come from a colleague or from the web. A ``_target_`` in it is
+looked at before anything is imported, the object found is looked at again, and only the command
+line can widen the list. Hydra's own ``instantiate`` refuses what is on a list of known dangers
+(hydra-ecosystem/hydra#3409 shows how that is bypassed) and reads the strings of a node as
+interpolations once more, so objects are built here.
 """
 
 import functools
@@ -57,7 +58,9 @@ def allow_packages(packages: Sequence[str]) -> Iterator[None]:
     """
     for package in packages:
         if not _PACKAGE.fullmatch(package):
-            raise ConfigError(f"--package {package!r} is not a package name such as my_project or my_project.models.")
+            raise ConfigError(
+                f"--package {package!r} is not a package name such as my_project or my_project.models."
+            )
     token = _packages.set((*_packages.get(), *packages))
     try:
         yield
@@ -75,7 +78,9 @@ def trusted_names() -> tuple[str, ...]:
     return _packages.get()
 
 
-def check_targets(cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()) -> None:
+def check_targets(
+    cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()
+) -> None:
     """Refuse every ``_target_`` that is not below an allowed name; nothing is imported.
 
     Args:
@@ -90,11 +95,13 @@ def check_targets(cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Seq
             _check_name(target, key, allowed_names(hydra=key.startswith("hydra.")))
 
 
-def instantiate(node: Container | Mapping[str, Any] | Sequence[Any] | None, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever the target makes
+def instantiate(
+    node: Container | Mapping[str, Any] | Sequence[Any] | None, *args: object, **kwargs: object
+) -> Any:  # noqa: ANN401 - whatever the target makes
     """Build the object a node describes; nested nodes become objects too.
 
-    Constructors receive plain dicts and lists. ``_partial_: true`` gives the callable with the node's arguments bound,
-    ``_args_`` holds positional arguments.
+    Constructors receive plain dicts and lists. ``_partial_: true`` gives the callable with the
+    node's arguments bound, ``_args_`` holds positional arguments.
 
     Args:
         node: a node with ``_target_``, or a dict or list of such nodes, or None.
@@ -105,8 +112,9 @@ def instantiate(node: Container | Mapping[str, Any] | Sequence[Any] | None, *arg
         The object; a dict or list of objects for a node without ``_target_``; None for None.
 
     Raises:
-        ConfigError: a target is refused or not found, an argument is unknown or missing, or a class of another library
-            refuses its arguments. Errors of lit_data's own classes pass through as they are.
+        ConfigError: a target is refused or not found, an argument is unknown or missing, or a class
+            of another library refuses its arguments. Errors of lit_data's own classes pass through
+            as they are.
     """
     if node is None:
         return None
@@ -165,7 +173,9 @@ def _resolve(cfg: Container | Mapping[str, Any] | Sequence[Any]) -> Any:  # noqa
 
 def _check_name(target: object, key: str, allowed: Sequence[str]) -> None:
     if isinstance(target, str) and _NAME.fullmatch(target) and is_below(target, allowed):
-        shown = target.removeprefix("hydra._internal.")  # where Hydra has its own launcher and sweeper
+        shown = target.removeprefix(
+            "hydra._internal."
+        )  # where Hydra has its own launcher and sweeper
         if is_below(target, trusted_names()) or not _PRIVATE.search(shown):
             return
     raise ConfigError(
@@ -185,15 +195,28 @@ def _build(plain: Any, key: str) -> Any:  # noqa: ANN401 - YAML data becomes obj
 
 
 def _build_object(
-    plain: Mapping[str, Any], key: str, args: Sequence[object] = (), kwargs: Mapping[str, object] | None = None
+    plain: Mapping[str, Any],
+    key: str,
+    args: Sequence[object] = (),
+    kwargs: Mapping[str, object] | None = None,
 ) -> Any:  # noqa: ANN401 - whatever the target makes
-    target = resolve_target(plain["_target_"], join_key(key, "_target_"), allowed_names(), trusted_names())
+    target = resolve_target(
+        plain["_target_"], join_key(key, "_target_"), allowed_names(), trusted_names()
+    )
     positional, partial = _read_special(plain, key)
     positional = (*args, *positional)
-    given = {name: _build(value, join_key(key, name)) for name, value in plain.items() if name not in _SPECIAL_KEYS}
+    given = {
+        name: _build(value, join_key(key, name))
+        for name, value in plain.items()
+        if name not in _SPECIAL_KEYS
+    }
     given.update(kwargs or {})
     _check_arguments(target, positional, given, key, partial=partial)
-    return functools.partial(target, *positional, **given) if partial else _call(target, positional, given, key)
+    return (
+        functools.partial(target, *positional, **given)
+        if partial
+        else _call(target, positional, given, key)
+    )
 
 
 def _read_special(plain: Mapping[str, Any], key: str) -> tuple[tuple[object, ...], bool]:
@@ -204,12 +227,21 @@ def _read_special(plain: Mapping[str, Any], key: str) -> tuple[tuple[object, ...
         raise ConfigError(f"'{key}._partial_' is {partial!r}; it must be true or false.")
     for name in ("_convert_", "_recursive_"):
         if name in plain:
-            raise ConfigError(f"'{key}.{name}' is not known: nested nodes are built, the rest arrives as plain data.")
-    return tuple(_build(value, f"{key}._args_[{place}]") for place, value in enumerate(args)), partial
+            raise ConfigError(
+                f"'{key}.{name}' is not known: nested nodes are built, the rest arrives as plain data."
+            )
+    return tuple(
+        _build(value, f"{key}._args_[{place}]") for place, value in enumerate(args)
+    ), partial
 
 
 def _check_arguments(
-    target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str, *, partial: bool
+    target: Callable[..., Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
+    key: str,
+    *,
+    partial: bool,
 ) -> None:
     try:
         signature = inspect.signature(target)
@@ -218,7 +250,11 @@ def _check_arguments(
     try:
         (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
     except TypeError as error:
-        names = [name for name, spec in signature.parameters.items() if spec.kind is not spec.VAR_POSITIONAL]
+        names = [
+            name
+            for name, spec in signature.parameters.items()
+            if spec.kind is not spec.VAR_POSITIONAL
+        ]
         open_ended = any(spec.kind is spec.VAR_KEYWORD for spec in signature.parameters.values())
         unknown = None if open_ended else next((name for name in kwargs if name not in names), None)
         if unknown is None:
@@ -230,7 +266,9 @@ def _check_arguments(
         ) from error
 
 
-def _call(target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str) -> Any:  # noqa: ANN401 - whatever the target makes
+def _call(
+    target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str
+) -> Any:  # noqa: ANN401 - whatever the target makes
     try:
         if is_below(target.__module__, ("lit_data",)):
             return call_checked(target, args, kwargs, key)
@@ -240,5 +278,7 @@ def _call(target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[st
     except Exception as error:
         if not is_below(target.__module__, ("torch", "torchmetrics", "kornia", "lightning")):
             raise
-        what = "needs a package" if isinstance(error, ModuleNotFoundError) else "refuses its arguments"
+        what = (
+            "needs a package" if isinstance(error, ModuleNotFoundError) else "refuses its arguments"
+        )
         raise ConfigError(f"'{key}': {target.__qualname__} {what}: {error}") from error

@@ -31,9 +31,11 @@ from lit_data.errors import ConfigError
 
 @contextmanager
 def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
-    """Hydra on `pkg://lit_data.conf` and the user's folder, as `hydra.main` would set it up; global state is put back.
+    """Hydra on `pkg://lit_data.conf` and the user's folder, as `hydra.main` would set it up; global
+    state is put back.
 
-    `hydra.main` itself reads `sys.argv` and turns every error into exit code 1, so its engine is used directly.
+    `hydra.main` itself reads `sys.argv` and turns every error into exit code 1, so its engine is
+    used directly.
 
     Args:
         config_dir: folder of the user's own groups and experiments.
@@ -47,7 +49,11 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
         folder = Path(config_dir).expanduser().resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
-        search_path.prepend(provider="command-line", path=f"file://{folder}", anchor=SearchPathQuery(provider="schema"))
+        search_path.prepend(
+            provider="command-line",
+            path=f"file://{folder}",
+            anchor=SearchPathQuery(provider="schema"),
+        )
     engine, job = GlobalHydra.instance(), HydraConfig.instance()
     before = engine.hydra, job.cfg
     engine.clear()
@@ -67,7 +73,9 @@ class FilesReadOnce(ConfigRepository):
         super().__init__(config_search_path)
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(self)  # Hydra gives each composition its own, as it may look for files in other places
+        return copy.copy(
+            self
+        )  # Hydra gives each composition its own, as it may look for files in other places
 
     @override
     def load_config(self, config_path: str) -> ConfigResult | None:
@@ -75,7 +83,9 @@ class FilesReadOnce(ConfigRepository):
         if key not in self._read:
             self._read[key] = super().load_config(config_path)
         found = self._read[key]
-        return found and replace(found, config=copy.deepcopy(found.config))  # what is composed takes its nodes away
+        return found and replace(
+            found, config=copy.deepcopy(found.config)
+        )  # what is composed takes its nodes away
 
 
 class ConfigTree:
@@ -84,13 +94,16 @@ class ConfigTree:
     Args:
         hydra: the engine.
         command: name of the primary configuration.
-        words: overrides of the command line; those of `hydra.searchpath` decide where groups are looked for.
+        words: overrides of the command line; those of `hydra.searchpath` decide where groups are
+            looked for.
     """
 
     def __init__(self, hydra: Hydra, command: str, words: Sequence[str]) -> None:
         self._hydra = hydra
         self.command = command
-        self._search_words = [word for word in words if word.lstrip("+").startswith("hydra.searchpath=")]
+        self._search_words = [
+            word for word in words if word.lstrip("+").startswith("hydra.searchpath=")
+        ]
         self.base = self.compose([])
 
     def parse(self, words: Sequence[str]) -> list[Override]:
@@ -107,8 +120,14 @@ class ConfigTree:
             except HydraException as error:
                 lines = str(error).removeprefix(f"Error parsing override '{word}'\n").splitlines()
                 reason = lines[0].removeprefix("LexerNoViableAltException: ")
-                quoting = """; a text that holds = is quoted: 'key="a=b"'""" if word.count("=") > 1 else ""
-                raise ConfigError(f"cannot read the override '{word}' ({reason}). Write key=value{quoting}.") from error
+                quoting = (
+                    """; a text that holds = is quoted: 'key="a=b"'"""
+                    if word.count("=") > 1
+                    else ""
+                )
+                raise ConfigError(
+                    f"cannot read the override '{word}' ({reason}). Write key=value{quoting}."
+                ) from error
         return parsed
 
     def compose(self, words: Sequence[str]) -> DictConfig:
@@ -119,7 +138,9 @@ class ConfigTree:
     def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
         """Names of the files (or of the groups) below a group; none when there is no such group."""
         loader = self._hydra.config_loader
-        return loader.get_group_options(group, kind, config_name=self.command, overrides=list(self._search_words))
+        return loader.get_group_options(
+            group, kind, config_name=self.command, overrides=list(self._search_words)
+        )
 
     def has_option(self, group: str, option: str) -> bool:
         """Whether a group, or a folder within it, holds the file `option`."""
@@ -140,10 +161,11 @@ class ConfigTree:
         return name in self.options(parent, ObjectType.GROUP)
 
     def read_files(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Paths of all files that a configuration is made of, and the keys that the last file to name them left open.
+        """Paths of all files that a configuration is made of, and the keys that the last file to
+        name them left open.
 
-        OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that asks for `data.root`
-        would run without it.
+        OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that
+        asks for `data.root` would run without it.
         """
         loader = cast(ConfigLoaderImpl, self._hydra.config_loader)
         parsed, files = loader._parse_overrides_and_create_caching_repo(self.command, list(words))
@@ -156,7 +178,9 @@ class ConfigTree:
             for key, value in leaves.items():
                 (left_open.add if value == "???" else left_open.discard)(key)
         given = [f"{override.key_or_group}." for override in parsed]
-        return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(("hydra.", *given))]
+        return paths, [
+            key for key in sorted(left_open) if not f"{key}.".startswith(("hydra.", *given))
+        ]
 
 
 def list_keys(cfg: Container) -> list[str]:
@@ -175,5 +199,11 @@ def _walk(cfg: Container) -> Iterator[tuple[str, object]]:
         key, value = stack.pop()
         if key:
             yield key, value
-        inner = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
+        inner = (
+            value.items()
+            if isinstance(value, Mapping)
+            else enumerate(value)
+            if isinstance(value, list)
+            else ()
+        )
         stack += [(join_key(key, name), item) for name, item in inner]

@@ -55,7 +55,9 @@ def describe_torchvision(error: Exception) -> tuple[str, str]:
     torch = versions.get("torch", "")
     build = torch.partition("+")[2]
     index = f", both from PyTorch's index of {build} builds (--index-url)" if build else ""
-    shown = " and ".join(f"{name} {versions.get(name, '(version unknown)')}" for name in ("torch", "torchvision"))
+    shown = " and ".join(
+        f"{name} {versions.get(name, '(version unknown)')}" for name in ("torch", "torchvision")
+    )
     cause = " ".join(str(error).split())
     pinned = f"torch=={torch}" if torch else "torch"
     return (
@@ -93,6 +95,7 @@ def _is_from_torchvision(error: BaseException) -> bool:
     """Whether the error was raised while a module of torchvision was imported."""
     frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
     return any(
-        frame.f_code.co_name == "<module>" and str(frame.f_globals.get("__name__")).partition(".")[0] == "torchvision"
+        frame.f_code.co_name == "<module>"
+        and str(frame.f_globals.get("__name__")).partition(".")[0] == "torchvision"
         for frame in frames
     )

@@ -51,7 +51,9 @@ def _read_cpu_model() -> str:
     """Linux tells the model in one place only; elsewhere `platform` knows it."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    models = (line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model")))
+    models = (
+        line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))
+    )
     return next(models, "") or platform.processor() or platform.machine()
 
 
@@ -89,9 +91,18 @@ def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Leftovers of a launcher, which make Lightning wait for ranks that never come."""
     left = [name for name in _RANKS if name in environment]
     if left and "MASTER_ADDR" not in environment:
-        yield Finding("fault", "ranks", f"{', '.join(left)} set without MASTER_ADDR", f"unset {' '.join(left)}")
+        yield Finding(
+            "fault",
+            "ranks",
+            f"{', '.join(left)} set without MASTER_ADDR",
+            f"unset {' '.join(left)}",
+        )
     tasks = environment.get("SLURM_NTASKS", "1")
-    if tasks.isdigit() and int(tasks) > 1 and environment.get("SLURM_JOB_NAME") in ("bash", "interactive"):
+    if (
+        tasks.isdigit()
+        and int(tasks) > 1
+        and environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    ):
         remedy = "in this shell a run is one task: unset SLURM_NTASKS, or start it with srun"
         yield Finding("warning", "ranks", f"an interactive SLURM job of {tasks} tasks", remedy)
 
@@ -99,7 +110,9 @@ def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
 _LEAST_MEMORY_BYTES: Final = 2 * 2**30
 _LEAST_SHARED_BYTES: Final = 2**30
 _LEAST_FILES: Final = 1024
-_LONGEST_TEMP: Final = 60  # of the 107 bytes of a Unix socket's path, Python's own names take up to 45
+_LONGEST_TEMP: Final = (
+    60  # of the 107 bytes of a Unix socket's path, Python's own names take up to 45
+)
 _SHARED: Final = Path("/dev/shm")
 
 
@@ -109,7 +122,9 @@ def check_machine() -> Iterator[Finding]:
     yield judge_system(sys.platform)
     yield judge_cores(cores, psutil.cpu_count() or cores, os.getloadavg()[0])
     yield judge_threads(cores, torch.get_num_threads())
-    yield judge_memory(available_memory_bytes(), psutil.virtual_memory().total, psutil.swap_memory().used)
+    yield judge_memory(
+        available_memory_bytes(), psutil.virtual_memory().total, psutil.swap_memory().used
+    )
     if _SHARED.is_dir():
         yield judge_shared(shutil.disk_usage(_SHARED).total)
     yield judge_files(*count_files())
@@ -135,7 +150,11 @@ def judge_cores(cores: int, present: int, load: float) -> Finding:
         remedy = "other work keeps them busy, so samples come late and measured speeds are wrong: wait, or stop it"
         return Finding("warning", "cores", found, remedy)
     return judge(
-        "cores", found, bad=cores < 4, level="note", remedy="data.cache=device leaves them little to do, on a GPU"
+        "cores",
+        found,
+        bad=cores < 4,
+        level="note",
+        remedy="data.cache=device leaves them little to do, on a GPU",
     )
 
 
@@ -149,32 +168,49 @@ def judge_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> Findi
     """Whether there is memory for workers, and none was swapped out."""
     found = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
     bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
-    remedy = "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
+    remedy = (
+        "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
+    )
     return judge("memory", found, bad=bad, remedy=remedy)
 
 
 def judge_shared(total_bytes: int) -> Finding:
     """Whether torch's own DataLoader and NCCL have room; lit_data's loader does not need it."""
-    remedy = (
-        "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus error when it is full"
-    )
+    remedy = "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus error when it is full"
     found = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
-    return judge("/dev/shm", found, bad=total_bytes < _LEAST_SHARED_BYTES, level="note", remedy=remedy)
+    return judge(
+        "/dev/shm", found, bad=total_bytes < _LEAST_SHARED_BYTES, level="note", remedy=remedy
+    )
 
 
 def judge_files(limit: int, used: int) -> Finding:
     """Whether enough files may be open."""
     found = f"{limit} may be open, {used} are"
-    return judge("open files", found, bad=0 <= limit < _LEAST_FILES, remedy="ulimit -n 65536 before the start")
+    return judge(
+        "open files",
+        found,
+        bad=0 <= limit < _LEAST_FILES,
+        remedy="ulimit -n 65536 before the start",
+    )
 
 
 def judge_temp(folder: str) -> Finding:
     """Whether sockets of worker processes fit below the folder of temporary files."""
     remedy = f"export TMPDIR=/tmp: a path of more than {_LONGEST_TEMP} bytes is too long for the sockets of workers"
-    return judge("temporary files", folder, bad=len(os.fsencode(folder)) > _LONGEST_TEMP, remedy=remedy)
+    return judge(
+        "temporary files", folder, bad=len(os.fsencode(folder)) > _LONGEST_TEMP, remedy=remedy
+    )
 
 
-SHOWN: Final = ("torch", "lightning", "numpy", "opencv-python-headless", "tifffile", "hydra-core", "kornia")
+SHOWN: Final = (
+    "torch",
+    "lightning",
+    "numpy",
+    "opencv-python-headless",
+    "tifffile",
+    "hydra-core",
+    "kornia",
+)
 _MALICIOUS: Final = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
 _SAME_MODULE: Final = (
     "opencv-python",
@@ -187,7 +223,9 @@ _SAME_MODULE: Final = (
 def check_packages() -> Iterator[Finding]:
     """Requirements of lit_data, packages known to be malicious, two packages that write the same files, extras."""
     installed = {name: version for name in SHOWN if (version := find_version(name))}
-    yield Finding("ok", "versions", ", ".join(f"{name} {version}" for name, version in installed.items()))
+    yield Finding(
+        "ok", "versions", ", ".join(f"{name} {version}" for name, version in installed.items())
+    )
     wanted = [Requirement(text) for text in metadata.requires("lit_data") or []]
     yield judge_requirements([one for one in wanted if one.marker is None or one.marker.evaluate()])
     yield from find_malicious()
@@ -198,9 +236,19 @@ def check_packages() -> Iterator[Finding]:
 
 def judge_requirements(wanted: Sequence[Requirement]) -> Finding:
     """Whether each required package is there in a version that fits."""
-    unmet = [f"{one.name}{one.specifier} (found: {find_version(one.name)})" for one in wanted if not is_met(one)]
+    unmet = [
+        f"{one.name}{one.specifier} (found: {find_version(one.name)})"
+        for one in wanted
+        if not is_met(one)
+    ]
     found = "; ".join(unmet) or f"all {len(wanted)} met"
-    return judge("requirements", found, bad=bool(unmet), level="fault", remedy="pip install -e . in lit_data's folder")
+    return judge(
+        "requirements",
+        found,
+        bad=bool(unmet),
+        level="fault",
+        remedy="pip install -e . in lit_data's folder",
+    )
 
 
 def find_malicious() -> Iterator[Finding]:
@@ -237,13 +285,17 @@ def describe_extras(wanted: Sequence[Requirement], extras: Sequence[str]) -> Fin
         own = [one for one in own if not one.marker.evaluate()]  # type: ignore[union-attr]  # chosen by their marker
         (there if all(map(is_met, own)) else missing).append(extra)
     remedy = f"if you need one: pip install -e '.[{missing[0]}]'" if missing else ""
-    return Finding("ok", "extras", f"installed: {_join(there)}; not installed: {_join(missing)}", remedy)
+    return Finding(
+        "ok", "extras", f"installed: {_join(there)}; not installed: {_join(missing)}", remedy
+    )
 
 
 def is_met(requirement: Requirement) -> bool:
     """Whether a package is installed in a version that fits."""
     version = find_version(requirement.name)
-    return version is not None and requirement.specifier.contains(Version(version), prereleases=True)
+    return version is not None and requirement.specifier.contains(
+        Version(version), prereleases=True
+    )
 
 
 @cache

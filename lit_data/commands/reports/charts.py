@@ -19,11 +19,34 @@ from numpy.typing import NDArray
 from lit_data.commands.reports.curves import Series, split_off_last, thin
 from lit_data.commands.reports.units import choose_scale, find_unit, format_number, format_value
 
-COLOURS: Final = ("#1f5fa8", "#d9730d", "#2a8a57", "#8250c4", "#c2255c", "#0b8a9a", "#8a6d1d", "#64748b")
+COLOURS: Final = (
+    "#1f5fa8",
+    "#d9730d",
+    "#2a8a57",
+    "#8250c4",
+    "#c2255c",
+    "#0b8a9a",
+    "#8a6d1d",
+    "#64748b",
+)
 """Of lines in light; those of page.css."""
-_DARK: Final = ("#6aa9ee", "#f2a65a", "#63c795", "#b794f0", "#f07ba4", "#4fc7d6", "#d3b65c", "#a0aec0")
+_DARK: Final = (
+    "#6aa9ee",
+    "#f2a65a",
+    "#63c795",
+    "#b794f0",
+    "#f07ba4",
+    "#4fc7d6",
+    "#d3b65c",
+    "#a0aec0",
+)
 _SOFT, _RULE, _CARD = "#5a6576", "#e1e5ea", "#fffffe"
-_IN_DARK: Final = {**dict(zip(COLOURS, _DARK, strict=True)), _SOFT: "#9aa6b6", _RULE: "#2c3541", _CARD: "#1a2029"}
+_IN_DARK: Final = {
+    **dict(zip(COLOURS, _DARK, strict=True)),
+    _SOFT: "#9aa6b6",
+    _RULE: "#2c3541",
+    _CARD: "#1a2029",
+}
 _STYLE: Final = "text{font-family:system-ui,-apple-system,'Segoe UI',Roboto,Arial,sans-serif}"
 _WIDTH_PX, _HEIGHT_PX = 400.0, 214.0
 _FRAME: Final = (44.0, 20.0, 344.0, 178.0)  # left, bottom, width, height
@@ -121,13 +144,15 @@ def draw_chart(
 ) -> Chart:
     """Draw curves.
 
-    Values that are no numbers leave gaps. A ring is the score of the best checkpoint, taken after training.
+    Values that are no numbers leave gaps. A ring is the score of the best checkpoint, taken after
+    training.
 
     Args:
         title: Of the figure.
         lines: At least one.
         epoch_ends: The last step of each epoch, to mark them.
-        most_points: Of each line; neighbours become their mean, with a band from the lowest to the highest.
+        most_points: Of each line; neighbours become their mean, with a band from the lowest to the
+            highest.
         legend: Whether to name the lines below, with their last values.
         stacked: Parts of a whole, one on the other; all have the same steps.
     """
@@ -135,8 +160,13 @@ def draw_chart(
     every = [line.series.values for line in lines]
     if stacked:
         every = [np.cumsum([np.nan_to_num(shown[line.label][0].values) for line in lines], axis=0)]
-    found = _choose_range(np.concatenate([values.ravel() for values in every]), find_unit(lines[0].name))
-    steps = (min(int(line.series.steps[0]) for line in lines), max(int(line.series.steps[-1]) for line in lines))
+    found = _choose_range(
+        np.concatenate([values.ravel() for values in every]), find_unit(lines[0].name)
+    )
+    steps = (
+        min(int(line.series.steps[0]) for line in lines),
+        max(int(line.series.steps[-1]) for line in lines),
+    )
     with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11.3}):
         figure = Figure(figsize=(_WIDTH_PX * _PX, _HEIGHT_PX * _PX))
         axes = _open_axes(figure, found, steps)
@@ -168,12 +198,16 @@ def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
     if unit in _FROM_ZERO and low >= 0:
         low = 0.0
     margin = max(0.06 * (high - low) or 0.5 * abs(high) or 1.0, 1e-9 * abs(high), _LEAST)
-    return AxisRange((low - margin if low else low) / divisor, (high + margin) / divisor, divisor, name)
+    return AxisRange(
+        (low - margin if low else low) / divisor, (high + margin) / divisor, divisor, name
+    )
 
 
 def _open_axes(figure: Figure, found: AxisRange, steps: tuple[int, int]) -> Axes:
     left, bottom, width, height = _FRAME
-    axes = figure.add_axes((left / _WIDTH_PX, bottom / _HEIGHT_PX, width / _WIDTH_PX, height / _HEIGHT_PX))
+    axes = figure.add_axes(
+        (left / _WIDTH_PX, bottom / _HEIGHT_PX, width / _WIDTH_PX, height / _HEIGHT_PX)
+    )
     axes.set_yscale("log" if found.is_log else "linear")
     axes.set_ylim(found.low, found.high)
     axes.set_xlim(steps[0], max(steps[1], steps[0] + 1))
@@ -184,7 +218,9 @@ def _open_axes(figure: Figure, found: AxisRange, steps: tuple[int, int]) -> Axes
     axes.grid(axis="y", color=_RULE)
     axes.set_axisbelow(True)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
-    axes.yaxis.set_major_locator(LogLocator(numticks=5) if found.is_log else MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(
+        LogLocator(numticks=5) if found.is_log else MaxNLocator(5, steps=[1, 2, 5, 10])
+    )
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(FuncFormatter(lambda number, _: _format_tick(number)))
     axes.annotate("step", (-10, -5), xycoords="axes points", ha="right", va="top", color=_SOFT)
@@ -206,62 +242,101 @@ def _mark_epochs(axes: Axes, epoch_ends: Mapping[int, int], steps: tuple[int, in
     for epoch, step in ends[every - 1 :: every]:
         text = f"epoch {epoch + 1}" if len(ends) < 6 else f"{epoch + 1}"
         axes.axvline(step, color=_SOFT, linewidth=1, linestyle=(0, (2, 4)), alpha=0.5)
-        axes.annotate(text, (step, 1), xycoords=("data", "axes fraction"), ha="right", va="bottom", color=_SOFT)
+        axes.annotate(
+            text,
+            (step, 1),
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            va="bottom",
+            color=_SOFT,
+        )
 
 
-def _draw_line(axes: Axes, line: ChartLine, points: tuple[Series, Any, Any], found: AxisRange) -> None:
+def _draw_line(
+    axes: Axes, line: ChartLine, points: tuple[Series, Any, Any], found: AxisRange
+) -> None:
     (mean, low, high), colour = points, COLOURS[line.colour]
     final = split_off_last(line.series)[1]
     if len(mean.values) < len(line.series.values) - (final is not None):
         lower, upper = clip_line(low, found), clip_line(high, found)
         axes.fill_between(mean.steps, lower, upper, color=colour, alpha=0.16, linewidth=0)
     values = clip_line(mean.values, found)
-    axes.plot(mean.steps, values, color=colour, linewidth=2.1, linestyle=_DASHES[line.dash], clip_on=False)
+    axes.plot(
+        mean.steps, values, color=colour, linewidth=2.1, linestyle=_DASHES[line.dash], clip_on=False
+    )
     if np.isfinite(values).sum() == 1:
         axes.plot(mean.steps, values, "o", color=colour, markersize=6, clip_on=False)
     if final is not None:
         ring = {"markerfacecolor": _CARD, "markeredgecolor": colour, "markeredgewidth": 2}
-        axes.plot(final.steps, clip_line(final.values, found), "o", markersize=6.8, clip_on=False, **ring)  # type: ignore[arg-type]
+        axes.plot(
+            final.steps, clip_line(final.values, found), "o", markersize=6.8, clip_on=False, **ring
+        )  # type: ignore[arg-type]
 
 
-def _draw_areas(axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange) -> None:
+def _draw_areas(
+    axes: Axes, lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange
+) -> None:
     steps = shown[lines[0].label][0].steps
     parts = [np.nan_to_num(shown[line.label][0].values) / found.divisor for line in lines]
-    axes.stackplot(steps, parts, colors=[COLOURS[line.colour] for line in lines], alpha=0.75, linewidth=0)
+    axes.stackplot(
+        steps, parts, colors=[COLOURS[line.colour] for line in lines], alpha=0.75, linewidth=0
+    )
 
 
 def clip_line(values: NDArray[np.float64], found: AxisRange) -> NDArray[np.float64]:
     """Values in the unit that is read; NaN for those without a place."""
     with np.errstate(invalid="ignore"):
-        return np.where((np.abs(values) < _MOST) & ((values > 0) | (not found.is_log)), values / found.divisor, np.nan)
+        return np.where(
+            (np.abs(values) < _MOST) & ((values > 0) | (not found.is_log)),
+            values / found.divisor,
+            np.nan,
+        )
 
 
 def _write_svg(figure: Figure) -> str:
     """The figure as a data URI, in colours that change with the page's."""
     text = io.StringIO()
-    figure.savefig(text, format="svg", transparent=True, metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    figure.savefig(
+        text,
+        format="svg",
+        transparent=True,
+        metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")),
+    )
     svg = text.getvalue()[text.getvalue().index("<svg") :]
-    svg = re.sub(r"font-family:[^;\"]*;? ?| id=\"[a-z][^\"]*\"(?=/?>)", "", re.sub(r"\s+", " ", svg))
+    svg = re.sub(
+        r"font-family:[^;\"]*;? ?| id=\"[a-z][^\"]*\"(?=/?>)", "", re.sub(r"\s+", " ", svg)
+    )
     svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)  # of coordinates: a label ends in <
     names = {light: f"var(--v{number})" for number, light in enumerate(_IN_DARK)}
     svg = re.sub("|".join(names), lambda match: names[match[0]], svg)
-    light, dark = (";".join(f"--v{n}:{c}" for n, c in enumerate(colours)) for colours in (_IN_DARK, _IN_DARK.values()))
-    style = f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{_STYLE}</style>"
+    light, dark = (
+        ";".join(f"--v{n}:{c}" for n, c in enumerate(colours))
+        for colours in (_IN_DARK, _IN_DARK.values())
+    )
+    style = (
+        f"<style>svg{{{light}}}@media(prefers-color-scheme:dark){{svg{{{dark}}}}}{_STYLE}</style>"
+    )
     return f"data:image/svg+xml,{quote(svg.replace('>', f'>{style}', 1), safe=' =:/;,.()-')}"
 
 
-def _write_data(lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange, steps: tuple[int, int]) -> str:
+def _write_data(
+    lines: Sequence[ChartLine], shown: Mapping[str, Any], found: AxisRange, steps: tuple[int, int]
+) -> str:
     left, _, width, _ = _FRAME
     read = []
     for line in lines:
         mean = shown[line.label][0]
         values = zip(mean.steps.tolist(), clip_line(mean.values, found).tolist(), strict=True)
         points = [
-            (step, f"{format_number(value)} {found.unit}".strip()) for step, value in values if math.isfinite(value)
+            (step, f"{format_number(value)} {found.unit}".strip())
+            for step, value in values
+            if math.isfinite(value)
         ]
         read.append({"label": line.label, "points": points})
     frame = [left / _WIDTH_PX, (left + width) / _WIDTH_PX]
-    return json.dumps({"frame": frame, "steps": [steps[0], max(steps[1], steps[0] + 1)], "lines": read})
+    return json.dumps(
+        {"frame": frame, "steps": [steps[0], max(steps[1], steps[0] + 1)], "lines": read}
+    )
 
 
 def _describe(title: str, lines: Sequence[ChartLine]) -> str:
@@ -270,7 +345,13 @@ def _describe(title: str, lines: Sequence[ChartLine]) -> str:
     for line in lines[:most]:
         finite = line.series.finite
         if len(finite):
-            first, last = (format_value(line.name, float(value)) for value in (finite[0], finite[-1]))
-            texts.append(f"{line.label}: {last}" if len(finite) == 1 else f"{line.label}: from {first} to {last}")
+            first, last = (
+                format_value(line.name, float(value)) for value in (finite[0], finite[-1])
+            )
+            texts.append(
+                f"{line.label}: {last}"
+                if len(finite) == 1
+                else f"{line.label}: from {first} to {last}"
+            )
     more = f"; and {len(lines) - most} more" if len(lines) > most else ""
     return f"{title} over the steps of training. {'; '.join(texts) or 'no numbers'}{more}"

@@ -17,7 +17,9 @@ from lit_data.commands.result import is_score, split_stage
 
 _STAGE: Final = re.compile(r"^(train|training|val|valid|validation|test|predict)[/_.](.+)$")
 _STAGES: Final = {"training": "train", "valid": "val", "validation": "val"}
-_FORKED: Final = re.compile(r"^(.+)_(step|epoch)$")  # Lightning's names of a metric with on_step and on_epoch
+_FORKED: Final = re.compile(
+    r"^(.+)_(step|epoch)$"
+)  # Lightning's names of a metric with on_step and on_epoch
 _ORDER: Final = ("train", "val", "test", "predict")
 _OTHERS: Final = len(_ORDER)
 _LIMITS: Final = ("memory/free_bytes", "memory/limit_bytes")
@@ -49,7 +51,12 @@ def find_place(name: str) -> Place:
         rest = rest.removesuffix("_baseline")
         forked = _FORKED.match(rest)
         label = f"{stage}, each {forked[2]}" if forked else stage
-        return Place("model", forked[1] if forked else rest, f"{label}, baseline" * is_baseline or label, is_baseline)
+        return Place(
+            "model",
+            forked[1] if forked else rest,
+            f"{label}, baseline" * is_baseline or label,
+            is_baseline,
+        )
     group, _, last = name.partition("/")
     if group == "time" and last.endswith("_s"):
         return Place("machine", "time of a step", last.removesuffix("_s"))
@@ -100,7 +107,10 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """
     leaves = [flatten(run.settings.config) for run in runs]
     keys = dict.fromkeys(_read_key(word) for run in runs for word in run.settings.overrides)
-    found = {key: [_look_up(run, own, key) for run, own in zip(runs, leaves, strict=True)] for key in keys}
+    found = {
+        key: [_look_up(run, own, key) for run, own in zip(runs, leaves, strict=True)]
+        for key in keys
+    }
     differing = {key: values for key, values in found.items() if _differs(key, values)}
     if not differing:
         every = dict.fromkeys(key for own in leaves for key in own)
@@ -111,7 +121,11 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def find_scores(run: Run) -> list[str]:
     """Metrics of the model in the summary: of the test, without one of the validation; the monitored one first."""
-    scores = [name for name, value in run.values.items() if is_score(name, value) and not name.endswith("_baseline")]
+    scores = [
+        name
+        for name, value in run.values.items()
+        if is_score(name, value) and not name.endswith("_baseline")
+    ]
     monitored = split_stage(run.monitor[0])[1]
     for stage in ("test", "val", ""):
         found = [name for name in scores if split_stage(name)[0] == stage]
@@ -137,22 +151,42 @@ def choose_metrics(runs: Sequence[Run], wanted: Sequence[str], *, first: str = "
 
 def rank(runs: Sequence[Run], name: str) -> list[int]:
     """Places of the runs with a number for this metric, the best first; empty where no direction is known."""
-    direction = next((sign for key, sign in (run.monitor for run in runs) if key == name), 0) or find_direction(name)
-    numbered = [(value, place) for place, run in enumerate(runs) if (value := read_number(run, name)) is not None]
-    return [place for _, place in sorted(numbered, key=lambda entry: -direction * entry[0])] if direction else []
+    direction = next(
+        (sign for key, sign in (run.monitor for run in runs) if key == name), 0
+    ) or find_direction(name)
+    numbered = [
+        (value, place)
+        for place, run in enumerate(runs)
+        if (value := read_number(run, name)) is not None
+    ]
+    return (
+        [place for _, place in sorted(numbered, key=lambda entry: -direction * entry[0])]
+        if direction
+        else []
+    )
 
 
 def find_best(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, int]:
     """The place of the best run for each metric by which several differ."""
-    return {name: places[0] for name in metrics if len(places := rank(runs, name)) > 1 and not _all_same(runs, name)}
+    return {
+        name: places[0]
+        for name in metrics
+        if len(places := rank(runs, name)) > 1 and not _all_same(runs, name)
+    }
 
 
 def draw_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> list[Chart]:
     """One chart for each curve that several runs have, with one line for each run."""
-    names = [name for name in _choose_curves(runs, metrics) if sum(name in run.log.series for run in runs) > 1]
+    names = [
+        name
+        for name in _choose_curves(runs, metrics)
+        if sum(name in run.log.series for run in runs) > 1
+    ]
     charts = []
     for name in names[:_MOST_OVERLAYS]:
-        lines = [make_line(run, place, name) for place, run in enumerate(runs) if name in run.log.series]
+        lines = [
+            make_line(run, place, name) for place, run in enumerate(runs) if name in run.log.series
+        ]
         charts.append(draw_chart(name, lines, most_points=_MOST_POINTS, legend=False))
     return charts
 
@@ -168,12 +202,24 @@ _EMPTY: Final = Series(np.zeros(1, np.int64), np.zeros(1, np.int64), np.full(1, 
 def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
     """Losses and scores of training and validation, then what the machine did, as far as it changed."""
     every = dict.fromkeys(name for run in runs for name in run.log.series)
-    model = [name for name in every if find_place(name).section == "model" and not find_place(name).is_baseline]
-    model = sorted((n for n in model if not n.startswith("test")), key=lambda n: ("loss" not in n, n not in metrics))
-    machine = [
-        name for name in _CURVES if any(name in run.log.series and not run.log.series[name].is_constant for run in runs)
+    model = [
+        name
+        for name in every
+        if find_place(name).section == "model" and not find_place(name).is_baseline
     ]
-    longest = {name: max(len(run.log.series[name].values) for run in runs if name in run.log.series) for name in every}
+    model = sorted(
+        (n for n in model if not n.startswith("test")),
+        key=lambda n: ("loss" not in n, n not in metrics),
+    )
+    machine = [
+        name
+        for name in _CURVES
+        if any(name in run.log.series and not run.log.series[name].is_constant for run in runs)
+    ]
+    longest = {
+        name: max(len(run.log.series[name].values) for run in runs if name in run.log.series)
+        for name in every
+    }
     return [name for name in [*model, *machine] if longest[name] > 1]
 
 
@@ -197,7 +243,11 @@ def _look_up(run: Run, leaves: Mapping[str, Any], key: str) -> str:
         return run.settings.choices[key]
     if key in leaves:
         return _format(leaves[key])
-    below = {name.removeprefix(f"{key}."): value for name, value in leaves.items() if name.startswith(f"{key}.")}
+    below = {
+        name.removeprefix(f"{key}."): value
+        for name, value in leaves.items()
+        if name.startswith(f"{key}.")
+    }
     return _format(below) if below else "-"
 
 

@@ -13,7 +13,13 @@ from numpy.typing import NDArray
 
 from lit_data.commands.reports.untrusted import open_inside
 
-_FILES: Final = ("csv/metrics.csv", "metrics.csv", "lightning_logs/*/metrics.csv", "*/metrics.csv", "*/*/metrics.csv")
+_FILES: Final = (
+    "csv/metrics.csv",
+    "metrics.csv",
+    "lightning_logs/*/metrics.csv",
+    "*/metrics.csv",
+    "*/*/metrics.csv",
+)
 _MOST_BYTES: Final = 2**30
 _MOST_STEPS: Final = 2**53
 _NOT_METRICS: Final = ("step", "epoch")
@@ -46,7 +52,11 @@ class Series:
     @property
     def is_constant(self) -> bool:
         """Whether it has several values and they are the same."""
-        return len(self.values) > 1 and len(self.finite) == len(self.values) and bool(np.ptp(self.values) == 0)
+        return (
+            len(self.values) > 1
+            and len(self.finite) == len(self.values)
+            and bool(np.ptp(self.values) == 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +86,9 @@ def read_log(folder: Path, notes: list[str]) -> Log:
         return Log()
     path = max(found, key=lambda file: file.stat().st_mtime)
     if len(found) > 1:
-        notes.append(f"there are {len(found)} files metrics.csv; the curves are those of {path.relative_to(folder)}")
+        notes.append(
+            f"there are {len(found)} files metrics.csv; the curves are those of {path.relative_to(folder)}"
+        )
     columns: dict[str, list[tuple[int, int, float]]] = {}
     ends: dict[int, int] = {}
     try:
@@ -90,7 +102,11 @@ def read_log(folder: Path, notes: list[str]) -> Log:
                     columns.setdefault(name, []).append((step, epoch, value))
     except OSError as error:
         notes.append(f"{path.relative_to(folder)} cannot be read: {error.strerror}")
-    return Log({name: _make_series(rows) for name, rows in columns.items()}, dict(sorted(ends.items())), path)
+    return Log(
+        {name: _make_series(rows) for name, rows in columns.items()},
+        dict(sorted(ends.items())),
+        path,
+    )
 
 
 def split_off_last(series: Series) -> tuple[Series, Series | None]:
@@ -99,7 +115,12 @@ def split_off_last(series: Series) -> tuple[Series, Series | None]:
     It stands one step and one epoch, which was never trained, after the last point.
     """
     steps, epochs = series.steps, series.epochs
-    if len(steps) < 2 or steps[-1] - steps[-2] != 1 or epochs[-2] < 0 or epochs[-1] - epochs[-2] != 1:
+    if (
+        len(steps) < 2
+        or steps[-1] - steps[-2] != 1
+        or epochs[-2] < 0
+        or epochs[-1] - epochs[-2] != 1
+    ):
         return series, None
     return cut(series, 0, -1), cut(series, -1, None)
 
@@ -110,7 +131,8 @@ def cut(series: Series, first: int, end: int | None) -> Series:
 
 
 def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArray[np.float64]]:
-    """Make neighbours one point where there are too many: their mean, and the lowest and the highest of them.
+    """Make neighbours one point where there are too many: their mean, and the lowest and the
+    highest of them.
 
     Args:
         series: Any length.
@@ -134,7 +156,9 @@ def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArra
     return thinned, np.where(empty, np.nan, low), np.where(empty, np.nan, high)
 
 
-def _read_rows(file: TextIO, name: str, notes: list[str]) -> Iterator[tuple[int, int, list[tuple[str, float]]]]:
+def _read_rows(
+    file: TextIO, name: str, notes: list[str]
+) -> Iterator[tuple[int, int, list[tuple[str, float]]]]:
     """Step, epoch (-1 where unknown) and values of each row that can be read."""
     reader = csv.reader(line.replace("\0", "") for line in file)
     bad = 0
@@ -152,7 +176,9 @@ def _read_rows(file: TextIO, name: str, notes: list[str]) -> Iterator[tuple[int,
     except csv.Error as error:
         notes.append(f"{name} breaks off: {error}")
     if bad:
-        notes.append(f"{name}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut off, and left out")
+        notes.append(
+            f"{name}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut off, and left out"
+        )
 
 
 def _read_row(
@@ -162,13 +188,23 @@ def _read_row(
         return None
     row = dict(zip(head, cells, strict=True))
     try:
-        step, epoch = (float(row.get(key) or default) for key, default in (("step", number), ("epoch", -1)))
-        values = [(key, float(text)) for key, text in row.items() if text and key not in _NOT_METRICS]
+        step, epoch = (
+            float(row.get(key) or default) for key, default in (("step", number), ("epoch", -1))
+        )
+        values = [
+            (key, float(text)) for key, text in row.items() if text and key not in _NOT_METRICS
+        ]
     except (ValueError, OverflowError):
         return None
-    return (int(step), int(epoch), values) if all(abs(number) < _MOST_STEPS for number in (step, epoch)) else None
+    return (
+        (int(step), int(epoch), values)
+        if all(abs(number) < _MOST_STEPS for number in (step, epoch))
+        else None
+    )
 
 
 def _make_series(rows: Sequence[tuple[int, int, float]]) -> Series:
     steps, epochs, values = zip(*rows, strict=True)
-    return Series(np.array(steps, np.int64), np.array(epochs, np.int64), np.array(values, np.float64))
+    return Series(
+        np.array(steps, np.int64), np.array(epochs, np.int64), np.array(values, np.float64)
+    )

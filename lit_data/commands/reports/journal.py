@@ -9,11 +9,16 @@ from typing import Final
 
 from lit_data.commands.reports.untrusted import Masker, open_inside
 
-_LINE: Final = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$")
+_LINE: Final = re.compile(
+    r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$"
+)
 _MOST_BYTES: Final = 4 * 2**20
 _MOST_CHARACTERS: Final = 4000
 _KINDS: Final = (
-    ("out of memory", re.compile(r"out of memory|OutOfMemory|does not fit into memory|needed cached memory back")),
+    (
+        "out of memory",
+        re.compile(r"out of memory|OutOfMemory|does not fit into memory|needed cached memory back"),
+    ),
     ("precision", re.compile(r"^AMP: |loss scale|precision")),
     ("memory", re.compile(r"memory grows|EmptyCache|bus error")),
     ("batch size", re.compile(r"^batch size \d|samples at once")),
@@ -91,7 +96,14 @@ class RunLog:
     @property
     def last_error(self) -> str:
         """The last error that was logged; empty if none was."""
-        return next((entry.text for entry in reversed(self.entries) if entry.level in ("ERROR", "CRITICAL")), "")
+        return next(
+            (
+                entry.text
+                for entry in reversed(self.entries)
+                if entry.level in ("ERROR", "CRITICAL")
+            ),
+            "",
+        )
 
 
 def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
@@ -119,7 +131,9 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
         if size_bytes <= 2 * _MOST_BYTES:
             content = file.read()
         else:
-            notes.append(f"{path.name} has {size_bytes / 2**20:.0f} MiB: only its begin and its end are read")
+            notes.append(
+                f"{path.name} has {size_bytes / 2**20:.0f} MiB: only its begin and its end are read"
+            )
             begin = file.read(_MOST_BYTES)
             file.seek(-_MOST_BYTES, 2)
             content = begin + b"\n" + file.read()
@@ -133,8 +147,12 @@ def _read_entries(lines: Iterable[str], masker: Masker) -> Iterator[LogEntry]:
         if found:
             if entry is not None:
                 yield entry
-            entry = LogEntry(found[1], found[2], found[3], masker.mask_text(found[4][:_MOST_CHARACTERS]))
+            entry = LogEntry(
+                found[1], found[2], found[3], masker.mask_text(found[4][:_MOST_CHARACTERS])
+            )
         elif entry is not None and line.strip() and len(entry.text) < _MOST_CHARACTERS:
-            entry = replace(entry, text=f"{entry.text}\n{masker.mask_text(line)}"[:_MOST_CHARACTERS])
+            entry = replace(
+                entry, text=f"{entry.text}\n{masker.mask_text(line)}"[:_MOST_CHARACTERS]
+            )
     if entry is not None:
         yield entry

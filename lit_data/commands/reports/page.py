@@ -38,9 +38,15 @@ _MOST_TILES: Final = 4
 _MOST_EVENTS: Final = 100
 _POINTS_ALONE: Final = 300
 _POINTS_OF_MANY: Final = 100
-_STATES: Final = {"done": ("good", "done"), "failed": ("bad", "failed"), "unfinished": ("warn", "not finished")}
+_STATES: Final = {
+    "done": ("good", "done"),
+    "failed": ("bad", "failed"),
+    "unfinished": ("warn", "not finished"),
+}
 _LEVELS: Final = {"ERROR": "bad", "CRITICAL": "bad", "WARNING": "warn"}
-_UNPRINTABLE: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
+_UNPRINTABLE: Final = re.compile(
+    "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
+)
 """Control characters, those that turn the direction of what follows, and halves of surrogate pairs."""
 _MACHINE_TILES: Final = (
     ("seconds", "time", "from start to end"),
@@ -93,16 +99,29 @@ def make_page(
     """
     several = len(runs) > 1 or bool(lost)
     views = [_RunView(run, place, several=several) for place, run in enumerate(runs)]
-    style, script = ((Path(__file__).parent / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
+    style, script = (
+        (Path(__file__).parent / name).read_text(encoding="utf-8")
+        for name in ("page.css", "page.js")
+    )
     policy = (
         f"default-src 'none'; img-src data:; style-src '{_digest(style)}'; script-src '{_digest(script)}'; "
         "base-uri 'none'; form-action 'none'"
     )
     states = [_STATES[run.status] for run in runs]
-    chips = [(k, f"{states.count((k, word))} {word}" if several else word) for k, word in dict.fromkeys(states)]
+    chips = [
+        (k, f"{states.count((k, word))} {word}" if several else word)
+        for k, word in dict.fromkeys(states)
+    ]
     first, differences = views[0], find_differences(runs) if several else {}
     return _read_template().render(
-        **{"title": title, "notes": notes, "lost": lost, "pictures": pictures, "several": several, "views": views},
+        **{
+            "title": title,
+            "notes": notes,
+            "lost": lost,
+            "pictures": pictures,
+            "several": several,
+            "views": views,
+        },
         **{"chips": chips, "policy": policy, "style": Markup(style), "script": Markup(script)},
         facts=[f"{len(runs)} runs"] if several else [*first.facts, str(first.run.folder)],
         columns=["run", *differences, "state", *metrics],
@@ -138,7 +157,11 @@ def list_tiles(run: Run) -> list[Tile]:
     for name in find_scores(run)[:_MOST_TILES]:
         baseline = values.get(f"{name}_baseline")
         stage, metric = split_stage(name)
-        below = f"{stage}; a simple rule: {format_value(name, baseline)}" if baseline is not None else stage
+        below = (
+            f"{stage}; a simple rule: {format_value(name, baseline)}"
+            if baseline is not None
+            else stage
+        )
         tiles.append(_make_tile(metric.replace("_", " "), format_value(name, values[name]), below))
     on_host = (
         values.get("memory/peak_allocated_bytes") == values.get("memory/peak_rss_bytes")
@@ -170,9 +193,14 @@ class _RunView:
             for name, found in run.log.series.items()
             if _is_idle(name, found)
         )
-        self.loaders = {stage: entry for stage, entry in run.loaders.items() if isinstance(entry, Mapping)}
+        self.loaders = {
+            stage: entry for stage, entry in run.loaders.items() if isinstance(entry, Mapping)
+        }
         began, seconds = run.journal.began, run.values.get("seconds")
-        times = [f"began {began}" if began else "", format_value("seconds", seconds) if seconds else ""]
+        times = [
+            f"began {began}" if began else "",
+            format_value("seconds", seconds) if seconds else "",
+        ]
         self.facts = [run.command, *filter(None, times)]
 
     @property
@@ -214,7 +242,9 @@ def _order(chart: str) -> tuple[int, str]:
     return (0 if "loss" in chart else -find_direction(chart) + 2, chart)
 
 
-def _draw_group(chart: str, found: Sequence[tuple[Place, str, Series]], run: Run, most_points: int) -> Chart:
+def _draw_group(
+    chart: str, found: Sequence[tuple[Place, str, Series]], run: Run, most_points: int
+) -> Chart:
     stacked = chart == "time of a step"
     labels = [place.label for place, _, _ in found]
     order = [part for part in _PARTS if part in labels] if stacked else []
@@ -237,7 +267,9 @@ def _draw_group(chart: str, found: Sequence[tuple[Place, str, Series]], run: Run
 
 
 def _make_tile(title: str, value: str, below: str) -> Tile:
-    number, _, unit = value.rpartition(" ") if value[-1:].isalpha() or value.endswith("%") else (value, "", "")
+    number, _, unit = (
+        value.rpartition(" ") if value[-1:].isalpha() or value.endswith("%") else (value, "", "")
+    )
     return Tile(title, number or value, unit if number else "", below)
 
 
@@ -254,7 +286,9 @@ def _read_template() -> jinja2.Template:
         "age": describe_age,
         "begin": lambda sentence: sentence[:1].upper() + sentence[1:],
         "yaml": lambda config: write_yaml(dict(config)),
-        "without_hydra": lambda found: {key: value for key, value in found.items() if not key.startswith("hydra")},
+        "without_hydra": lambda found: {
+            key: value for key, value in found.items() if not key.startswith("hydra")
+        },
         "break_name": lambda name: Markup("<wbr>").join(re.split(r"(?<=[./_=])", _clean(name))),
         "status_class": lambda status: _STATES[status][0],
         "status_word": lambda status: _STATES[status][1],
@@ -264,7 +298,11 @@ def _read_template() -> jinja2.Template:
 
 
 def _clean(value: Any) -> Any:  # noqa: ANN401 - whatever a template shows
-    return _UNPRINTABLE.sub("\ufffd", value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return (
+        _UNPRINTABLE.sub("\ufffd", value)
+        if isinstance(value, str) and not isinstance(value, Markup)
+        else value
+    )
 
 
 def _digest(text: str) -> str:

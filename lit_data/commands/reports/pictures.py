@@ -98,7 +98,10 @@ def read_pictures(
 
 def _sort(paths: Iterable[Path]) -> list[Path]:
     known = list(_CAPTIONS)
-    return sorted(paths, key=lambda path: (known.index(path.stem) if path.stem in known else len(known), path.name))
+    return sorted(
+        paths,
+        key=lambda path: (known.index(path.stem) if path.stem in known else len(known), path.name),
+    )
 
 
 def _find_latest(folder: Path) -> list[Path]:
@@ -114,7 +117,10 @@ def _find_latest(folder: Path) -> list[Path]:
 def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
     from PIL import Image
 
-    with open_inside(folder, path, most_bytes=_MOST_BYTES) as raw, Image.open(raw, formats=("PNG", "JPEG")) as file:
+    with (
+        open_inside(folder, path, most_bytes=_MOST_BYTES) as raw,
+        Image.open(raw, formats=("PNG", "JPEG")) as file,
+    ):
         original_px = file.width
         if file.width * file.height > _MOST_PX:
             raise ValueError(f"{file.width} x {file.height} pixels are too many")
@@ -124,9 +130,12 @@ def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
     scale = min(1.0, width_px / page.width, _MOST_HEIGHT_PX / page.height)
     if scale < 1:
         page = page.resize(
-            (max(1, round(page.width * scale)), max(1, round(page.height * scale))), Image.Resampling.LANCZOS
+            (max(1, round(page.width * scale)), max(1, round(page.height * scale))),
+            Image.Resampling.LANCZOS,
         )
     buffer = io.BytesIO()
     page.save(buffer, "WEBP", quality=_QUALITY, method=2)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Picture(path.stem, f"data:image/webp;base64,{data}", page.width, page.height, original_px)
+    return Picture(
+        path.stem, f"data:image/webp;base64,{data}", page.width, page.height, original_px
+    )

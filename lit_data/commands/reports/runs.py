@@ -75,7 +75,9 @@ class Run:
     @property
     def experiment(self) -> str:
         """Its name."""
-        return str(self.values.get("experiment") or self.settings.config.get("name") or self.folder.name)
+        return str(
+            self.values.get("experiment") or self.settings.config.get("name") or self.folder.name
+        )
 
     @property
     def command(self) -> str:
@@ -190,5 +192,9 @@ def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
 
 
 def _find_last_change(folder: Path) -> float:
-    times = [path.stat().st_mtime for path in (folder, *folder.glob("*"), *folder.glob("*/*")) if path.exists()]
+    times = [
+        path.stat().st_mtime
+        for path in (folder, *folder.glob("*"), *folder.glob("*/*"))
+        if path.exists()
+    ]
     return max(times)

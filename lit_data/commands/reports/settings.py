@@ -22,8 +22,8 @@ class Settings:
     """What a run was told, without secrets.
 
     Attributes:
-        config: The configuration with references within it filled in. Environment variables stay as they were written:
-            their values now need not be those of then.
+        config: The configuration with references within it filled in. Environment variables stay as
+            they were written: their values now need not be those of then.
         overrides: The words of the command line.
         choices: The option chosen of each group.
         command_line: What would start the run again.
@@ -43,18 +43,32 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
         masker: It learns the secrets of this run.
         notes: Gets a sentence for each file that cannot be used.
     """
-    config, hydra = (_read_yaml(folder / ".hydra" / name, notes) for name in ("config.yaml", "hydra.yaml"))
+    config, hydra = (
+        _read_yaml(folder / ".hydra" / name, notes) for name in ("config.yaml", "hydra.yaml")
+    )
     hydra = as_dict(hydra.get("hydra"))
     words = as_dict(hydra.get("overrides")).get("task")
     overrides = [str(word) for word in words] if isinstance(words, list) else []
-    masker.mask_tree(config)  # learn before anything is shown: the same secret may stand in a reference or an override
+    masker.mask_tree(
+        config
+    )  # learn before anything is shown: the same secret may stand in a reference or an override
     resolver = _Resolver(config, hydra)
     resolved = {key: resolver.resolve(value, _DEEPEST) for key, value in config.items()}
     masked = tuple(map(masker.mask_text, overrides))
-    choices = {str(k): str(v) for k, v in as_dict(as_dict(hydra.get("runtime")).get("choices")).items()}
-    command = ["python", "-m", "lit_data", str(config.get("command", "fit")), *find_config_dir(hydra)]
+    choices = {
+        str(k): str(v) for k, v in as_dict(as_dict(hydra.get("runtime")).get("choices")).items()
+    }
+    command = [
+        "python",
+        "-m",
+        "lit_data",
+        str(config.get("command", "fit")),
+        *find_config_dir(hydra),
+    ]
     line = shlex.join([*map(masker.mask_text, command), *masked])
-    return Settings(masker.mask_tree(resolved), masked, choices, line if overrides or config else "")
+    return Settings(
+        masker.mask_tree(resolved), masked, choices, line if overrides or config else ""
+    )
 
 
 def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what YAML may hold
@@ -76,7 +90,9 @@ def _read_yaml(path: Path, notes: list[str]) -> dict[str, Any]:
     try:
         found = parse_yaml(read_text(path.parents[1], path))
     except FileNotFoundError:
-        notes.append(f"there is no {path.parent.name}/{path.name}, so the configuration is not known")
+        notes.append(
+            f"there is no {path.parent.name}/{path.name}, so the configuration is not known"
+        )
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         notes.append(f"{path.parent.name}/{path.name} cannot be read: {str(error).splitlines()[0]}")
     else:
@@ -108,7 +124,12 @@ class _Resolver:
             return {key: self.resolve(part, depth) for key, part in value.items()}
         if isinstance(value, list):
             return [self.resolve(part, depth) for part in value]
-        if not isinstance(value, str) or not depth or "${" not in value or len(value) > _MOST_CHARACTERS:
+        if (
+            not isinstance(value, str)
+            or not depth
+            or "${" not in value
+            or len(value) > _MOST_CHARACTERS
+        ):
             return value
         whole = _REFERENCE.fullmatch(value)
         target = self._look_up(whole[1]) if whole else None

@@ -4,7 +4,12 @@ import math
 import re
 from typing import Final
 
-_KNOWN: Final = {"seconds": "s", "samples_per_s": "samples/s", "success_rate": "%", "fragmentation": "%"}
+_KNOWN: Final = {
+    "seconds": "s",
+    "samples_per_s": "samples/s",
+    "success_rate": "%",
+    "fragmentation": "%",
+}
 _ENDINGS: Final = (
     ("_bytes_per_epoch", "B/epoch"),
     ("_bytes", "B"),
@@ -19,7 +24,12 @@ _ENDINGS: Final = (
 )
 _SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
     "B": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes")),
-    "B/epoch": ((2.0**30, "GiB/epoch"), (2.0**20, "MiB/epoch"), (2.0**10, "KiB/epoch"), (1.0, "bytes/epoch")),
+    "B/epoch": (
+        (2.0**30, "GiB/epoch"),
+        (2.0**20, "MiB/epoch"),
+        (2.0**10, "KiB/epoch"),
+        (1.0, "bytes/epoch"),
+    ),
     "s": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
     "us": ((1e6, "s"), (1e3, "ms"), (1.0, "µs")),
     "%": ((0.01, "%"),),
@@ -35,7 +45,9 @@ _HIGHER: Final = re.compile(
 def find_unit(name: str) -> str:
     """The unit that a metric's name tells: bytes, seconds, ``%`` of a fraction, or none."""
     last = name.rpartition("/")[2]
-    return _KNOWN.get(last) or next((unit for ending, unit in _ENDINGS if last.endswith(ending)), "")
+    return _KNOWN.get(last) or next(
+        (unit for ending, unit in _ENDINGS if last.endswith(ending)), ""
+    )
 
 
 def choose_scale(unit: str, top: float) -> tuple[float, str]:
@@ -44,7 +56,11 @@ def choose_scale(unit: str, top: float) -> tuple[float, str]:
     if scales is None:
         return 1.0, unit
     return next(
-        ((size, text) for size, text in scales if abs(top) >= size * (2 if size >= 60 and unit == "s" else 1)),
+        (
+            (size, text)
+            for size, text in scales
+            if abs(top) >= size * (2 if size >= 60 and unit == "s" else 1)
+        ),
         scales[-1],
     )
 

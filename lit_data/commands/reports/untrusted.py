@@ -14,12 +14,24 @@ MASK: Final = "•••"
 
 _WORDS: Final = frozenset(
     [
-        *("auth", "authorization", "apikey", "cookie", "credential", "credentials", "key", "passphrase", "passwd"),
+        *(
+            "auth",
+            "authorization",
+            "apikey",
+            "cookie",
+            "credential",
+            "credentials",
+            "key",
+            "passphrase",
+            "passwd",
+        ),
         *("password", "pwd", "secret", "secrets", "sig", "signature", "token"),
     ]
 )
 _SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_NAME: Final = r"[\w.+-]{0,64}(?:" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")[\w-]{0,64}"
+_NAME: Final = (
+    r"[\w.+-]{0,64}(?:" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")[\w-]{0,64}"
+)
 _ASSIGNED: Final = re.compile(
     rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+)"
 )
@@ -37,19 +49,24 @@ _LEAST_KNOWN: Final = 6  # a shorter secret would be found inside of ordinary wo
 class Masker:
     """Takes secrets out of configurations and texts.
 
-    Values found under the key of a secret are taken out of all later texts too, wherever they stand.
+    Values found under the key of a secret are taken out of all later texts too, wherever they
+    stand.
     """
 
     def __init__(self) -> None:
         self._known: set[str] = set()
 
     def mask_tree(self, tree: Any) -> Any:  # noqa: ANN401 - what YAML or JSON may hold
-        """A copy of dicts and lists without secrets; what lies below the key of a secret is one as a whole.
+        """A copy of dicts and lists without secrets; what lies below the key of a secret is one as
+        a whole.
 
         A number is a secret only where the key ends in the word, so ``max_tokens: 512`` stays.
         """
         if isinstance(tree, dict):
-            return {self.mask_text(str(key)): self._mask_entry(str(key), value) for key, value in tree.items()}
+            return {
+                self.mask_text(str(key)): self._mask_entry(str(key), value)
+                for key, value in tree.items()
+            }
         if isinstance(tree, list):
             return [self.mask_tree(value) for value in tree]
         return self.mask_text(tree) if isinstance(tree, str) else tree
@@ -58,14 +75,18 @@ class Masker:
         """A text without secrets: known ones, assignments to such names, logins in URLs, keys that look like some."""
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, MASK)
-        text = _ISSUED.sub(MASK, _BEARER.sub(rf"\g<kind> {MASK}", _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", text)))
+        text = _ISSUED.sub(
+            MASK, _BEARER.sub(rf"\g<kind> {MASK}", _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", text))
+        )
         return _ASSIGNED.sub(_mask_assignment, text)
 
     def _mask_entry(self, key: str, value: Any) -> Any:  # noqa: ANN401
         words = [word.lower() for word in _SPLIT.split(key) if word]
         names_it = bool(_WORDS.intersection(words))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if names_it and (isinstance(value, str | dict | list) or (is_number and words[-1] in _WORDS)):
+        if names_it and (
+            isinstance(value, str | dict | list) or (is_number and words[-1] in _WORDS)
+        ):
             self._learn(value)
             return MASK if value not in ("", {}, []) else value
         return self.mask_tree(value)
@@ -80,7 +101,15 @@ class Masker:
 
 def _mask_assignment(found: re.Match[str]) -> str:
     words = {word.lower() for word in _SPLIT.split(found["key"]) if word}
-    if not words & _WORDS or found["value"] in ("null", "None", "true", "false", "True", "False", MASK):
+    if not words & _WORDS or found["value"] in (
+        "null",
+        "None",
+        "true",
+        "false",
+        "True",
+        "False",
+        MASK,
+    ):
         return found[0]
     return f"{found['key']}{found['to']}{MASK}"
 
@@ -89,7 +118,9 @@ _MOST_BYTES: Final = 2**24
 _MOST_NODES: Final = 200_000
 _DEEPEST: Final = 60
 _MOST_DIGITS: Final = 40
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the one in C where PyYAML was built with it
+_LOADER: Final = getattr(
+    yaml, "CSafeLoader", yaml.SafeLoader
+)  # the one in C where PyYAML was built with it
 
 
 def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> BinaryIO:
@@ -129,7 +160,9 @@ def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold
     """
     depth = 0
     for count, event in enumerate(yaml.parse(text, _LOADER)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
+            event, yaml.CollectionEndEvent
+        )
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it has aliases")
         if count > _MOST_NODES or depth > _DEEPEST:
@@ -144,7 +177,9 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - what JSON may hold
         ValueError: It is no JSON, or nested too deeply.
         RecursionError: It is nested far too deeply.
     """
-    found = json.loads(text, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else None)
+    found = json.loads(
+        text, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else None
+    )
     level = [found]
     for _ in range(_DEEPEST):
         level = [part for node in level if isinstance(node, dict | list) for part in _parts(node)]

@@ -27,14 +27,28 @@ from lit_data.commands.sweeps.plan import (
     write_record,
 )
 from lit_data.commands.sweeps.process import Outcome, describe_failure, run_process
-from lit_data.errors import BatchMemoryError, ConfigError, DataError, LitDataError, StoreError, WorkerDiedError
+from lit_data.errors import (
+    BatchMemoryError,
+    ConfigError,
+    DataError,
+    LitDataError,
+    StoreError,
+    WorkerDiedError,
+)
 
 log = logging.getLogger(__name__)
 
 
-_ERRORS = {error.exit_code: error for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)}
+_ERRORS = {
+    error.exit_code: error
+    for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
+}
 _TOLD_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-_CHECKPOINTS = ("last.ckpt", "interrupted.ckpt", "step.ckpt")  # those that hold the whole state of a training
+_CHECKPOINTS = (
+    "last.ckpt",
+    "interrupted.ckpt",
+    "step.ckpt",
+)  # those that hold the whole state of a training
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +61,8 @@ class Sweep:
         flags: options of the command line that are not overrides.
         packages: packages whose targets are allowed too.
         total: how many jobs there are.
-        fixed: the jobs are known from the start; otherwise the sweeper decides on each one by the results so far.
+        fixed: the jobs are known from the start; otherwise the sweeper decides on each one by the
+            results so far.
         shared: overrides that all jobs have, which need not be said of each.
     """
 
@@ -78,7 +93,8 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
         sweep: what all jobs have in common.
 
     Returns:
-        The metric `sweep.metric` for sweepers that learn from it; None for a failed job of a sweep that is fixed.
+        The metric `sweep.metric` for sweepers that learn from it; None for a failed job of a sweep
+        that is fixed.
 
     Raises:
         LitDataError: the job failed, and the sweeper has to know.
@@ -89,11 +105,21 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
     if before is not None and before.status == "done" and read_summary(folder) is not None:
         log.info("%s: done before: %s", label, _describe(record, sweep))
         return _answer(cfg, before, sweep=sweep, folder=folder)
-    checkpoint = find_last_checkpoint(folder) if before is not None and cfg.command == "fit" else None
+    checkpoint = (
+        find_last_checkpoint(folder) if before is not None and cfg.command == "fit" else None
+    )
     record = replace(record, ckpt=str(checkpoint) if checkpoint else None)
-    log.info("%s: %s%s", label, _describe(record, sweep), f", from {checkpoint}" if checkpoint else "")
+    log.info(
+        "%s: %s%s", label, _describe(record, sweep), f", from {checkpoint}" if checkpoint else ""
+    )
     ended = _run(cfg, record, sweep, folder)
-    log.info("%s: %s in %.1f s%s", label, ended.status, ended.seconds, f": {ended.reason}" if ended.reason else "")
+    log.info(
+        "%s: %s in %.1f s%s",
+        label,
+        ended.status,
+        ended.seconds,
+        f": {ended.reason}" if ended.reason else "",
+    )
     return _answer(cfg, ended, sweep=sweep, folder=folder)
 
 
@@ -108,13 +134,17 @@ def begin_record(cfg: DictConfig) -> JobRecord:
     words = cast(list[str], overrides)
     config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
     own = tuple(word for word in words if not word.startswith("sweep."))
-    return JobRecord(number=int(hydra.job.num), overrides=own, digest=digest_config(cfg), config=config)
+    return JobRecord(
+        number=int(hydra.job.num), overrides=own, digest=digest_config(cfg), config=config
+    )
 
 
 def find_last_checkpoint(folder: Path) -> Path | None:
     """The newest whole checkpoint of a run's folder from which `fit` can go on; None without one."""
     found = [folder / "checkpoints" / name for name in _CHECKPOINTS]
-    newest_first = sorted((path for path in found if path.is_file()), key=lambda path: -path.stat().st_mtime_ns)
+    newest_first = sorted(
+        (path for path in found if path.is_file()), key=lambda path: -path.stat().st_mtime_ns
+    )
     return next((path for path in newest_first if _is_whole(path)), None)
 
 
@@ -135,7 +165,11 @@ def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | 
     for path in folder.iterdir():
         if path.name != ".hydra" and path.suffix != ".log":  # which are this job's already
             path.rename(aside / path.name)
-    log.info("job %d: the sweeper chose other values than before; the earlier job is now %s", record.number, aside)
+    log.info(
+        "job %d: the sweeper chose other values than before; the earlier job is now %s",
+        record.number,
+        aside,
+    )
     return None
 
 
@@ -143,7 +177,10 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
     if is_first_rank():
         (folder / "summary.json").unlink(missing_ok=True)
         write_record(folder, record)
-    started_s, run = time.perf_counter(), _run_in_process if sweep.options.isolate == "process" else _run_here
+    started_s, run = (
+        time.perf_counter(),
+        _run_in_process if sweep.options.isolate == "process" else _run_here,
+    )
     try:
         outcome = run(cfg, record, sweep, folder)
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -155,7 +192,9 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
         if not isinstance(error, LitDataError):
             traceback.print_exception(error)
     finally:
-        record = record.end(outcome.status, outcome.exit_code, outcome.reason, time.perf_counter() - started_s)
+        record = record.end(
+            outcome.status, outcome.exit_code, outcome.reason, time.perf_counter() - started_s
+        )
         if is_first_rank():
             write_record(folder, record)
     _give_back_memory()  # after the except block, whose error holds everything that was alive where it was raised
@@ -165,7 +204,11 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
 def _run_in_process(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> Outcome:
     hydra = HydraConfig.get()
     words = list_job_words(cfg.command, sweep.flags)
-    places = {"hydra.run.dir": folder, "hydra.sweep.dir": sweep.folder, "hydra.job.id": hydra.job.id}
+    places = {
+        "hydra.run.dir": folder,
+        "hydra.sweep.dir": sweep.folder,
+        "hydra.job.id": hydra.job.id,
+    }
     own = [f"{key}={quote(value)}" for key, value in places.items()]
     own += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
     own += [f"ckpt={quote(record.ckpt)}"] if record.ckpt else []
@@ -179,9 +222,15 @@ def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) ->
         run_job(cfg, flags=sweep.flags, packages=sweep.packages)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if code in _TOLD_TO_STOP or isinstance(stop.__context__, KeyboardInterrupt):  # Lightning makes 1 of Ctrl-C
+        if code in _TOLD_TO_STOP or isinstance(
+            stop.__context__, KeyboardInterrupt
+        ):  # Lightning makes 1 of Ctrl-C
             raise
-        return Outcome(status="failed" if code else "done", exit_code=code, reason=f"it called sys.exit({stop.code!r})")
+        return Outcome(
+            status="failed" if code else "done",
+            exit_code=code,
+            reason=f"it called sys.exit({stop.code!r})",
+        )
     return Outcome(status="done")
 
 
@@ -199,7 +248,9 @@ def _give_back_memory() -> None:
 
 def _answer(cfg: DictConfig, record: JobRecord, *, sweep: Sweep, folder: Path) -> float | None:
     if record.status != "done":
-        if sweep.fixed:  # the end of the sweep tells; Hydra's own sweeper would leave out later batches of jobs
+        if (
+            sweep.fixed
+        ):  # the end of the sweep tells; Hydra's own sweeper would leave out later batches of jobs
             return None
         raise make_error(record.exit_code or 1, record.reason)
     if not is_first_rank():

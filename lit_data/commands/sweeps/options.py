@@ -18,12 +18,13 @@ class SweepOptions:
     """How the jobs of a sweep run, and what is said about them at its end.
 
     Args:
-        metric: key of summary.json that table, plot and sweeper look at; None: what the checkpoint callback monitors,
-            else the first metric of the test split.
-        mode: whether the best job is that of the least (``min``) or the largest value (``max``); ``auto``: as the
-            checkpoint callback says, where it monitors this metric.
+        metric: key of summary.json that table, plot and sweeper look at; None: what the checkpoint
+            callback monitors, else the first metric of the test split.
+        mode: whether the best job is that of the least (``min``) or the largest value (``max``);
+            ``auto``: as the checkpoint callback says, where it monitors this metric.
         columns: further keys of summary.json in the table.
-        isolate: ``process``: each job in a process of its own; ``none``: one after the other in this one.
+        isolate: ``process``: each job in a process of its own; ``none``: one after the other in
+            this one.
         resume: folder of a sweep to go on with, or ``latest``.
 
     Raises:
@@ -38,7 +39,9 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         if "" in (self.metric, self.resume):
-            raise ConfigError(f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null")
+            raise ConfigError(
+                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null"
+            )
 
 
 def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
@@ -53,13 +56,18 @@ def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
     return None, None
 
 
-def choose_metric(options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]) -> str | None:
+def choose_metric(
+    options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
+) -> str | None:
     """The key of summary.json to compare jobs by, or None where a job has nothing of the kind."""
     if options.metric is not None:
         return options.metric
     if monitor is not None and is_number(metrics.get(monitor)):
         return monitor
-    return next((key for key in metrics if key.startswith(("test/", "test_")) and is_number(metrics[key])), None)
+    return next(
+        (key for key in metrics if key.startswith(("test/", "test_")) and is_number(metrics[key])),
+        None,
+    )
 
 
 def choose_direction(
@@ -74,14 +82,16 @@ def choose_direction(
 
 
 def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptions, list[str]]:
-    """One direction for the sweeper and for the table: of `hydra.sweeper.direction` and `sweep.mode`, either decides.
+    """One direction for the sweeper and for the table: of `hydra.sweeper.direction` and
+    `sweep.mode`, either decides.
 
     Args:
         cfg: The configuration of the first job, with Hydra's node.
         options: Of the sweep.
 
     Returns:
-        The options, and the override that tells the sweeper; none where it asks for no direction, or for several.
+        The options, and the override that tells the sweeper; none where it asks for no direction,
+        or for several.
 
     Raises:
         ConfigError: The two contradict each other, or nothing says which values are good.
@@ -92,7 +102,9 @@ def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptio
         return options, []
     said: Direction | None = {"minimize": "min", "maximize": "max"}.get(str(given))  # type: ignore[assignment]
     if given is not None and said is None:
-        raise ConfigError(f"hydra.sweeper.direction={given} is unknown: choose minimize or maximize, or leave it out")
+        raise ConfigError(
+            f"hydra.sweeper.direction={given} is unknown: choose minimize or maximize, or leave it out"
+        )
     if said is not None and options.mode not in ("auto", said):
         raise ConfigError(
             f"sweep.mode={options.mode} and hydra.sweeper.direction={given} contradict each other: leave out one"
@@ -103,10 +115,14 @@ def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptio
         raise ConfigError(
             f"which values of {options.metric or 'the metric'} are good? Say sweep.mode=min or sweep.mode=max"
         )
-    return replace(options, mode=mode), [f"hydra.sweeper.direction={'minimize' if mode == 'min' else 'maximize'}"]
+    return replace(options, mode=mode), [
+        f"hydra.sweeper.direction={'minimize' if mode == 'min' else 'maximize'}"
+    ]
 
 
-def optimized_metric(options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]) -> float | None:
+def optimized_metric(
+    options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
+) -> float | None:
     """The value that a sweeper such as Optuna's learns from.
 
     Args:

@@ -57,7 +57,9 @@ class JobRecord:
         """The record of a job that has ended; its reason is cut to one line."""
         lines = reason.strip().splitlines()
         line = lines[0].strip() if lines else ""
-        return replace(self, status=status, exit_code=exit_code, reason=line, seconds=round(seconds, 3))
+        return replace(
+            self, status=status, exit_code=exit_code, reason=line, seconds=round(seconds, 3)
+        )
 
 
 def write_record(folder: Path, record: JobRecord) -> None:
@@ -88,7 +90,8 @@ def read_summary(folder: Path) -> dict[str, Any] | None:
 
 
 def digest_config(cfg: DictConfig) -> str:
-    """A hash of the resolved configuration, without the options of the sweep and the folders of `paths`.
+    """A hash of the resolved configuration, without the options of the sweep and the folders of
+    `paths`.
 
     Raises:
         OmegaConfBaseException: an interpolation cannot be resolved.
@@ -120,17 +123,31 @@ def check_same(before: JobRecord, now: JobRecord) -> None:
 
 def _name_record_difference(before: Mapping[str, Any], now: Mapping[str, Any]) -> str:
     old, new = (walk_leaves(OmegaConf.create(dict(plain))) for plain in (before, now))
-    keys = [key for key in {**old, **new} if old.get(key) != new.get(key) and not key.startswith(_LEFT_OUT)]
+    keys = [
+        key
+        for key in {**old, **new}
+        if old.get(key) != new.get(key) and not key.startswith(_LEFT_OUT)
+    ]
     if not keys:
         return "an interpolation such as ${oc.env:NAME} has another value"
-    named = [f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now" for key in keys[:_MOST_NAMED]]
+    named = [
+        f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now"
+        for key in keys[:_MOST_NAMED]
+    ]
     more = f"; {len(keys) - _MOST_NAMED} more" if len(keys) > _MOST_NAMED else ""
     return "; ".join(named) + more
 
 
 _BASIC = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
 # What may change from one start to the next: how and where jobs run, and what is said about them.
-_FREE = ("sweep.", "hydra.sweep.dir", "hydra/launcher", "hydra.launcher", "paths.runs", "paths.cache")
+_FREE = (
+    "sweep.",
+    "hydra.sweep.dir",
+    "hydra/launcher",
+    "hydra.launcher",
+    "paths.runs",
+    "paths.cache",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,22 +186,31 @@ def make_plan(hydra: Hydra, cfg: DictConfig, words: Sequence[str]) -> Plan:
         params = [f"{key!s}={value}" for key, value in (sweeper.params or {}).items()]
         jobs = _list_jobs(hydra, [*params, *words])
         total = len(jobs)
-    return Plan(command=cfg.command, experiment=cfg.name, words=tuple(words), jobs=jobs, total=total)
+    return Plan(
+        command=cfg.command, experiment=cfg.name, words=tuple(words), jobs=jobs, total=total
+    )
 
 
 def choose_folder(cfg: DictConfig, plan: Plan, options: SweepOptions) -> Path:
     """The folder of a sweep, absolute; that of the sweep to go on with is compared with this one.
 
     Raises:
-        ConfigError: the sweep there is another one, or there is one already and nothing says to go on with it.
+        ConfigError: the sweep there is another one, or there is one already and nothing says to go
+            on with it.
         DataError: there is no sweep to go on with.
     """
     own = Path(cfg.hydra.sweep.dir).absolute()
     if options.resume is None:
         if (own / "plan.json").exists():
-            raise ConfigError(f"{own} holds a sweep already: go on with sweep.resume={own}, or give another folder")
+            raise ConfigError(
+                f"{own} holds a sweep already: go on with sweep.resume={own}, or give another folder"
+            )
         return own
-    folder = _find_latest(own.parent, plan) if options.resume == "latest" else Path(options.resume).absolute()
+    folder = (
+        _find_latest(own.parent, plan)
+        if options.resume == "latest"
+        else Path(options.resume).absolute()
+    )
     _compare(_read_plan(folder), plan, folder)
     return folder
 
@@ -217,7 +243,9 @@ def _list_jobs(hydra: Hydra, words: Sequence[str]) -> tuple[tuple[str, ...], ...
 
 
 def _find_latest(parent: Path, plan: Plan) -> Path:
-    found = sorted(parent.glob("*/plan.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    found = sorted(
+        parent.glob("*/plan.json"), key=lambda path: path.stat().st_mtime_ns, reverse=True
+    )
     for path in found:
         other = _read_plan(path.parent)
         if (other.command, other.experiment) == (plan.command, plan.experiment):
@@ -233,7 +261,9 @@ def _read_plan(folder: Path) -> Plan:
         jobs = plain["jobs"] and tuple(map(tuple, plain["jobs"]))
         return Plan(**{**plain, "words": tuple(plain["words"]), "jobs": jobs})
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{folder} is not the folder of a sweep: it has no readable plan.json") from error
+        raise DataError(
+            f"{folder} is not the folder of a sweep: it has no readable plan.json"
+        ) from error
 
 
 def _compare(before: Plan, now: Plan, folder: Path) -> None:
@@ -246,7 +276,9 @@ def _compare(before: Plan, now: Plan, folder: Path) -> None:
         difference = f"the command was {before.command}, now it is {now.command}"
     elif not difference:
         difference = (
-            "they stood in another order" if then != words else f"{before.total} jobs then, {now.total} now, from files"
+            "they stood in another order"
+            if then != words
+            else f"{before.total} jobs then, {now.total} now, from files"
         )
     raise ConfigError(
         f"the sweep in {folder} began otherwise ({difference}): start a new one, or write as then "
@@ -257,4 +289,6 @@ def _compare(before: Plan, now: Plan, folder: Path) -> None:
 def _name_difference(then: Sequence[str], now: Sequence[str]) -> str:
     old, new = split_overrides(then), split_overrides(now)
     changed = [key for key in {**old, **new} if old.get(key) != new.get(key)]
-    return "; ".join(f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now" for key in changed)
+    return "; ".join(
+        f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now" for key in changed
+    )

@@ -1,9 +1,9 @@
 """A job of a sweep in a process of its own: its end, whatever it is, is the end of that job alone.
 
-The process is a plain run of the command with the job's own overrides and folder, as one would type it, so it may start
-ranks and workers as any run does. It leads a session of its own: a Ctrl-C at the terminal reaches it once, through the
-sweep, and what it leaves behind is found by the session's number. Its standard input is a pipe that closes when the
-sweep's process ends, even by SIGKILL.
+The process is a plain run of the command with the job's own overrides and folder, as one would type
+it, so it may start ranks and workers as any run does. It leads a session of its own: a Ctrl-C at
+the terminal reaches it once, through the sweep, and what it leaves behind is found by the session's
+number. Its standard input is a pipe that closes when the sweep's process ends, even by SIGKILL.
 """
 
 import json
@@ -22,10 +22,18 @@ import psutil
 
 from lit_data.child_process import python_command, python_environment
 from lit_data.commands.sweeps.plan import Status
-from lit_data.errors import BatchMemoryError, LitDataError, WorkerDiedError, find_headline, settle_lines
+from lit_data.errors import (
+    BatchMemoryError,
+    LitDataError,
+    WorkerDiedError,
+    find_headline,
+    settle_lines,
+)
 
 _VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
-_SAVING_S = 120.0  # how long a job that is told to stop may take to finish its step and write a checkpoint
+_SAVING_S = (
+    120.0  # how long a job that is told to stop may take to finish its step and write a checkpoint
+)
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S = 1.0  # until a killed process is gone
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
@@ -41,14 +49,16 @@ class Outcome:
 
 
 def run_process(words: Sequence[str], folder: Path) -> Outcome:
-    """Run a command line of `python -m lit_data` in a process of its own, and leave none of its processes.
+    """Run a command line of `python -m lit_data` in a process of its own, and leave none of its
+    processes.
 
     Args:
         words: the command line.
         folder: an existing folder for the message about a failure.
 
     Raises:
-        KeyboardInterrupt, SystemExit: this process was told to stop; the job was told as well, and has ended.
+        KeyboardInterrupt, SystemExit: this process was told to stop; the job was told as well, and
+            has ended.
     """
     report = folder / ".failure.json"
     report.unlink(missing_ok=True)
@@ -81,7 +91,8 @@ def describe_failure(error: Exception) -> Outcome:
 
 @contextmanager
 def reporting_to_sweep() -> Iterator[None]:
-    """In a job's process and its ranks: tell the sweep why the job failed, and end with the sweep's process.
+    """In a job's process and its ranks: tell the sweep why the job failed, and end with the sweep's
+    process.
 
     Does nothing in a process that no sweep started.
     """
@@ -89,8 +100,11 @@ def reporting_to_sweep() -> Iterator[None]:
     if report and os.getsid(0) == os.getpid():  # the job, not one of its ranks
         threading.Thread(target=_end_with_sweep, name="end-with-sweep", daemon=True).start()
         with suppress(ValueError):  # not in the main thread
-            # SLURM announces so, and to all processes, that the time of submitit's job is nearly over.
-            signal.signal(signal.SIGUSR2, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM))
+            # SLURM announces so, and to all processes, that the time of submitit's job is nearly
+            # over.
+            signal.signal(
+                signal.SIGUSR2, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM)
+            )
     try:
         yield
     except Exception as error:
@@ -105,7 +119,9 @@ def reporting_to_sweep() -> Iterator[None]:
 
 def end_descendants() -> None:
     """End what a launcher has started: first the jobs, which may save, then the rest."""
-    family = [child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)]
+    family = [
+        child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)
+    ]
     jobs = [child for child in family if _session_of(child.pid) == child.pid]
     for group, wait_s in ((jobs, _SAVING_S), (family, LEFTOVERS_S)):
         for child in group:
@@ -120,7 +136,9 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait()
     except (KeyboardInterrupt, SystemExit) as stop:
-        process.send_signal(signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM)
+        process.send_signal(
+            signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        )
         with suppress(subprocess.TimeoutExpired):
             process.wait(_SAVING_S)
         raise
@@ -162,7 +180,9 @@ def _read_outcome(code: int, report: Path, *, by_kernel: bool) -> Outcome:
         number = -code if code < 0 else code - 128
         more = ", while the kernel ended processes for want of memory" if by_kernel else ""
         killed = Outcome(
-            status="killed", exit_code=WorkerDiedError.exit_code, reason=f"ended by {_name_signal(number)}{more}"
+            status="killed",
+            exit_code=WorkerDiedError.exit_code,
+            reason=f"ended by {_name_signal(number)}{more}",
         )
         return _read_report(report) or killed
     return _read_report(report) or Outcome(
@@ -180,7 +200,10 @@ def _read_report(report: Path) -> Outcome | None:
 
 
 def _write_report(report: Path, outcome: Outcome) -> None:
-    with suppress(OSError), report.open("x", encoding="utf-8") as file:  # of several ranks, the first one knows why
+    with (
+        suppress(OSError),
+        report.open("x", encoding="utf-8") as file,
+    ):  # of several ranks, the first one knows why
         json.dump(outcome.__dict__, file)
 
 

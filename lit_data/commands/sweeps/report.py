@@ -51,8 +51,9 @@ _LOGARITHMIC_FROM: Final = 50.0  # ratio of the largest to the least value
 def draw_sweep(path: Path, parameters: Mapping[str, Points], metric: str, *, title: str) -> None:
     """Write a picture with one panel for each parameter.
 
-    Each point is a job, a short line the mean of the jobs with one value, a cross on the lower edge a job that did not
-    end well. Few numbers and all texts stand at equal distances; many numbers on an axis of numbers.
+    Each point is a job, a short line the mean of the jobs with one value, a cross on the lower edge
+    a job that did not end well. Few numbers and all texts stand at equal distances; many numbers on
+    an axis of numbers.
 
     Args:
         path: of the picture.
@@ -62,7 +63,9 @@ def draw_sweep(path: Path, parameters: Mapping[str, Points], metric: str, *, tit
     """
     columns = 2 if len(parameters) == 4 else min(_COLUMNS, len(parameters))
     rows = math.ceil(len(parameters) / columns)
-    figure = Figure(figsize=(max(4.6 * columns, 6.0), 3.6 * rows + 0.8), dpi=110, layout="constrained")
+    figure = Figure(
+        figsize=(max(4.6 * columns, 6.0), 3.6 * rows + 0.8), dpi=110, layout="constrained"
+    )
     FigureCanvasAgg(figure)
     axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
     for axis in axes.flat[len(parameters) :]:
@@ -83,23 +86,39 @@ def _draw_panel(axis: Axes, points: Points) -> None:
     numbers = [to_number(label) for label in labels]
     if len(labels) > _MOST_PLACES and None not in numbers:
         places = {label: float(number or 0) for label, number in zip(labels, numbers, strict=True)}
-        if min(places.values()) > 0 and max(places.values()) / min(places.values()) >= _LOGARITHMIC_FROM:
+        if (
+            min(places.values()) > 0
+            and max(places.values()) / min(places.values()) >= _LOGARITHMIC_FROM
+        ):
             axis.set_xscale("log")
     else:
         places = {label: float(place) for place, label in enumerate(labels)}
         texts = [_shorten(label) for label in labels]
         slanted = sum(map(len, texts)) > 36  # characters that fit below one panel
         axis.set_xticks(
-            list(places.values()), texts, rotation=30 if slanted else 0, ha="right" if slanted else "center"
+            list(places.values()),
+            texts,
+            rotation=30 if slanted else 0,
+            ha="right" if slanted else "center",
         )
         axis.set_xlim(-0.5, len(labels) - 0.5)
         _draw_means(axis, points, places)
     done = [(places[value], metric) for value, metric in points if metric is not None]
-    axis.plot(*zip(*done, strict=True), "o", color="#0a6cbd", alpha=0.7, markersize=6, markeredgewidth=0)
+    axis.plot(
+        *zip(*done, strict=True), "o", color="#0a6cbd", alpha=0.7, markersize=6, markeredgewidth=0
+    )
     failed = [places[value] for value, metric in points if metric is None]
     at_the_edge = blended_transform_factory(axis.transData, axis.transAxes)
     if failed:
-        axis.plot(failed, [0.0] * len(failed), "x", color="#c62828", transform=at_the_edge, clip_on=False, zorder=3)
+        axis.plot(
+            failed,
+            [0.0] * len(failed),
+            "x",
+            color="#c62828",
+            transform=at_the_edge,
+            clip_on=False,
+            zorder=3,
+        )
     axis.grid(axis="y", alpha=0.3)
     axis.margins(y=0.12)
 
@@ -116,7 +135,9 @@ def sort_values(values: Sequence[str]) -> list[str]:
     different = list(dict.fromkeys(values))
     order = {value: place for place, value in enumerate(different)}
     numbers = {value: to_number(value) for value in different}
-    return sorted(different, key=lambda value: (numbers[value] is None, numbers[value] or 0.0, order[value]))
+    return sorted(
+        different, key=lambda value: (numbers[value] is None, numbers[value] or 0.0, order[value])
+    )
 
 
 def to_number(text: str) -> float | None:
@@ -132,10 +153,19 @@ def _shorten(text: str) -> str:
     return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 3]}..."
 
 
-_COLOURS = {"done": "green", "not run": "dim", "interrupted": "yellow", "running": "yellow"}  # the rest is red
+_COLOURS = {
+    "done": "green",
+    "not run": "dim",
+    "interrupted": "yellow",
+    "running": "yellow",
+}  # the rest is red
 _GONE: dict[bool, dict[str, Any]] = {
     True: {"status": "interrupted", "exit_code": None, "reason": "the sweep was told to stop"},
-    False: {"status": "killed", "exit_code": WorkerDiedError.exit_code, "reason": "it ended without a word"},
+    False: {
+        "status": "killed",
+        "exit_code": WorkerDiedError.exit_code,
+        "reason": "it ended without a word",
+    },
 }
 
 
@@ -158,24 +188,34 @@ def collect_jobs(plan: Plan, folder: Path, *, stopped: bool = False) -> list[Rep
     """
     found: dict[int, tuple[JobRecord, Mapping[str, Any]]] = {}
     for path in folder.rglob("job.json"):
-        record = read_record(path.parent) if "replaced" not in path.relative_to(folder).parts else None
+        record = (
+            read_record(path.parent) if "replaced" not in path.relative_to(folder).parts else None
+        )
         if record is not None:
             if record.status == "running":  # its launcher has gone, or lost it
                 record = replace(record, **_GONE[stopped])
-            found[record.number] = record, (read_summary(path.parent) or {}) if record.status == "done" else {}
+            found[record.number] = (
+                record,
+                (read_summary(path.parent) or {}) if record.status == "done" else {},
+            )
     for number, overrides in enumerate(plan.jobs or ()):
         missing = JobRecord(number=number, overrides=overrides, config={}, status="not run")
         found.setdefault(number, (missing, {}))
     given = {number: split_overrides(record.overrides) for number, (record, _) in found.items()}
     keys = _find_swept(list(given.values()))
     return [
-        ReportedJob(record=record, metrics=metrics, swept={key: given[number].get(key, "") for key in keys})
+        ReportedJob(
+            record=record, metrics=metrics, swept={key: given[number].get(key, "") for key in keys}
+        )
         for number, (record, metrics) in sorted(found.items())
     ]
 
 
-def report(jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Sweep, *, seconds: float) -> None:
-    """Print the table, write sweep.csv, sweep.png, sweep.json and report.html, and print the path of sweep.json.
+def report(
+    jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Sweep, *, seconds: float
+) -> None:
+    """Print the table, write sweep.csv, sweep.png, sweep.json and report.html, and print the path
+    of sweep.json.
 
     Args:
         jobs: of the sweep, at least one.
@@ -187,7 +227,10 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Swee
     if not jobs:
         return
     monitored = find_monitor(cfg)
-    metric = next((key for job in jobs if (key := choose_metric(sweep.options, monitored[0], job.metrics))), None)
+    metric = next(
+        (key for job in jobs if (key := choose_metric(sweep.options, monitored[0], job.metrics))),
+        None,
+    )
     done = [job for job in jobs if job.record.status == "done"]
     if metric is not None and done and not any(is_number(job.metrics.get(metric)) for job in done):
         log.warning("%s", explain_metric(metric, done[0].metrics))
@@ -201,14 +244,16 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Swee
     print(sweep.folder / "sweep.json", flush=True)
 
 
-def _summarise(jobs: Sequence[ReportedJob], plan: Plan, metric: str | None, best: ReportedJob | None) -> dict[str, Any]:
+def _summarise(
+    jobs: Sequence[ReportedJob], plan: Plan, metric: str | None, best: ReportedJob | None
+) -> dict[str, Any]:
     """The content of sweep.json: one flat object.
 
     - ``command``, ``experiment``: as in summary.json
     - ``jobs``: how many there are; ``jobs_STATUS``: of each status
     - ``job_seconds``: of all jobs together, each in the start that it ended in
-    - ``metric``: what jobs are compared by; ``best_job``, ``best_value``, ``best_overrides``: null where nothing says
-      whether small or large values are good
+    - ``metric``: what jobs are compared by; ``best_job``, ``best_value``, ``best_overrides``: null
+      where nothing says whether small or large values are good
     - ``seconds``: that this start of the sweep took
     """
     counts = Counter(job.record.status.replace(" ", "_") for job in jobs)
@@ -231,14 +276,18 @@ def _find_swept(jobs: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({overrides.get(key) for overrides in jobs}) > 1]
 
 
-def _find_best(jobs: Sequence[ReportedJob], metric: str | None, direction: Direction | None) -> ReportedJob | None:
+def _find_best(
+    jobs: Sequence[ReportedJob], metric: str | None, direction: Direction | None
+) -> ReportedJob | None:
     able = [job for job in jobs if metric is not None and is_number(job.metrics.get(metric))]
     if direction is None or metric is None or not able:
         return None
     return (min if direction == "min" else max)(able, key=lambda job: float(job.metrics[metric]))
 
 
-def _print_table(jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str], best: ReportedJob | None) -> None:
+def _print_table(
+    jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str], best: ReportedJob | None
+) -> None:
     table = Table(title=f"{plan.command} {plan.experiment}: {len(jobs)} jobs", title_justify="left")
     failed = any(job.record.exit_code or job.record.reason for job in jobs)
     headings = ["job", "overrides", "status", "seconds", *shorten_keys(columns).values()]
@@ -248,9 +297,16 @@ def _print_table(jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str]
     names = shorten_keys(list(jobs[0].swept))
     for job in jobs:
         record, mark = job.record, " *" if job is best else ""
-        swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items()) or " ".join(record.overrides)
+        swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items()) or " ".join(
+            record.overrides
+        )
         colour = _COLOURS.get(record.status, "red")
-        cells = [f"{record.number}{mark}", escape(swept), f"[{colour}]{record.status}[/]", f"{record.seconds:.1f}"]
+        cells = [
+            f"{record.number}{mark}",
+            escape(swept),
+            f"[{colour}]{record.status}[/]",
+            f"{record.seconds:.1f}",
+        ]
         cells += [format_value(job.metrics.get(key)) for key in columns]
         code = "" if record.exit_code is None else str(record.exit_code)
         table.add_row(*cells, *[code, escape(record.reason)] * failed)
@@ -265,7 +321,11 @@ def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
     found = {}
     for key, own in parts.items():
         ends = (own[-length:] for length in range(1, len(own)))
-        unique = (end for end in ends if all(other[-len(end) :] != end for name, other in parts.items() if name != key))
+        unique = (
+            end
+            for end in ends
+            if all(other[-len(end) :] != end for name, other in parts.items() if name != key)
+        )
         found[key] = ".".join(next(unique, own))
     return found
 
@@ -279,7 +339,9 @@ def format_value(value: object) -> str:
 
 def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     swept = list(jobs[0].swept)
-    measured = dict.fromkeys(KEYS[2:]) | dict.fromkeys(sorted({key for job in jobs for key in job.metrics}))
+    measured = dict.fromkeys(KEYS[2:]) | dict.fromkeys(
+        sorted({key for job in jobs for key in job.metrics})
+    )
     metrics = [key for key in measured if key not in ("command", "experiment", "seconds")]
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
@@ -287,7 +349,11 @@ def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     for job in jobs:
         record = job.record
         head = [record.number, record.status, record.exit_code, record.seconds, record.reason]
-        rows.writerow(map(plain_cell, [*head, *job.swept.values(), *(job.metrics.get(key) for key in metrics)]))
+        rows.writerow(
+            map(
+                plain_cell, [*head, *job.swept.values(), *(job.metrics.get(key) for key in metrics)]
+            )
+        )
     write_text(path, text.getvalue())
 
 
@@ -300,10 +366,17 @@ def _draw(jobs: Sequence[ReportedJob], path: Path, metric: str | None, plan: Pla
     from lit_data.commands.sweeps.report import draw_sweep  # matplotlib takes a second to import
 
     parameters = {
-        key: [(job.swept[key], _value(job, metric)) for job in jobs if job.record.status != "not run"]
+        key: [
+            (job.swept[key], _value(job, metric)) for job in jobs if job.record.status != "not run"
+        ]
         for key in jobs[0].swept
     }
-    draw_sweep(path, parameters, metric, title=f"{plan.command} {plan.experiment}: {len(measured)} of {len(jobs)} jobs")
+    draw_sweep(
+        path,
+        parameters,
+        metric,
+        title=f"{plan.command} {plan.experiment}: {len(measured)} of {len(jobs)} jobs",
+    )
     log.info("picture: %s", path)
 
 

@@ -110,8 +110,8 @@ def run_sweep(
         packages: packages whose targets are allowed too.
 
     Raises:
-        LitDataError: a job failed, with the exit code of the first one; or nothing was run, for the sweep to go on with
-            is another one.
+        LitDataError: a job failed, with the exit code of the first one; or nothing was run, for the
+            sweep to go on with is another one.
         KeyboardInterrupt, SystemExit: the sweep was told to stop; no process of it is left.
     """
     plan = make_plan(hydra, cfg, words)
@@ -131,7 +131,10 @@ def run_sweep(
         shared=tuple(set.intersection(*map(set, plan.jobs))) if plan.jobs else (),
     )
     elsewhere = "submitit" in str(cfg.hydra.launcher._target_)
-    with _reporting(cfg, plan, sweep), watching_jobs(folder, plan.total) if elsewhere else nullcontext():
+    with (
+        _reporting(cfg, plan, sweep),
+        watching_jobs(folder, plan.total) if elsewhere else nullcontext(),
+    ):
         hydra.multirun(plan.command, functools.partial(run_sweep_job, sweep=sweep), own)
 
 
@@ -145,9 +148,15 @@ def _reporting(cfg: DictConfig, plan: Plan, sweep: Sweep) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit):
         end_descendants()
         report(
-            collect_jobs(plan, sweep.folder, stopped=True), cfg, plan, sweep, seconds=time.perf_counter() - started_s
+            collect_jobs(plan, sweep.folder, stopped=True),
+            cfg,
+            plan,
+            sweep,
+            seconds=time.perf_counter() - started_s,
         )
-        print(f"the sweep is not done: go on with\n{_command_to_go_on(plan, sweep)}", file=sys.stderr)
+        print(
+            f"the sweep is not done: go on with\n{_command_to_go_on(plan, sweep)}", file=sys.stderr
+        )
         raise
     except Exception as caught:  # a job's own failure, or what a sweeper or launcher makes of it
         error = caught
@@ -168,17 +177,30 @@ def _describe_end(jobs: Sequence[ReportedJob], failed: Sequence[ReportedJob]) ->
 
 def _command_to_go_on(plan: Plan, sweep: Sweep) -> str:
     words = [
-        word for word in plan.words if not (is_free(word) and word.startswith(("sweep.resume", "hydra.sweep.dir")))
+        word
+        for word in plan.words
+        if not (is_free(word) and word.startswith(("sweep.resume", "hydra.sweep.dir")))
     ]
     return shlex.join(
-        ["python", "-m", "lit_data", plan.command, "-m", *sweep.flags, *words, f"sweep.resume={sweep.folder}"]
+        [
+            "python",
+            "-m",
+            "lit_data",
+            plan.command,
+            "-m",
+            *sweep.flags,
+            *words,
+            f"sweep.resume={sweep.folder}",
+        ]
     )
 
 
 def _check_jobs(hydra: Hydra, plan: Plan, words: Sequence[str]) -> None:
     """Compare each job that has run with what it would be now, before anything runs."""
     with _setting_back(HydraConfig.instance()):
-        master = hydra.compose_config(plan.command, list(words), RunMode.MULTIRUN, with_log_configuration=False)
+        master = hydra.compose_config(
+            plan.command, list(words), RunMode.MULTIRUN, with_log_configuration=False
+        )
         for number, overrides in enumerate(plan.jobs or ()):
             cfg, folder = _compose_job(hydra, master, overrides, number)
             before = read_record(folder)
@@ -186,7 +208,9 @@ def _check_jobs(hydra: Hydra, plan: Plan, words: Sequence[str]) -> None:
                 check_same(before, begin_record(cfg))
 
 
-def _compose_job(hydra: Hydra, master: DictConfig, overrides: Sequence[str], number: int) -> tuple[DictConfig, Path]:
+def _compose_job(
+    hydra: Hydra, master: DictConfig, overrides: Sequence[str], number: int
+) -> tuple[DictConfig, Path]:
     """A job's configuration as a launcher would make it, and its folder."""
     try:
         cfg = hydra.config_loader.load_sweep_config(master, list(overrides))

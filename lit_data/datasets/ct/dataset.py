@@ -28,9 +28,11 @@ class CTDataset:
 
     A sample is a dict. For points (`PointRows`) it holds:
 
-    - ``coords`` [n, 4] int32: (0, z, y, x) of the points; in a batch they lie flat, and the first column is the row;
+    - ``coords`` [n, 4] int32: (0, z, y, x) of the points; in a batch they lie flat, and the first
+      column is the row;
     - ``feats`` [n, C] float32: value in 0..1, and, if asked for, the signed distance in mm;
-    - ``label`` [n, 1] int32, in sets with labels: 0 for none, -1 throughout a volume that has no labels;
+    - ``label`` [n, 1] int32, in sets with labels: 0 for none, -1 throughout a volume that has no
+      labels;
     - ``occupied_total`` int64: occupied voxels of the volume, of which the points may be a subset.
 
     For windows (`WindowRows`):
@@ -43,7 +45,8 @@ class CTDataset:
 
     And for both:
 
-    - ``index`` int64: number of the sample among those of *all* splits, of which its random stream is made;
+    - ``index`` int64: number of the sample among those of *all* splits, of which its random stream
+      is made;
     - ``volume_index`` int64: number of the volume in the bank;
     - ``shape`` [3] int64: (z, y, x) of the volume;
     - ``spacing`` [3] float32: (z, y, x) mm;
@@ -72,7 +75,8 @@ class CTDataset:
         """Write samples into the rows of a batch, without a copy in between.
 
         Args:
-            rows: For each key of `fields` an array [M, ...], and the number of items of each ragged one.
+            rows: For each key of `fields` an array [M, ...], and the number of items of each ragged
+                one.
             indices: [M] sample numbers in this split.
             epoch: The epoch they are read for.
 
@@ -94,7 +98,11 @@ class CTDataset:
     def needs_windows(self) -> bool:
         """Whether many samples share a shard, and these have no room here all at once."""
         bank = self.rows.bank
-        return isinstance(bank, ShardedVolumes) and isinstance(self.rows, WindowRows) and not bank.cache.fits
+        return (
+            isinstance(bank, ShardedVolumes)
+            and isinstance(self.rows, WindowRows)
+            and not bank.cache.fits
+        )
 
     @property
     def runs(self) -> SampleRuns | None:
@@ -105,24 +113,32 @@ class CTDataset:
         volumes = self.rows.volumes_of(np.arange(len(self)))
         firsts = np.flatnonzero(np.diff(volumes, prepend=-1))
         nbytes = bank.cache.count_bytes(volumes[firsts])
-        return SampleRuns(np.append(firsts[1:], len(volumes)), nbytes, most_bytes=bank.cache.window_bytes)
+        return SampleRuns(
+            np.append(firsts[1:], len(volumes)), nbytes, most_bytes=bank.cache.window_bytes
+        )
 
     def look_ahead(self, indices: Callable[[], NDArray[np.int64]], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; nothing where the volumes are here.
+        """Begin to fetch the shards that samples of an epoch need; nothing where the volumes are
+        here.
 
         Args:
             indices: Gives the samples, in their order.
             epoch: The epoch they are read for.
         """
         bank = self.rows.bank
-        return bank.cache.look_ahead(self.rows.volumes_of(indices())) if isinstance(bank, ShardedVolumes) else None
+        return (
+            bank.cache.look_ahead(self.rows.volumes_of(indices()))
+            if isinstance(bank, ShardedVolumes)
+            else None
+        )
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file and, for a window, its place."""
         return self.rows.describe(index)
 
     def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a file of the index was cut short while it was read; cheap.
+        """Find out, after a worker was killed, whether a file of the index was cut short while it
+        was read; cheap.
 
         Raises:
             StoreCorruptError: One was.

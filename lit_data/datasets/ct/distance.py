@@ -23,8 +23,11 @@ Mask = NDArray[np.bool_]
 Distances = NDArray[np.float32]
 
 
-def measure_signed(occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float) -> Distances:
-    """Distance of each voxel to the nearest one of the other kind, from centre to centre; negative inside the set.
+def measure_signed(
+    occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
+) -> Distances:
+    """Distance of each voxel to the nearest one of the other kind, from centre to centre; negative
+    inside the set.
 
     What lies outside the array counts as neither kind.
 
@@ -43,7 +46,9 @@ def measure_signed(occupied: Mask, spacing_mm: tuple[float, float, float], most_
     return np.where(occupied, -inside, measure_depth(~occupied, spacing_mm, most_mm))
 
 
-def measure_depth(occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float) -> Distances:
+def measure_depth(
+    occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
+) -> Distances:
     """Distance of each occupied voxel to the nearest free one, 0 for free ones; see `measure_signed`."""
     transform = _import_transform()
     depth, box = np.zeros(occupied.shape, np.float32), _find_box(occupied)
@@ -65,7 +70,8 @@ def measure_points(
         positions: [N] flat positions in C order, ascending.
         shape: (Z, Y, X) of the volume.
         spacing_mm: (z, y, x) between voxel centres.
-        most_mm: Larger distances are cut to this; none measures all of them, over the whole volume at once.
+        most_mm: Larger distances are cut to this; none measures all of them, over the whole volume
+            at once.
 
     Returns:
         [N] float32 mm, none of them positive.
@@ -73,18 +79,30 @@ def measure_points(
     area = shape[1] * shape[2]
     limit_mm, margin = read_limit(shape, spacing_mm, most_mm)
     # At least half of what is measured is wanted, also where the limit is many slices.
-    step = shape[0] if most_mm is None else max(1, 2 * margin[0], SLAB_VOXELS // area - 2 * margin[0])
+    step = (
+        shape[0] if most_mm is None else max(1, 2 * margin[0], SLAB_VOXELS // area - 2 * margin[0])
+    )
     found = np.empty(len(positions), np.float32)
     for top in range(0, shape[0], step):
         bottom = min(top + step, shape[0])
         low, high = max(0, top - margin[0]), min(shape[0], bottom + margin[0])
-        own = slice(*np.searchsorted(positions, np.array([top, bottom]).astype(positions.dtype) * area).tolist())
+        own = slice(
+            *np.searchsorted(
+                positions, np.array([top, bottom]).astype(positions.dtype) * area
+            ).tolist()
+        )
         if own.start == own.stop:
             continue
-        read = slice(*np.searchsorted(positions, np.array([low, high]).astype(positions.dtype) * area).tolist())
+        read = slice(
+            *np.searchsorted(
+                positions, np.array([low, high]).astype(positions.dtype) * area
+            ).tolist()
+        )
         slab = np.zeros((high - low, shape[1], shape[2]), np.bool_)
         slab.reshape(-1)[positions[read] - low * area] = True
-        found[own] = -measure_depth(slab, spacing_mm, limit_mm).reshape(-1)[positions[own] - low * area]
+        found[own] = -measure_depth(slab, spacing_mm, limit_mm).reshape(-1)[
+            positions[own] - low * area
+        ]
     return found
 
 
@@ -103,7 +121,9 @@ def _find_box(occupied: Mask) -> tuple[slice, ...]:
     box = []
     for axis in range(3):
         found = np.flatnonzero(occupied.any(tuple(other for other in range(3) if other != axis)))
-        box.append(slice(max(0, int(found[0]) - 1), int(found[-1]) + 2) if found.size else slice(0, 0))
+        box.append(
+            slice(max(0, int(found[0]) - 1), int(found[-1]) + 2) if found.size else slice(0, 0)
+        )
     return tuple(box)
 
 
@@ -112,7 +132,9 @@ def _import_transform() -> Callable[..., Distances]:
     try:
         from edt import edt
     except ImportError as error:
-        raise ConfigError("signed distances need edt: pip install edt, or set data.sdf=null") from error
+        raise ConfigError(
+            "signed distances need edt: pip install edt, or set data.sdf=null"
+        ) from error
     transform: Callable[..., Distances] = edt
     return transform
 
@@ -121,10 +143,11 @@ FORMAT_VERSION = 2  # raise it with every change of a distance
 
 
 class PointDistances:
-    """`distances[i]` are those of volume i of a bank; what is not in the folder is measured and put there.
+    """`distances[i]` are those of volume i of a bank; what is not in the folder is measured and put
+    there.
 
-    A folder is named by what the distances depend on, so it is never out of date, and is renamed when it is complete,
-    so several processes may measure the same volume.
+    A folder is named by what the distances depend on, so it is never out of date, and is renamed
+    when it is complete, so several processes may measure the same volume.
 
     Args:
         bank: The volumes.
@@ -152,15 +175,21 @@ class PointDistances:
         if self.folder is not None:
             self.folder.mkdir(parents=True, exist_ok=True)
             sweep(self.folder)
-            for number in track(range(len(self.bank)), "measuring distances", len(self.bank), enabled=progress):
+            for number in track(
+                range(len(self.bank)), "measuring distances", len(self.bank), enabled=progress
+            ):
                 self[number]
 
     def _open(self, volume: SparseVolume, folder: Path) -> Distances:
         key = self._identify(volume)
-        kept = keep_arrays(folder, key, "distances", FORMAT_VERSION, lambda: {"distances": self._measure(volume)})
+        kept = keep_arrays(
+            folder, key, "distances", FORMAT_VERSION, lambda: {"distances": self._measure(volume)}
+        )
         distances: Distances = kept.map("distances", np.float32)
         if len(distances) != len(volume):
-            raise StoreError(f"{folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it")
+            raise StoreError(
+                f"{folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it"
+            )
         return distances
 
     def _measure(self, volume: SparseVolume) -> Distances:

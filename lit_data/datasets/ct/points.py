@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.ct.distance import PointDistances, measure_signed, read_limit
-from lit_data.datasets.ct.windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
+from lit_data.datasets.ct.windows import (
+    WindowGrid,
+    WindowSpec,
+    count_inside,
+    draw_start,
+    find_inside,
+)
 from lit_data.errors import DataError, show_path
 from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.hounsfield import Window
@@ -20,12 +26,15 @@ _WORD_BITS: Final = np.uint64(32)
 _CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
 
 
-def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -> NDArray[np.int64] | None:
+def choose_points(
+    count: int, most: int, *, seed: int, epoch: int, index: int
+) -> NDArray[np.int64] | None:
     """Some of `count` voxels, each of them equally likely, no voxel twice, in ascending order.
 
-    The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of equal length; each
-    arc gives one voxel. The turn makes every voxel equally likely; the arcs spread the subset over the whole volume,
-    which a plain draw does not. Random numbers are those of the sample's stream `Stream.POINTS` in its epoch.
+    The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of
+    equal length; each arc gives one voxel. The turn makes every voxel equally likely; the arcs
+    spread the subset over the whole volume, which a plain draw does not. Random numbers are those
+    of the sample's stream `Stream.POINTS` in its epoch.
 
     Args:
         count: Voxels there are.
@@ -48,7 +57,9 @@ def choose_points(count: int, most: int, *, seed: int, epoch: int, index: int) -
     return np.concatenate((places[first:] + (turn - count), places[:first] + turn))
 
 
-def write_coordinates(positions: NDArray[np.signedinteger], shape: tuple[int, int, int], out: Array) -> None:
+def write_coordinates(
+    positions: NDArray[np.signedinteger], shape: tuple[int, int, int], out: Array
+) -> None:
     """Turn flat positions into coordinates, straight into the rows of a batch.
 
     Args:
@@ -83,7 +94,13 @@ def write_values(values: Array, window: Window, out: Array) -> None:
     low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
     for begin in range(0, len(values), _CHUNK):
         target = out[begin : begin + _CHUNK]
-        np.subtract(values[begin : begin + _CHUNK], low_hu, out=target, dtype=np.float32, casting="same_kind")
+        np.subtract(
+            values[begin : begin + _CHUNK],
+            low_hu,
+            out=target,
+            dtype=np.float32,
+            casting="same_kind",
+        )
         target /= width_hu
         np.minimum(np.maximum(target, 0, out=target), 1, out=target)
 
@@ -96,7 +113,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointRows:
-    """Writes the occupied voxels of a volume, or some of them: sample number n is the n-th volume of the split.
+    """Writes the occupied voxels of a volume, or some of them: sample number n is the n-th volume
+    of the split.
 
     Args:
         bank: The volumes of all splits.
@@ -129,7 +147,9 @@ class PointRows:
             "coords": FieldSpec((4,), "int32", max_items=self.most, row_column=True),
             "feats": FieldSpec((columns,), "float32", max_items=self.most),
         }
-        fields |= {"label": FieldSpec((1,), "int32", max_items=self.most)} if self.has_labels else {}
+        fields |= (
+            {"label": FieldSpec((1,), "int32", max_items=self.most)} if self.has_labels else {}
+        )
         return fields | {"occupied_total": FieldSpec((), "int64")}
 
     def locate(self, number: int) -> tuple[int, int]:
@@ -151,16 +171,22 @@ class PointRows:
         volume = self.bank[number]
         if len(volume) < self.least:
             name = show_path(self.bank.name(number))
-            raise DataError(f"{name}: {len(volume)} occupied voxels, fewer than data.min_points={self.least}")
+            raise DataError(
+                f"{name}: {len(volume)} occupied voxels, fewer than data.min_points={self.least}"
+            )
         chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
         count = len(volume) if chosen is None else len(chosen)
-        write_coordinates(_take(volume.positions, chosen), volume.shape, rows["coords"][row, :count])
+        write_coordinates(
+            _take(volume.positions, chosen), volume.shape, rows["coords"][row, :count]
+        )
         feats = rows["feats"][row, :count]
         write_values(_take(volume.values, chosen), self.window, feats[:, 0])
         if self.distances is not None:
             feats[:, 1] = _take(self.distances[number], chosen)
         if self.has_labels:
-            rows["label"][row, :count, 0] = UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
+            rows["label"][row, :count, 0] = (
+                UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
+            )
         rows["occupied_total"][row] = len(volume)
         for name in ("coords", "feats", "label") if self.has_labels else ("coords", "feats"):
             rows[name + COUNT_SUFFIX][row] = count
@@ -202,7 +228,13 @@ class WindowRows:
         seed: int,
     ) -> None:
         self.bank, self.volumes, self.window, self.spec = bank, volumes, window, spec
-        self.draws, self.has_labels, self.sdf, self.most_mm, self.seed = draws, has_labels, sdf, most_mm, seed
+        self.draws, self.has_labels, self.sdf, self.most_mm, self.seed = (
+            draws,
+            has_labels,
+            sdf,
+            most_mm,
+            seed,
+        )
         self.grid = WindowGrid(shapes, spec.sides, spec.steps)
         self.left_out = 0
         self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
@@ -230,7 +262,9 @@ class WindowRows:
     def volumes_of(self, numbers: Ints) -> Ints:
         """[n] volume of each of some samples."""
         return (
-            self.volumes[numbers // self.spec.per_volume] if self.draws else self.grid.locate(self._numbers[numbers])[0]
+            self.volumes[numbers // self.spec.per_volume]
+            if self.draws
+            else self.grid.locate(self._numbers[numbers])[0]
         )
 
     def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
@@ -239,7 +273,10 @@ class WindowRows:
         volume = self.bank[number]
         start = self._place(volume, index, epoch)
         numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
-        for name, values in (("image", self.window.scale(volume.values[numbers])), ("occupied", True)):
+        for name, values in (
+            ("image", self.window.scale(volume.values[numbers])),
+            ("occupied", True),
+        ):
             rows[name][row] = 0
             rows[name][row].reshape(-1)[places] = values
         rows["position"][row] = start
@@ -247,7 +284,9 @@ class WindowRows:
             rows["sdf"][row, 0] = self._measure(volume, start)
         if self.has_labels:
             rows["mask"][row, 0] = (
-                UNLABELLED if volume.label_index is None else volume.window_labels(start.tolist(), self.spec.sides)
+                UNLABELLED
+                if volume.label_index is None
+                else volume.window_labels(start.tolist(), self.spec.sides)
             )
         return volume
 
@@ -264,7 +303,9 @@ class WindowRows:
         if not self.draws:
             return np.asarray(self.grid.locate([index])[1][0])
         labelled = None if volume.label_index is None else volume.label_index.positions
-        return draw_start(volume.shape, self.spec, labelled, seed=self.seed, epoch=epoch, index=index)
+        return draw_start(
+            volume.shape, self.spec, labelled, seed=self.seed, epoch=epoch, index=index
+        )
 
     def _measure(self, volume: SparseVolume, start: Ints) -> NDArray[np.float32]:
         """Signed distances of a window: measured over so much of the volume around it that they are exact."""
@@ -274,7 +315,8 @@ class WindowRows:
         box = np.zeros(tuple((high - low).tolist()), np.bool_)
         box.reshape(-1)[find_inside(volume, low.tolist(), box.shape)[1]] = True
         part = tuple(
-            slice(begin, begin + side) for begin, side in zip((start - low).tolist(), self.spec.sides, strict=True)
+            slice(begin, begin + side)
+            for begin, side in zip((start - low).tolist(), self.spec.sides, strict=True)
         )
         measured = measure_signed(box, volume.spacing_mm, limit_mm)[part]
         window = np.full(self.spec.sides, limit_mm, np.float32)  # where it reaches past the volume
@@ -287,7 +329,9 @@ class WindowRows:
         for volume in self.volumes.tolist():
             windows = np.array(self.grid.windows_of(volume))
             if self.spec.min_points:
-                counts = count_inside(self.bank[volume], self.grid.locate(windows)[1], self.spec.sides)
+                counts = count_inside(
+                    self.bank[volume], self.grid.locate(windows)[1], self.spec.sides
+                )
                 windows = windows[counts >= self.spec.min_points]
                 self.left_out += len(counts) - len(windows)
             found.append(windows)

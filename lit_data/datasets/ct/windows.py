@@ -26,11 +26,12 @@ class WindowSpec:
     Args:
         size: (z, y, x) voxels of a window, or one number for all three.
         stride: Distance between two sliding windows, like `size`; their size by default.
-        mode: What training sees: `sliding` takes a grid that covers every volume, `random` takes windows at places that
-            are drawn anew in each epoch. The other stages see the grid.
+        mode: What training sees: `sliding` takes a grid that covers every volume, `random` takes
+            windows at places that are drawn anew in each epoch. The other stages see the grid.
         per_volume: Random windows of a volume in an epoch.
-        label_bias: Share of random windows in the middle of which a labelled voxel lies; where the window would reach
-            past an edge of the volume, it is moved inside. Volumes without labels have none of these.
+        label_bias: Share of random windows in the middle of which a labelled voxel lies; where the
+            window would reach past an edge of the volume, it is moved inside. Volumes without
+            labels have none of these.
         min_points: Sliding windows with fewer occupied voxels are left out.
 
     Raises:
@@ -47,14 +48,20 @@ class WindowSpec:
     def __post_init__(self) -> None:
         """Check every range, and make sizes three numbers."""
         object.__setattr__(self, "size", _three("size", self.size))
-        object.__setattr__(self, "stride", self.size if self.stride is None else _three("stride", self.stride))
+        object.__setattr__(
+            self, "stride", self.size if self.stride is None else _three("stride", self.stride)
+        )
         check_choice("windows.mode", self.mode, get_args(WindowMode))
         if not 0 <= self.label_bias <= 1:
-            raise ConfigError(f"windows.label_bias={self.label_bias!r} is not allowed: a share from 0 to 1 is")
+            raise ConfigError(
+                f"windows.label_bias={self.label_bias!r} is not allowed: a share from 0 to 1 is"
+            )
         for name, least in (("per_volume", 1), ("min_points", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(f"windows.{name}={value!r} is not allowed: a whole number of at least {least} is")
+                raise ConfigError(
+                    f"windows.{name}={value!r} is not allowed: a whole number of at least {least} is"
+                )
 
     @property
     def sides(self) -> tuple[int, int, int]:
@@ -70,8 +77,8 @@ class WindowSpec:
 class WindowGrid:
     """Flat number -> (volume, z, y, x) of sliding windows over volumes of any shapes.
 
-    Windows are numbered volume by volume, in C order. The last one of an axis is flush with the edge; a volume that is
-    smaller than a window has one, which reaches past the edge.
+    Windows are numbered volume by volume, in C order. The last one of an axis is flush with the
+    edge; a volume that is smaller than a window has one, which reaches past the edge.
 
     Args:
         shapes: [I, 3] voxels of each volume.
@@ -79,7 +86,9 @@ class WindowGrid:
         steps: (z, y, x) voxels between two.
     """
 
-    def __init__(self, shapes: ArrayLike, sides: tuple[int, int, int], steps: tuple[int, int, int]) -> None:
+    def __init__(
+        self, shapes: ArrayLike, sides: tuple[int, int, int], steps: tuple[int, int, int]
+    ) -> None:
         self.shapes = np.asarray(shapes, np.int64).reshape(-1, 3)
         self.steps = np.array(steps, np.int64)
         self.slack = np.maximum(self.shapes - sides, 0)
@@ -137,8 +146,11 @@ def draw_start(
     return np.asarray(words[2:] * (slack + 1).astype(np.uint64) >> _WORD_BITS, np.int64)
 
 
-def find_inside(volume: SparseVolume, start: Sequence[int], sides: Sequence[int]) -> tuple[Ints, Ints]:
-    """Which occupied voxels lie in a window; the cost is that of the voxels in its rows, not of the volume.
+def find_inside(
+    volume: SparseVolume, start: Sequence[int], sides: Sequence[int]
+) -> tuple[Ints, Ints]:
+    """Which occupied voxels lie in a window; the cost is that of the voxels in its rows, not of the
+    volume.
 
     Args:
         volume: Whose voxels.
@@ -146,7 +158,8 @@ def find_inside(volume: SparseVolume, start: Sequence[int], sides: Sequence[int]
         sides: (z, y, x) voxels of the window, which may reach past the volume.
 
     Returns:
-        Two [n] int64: the voxels' numbers among the occupied ones, and their flat positions in the window.
+        Two [n] int64: the voxels' numbers among the occupied ones, and their flat positions in the
+        window.
     """
     numbers = volume.rows_in(start, sides)
     depth, row, column = (volume.coords(numbers) - np.array(start, np.int32)).T.astype(np.int64)
@@ -168,18 +181,35 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
     stops = np.minimum(starts + sides, volume.shape)
     coords, cell, sizes, corners = volume.coords(), np.zeros(len(volume), np.int64), [], []
     for axis, length in enumerate(volume.shape):
-        cuts = np.unique((starts[:, axis], stops[:, axis]))  # between two cuts, voxels are in the same windows
-        cell = cell * (len(cuts) + 1) + np.searchsorted(cuts, np.arange(length), side="right")[coords[:, axis]]
+        cuts = np.unique(
+            (starts[:, axis], stops[:, axis])
+        )  # between two cuts, voxels are in the same windows
+        cell = (
+            cell * (len(cuts) + 1)
+            + np.searchsorted(cuts, np.arange(length), side="right")[coords[:, axis]]
+        )
         sizes.append(len(cuts) + 1)
         corners.append([np.searchsorted(cuts, edge[:, axis]) for edge in (starts, stops)])
-    sums = np.bincount(cell, minlength=int(np.prod(sizes))).reshape(sizes).cumsum(0).cumsum(1).cumsum(2)
+    sums = (
+        np.bincount(cell, minlength=int(np.prod(sizes)))
+        .reshape(sizes)
+        .cumsum(0)
+        .cumsum(1)
+        .cumsum(2)
+    )
     (z0, z1), (y0, y1), (x0, x1) = corners
-    upper, lower = ((sums[z, y1, x1] - sums[z, y0, x1] - sums[z, y1, x0] + sums[z, y0, x0]) for z in (z1, z0))
+    upper, lower = (
+        (sums[z, y1, x1] - sums[z, y0, x1] - sums[z, y1, x0] + sums[z, y0, x0]) for z in (z1, z0)
+    )
     return np.asarray(upper - lower)
 
 
 def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     sides = (value,) * 3 if isinstance(value, int) else tuple(value)
-    if len(sides) != 3 or not all(isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sides):
-        raise ConfigError(f"windows.{name}={value!r} is not allowed: one positive number of voxels or [z, y, x] is")
+    if len(sides) != 3 or not all(
+        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sides
+    ):
+        raise ConfigError(
+            f"windows.{name}={value!r} is not allowed: one positive number of voxels or [z, y, x] is"
+        )
     return sides[0], sides[1], sides[2]

@@ -40,7 +40,9 @@ def _find_shares(boxes: Floats) -> NDArray[np.bool_]:
 
 _MAX_SIDE_PX: Final = 10**9  # no image is larger, and messages stay short
 
-_FORM: Final = BoxForm("COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners)
+_FORM: Final = BoxForm(
+    "COCO JSON", "annotations[{}]", ("pixels", "shares of the image"), _find_shares, _find_corners
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +68,8 @@ class CocoFile:
             index: Of the images of the set.
 
         Returns:
-            For each id of the file the number of its image, and one problem for each image that is not there.
+            For each id of the file the number of its image, and one problem for each image that is
+            not there.
         """
         numbers: dict[int, int] = {}
         problems, split = Problems(), find_split(os.path.basename(self.path))  # noqa: PTH119 - str or PathLike
@@ -117,7 +120,10 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
     for file in files:
         for number in file.match(index)[0].values():
             if owners.setdefault(number, file) is not file:
-                problems.add(file.path, f"names an image that {show_path(owners[number].path)} names too: {number}")
+                problems.add(
+                    file.path,
+                    f"names an image that {show_path(owners[number].path)} names too: {number}",
+                )
             splits[find_split(os.path.basename(file.path)) or ""].append(number)  # noqa: PTH119
     problems.raise_if_any(f"{len(problems)} images are in more than one split")
     return splits
@@ -143,9 +149,10 @@ def read_coco_labels(
         files: Annotation files.
         others: Images that the files may name beside `images`, and that are left out.
         excluded: As those, but not meant where another image has the name too.
-        classes: Names of the classes; by default the categories in the order of their ids, which may have gaps.
-        on_bad: ``skip`` leaves bad boxes and entries whose image is missing out and lists them. An entry that states
-            another size than its image has stays an error.
+        classes: Names of the classes; by default the categories in the order of their ids, which
+            may have gaps.
+        on_bad: ``skip`` leaves bad boxes and entries whose image is missing out and lists them. An
+            entry that states another size than its image has stays an error.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -153,7 +160,11 @@ def read_coco_labels(
     """
     collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
     categories = _merge_categories(files)
-    names = tuple(categories[key] for key in sorted(categories)) if classes is None else check_classes(classes)
+    names = (
+        tuple(categories[key] for key in sorted(categories))
+        if classes is None
+        else check_classes(classes)
+    )
     index, crowds = NameIndex([*images, *others], excluded), 0
     for file in files:
         collector.start_file(file.path)
@@ -171,7 +182,9 @@ def read_coco_labels(
 def _list_items(content: Mapping[str, Any], key: str) -> list[Any]:
     items = content.get(key)
     if not isinstance(items, list):
-        raise DataError(f"{key!r} must be a list, found {type(items).__name__}; is this a file of instances?")
+        raise DataError(
+            f"{key!r} must be a list, found {type(items).__name__}; is this a file of instances?"
+        )
     return items
 
 
@@ -179,10 +192,18 @@ def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
     """Refuse entries without a whole id and a name, and those that repeat one."""
     ids, names = set(), set()
     for place, entry in enumerate(entries):
-        if not isinstance(entry, dict) or type(entry.get("id")) is not int or not isinstance(entry.get(text), str):
-            raise DataError(f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}")
+        if (
+            not isinstance(entry, dict)
+            or type(entry.get("id")) is not int
+            or not isinstance(entry.get(text), str)
+        ):
+            raise DataError(
+                f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
+            )
         if entry["id"] in ids or entry[text] in names:
-            raise DataError(f"{key}[{place}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}")
+            raise DataError(
+                f"{key}[{place}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}"
+            )
         ids.add(entry["id"])
         names.add(entry[text])
 
@@ -193,7 +214,9 @@ def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
         for key, name in file.categories.items():
             if merged.setdefault(key, name) != name:
                 other = quote(merged[key])
-                raise DataError(f"{show_path(file.path)}: category {key} is {quote(name)}, in another file {other}")
+                raise DataError(
+                    f"{show_path(file.path)}: category {key} is {quote(name)}, in another file {other}"
+                )
     return merged
 
 
@@ -220,7 +243,9 @@ def _check_sizes(
             collector.problems.add(file.path, message)
 
 
-def _add_boxes(collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]) -> int:
+def _add_boxes(
+    collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]
+) -> int:
     """Add all boxes of a file but those of crowds, and count these."""
     crowds, known = 0, {entry["id"] for entry in file.images}
     for place, entry in enumerate(file.annotations):
@@ -230,20 +255,34 @@ def _add_boxes(collector: BoxCollector, file: CocoFile, numbers: Mapping[int, in
             crowds += 1
         elif wrong := next(_find_faults(entry, known, ids, file), ""):
             collector.reject(place, wrong)
-        elif entry["image_id"] in numbers:  # an image that is not there is named once, not for each of its boxes
-            collector.add(numbers[entry["image_id"]], place, ids[entry["category_id"]], entry["bbox"])
+        elif (
+            entry["image_id"] in numbers
+        ):  # an image that is not there is named once, not for each of its boxes
+            collector.add(
+                numbers[entry["image_id"]], place, ids[entry["category_id"]], entry["bbox"]
+            )
     return crowds
 
 
-def _find_faults(entry: Mapping[str, Any], known: set[int], ids: Mapping[int, int], file: CocoFile) -> Iterator[str]:
+def _find_faults(
+    entry: Mapping[str, Any], known: set[int], ids: Mapping[int, int], file: CocoFile
+) -> Iterator[str]:
     image, category, box = entry.get("image_id"), entry.get("category_id"), entry.get("bbox")
     if type(image) is not int or image not in known:
         yield f"image_id {quote(image)} is none of the {len(known)} images of the file"
     if type(category) is not int or category not in ids:
-        name = f" ({quote(file.categories[category])})" if type(category) is int and category in file.categories else ""
+        name = (
+            f" ({quote(file.categories[category])})"
+            if type(category) is int and category in file.categories
+            else ""
+        )
         allowed = ", ".join(map(str, sorted(ids)))
         yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
-    if not isinstance(box, list) or len(box) != 4 or not all(type(value) in (int, float) for value in box):
+    if (
+        not isinstance(box, list)
+        or len(box) != 4
+        or not all(type(value) in (int, float) for value in box)
+    ):
         yield f"bbox {quote(box)} must be 4 numbers: x, y, width, height in pixels"
 
 

@@ -38,10 +38,12 @@ class DetectionDataset(BankDataset):
 
     A sample is a dict:
 
-    - ``image`` [3, H, W] uint8: the image as large as it fits, in the middle of grey; or a mosaic of several;
-    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in shares of H and W; in a batch they lie flat,
-      and the first column is the row;
-    - ``index`` int64: number of the image among those of *all* splits, of which its random stream is made;
+    - ``image`` [3, H, W] uint8: the image as large as it fits, in the middle of grey; or a mosaic
+      of several;
+    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in shares of H and W; in a
+      batch they lie flat, and the first column is the row;
+    - ``index`` int64: number of the image among those of *all* splits, of which its random stream
+      is made;
     - ``image_index`` int64: the same number, that of the image in the bank;
     - ``shape`` [2] int64: (height, width) px of the image as it lies on the disk;
     - ``epoch`` int64: the epoch it was read for.
@@ -50,13 +52,14 @@ class DetectionDataset(BankDataset):
         bank: Decoded images, [3, h, w] uint8 each, of any size.
         labels: Their boxes.
         original_px: [I, 2] (height, width) of the images on the disk.
-        images: Numbers of this split's images; all of them by default. Mosaics take partners from these alone.
+        images: Numbers of this split's images; all of them by default. Mosaics take partners from
+            these alone.
         size_px: (H, W) of a sample.
         mosaic: How mosaics are made; none shows each image alone.
-        mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later epochs show one
-            image as it is, with all its boxes.
-        draws_mosaics: Whether samples are mosaics; otherwise they show one image each, and `plan_batch` plans mosaics
-            of a batch of them.
+        mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later
+            epochs show one image as it is, with all its boxes.
+        draws_mosaics: Whether samples are mosaics; otherwise they show one image each, and
+            `plan_batch` plans mosaics of a batch of them.
         seed: Seed of every draw.
 
     Raises:
@@ -78,7 +81,9 @@ class DetectionDataset(BankDataset):
         seed: int = 0,
     ) -> None:
         if not len(bank) == len(labels) == len(original_px):
-            raise ConfigError(f"{len(bank)} images, boxes of {len(labels)} and sizes of {len(original_px)} of them")
+            raise ConfigError(
+                f"{len(bank)} images, boxes of {len(labels)} and sizes of {len(original_px)} of them"
+            )
         if bank.channels != 3 or bank.dtype != np.uint8:
             raise DataError(
                 f"images are {bank.channels} channels of {bank.dtype}: detection needs three of uint8; set "
@@ -86,9 +91,16 @@ class DetectionDataset(BankDataset):
             )
         self.bank, self.labels, self.original_px = bank, labels, original_px
         self.images = np.arange(len(bank)) if images is None else np.array(images, np.int64)
-        self.size_px, self.mosaic, self.mosaic_epochs, self.seed = size_px, mosaic, mosaic_epochs, seed
+        self.size_px, self.mosaic, self.mosaic_epochs, self.seed = (
+            size_px,
+            mosaic,
+            mosaic_epochs,
+            seed,
+        )
         self.draws_mosaics = draws_mosaics
-        self._sizes_px = np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(np.int64)
+        self._sizes_px = np.stack(
+            (np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1
+        ).astype(np.int64)
         self.fields = self._describe()
 
     def __len__(self) -> int:
@@ -108,9 +120,14 @@ class DetectionDataset(BankDataset):
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """See `BankDataset`; the number of boxes stands under ``boxes_count``."""
         images = self.images[indices]
-        plan, limits = self.plan(images, epoch), self.mosaic_of(epoch) if self.draws_mosaics else None
+        plan, limits = (
+            self.plan(images, epoch),
+            self.mosaic_of(epoch) if self.draws_mosaics else None,
+        )
         draw_tiles(rows["image"], plan, self.bank)
-        boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL)
+        boxes, counts = self._find_boxes(
+            plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL
+        )
         place = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
         rows["boxes"][row, place, 0], rows["boxes"][row, place, 1:] = 0, boxes[:, 1:]
@@ -130,10 +147,11 @@ class DetectionDataset(BankDataset):
     def plan_batch(self, images: Ints, spec: MosaicSpec, epoch: int) -> BatchMosaics:
         """Mosaics of a batch of samples that show one image each.
 
-        Each sample has its own random stream, as when it is written as a mosaic, but draws its partners from the batch:
-        their pixels are on the device then. So it depends on the images beside it. A batch is still the same in each
-        run, resumed or not, because which images it has is a pure function of (seed, epoch, its number); but another
-        batch size or number of ranks gives other mosaics.
+        Each sample has its own random stream, as when it is written as a mosaic, but draws its
+        partners from the batch: their pixels are on the device then. So it depends on the images
+        beside it. A batch is still the same in each run, resumed or not, because which images it
+        has is a pure function of (seed, epoch, its number); but another batch size or number of
+        ranks gives other mosaics.
 
         Args:
             images: [B] their images.
@@ -154,8 +172,11 @@ class DetectionDataset(BankDataset):
         """Name one sample of this split for a message, by its file."""
         return show_path(self.bank.name(int(self.images[index])))
 
-    def find_originals(self, boxes: NDArray[np.float64], images: NDArray[np.int64]) -> NDArray[np.float64]:
-        """Where boxes of samples that show one image each lie in the images on the disk, cut to these.
+    def find_originals(
+        self, boxes: NDArray[np.float64], images: NDArray[np.int64]
+    ) -> NDArray[np.float64]:
+        """Where boxes of samples that show one image each lie in the images on the disk, cut to
+        these.
 
         Args:
             boxes: [N, 4] (left, top, right, bottom) px of a sample.
@@ -170,7 +191,13 @@ class DetectionDataset(BankDataset):
         return np.clip(tile * limits / np.tile(self._sizes_px[images][:, ::-1], 2), 0, limits)
 
     def _sample(
-        self, spec: MosaicSpec | None, epoch: int, index: Ints, images: Ints, sizes_px: Ints, choices: Ints
+        self,
+        spec: MosaicSpec | None,
+        epoch: int,
+        index: Ints,
+        images: Ints,
+        sizes_px: Ints,
+        choices: Ints,
     ) -> MosaicPlan:
         return sample_mosaics(
             spec,
@@ -187,7 +214,13 @@ class DetectionDataset(BankDataset):
         self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
     ) -> tuple[NDArray[np.float32], Ints]:
         return find_boxes(
-            self.labels, plan, images, sizes_px=sizes_px, size_px=self.size_px, samples=samples, limits=limits
+            self.labels,
+            plan,
+            images,
+            sizes_px=sizes_px,
+            size_px=self.size_px,
+            samples=samples,
+            limits=limits,
         )
 
     def _describe(self) -> dict[str, FieldSpec]:

@@ -14,7 +14,13 @@ from lit_data.checks import check_choice
 from lit_data.datasets.detection.coco import CocoFile, load_coco, read_coco_labels, split_by_file
 from lit_data.datasets.detection.labels import AnyPath, LabelTable, find_split
 from lit_data.datasets.detection.voc import NameIndex, match_label_files, read_voc_labels
-from lit_data.datasets.detection.yolo import DataYaml, read_class_names, read_data_yaml, read_splits, read_yolo_labels
+from lit_data.datasets.detection.yolo import (
+    DataYaml,
+    read_class_names,
+    read_data_yaml,
+    read_splits,
+    read_yolo_labels,
+)
 from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.discovery import check_inside, find_images
@@ -28,7 +34,10 @@ log = logging.getLogger(__name__)
 
 LabelFormat = Literal["auto", "yolo", "coco", "voc", "none"]
 
-_PLACES: Final = {"yolo": (".txt", ("labels",)), "voc": (".xml", ("Annotations", "annotations", "annotations_voc"))}
+_PLACES: Final = {
+    "yolo": (".txt", ("labels",)),
+    "voc": (".xml", ("Annotations", "annotations", "annotations_voc")),
+}
 _SIDE_FILES: Final = (
     *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
     *(f"{split}.txt" for split in SPLITS),
@@ -57,9 +66,13 @@ class DetectionFiles:
     def __post_init__(self) -> None:
         numbers = sorted(number for split in self.splits.values() for number in split)
         if len(self.labels) != len(self.images) or set(self.splits) != set(SPLITS):
-            raise ConfigError(f"{len(self.images)} images, labels of {len(self.labels)}, splits {sorted(self.splits)}")
+            raise ConfigError(
+                f"{len(self.images)} images, labels of {len(self.labels)}, splits {sorted(self.splits)}"
+            )
         if numbers != sorted(set(numbers) & set(range(len(self.images)))):
-            raise ConfigError(f"splits must hold each of the numbers 0 to {len(self.images) - 1} no more than once")
+            raise ConfigError(
+                f"splits must hold each of the numbers 0 to {len(self.images) - 1} no more than once"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,26 +108,30 @@ def find_detection_files(
 ) -> DetectionFiles:
     """Find images, boxes and splits of a detection set, without decoding an image.
 
-    Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO text lies in
-    ``labels``, in the same folders below it as the images below ``images``. COCO JSON is
-    ``annotations/instances_*.json``, VOC XML lies in ``Annotations``, ``annotations`` or ``annotations_voc``. Images
-    that no list, or no COCO file, names are left out of a set that has these.
+    Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO
+    text lies in ``labels``, in the same folders below it as the images below ``images``. COCO JSON
+    is ``annotations/instances_*.json``, VOC XML lies in ``Annotations``, ``annotations`` or
+    ``annotations_voc``. Images that no list, or no COCO file, names are left out of a set that has
+    these.
 
     Args:
         root: Folder of the set.
-        label_format: `auto` takes the first of yolo, coco, voc that is there, and where `classes` are named none;
-            `none` takes the images alone.
-        classes: Names of the classes in the order of their numbers. By default those of ``data.yaml`` or
-            ``classes.txt``; for COCO, and for VOC without such a file, those of the labels.
+        label_format: `auto` takes the first of yolo, coco, voc that is there, and where `classes`
+            are named none; `none` takes the images alone.
+        classes: Names of the classes in the order of their numbers. By default those of
+            ``data.yaml`` or ``classes.txt``; for COCO, and for VOC without such a file, those of
+            the labels.
         annotations: The one COCO file to read, relative to the root.
         difficult: Keep VOC objects marked as difficult.
-        splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names of the COCO files,
-            by folders such as ``images/train``, otherwise 70 / 15 / 15 %, whichever there is first. Also as for
-            `split_images`, with names relative to the root.
+        splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names
+            of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
+            whichever there is first. Also as for `split_images`, with names relative to the root.
         seed: Chooses the images of a share.
-        on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out, and lists them.
+        on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out,
+            and lists them.
         read: The rules that images are read with; they decide what size an image has.
-        exclude: Globs below the root of images and label files that are left out; a folder stands for all in it.
+        exclude: Globs below the root of images and label files that are left out; a folder stands
+            for all in it.
         allow_outside: Follow links that lead out of the root.
 
     Raises:
@@ -125,28 +142,37 @@ def find_detection_files(
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     folder = _open_folder(Path(os.path.abspath(root)), exclude, allow_outside)  # noqa: PTH100 - keeps links
-    found = _find_labels(folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes))
+    found = _find_labels(
+        folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes)
+    )
     fixed = _find_splits(folder, splits, found.coco, allow_outside)
     members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
     labels = _read_labels(folder, found, members, sizes_px, classes, difficult, on_bad)
     images = tuple(str(folder.root / folder.names[number]) for number in members)
-    return DetectionFiles(images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px)
+    return DetectionFiles(
+        images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px
+    )
 
 
 def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
-        patterns = ["*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"]
+        patterns = [
+            "*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"
+        ]
     found = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
     names, excluded = (
-        tuple(path.relative_to(root).as_posix() for path in paths) for paths in (found.paths, found.excluded)
+        tuple(path.relative_to(root).as_posix() for path in paths)
+        for paths in (found.paths, found.excluded)
     )
     if not allow_outside:
         for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
             check_inside(path, root)
     described = (root / "data.yaml").is_file()
     yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
-    return _Folder(root, names, excluded, tuple(exclude), NameIndex(found.paths, found.excluded), yaml)
+    return _Folder(
+        root, names, excluded, tuple(exclude), NameIndex(found.paths, found.excluded), yaml
+    )
 
 
 def _find_labels(
@@ -160,16 +186,29 @@ def _find_labels(
 ) -> _Labels:
     """The labels of the wanted format, or of the first that is there; none where that is allowed."""
     if annotations is not None and wanted not in ("auto", "coco"):
-        raise ConfigError(f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'")
+        raise ConfigError(
+            f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'"
+        )
     if wanted == "none":
         return _Labels("none", (), {})
-    for label_format in ("yolo", "coco", "voc") if wanted == "auto" and annotations is None else (wanted,):
+    for label_format in (
+        ("yolo", "coco", "voc") if wanted == "auto" and annotations is None else (wanted,)
+    ):
         if label_format in _PLACES:
             suffix, parents = _PLACES[label_format]
             match = match_label_files(
-                folder.root, folder.index, suffix, parents, exclude=folder.exclude, allow_outside=allow_outside
+                folder.root,
+                folder.index,
+                suffix,
+                parents,
+                exclude=folder.exclude,
+                allow_outside=allow_outside,
             )
-            _report(match[1], f"{len(match[1])} label files fit none of {len(folder.names)} images", on_bad)
+            _report(
+                match[1],
+                f"{len(match[1])} label files fit none of {len(folder.names)} images",
+                on_bad,
+            )
             if match[0]:
                 return _Labels(label_format, (), match[0])
             continue
@@ -202,9 +241,17 @@ def _find_splits(
         return by_folder
     known = (*folder.names, *folder.excluded)
     if splits != "auto":
-        shares = isinstance(splits, Mapping) and all(isinstance(share, int | float) for share in splits.values())
-        return None if shares else {key: part.tolist() for key, part in split_images(known, splits).items()}
-    lists = {split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()}
+        shares = isinstance(splits, Mapping) and all(
+            isinstance(share, int | float) for share in splits.values()
+        )
+        return (
+            None
+            if shares
+            else {key: part.tolist() for key, part in split_images(known, splits).items()}
+        )
+    lists = {
+        split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()
+    }
     if entries := folder.yaml.splits or lists:
         places = [folder.root / folder.yaml.folder, folder.root]
         return read_splits(places, entries, known, folder.index, allow_outside=allow_outside)
@@ -213,7 +260,9 @@ def _find_splits(
     return None if None in words else by_folder
 
 
-def _list_members(folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str, Sequence[int]] | None) -> list[int]:
+def _list_members(
+    folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str, Sequence[int]] | None
+) -> list[int]:
     """Numbers of the images that belong to the set."""
     numbers = set(range(len(folder.names)))
     if coco:
@@ -221,9 +270,13 @@ def _list_members(folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str,
     if fixed is not None:
         numbers &= {number for part in fixed.values() for number in part}
     if not numbers:
-        raise DataError(f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file")
+        raise DataError(
+            f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
+        )
     if left := len(folder.names) - len(numbers):
-        log.info("%d of %d images are left out: no list or COCO file names them", left, len(folder.names))
+        log.info(
+            "%d of %d images are left out: no list or COCO file names them", left, len(folder.names)
+        )
     return sorted(numbers)
 
 
@@ -239,7 +292,9 @@ def _measure(
             good[number] = header.height_px, header.width_px
         except DataError as error:
             problems.add(folder.root / folder.names[number], str(error))
-    _report(problems, f"{len(problems)} of {len(members)} images are bad", on_bad if good else "error")
+    _report(
+        problems, f"{len(problems)} of {len(members)} images are bad", on_bad if good else "error"
+    )
     return list(good), np.array(list(good.values()), np.int64)
 
 
@@ -253,25 +308,44 @@ def _read_labels(
     on_bad: OnBad,
 ) -> LabelTable:
     paths = [folder.root / name for name in folder.names]
-    images, files = [paths[number] for number in members], [found.files.get(number) for number in members]
+    images, files = (
+        [paths[number] for number in members],
+        [found.files.get(number) for number in members],
+    )
     if found.label_format == "coco":
         others = [paths[number] for number in sorted(set(range(len(paths))) - set(members))]
         excluded = [folder.root / name for name in folder.excluded]
         return read_coco_labels(
-            images, sizes_px, found.coco, others=others, excluded=excluded, classes=classes, on_bad=on_bad
+            images,
+            sizes_px,
+            found.coco,
+            others=others,
+            excluded=excluded,
+            classes=classes,
+            on_bad=on_bad,
         )
     names = classes or folder.yaml.classes or read_class_names(folder.root) or None
     if found.label_format == "none" and names:
-        return LabelTable(tuple(names), np.zeros((0, 5), np.float32), np.zeros(len(images), np.int64))
+        return LabelTable(
+            tuple(names), np.zeros((0, 5), np.float32), np.zeros(len(images), np.int64)
+        )
     if found.label_format == "voc":
-        return read_voc_labels(images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad)
+        return read_voc_labels(
+            images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad
+        )
     if names is None:
-        raise DataError(f"{show_path(folder.root)}: no data.yaml or classes.txt names the classes; give classes=")
+        raise DataError(
+            f"{show_path(folder.root)}: no data.yaml or classes.txt names the classes; give classes="
+        )
     return read_yolo_labels(images, sizes_px, files, classes=names, on_bad=on_bad)
 
 
 def _number_splits(
-    names: Sequence[str], members: Sequence[int], fixed: Mapping[str, Sequence[int]] | None, splits: Splits, seed: int
+    names: Sequence[str],
+    members: Sequence[int],
+    fixed: Mapping[str, Sequence[int]] | None,
+    splits: Splits,
+    seed: int,
 ) -> dict[str, list[int]]:
     """The splits by the numbers of the images that are left."""
     if fixed is None:
@@ -279,7 +353,9 @@ def _number_splits(
         parts = split_images([names[number] for number in members], shares, seed=seed)
         return {split: part.tolist() for split, part in parts.items()}
     places = {number: place for place, number in enumerate(members)}
-    return {split: sorted(places[n] for n in fixed.get(split, ()) if n in places) for split in SPLITS}
+    return {
+        split: sorted(places[n] for n in fixed.get(split, ()) if n in places) for split in SPLITS
+    }
 
 
 def _report(problems: Problems, heading: str, on_bad: OnBad) -> None:

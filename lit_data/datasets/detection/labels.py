@@ -22,7 +22,9 @@ AnyPath = str | os.PathLike[str]
 MAX_OUTSIDE: Final = 0.01
 """Share of a box's width or height that may lie beyond the image; it is cut off."""
 
-_ROUNDING: Final = 2e-6  # what six decimals of centre and size can be off by, in shares of the image
+_ROUNDING: Final = (
+    2e-6  # what six decimals of centre and size can be off by, in shares of the image
+)
 _SPLIT_WORD: Final = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
 _SMALLEST: Final = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST: Final = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
@@ -34,7 +36,8 @@ class LabelTable:
 
     Args:
         classes: Names of the classes, each once.
-        boxes: [N, 5] float32 = (class, cx, cy, w, h), centre and size in shares of the image, image after image.
+        boxes: [N, 5] float32 = (class, cx, cy, w, h), centre and size in shares of the image, image
+            after image.
         ends: [I] int64, for each image the number of boxes of it and of all images before it.
 
     Raises:
@@ -48,16 +51,22 @@ class LabelTable:
     def __post_init__(self) -> None:
         check_classes(self.classes)
         if self.boxes.dtype != np.float32 or self.boxes.ndim != 2 or self.boxes.shape[1] != 5:
-            raise ConfigError(f"boxes must be float32 [N, 5], found {self.boxes.dtype} {self.boxes.shape}")
+            raise ConfigError(
+                f"boxes must be float32 [N, 5], found {self.boxes.dtype} {self.boxes.shape}"
+            )
         if self.ends.dtype != np.int64 or self.ends.ndim != 1:
             raise ConfigError(f"ends must be int64 [I], found {self.ends.dtype} {self.ends.shape}")
         counts = np.diff(self.ends, prepend=0)
         total = int(self.ends[-1]) if self.ends.size else 0
         if (counts < 0).any() or total != len(self.boxes):
-            raise ConfigError(f"ends must ascend from 0 to the {len(self.boxes)} boxes, found {total} at the end")
+            raise ConfigError(
+                f"ends must ascend from 0 to the {len(self.boxes)} boxes, found {total} at the end"
+            )
         number, shares = self.boxes[:, 0], self.boxes[:, 1:]
         if not ((number >= 0) & (number < len(self.classes)) & (number == np.floor(number))).all():
-            raise ConfigError(f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}")
+            raise ConfigError(
+                f"boxes hold a class that is no whole number from 0 to {len(self.classes) - 1}"
+            )
         if not ((shares >= 0) & (shares <= 1)).all() or not (shares[:, 2:] > 0).all():
             raise ConfigError("boxes must be shares from 0 to 1 with a width and a height above 0")
 
@@ -106,7 +115,8 @@ class BoxForm:
         place: Where a box stands in its file, with ``{}`` for a number.
         units: Of the four numbers, and what people write by mistake.
         is_mistaken: Tells [N, 4] numbers in the other unit: [N] bool.
-        to_corners: Makes (x1, y1, x2, y2) in shares [N, 4] of the numbers [N, 4] and (width, height) px [N, 2].
+        to_corners: Makes (x1, y1, x2, y2) in shares [N, 4] of the numbers [N, 4] and (width,
+            height) px [N, 2].
     """
 
     name: str
@@ -122,7 +132,8 @@ def is_share_box(boxes: Floats) -> NDArray[np.bool_]:
 
 
 class BoxCollector:
-    """Boxes of many files on their way into a table; what is wrong with any of them is raised at once.
+    """Boxes of many files on their way into a table; what is wrong with any of them is raised at
+    once.
 
     Args:
         form: How they are written.
@@ -141,7 +152,11 @@ class BoxCollector:
         if on_bad not in ("error", "skip"):
             raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
         self.problems, self.bad = Problems(), Problems()
-        self._form, self._sizes_px, self._on_bad = form, np.asarray(sizes_px, np.int64).reshape(-1, 2), on_bad
+        self._form, self._sizes_px, self._on_bad = (
+            form,
+            np.asarray(sizes_px, np.int64).reshape(-1, 2),
+            on_bad,
+        )
         self._paths: list[AnyPath] = []
         self._rows: list[tuple[float, ...]] = []
 
@@ -158,7 +173,9 @@ class BoxCollector:
         if all(abs(value) < _LARGEST for value in box):
             self._rows.append((image, len(self._paths) - 1, place, number, *box))
         else:
-            self.reject(place, f"box {str(list(box))[:80]} holds what is no number of a sensible size")
+            self.reject(
+                place, f"box {str(list(box))[:80]} holds what is no number of a sensible size"
+            )
 
     def finish(self, classes: Sequence[str]) -> LabelTable:
         """Check all boxes and make the table.
@@ -168,13 +185,18 @@ class BoxCollector:
         """
         rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
         images = rows[:, 0].astype(np.int64)
-        corners = self._form.to_corners(rows[:, 4:], self._sizes_px[images, ::-1].astype(np.float64))
+        corners = self._form.to_corners(
+            rows[:, 4:], self._sizes_px[images, ::-1].astype(np.float64)
+        )
         good, clipped = self._check_places(rows, corners)
         self._raise_or_report()
         rows, images, corners = rows[good], images[good], corners[good].clip(0, 1)
         self._warn_duplicates(rows)
         if clipped:
-            log.info("%d boxes reached up to 1 %% of their size beyond their image and were cut off there", clipped)
+            log.info(
+                "%d boxes reached up to 1 %% of their size beyond their image and were cut off there",
+                clipped,
+            )
         centers, sides = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
         order = np.argsort(images, kind="stable")
         boxes = np.hstack([rows[:, 3:4], centers, sides])[order].astype(np.float32)
@@ -186,7 +208,9 @@ class BoxCollector:
         mistaken = self._form.is_mistaken(rows[:, 4:])
         right, wrong = self._form.units
         proper = np.flatnonzero(~mistaken)
-        beside = f"; {self._describe(rows[proper[0]], whole=True)} is in {right}" if proper.size else ""
+        beside = (
+            f"; {self._describe(rows[proper[0]], whole=True)} is in {right}" if proper.size else ""
+        )
         bad = rows[mistaken]
         for first in np.unique(bad[:, 1], return_index=True)[1]:
             count = int((bad[:, 1] == bad[first, 1]).sum())
@@ -206,10 +230,15 @@ class BoxCollector:
         beyond = (-corners[:, :2]).clip(min=0) + (corners[:, 2:] - 1).clip(min=0)
         allowed = np.maximum(MAX_OUTSIDE * sides + 1e-9, np.minimum(_ROUNDING, sides / 2))
         outside = ~empty & (beyond > allowed).any(1)
-        for row, part in zip(rows[outside], (beyond[outside] / sides[outside]).max(1, initial=0), strict=True):
+        for row, part in zip(
+            rows[outside], (beyond[outside] / sides[outside]).max(1, initial=0), strict=True
+        ):
             height, width = self._sizes_px[int(row[0])]
             how = "lies outside" if part >= 1 else f"lies by {100 * part:.3g} % outside"
-            self._note(row, f"{how} its image of {height} x {width} pixels (height x width); 1 % is allowed")
+            self._note(
+                row,
+                f"{how} its image of {height} x {width} pixels (height x width); 1 % is allowed",
+            )
         good = ~empty & ~outside
         return good, int((good & (beyond > _ROUNDING).any(1)).sum())
 
@@ -220,7 +249,9 @@ class BoxCollector:
         if again.size:
             first = self._describe(rows[again.min()], whole=True)
             log.warning(
-                "%d boxes are duplicates of another one of their image and kept, the first: %s", len(again), first
+                "%d boxes are duplicates of another one of their image and kept, the first: %s",
+                len(again),
+                first,
             )
 
     def _raise_or_report(self) -> None:
@@ -230,7 +261,11 @@ class BoxCollector:
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
 
     def _note(self, row: Floats, message: str) -> None:
-        hint = "; correct it, or set data.on_bad=skip to leave such boxes out" if self._on_bad == "error" else ""
+        hint = (
+            "; correct it, or set data.on_bad=skip to leave such boxes out"
+            if self._on_bad == "error"
+            else ""
+        )
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{hint}")
 
     def _describe(self, row: Floats, *, whole: bool = False) -> str:

@@ -1,7 +1,9 @@
-"""Draw a mosaic plan into rows of a batch, on the host: each tile once, straight to where it is seen.
+"""Draw a mosaic plan into rows of a batch, on the host: each tile once, straight to where it is
+seen.
 
-A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing are whole pixels. So
-each side of a tile is moved to the nearest whole pixel of the output: less than half a pixel, most often far less.
+A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing
+are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less
+than half a pixel, most often far less.
 """
 
 from typing import Final
@@ -37,8 +39,8 @@ def find_boxes(
         limits: Which boxes are kept.
 
     Returns:
-        [N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the rows; and how many
-        boxes each sample has [B].
+        [N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the
+        rows; and how many boxes each sample has [B].
     """
     starts = np.where(images > 0, labels.ends[images - 1], 0)
     counts = labels.ends[images] - starts
@@ -76,18 +78,31 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
     sizes_px = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
     cuts, drawn = _choose_cuts(plan, seen, sizes_px)
     room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), np.uint8)
-    places = zip(plan.row[seen].tolist(), plan.window[seen].tolist(), cuts.tolist(), drawn.tolist(), strict=True)
-    for image, (row, (top, left, bottom, right), cut, (up, before, down, after)) in zip(images, places, strict=True):
+    places = zip(
+        plan.row[seen].tolist(),
+        plan.window[seen].tolist(),
+        cuts.tolist(),
+        drawn.tolist(),
+        strict=True,
+    )
+    for image, (row, (top, left, bottom, right), cut, (up, before, down, after)) in zip(
+        images, places, strict=True
+    ):
         if row in uncovered:
             rows[row] = FILL  # just before its tiles: it is still in the core's cache then
             uncovered.remove(row)
-        part, target = image[:, cut[0] : cut[2], cut[1] : cut[3]], rows[row, :, top:bottom, left:right]
+        part, target = (
+            image[:, cut[0] : cut[2], cut[1] : cut[3]],
+            rows[row, :, top:bottom, left:right],
+        )
         shown = slice(top - up, bottom - up), slice(left - before, right - before)
         height, width = down - up, after - before
         if part.shape[1:] == (height, width):
             target[...] = part[:, *shown]
             continue
-        whole = room[: height * width].reshape(height, width)  # small enough to stay in the core's own cache
+        whole = room[: height * width].reshape(
+            height, width
+        )  # small enough to stay in the core's own cache
         for source, plane in zip(part, target, strict=True):
             cv2.resize(source, (width, height), whole, 0, 0, cv2.INTER_LINEAR)
             plane[...] = whole[shown]
@@ -122,9 +137,16 @@ def _choose_cuts(
     last = np.ceil(window[:, 2:] / scale - origin + 0.5) + _CUTS
     edges = np.concatenate((np.maximum(first, 0), np.minimum(last, sizes)), axis=1)  # [T, 4, cuts]
     exact = (edges + np.tile(origin, (1, 2, 1))) * scale
-    nearest = np.ceil(exact - 0.5 - 1e-6)  # as windows are rounded; half a pixel that was computed otherwise goes down
+    nearest = np.ceil(
+        exact - 0.5 - 1e-6
+    )  # as windows are rounded; half a pixel that was computed otherwise goes down
     off_px = np.where((_CUTS > 0) & (_CUTS * scale > _BEYOND_PX), np.inf, np.abs(exact - nearest))
     best = np.maximum(off_px, _CLOSE_PX).argmin(2, keepdims=True)
-    cuts, drawn = (np.take_along_axis(values, best, 2)[..., 0].astype(np.int64) for values in (edges, nearest))
-    low, high = np.minimum(drawn[:, :2], window[:, :2, 0]), np.maximum(drawn[:, 2:], window[:, 2:, 0])
+    cuts, drawn = (
+        np.take_along_axis(values, best, 2)[..., 0].astype(np.int64) for values in (edges, nearest)
+    )
+    low, high = (
+        np.minimum(drawn[:, :2], window[:, :2, 0]),
+        np.maximum(drawn[:, 2:], window[:, 2:, 0]),
+    )
     return cuts, np.concatenate((low, high), axis=1)

@@ -1,6 +1,7 @@
 """Labels as in PASCAL VOC: one XML file an image, boxes of whole pixels counted from 1.
 
-Lists of VOC name images without folder or extension; what finds images by such names serves the other formats too.
+Lists of VOC name images without folder or extension; what finds images by such names serves the
+other formats too.
 """
 
 import os
@@ -45,15 +46,19 @@ def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
     return np.hstack([(boxes[:, :2] - 1) / sizes_px, boxes[:, 2:] / sizes_px])
 
 
-_FORM: Final = BoxForm("VOC XML", "object {}", ("pixels", "shares of the image"), is_share_box, _find_corners)
+_FORM: Final = BoxForm(
+    "VOC XML", "object {}", ("pixels", "shares of the image"), is_share_box, _find_corners
+)
 
 
 class NameIndex:
-    """Finds images by what lists and label files call them: any end of the path, with or without extension.
+    """Finds images by what lists and label files call them: any end of the path, with or without
+    extension.
 
     Args:
         images: Their paths.
-        excluded: Paths that may be named but are not meant where an image has the name too; numbers go on with them.
+        excluded: Paths that may be named but are not meant where an image has the name too; numbers
+            go on with them.
 
     Attributes:
         count: Of the images; numbers from there on are those of excluded ones.
@@ -61,8 +66,12 @@ class NameIndex:
 
     def __init__(self, images: Sequence[AnyPath], excluded: Sequence[AnyPath] = ()) -> None:
         self.count = len(images)
-        self._paths = ["/" + _normalize(os.fspath(path)).lstrip("/") for path in (*images, *excluded)]
-        self._common = len(posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"]))
+        self._paths = [
+            "/" + _normalize(os.fspath(path)).lstrip("/") for path in (*images, *excluded)
+        ]
+        self._common = len(
+            posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"])
+        )
         self._numbers: dict[str, list[int]] = defaultdict(list)
         self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
         for number, path in enumerate(self._paths):
@@ -74,7 +83,8 @@ class NameIndex:
         """Number of the image of a name.
 
         Args:
-            name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; accents in any composition.
+            name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; accents in
+                any composition.
             split: Chooses among images of one name in folders of several splits.
 
         Raises:
@@ -85,14 +95,20 @@ class NameIndex:
         known: Sequence[int] = self._numbers.get(name_alone, ())
         if len(known) > _FEW:
             known = self._find_tail(name_alone, target, known)
-        found = [n for n in known if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])]
+        found = [
+            n
+            for n in known
+            if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])
+        ]
         if len(found) > 1:
             found = [n for n in found if split and self._split(n) == split] or found
             found = [n for n in found if n < self.count] or found[:1]
         if not found:
             raise DataError(f"no image is named {escape(name)!r}")
         if len(found) > 1:
-            raise DataError(f"{len(found)} images are named {escape(name)!r}; name them with their folder")
+            raise DataError(
+                f"{len(found)} images are named {escape(name)!r}; name them with their folder"
+            )
         return found[0]
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
@@ -116,12 +132,25 @@ class _LabelWalk(FolderWalk):
     """A walk that keeps files of one extension instead of images."""
 
     def __init__(
-        self, root: Path, suffix: str, folders: Sequence[str], exclude: Sequence[str], *, allow_outside: bool
+        self,
+        root: Path,
+        suffix: str,
+        folders: Sequence[str],
+        exclude: Sequence[str],
+        *,
+        allow_outside: bool,
     ) -> None:
-        super().__init__(root, [f"**/{name}/**/*{suffix}" for name in folders], exclude, allow_outside=allow_outside)
+        super().__init__(
+            root,
+            [f"**/{name}/**/*{suffix}" for name in folders],
+            exclude,
+            allow_outside=allow_outside,
+        )
 
     def _is_wanted(self, name: str, relative: str) -> bool:
-        is_label = name != "classes.txt" and self._matches(relative) is not None  # LabelImg writes that beside labels
+        is_label = (
+            name != "classes.txt" and self._matches(relative) is not None
+        )  # LabelImg writes that beside labels
         return is_label and not self._excludes(relative)
 
 
@@ -160,7 +189,8 @@ def match_label_files(
 
 
 def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
-    """The image of a label file: in the folder of the same name below ``images``, or of that name anywhere.
+    """The image of a label file: in the folder of the same name below ``images``, or of that name
+    anywhere.
 
     Of images of one name, that of the label file's split is meant.
     """
@@ -183,10 +213,11 @@ def read_voc_labels(
 ) -> LabelTable:
     """Read one XML file for each image.
 
-    Pixels count from 1 and ``xmax``, ``ymax`` belong to the box, as the VOC development kit measures it
-    (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 = xmax / width, and a box from 1 to
-    the width of the image covers it; detectron2 ``data/datasets/pascal_voc.py`` reads it the same way. A box with
-    ``xmin == xmax`` is one pixel wide.
+    Pixels count from 1 and ``xmax``, ``ymax`` belong to the box, as the VOC development kit
+    measures it (``VOCevaldet.m``: width = ``xmax - xmin + 1``). So x1 = (xmin - 1) / width, x2 =
+    xmax / width, and a box from 1 to the width of the image covers it; detectron2
+    ``data/datasets/pascal_voc.py`` reads it the same way. A box with ``xmin == xmax`` is one pixel
+    wide.
 
     Args:
         images: Their paths.
@@ -194,8 +225,8 @@ def read_voc_labels(
         files: The XML file of each image; None for an image without boxes.
         classes: Names of the classes; by default those that occur, sorted.
         difficult: Keep objects that are marked as difficult.
-        on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that state another size
-            than their image has stay an error.
+        on_bad: ``skip`` leaves bad objects out and lists them. Files that cannot be read or that
+            state another size than their image has stay an error.
 
     Raises:
         ConfigError: An argument is not allowed.
@@ -243,8 +274,8 @@ def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BY
             what = "labels of one image" if max_bytes == MAX_XML_BYTES else "a file of labels"
             raise DataError(f"{size_bytes} bytes, more than the {max_bytes} allowed for {what}")
         data = read_whole(stream)
-        # Entities, which can unpack to any size or name other files, are declared there. Without the zero bytes the
-        # word shows in UTF-16 too.
+        # Entities, which can unpack to any size or name other files, are declared there. Without
+        # the zero bytes the word shows in UTF-16 too.
         if b"<!DOCTYPE" in data.replace(b"\0", b""):
             raise DataError("holds a <!DOCTYPE>, which labels have no use for; remove it")
         try:
@@ -252,16 +283,25 @@ def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BY
         except ParseError as error:
             raise DataError(f"damaged XML: {error}") from error
         if root.tag != tag:
-            raise DataError(f"starts with <{escape(root.tag)}>; such files of labels start with <{tag}>")
+            raise DataError(
+                f"starts with <{escape(root.tag)}>; such files of labels start with <{tag}>"
+            )
         return root
 
 
 def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
-    found = {_read_text(item, "name") for root in roots if root is not None for item in root.iterfind("object")}
+    found = {
+        _read_text(item, "name")
+        for root in roots
+        if root is not None
+        for item in root.iterfind("object")
+    }
     return tuple(sorted(found - {""}))
 
 
-def _compare_sizes(root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]) -> str:
+def _compare_sizes(
+    root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]
+) -> str:
     """How the stated size differs from the image's; nothing if it does not, or none is stated."""
     if root.find("size") is None:
         return ""
@@ -272,16 +312,22 @@ def _compare_sizes(root: "Element", path: AnyPath, image_path: AnyPath, size_px:
     return "" if stated == actual else describe_size_mismatch((path, image_path), (stated, actual))
 
 
-def _read_object(collector: BoxCollector, image: int, place: int, item: "Element", numbers: dict[str, int]) -> None:
+def _read_object(
+    collector: BoxCollector, image: int, place: int, item: "Element", numbers: dict[str, int]
+) -> None:
     name, texts = _read_text(item, "name"), [_read_text(item, f"bndbox/{side}") for side in _SIDES]
     wrong = [
-        f"{side}={escape(text)!r}" for side, text in zip(_SIDES, texts, strict=True) if not _NUMBER.fullmatch(text)
+        f"{side}={escape(text)!r}"
+        for side, text in zip(_SIDES, texts, strict=True)
+        if not _NUMBER.fullmatch(text)
     ]
     if name not in numbers:
         allowed = ", ".join(map(show_path, numbers))
         collector.reject(place, f"class {escape(name)!r} is not allowed; allowed are {allowed}")
     elif wrong:
-        collector.reject(place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels")
+        collector.reject(
+            place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels"
+        )
     else:
         collector.add(image, place, numbers[name], [float(text) for text in texts])
 

@@ -11,7 +11,14 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.detection.labels import AnyPath, BoxCollector, BoxForm, Floats, LabelTable, check_classes
+from lit_data.datasets.detection.labels import (
+    AnyPath,
+    BoxCollector,
+    BoxForm,
+    Floats,
+    LabelTable,
+    check_classes,
+)
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, Problems, escape
@@ -21,10 +28,14 @@ from lit_data.io.source import decode_text, naming, open_source, read_whole
 
 log = logging.getLogger(__name__)
 
-_NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
+_NUMBER: Final = (
+    r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
+)
 _IS_NUMBER: Final = re.compile(_NUMBER)
 _LINE: Final = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
-_LARGEST_SHARE: Final = 2.0  # above it a number is in pixels; between 1 and it a box merely lies outside
+_LARGEST_SHARE: Final = (
+    2.0  # above it a number is in pixels; between 1 and it a box merely lies outside
+)
 
 
 def _find_pixels(boxes: Floats) -> NDArray[np.bool_]:
@@ -36,7 +47,9 @@ def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
     return np.hstack([boxes[:, :2] - boxes[:, 2:] / 2, boxes[:, :2] + boxes[:, 2:] / 2])
 
 
-_FORM: Final = BoxForm("YOLO text", "line {}", ("shares of the image", "pixels"), _find_pixels, _find_corners)
+_FORM: Final = BoxForm(
+    "YOLO text", "line {}", ("shares of the image", "pixels"), _find_pixels, _find_corners
+)
 
 
 def read_yolo_labels(
@@ -49,8 +62,9 @@ def read_yolo_labels(
 ) -> LabelTable:
     """Read one text file for each image.
 
-    Blank lines, a byte order mark and any kind of line end are accepted; a class may be written ``1.0``. Where the
-    classes of all files are 1 to the number of names, all of them and no other, they count from 1, which a line says.
+    Blank lines, a byte order mark and any kind of line end are accepted; a class may be written
+    ``1.0``. Where the classes of all files are 1 to the number of names, all of them and no other,
+    they count from 1, which a line says.
 
     Args:
         images: Their paths.
@@ -68,9 +82,14 @@ def read_yolo_labels(
     collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers)
     if numbers == set(range(1, len(classes) + 1)):
         log.warning(
-            "classes of labels count from 1, not from 0: 1 is %s, %d is %s", classes[0], max(numbers), classes[-1]
+            "classes of labels count from 1, not from 0: 1 is %s, %d is %s",
+            classes[0],
+            max(numbers),
+            classes[-1],
         )
-        collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers, first=1)
+        collector = _collect(
+            files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers, first=1
+        )
     return collector.finish(classes)
 
 
@@ -120,7 +139,8 @@ class DataYaml:
     Args:
         classes: Names of the classes; empty if it names none.
         folder: ``path``, relative to the file's folder.
-        splits: For each of train, val, test its folders and list files, relative to `folder`; those it names only.
+        splits: For each of train, val, test its folders and list files, relative to `folder`; those
+            it names only.
     """
 
     classes: tuple[str, ...]
@@ -132,7 +152,8 @@ def read_data_yaml(path: AnyPath) -> DataYaml:
     """Read the file that Ultralytics describes a set with (docs.ultralytics.com/datasets/detect).
 
     Args:
-        path: A YAML file with ``names`` as a list or by number, ``nc``, ``path``, ``train``, ``val``, ``test``.
+        path: A YAML file with ``names`` as a list or by number, ``nc``, ``path``, ``train``,
+            ``val``, ``test``.
 
     Raises:
         DataError: It is not that; ``nc`` and ``names`` disagree.
@@ -147,11 +168,16 @@ def read_data_yaml(path: AnyPath) -> DataYaml:
         folder = content.get("path") or "."
         if not isinstance(folder, str):
             raise DataError(f"path must be the name of a folder, found {type(folder).__name__}")
-        return DataYaml(classes, folder, {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)})
+        return DataYaml(
+            classes,
+            folder,
+            {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)},
+        )
 
 
 def read_class_names(root: Path) -> tuple[str, ...]:
-    """The names, one a line, of ``classes.txt`` in the root or, where LabelImg writes it, in ``labels``; else none.
+    """The names, one a line, of ``classes.txt`` in the root or, where LabelImg writes it, in
+    ``labels``; else none.
 
     Raises:
         DataError: It cannot be read, names none, or names one twice.
@@ -174,14 +200,17 @@ def read_splits(
     """Find the images of each split.
 
     Args:
-        folders: What entries are relative to, the first that has one; the last is the root of the set.
-        entries: For each split its folders of images, and list files with a path, a name or a stem in each row.
+        folders: What entries are relative to, the first that has one; the last is the root of the
+            set.
+        entries: For each split its folders of images, and list files with a path, a name or a stem
+            in each row.
         names: All images, relative to the root.
         index: Of the images.
         allow_outside: Follow links that lead out of the root.
 
     Raises:
-        DataError: Lists all rows without an image, images that are listed twice, and files that are missing.
+        DataError: Lists all rows without an image, images that are listed twice, and files that are
+            missing.
     """
     problems, seen, root = Problems(), dict[int, str](), folders[-1]
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
@@ -191,17 +220,24 @@ def read_splits(
             check_inside(path, root)
         rows = _list_rows(path, root, names) if path else []
         if not any(rows):
-            problems.add(root / entry, f"{split} is no list file with rows, and no folder with images of the set")
+            problems.add(
+                root / entry,
+                f"{split} is no list file with rows, and no folder with images of the set",
+            )
         for row, name in enumerate(rows, 1):
             if not name:
                 continue
             try:
                 number = index.find(name)
             except DataError as error:
-                problems.add(root / entry, f"line {row} of {len(rows)}: {error} among {len(names)} images")
+                problems.add(
+                    root / entry, f"line {row} of {len(rows)}: {error} among {len(names)} images"
+                )
                 continue
             if number in seen:
-                problems.add(root / entry, f"line {row}: {escape(name)} is listed already, in {seen[number]}")
+                problems.add(
+                    root / entry, f"line {row}: {escape(name)} is listed already, in {seen[number]}"
+                )
             seen.setdefault(number, f"{entry}, line {row}")
             splits[split].append(number)
     problems.raise_if_any(f"{len(problems)} problems with the lists of splits")
@@ -212,7 +248,9 @@ def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
     """The first that lies below the last folder; ``../`` may be too much, as in sets that Roboflow writes."""
     texts = (entry, entry.removeprefix("../"))
     paths = (Path(os.path.normpath(folder / text)) for folder in folders for text in texts)
-    return next((path for path in paths if path.exists() and path.is_relative_to(folders[-1])), None)
+    return next(
+        (path for path in paths if path.exists() and path.is_relative_to(folders[-1])), None
+    )
 
 
 def _list_rows(path: Path, root: Path, names: Sequence[str]) -> list[str]:
@@ -228,8 +266,12 @@ def _read_names(names: object, count: object) -> tuple[str, ...]:
             raise DataError(f"names must have the keys 0 to {len(names) - 1}, one for each class")
         names = [names[number] for number in range(len(names))]
     if names and not (isinstance(names, list) and all(type(name) in (str, int) for name in names)):
-        raise DataError("names must be a list of names, or a name for each number; put names such as 'yes' in quotes")
-    classes = _name_classes([str(name) for name in names]) if isinstance(names, list) and names else ()
+        raise DataError(
+            "names must be a list of names, or a name for each number; put names such as 'yes' in quotes"
+        )
+    classes = (
+        _name_classes([str(name) for name in names]) if isinstance(names, list) and names else ()
+    )
     if classes and count is not None and (type(count) is not int or count != len(classes)):
         found = count if isinstance(count, int) else type(count).__name__
         raise DataError(f"nc is {found}, but names holds {len(classes)}; make them agree")
@@ -251,7 +293,13 @@ def _read_entry(key: str, entry: object) -> tuple[str, ...]:
 
 
 def _read_line(
-    collector: BoxCollector, image: int, place: int, line: str, classes: Sequence[str], numbers: set[int], first: int
+    collector: BoxCollector,
+    image: int,
+    place: int,
+    line: str,
+    classes: Sequence[str],
+    numbers: set[int],
+    first: int,
 ) -> None:
     match = _LINE.fullmatch(line)
     if match is None:
@@ -270,10 +318,14 @@ def _explain(line: str, classes: int) -> str:
         return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
     columns = line.split()
     if len(columns) != 5:
-        hint = {4: f"; is the class missing, 0 to {classes - 1}?"}.get(len(columns), "; polygons, confidences are none")
+        hint = {4: f"; is the class missing, 0 to {classes - 1}?"}.get(
+            len(columns), "; polygons, confidences are none"
+        )
         return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
     wrong = [column for column in columns[1:] if not _IS_NUMBER.fullmatch(column)]
-    return f"{_quote(wrong[0])} is no finite number" if wrong else _explain_class(columns[0], classes)
+    return (
+        f"{_quote(wrong[0])} is no finite number" if wrong else _explain_class(columns[0], classes)
+    )
 
 
 def _explain_class(text: str, classes: int) -> str:

@@ -30,14 +30,17 @@ class GANDataset(BankDataset):
 
     - ``image`` [C, h, w]: pixels as they are stored;
     - ``label`` int64: class, view or object, 0 without labels;
-    - ``view``, ``object`` int64 and ``pose`` [2] float32, azimuth and elevation in rad: only where objects have views;
-    - ``index`` int64: number of the sample among those of *all* images, of which its random stream is made;
+    - ``view``, ``object`` int64 and ``pose`` [2] float32, azimuth and elevation in rad: only where
+      objects have views;
+    - ``index`` int64: number of the sample among those of *all* images, of which its random stream
+      is made;
     - ``image_index`` int64: number of the image in the bank;
     - ``epoch`` int64: the epoch it was read for.
 
     Args:
-        bank: Decoded images [C, h, w]; of `image_px` each, or sheets of `table.tiles` times `table.tiles` of them.
-            Those that patches are cut from may have any size, smaller ones are mirrored on.
+        bank: Decoded images [C, h, w]; of `image_px` each, or sheets of `table.tiles` times
+            `table.tiles` of them. Those that patches are cut from may have any size, smaller ones
+            are mirrored on.
         table: Which samples the bank holds.
         samples: Numbers of this split's samples in the table; all of them by default.
         image_px: Size of a sample, one number or (height, width).
@@ -62,13 +65,19 @@ class GANDataset(BankDataset):
         seed: int = 0,
     ) -> None:
         self.bank, self.table, self.image_px = bank, table, pair_px("image_px", image_px)
-        self.samples = np.arange(len(table.images)) if samples is None else np.ascontiguousarray(samples, np.int64)
+        self.samples = (
+            np.arange(len(table.images))
+            if samples is None
+            else np.ascontiguousarray(samples, np.int64)
+        )
         self._patches: RandomPatches | GridPatches | None = None
         self._check(cut)
         if cut == "random":
             self._patches = RandomPatches(bank, table.images[self.samples], samples_per_image, seed)
         elif cut == "grid":
-            self._patches = GridPatches(bank, table.images[self.samples], self.image_px, self.image_px)
+            self._patches = GridPatches(
+                bank, table.images[self.samples], self.image_px, self.image_px
+            )
         self.fields = self._describe()
 
     def __len__(self) -> int:
@@ -123,7 +132,11 @@ class GANDataset(BankDataset):
     def _whole(self, sample: int) -> Array:
         """A view of the pixels of one row of the table: [C, h, w]."""
         image, (height, width) = self.bank[int(self.table.images[sample])], self.image_px
-        row, column = divmod(int(self.table.view[sample]), self.table.tiles) if self.table.tiles > 1 else (0, 0)
+        row, column = (
+            divmod(int(self.table.view[sample]), self.table.tiles)
+            if self.table.tiles > 1
+            else (0, 0)
+        )
         return image[:, row * height : (row + 1) * height, column * width : (column + 1) * width]
 
     def _describe(self) -> dict[str, FieldSpec]:
@@ -138,12 +151,19 @@ class GANDataset(BankDataset):
         check_choice("cut", cut, get_args(Cut))
         if cut != "whole":
             if self.table.poses is not None:
-                raise ConfigError("patches of images with views would have no pose: leave the views or the patches out")
+                raise ConfigError(
+                    "patches of images with views would have no pose: leave the views or the patches out"
+                )
             return
         found = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
-        wrong = np.flatnonzero((found != np.array(self.image_px) * self.table.tiles).any(1)).tolist()
+        wrong = np.flatnonzero(
+            (found != np.array(self.image_px) * self.table.tiles).any(1)
+        ).tolist()
         if wrong:
-            sizes = [(self.bank.name(number), f"{found[number, 0]} x {found[number, 1]} px") for number in wrong]
+            sizes = [
+                (self.bank.name(number), f"{found[number, 0]} x {found[number, 1]} px")
+                for number in wrong
+            ]
             raise list_problems(sizes).make_error(
                 f"{len(wrong)} images are not of {list(self.image_px)} px for each view"
             )

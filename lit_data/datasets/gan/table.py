@@ -33,7 +33,8 @@ class ViewLayout:
     Args:
         views: See `Views`.
         tiles: Views along each side of a sheet; none where that is not known.
-        azimuth_deg: Of the first view, and where the circle ends: the k azimuths are start + i (end - start) / k.
+        azimuth_deg: Of the first view, and where the circle ends: the k azimuths are start + i (end
+            - start) / k.
         elevation_deg: Lowest and highest; the k elevations lie evenly between them, both included.
 
     Raises:
@@ -47,8 +48,12 @@ class ViewLayout:
 
     def __post_init__(self) -> None:
         check_choice("views", self.views, ("none", "folders", "sheet"))
-        if self.tiles is not None and (self.views != "sheet" or not isinstance(self.tiles, int) or self.tiles < 1):
-            raise ConfigError(f"tiles={self.tiles} with views={self.views}: give the views along a side of a sheet")
+        if self.tiles is not None and (
+            self.views != "sheet" or not isinstance(self.tiles, int) or self.tiles < 1
+        ):
+            raise ConfigError(
+                f"tiles={self.tiles} with views={self.views}: give the views along a side of a sheet"
+            )
         for name in ("azimuth_deg", "elevation_deg"):
             values = tuple(float(value) for value in getattr(self, name))
             if len(values) != 2 or not all(map(math.isfinite, values)):
@@ -58,16 +63,20 @@ class ViewLayout:
     def poses(self, side: int) -> NDArray[np.float32]:
         """Azimuth and elevation of the side * side views, rad: [side * side, 2].
 
-        The azimuth changes fastest: view number = number of the elevation * side + number of the azimuth.
+        The azimuth changes fastest: view number = number of the elevation * side + number of the
+        azimuth.
         """
         (first, end), (low, high) = self.azimuth_deg, self.elevation_deg
         azimuths = first + (end - first) * np.arange(side) / side
-        pairs = np.stack((np.tile(azimuths, side), np.repeat(np.linspace(low, high, side), side)), axis=1)
+        pairs = np.stack(
+            (np.tile(azimuths, side), np.repeat(np.linspace(low, high, side), side)), axis=1
+        )
         return np.radians(pairs).astype(np.float32)
 
 
 def read_layout(folder: Path) -> ViewLayout:
-    """What `views.json` in the root of a set says; without such a file each image is a sample by itself.
+    """What `views.json` in the root of a set says; without such a file each image is a sample by
+    itself.
 
     Raises:
         DataError: The file is not what it must be, or lies elsewhere.
@@ -78,9 +87,17 @@ def read_layout(folder: Path) -> ViewLayout:
     check_inside(path, folder)
     try:
         found: Any = json.loads(path.read_text(encoding="utf-8"))
-        return ViewLayout(**{name: found[name] for name in ViewLayout.__slots__ if name in found or name == "views"})
+        return ViewLayout(
+            **{
+                name: found[name]
+                for name in ViewLayout.__slots__
+                if name in found or name == "views"
+            }
+        )
     except (ValueError, TypeError, KeyError, OverflowError, ConfigError) as error:
-        raise DataError(f"{show_path(path)}: {error}; it must hold views, and may hold tiles and degrees") from error
+        raise DataError(
+            f"{show_path(path)}: {error}; it must hold views, and may hold tiles and degrees"
+        ) from error
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -96,7 +113,8 @@ class SampleTable:
         num_labels: Labels that there are; 0 without labels.
         classes: Names of the labels where they have any.
         tiles: Views along each side of a stored image.
-        poses: [V, 2] float32, azimuth and elevation of each view in rad; none where images have no views.
+        poses: [V, 2] float32, azimuth and elevation of each view in rad; none where images have no
+            views.
     """
 
     objects: tuple[str, ...]
@@ -115,7 +133,12 @@ class SampleTable:
 
 
 def tabulate(
-    names: Sequence[str], layout: ViewLayout, labels: Labels, *, skipped: Sequence[str] = (), in_splits: bool = False
+    names: Sequence[str],
+    layout: ViewLayout,
+    labels: Labels,
+    *,
+    skipped: Sequence[str] = (),
+    in_splits: bool = False,
 ) -> SampleTable:
     """List the samples of a set.
 
@@ -123,31 +146,48 @@ def tabulate(
         names: Path of each image of the bank relative to the root, with forward slashes.
         layout: How they are views. A sheet has its number of tiles.
         labels: What their labels are.
-        skipped: Paths of bad images that the bank does not have: an object that lacks a view is left out.
+        skipped: Paths of bad images that the bank does not have: an object that lacks a view is
+            left out.
         in_splits: The first folder of each path is a split, and no part of a class.
 
     Raises:
-        DataError: Objects do not all have the same square number of views, or an image has no class.
+        DataError: Objects do not all have the same square number of views, or an image has no
+            class.
         ConfigError: The labels need views.
     """
     groups = group_views([*names, *skipped], layout.views)
     tiles = (layout.tiles or 1) if layout.views == "sheet" else 1
-    side = check_views({name: len(group) for name, group in groups.items()}) if layout.views == "folders" else tiles
+    side = (
+        check_views({name: len(group) for name, group in groups.items()})
+        if layout.views == "folders"
+        else tiles
+    )
     whole = {name: group for name, group in groups.items() if max(group) < len(names)}
-    images = np.repeat(np.array([number for group in whole.values() for number in group], np.int64), tiles**2)
-    view, number = np.tile(np.arange(side**2), len(whole)), np.repeat(np.arange(len(whole)), side**2)
+    images = np.repeat(
+        np.array([number for group in whole.values() for number in group], np.int64), tiles**2
+    )
+    view, number = (
+        np.tile(np.arange(side**2), len(whole)),
+        np.repeat(np.arange(len(whole)), side**2),
+    )
     has_views, objects = layout.views != "none", tuple(whole)
     if labels in ("views", "objects") and not has_views:
-        raise ConfigError(f"labels={labels} needs objects with views: set data.views=folders or sheet, or other labels")
+        raise ConfigError(
+            f"labels={labels} needs objects with views: set data.views=folders or sheet, or other labels"
+        )
     classes = find_classes(objects, in_splits=in_splits) if labels == "folders" else []
     kinds = tuple(sorted(set(classes)))
     label = {
         "none": np.zeros_like(number),
-        "folders": np.array([kinds.index(name) for name in classes], np.int64)[number] if classes else number,
+        "folders": np.array([kinds.index(name) for name in classes], np.int64)[number]
+        if classes
+        else number,
         "views": view,
         "objects": number,
     }[labels]
-    num_labels = {"none": 0, "folders": len(kinds), "views": side**2, "objects": len(objects)}[labels]
+    num_labels = {"none": 0, "folders": len(kinds), "views": side**2, "objects": len(objects)}[
+        labels
+    ]
     poses = layout.poses(side) if has_views else None
     return SampleTable(objects, images, view, number, label, num_labels, kinds, tiles, poses)
 
@@ -166,14 +206,21 @@ def check_views(counts: Mapping[str, int]) -> int:
     """The k of k * k views that each object has.
 
     Raises:
-        DataError: Objects have other numbers of views; each is listed with the squares next to its number.
+        DataError: Objects have other numbers of views; each is listed with the squares next to its
+            number.
     """
-    usual = max(Counter(counts.values()).items(), key=lambda item: (_is_square(item[0]), item[1]))[0]
+    usual = max(Counter(counts.values()).items(), key=lambda item: (_is_square(item[0]), item[1]))[
+        0
+    ]
     wrong = [name for name, count in counts.items() if count != usual or not _is_square(count)]
     if not wrong:
         return math.isqrt(usual)
     problems = list_problems([(name, _describe_count(counts[name])) for name in wrong])
-    wanted = f"{usual} views as the others have" if _is_square(usual) else "the same square number of views"
+    wanted = (
+        f"{usual} views as the others have"
+        if _is_square(usual)
+        else "the same square number of views"
+    )
     raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {wanted}")
 
 
@@ -187,7 +234,9 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
     outside = [name for name, each in zip(objects, parts, strict=True) if not each]
     if outside:
         problems = list_problems([(name, "lies in no folder") for name in outside])
-        raise problems.make_error(f"data.labels=folders needs a folder for each class; {len(outside)} lie in none")
+        raise problems.make_error(
+            f"data.labels=folders needs a folder for each class; {len(outside)} lie in none"
+        )
     return ["/".join(each) for each in parts]
 
 

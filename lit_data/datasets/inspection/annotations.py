@@ -1,7 +1,7 @@
 """Outlines and runs of pixels in files of annotations, drawn as masks once.
 
-Known are COCO instances (polygons, runs as numbers or as text), CSV files with runs of pixels (column by column, from
-1, one or several rows an image), YOLO polygons, LabelMe and CVAT polygons.
+Known are COCO instances (polygons, runs as numbers or as text), CSV files with runs of pixels
+(column by column, from 1, one or several rows an image), YOLO polygons, LabelMe and CVAT polygons.
 """
 
 import csv
@@ -37,7 +37,15 @@ IMAGE_COLUMNS: Final = (
     _BOTH,
 )
 _RUN_COLUMNS: Final = ("encodedpixels", "encoded_pixels", "rle", "mask_rle", "runs", "segmentation")
-CLASS_COLUMNS: Final = ("classid", "class_id", "class", "label", "category", "defect", "defect_type")
+CLASS_COLUMNS: Final = (
+    "classid",
+    "class_id",
+    "class",
+    "label",
+    "category",
+    "defect",
+    "defect_type",
+)
 
 
 class Mark(NamedTuple):
@@ -108,7 +116,11 @@ class Annotated:
     @cached_property
     def yolo_names(self) -> Sequence[str]:
         """The names of YOLO's classes, if a file beside the images gives them."""
-        paths = [path for path in (self.folder / "data.yaml", self.folder / "dataset.yaml") if path.is_file()]
+        paths = [
+            path
+            for path in (self.folder / "data.yaml", self.folder / "dataset.yaml")
+            if path.is_file()
+        ]
         return read_data_yaml(paths[0]).classes if paths else read_class_names(self.folder)
 
     def count_categories(self) -> "Counter[str]":
@@ -116,7 +128,9 @@ class Annotated:
         return Counter(mark.category for marks in self.marks.values() for mark in marks)
 
 
-def read_annotations(folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()) -> Annotated | None:
+def read_annotations(
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path] = ()
+) -> Annotated | None:
     """Read the files of annotations of a folder; None where there are none.
 
     Args:
@@ -138,8 +152,16 @@ def read_annotations(folder: Path, images: Sequence[Path], excluded: Sequence[Pa
                     read(path, found)
                 except DataError as error:
                     found.problems.add(path, str(error))
-                except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:  # of another kind
-                    found.problems.add(path, f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})")
+                except (
+                    AttributeError,
+                    KeyError,
+                    TypeError,
+                    ValueError,
+                    ArithmeticError,
+                ) as error:  # of another kind
+                    found.problems.add(
+                        path, f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})"
+                    )
                 if (len(found.marks), len(found.problems)) != before:
                     found.files.append(path)
         if found.marks:
@@ -148,7 +170,9 @@ def read_annotations(folder: Path, images: Sequence[Path], excluded: Sequence[Pa
 
 
 def _list_files(folder: Path) -> list[Path]:
-    known = (path for path in list_shown(folder, "*.*") if path.suffix.lower() in ANNOTATION_SUFFIXES)
+    known = (
+        path for path in list_shown(folder, "*.*") if path.suffix.lower() in ANNOTATION_SUFFIXES
+    )
     files = [path for path in known if path.is_file()]
     problems = Problems()
     for path in files:
@@ -164,12 +188,14 @@ def _list_files(folder: Path) -> list[Path]:
 def draw_masks(
     annotated: Annotated, images: Sequence[Path], classes: Sequence[str] | None = None
 ) -> Iterator[tuple[int, Mask]]:
-    """Number and mask [H, W] of each image that is named; what does not fit is noted in `annotated`.
+    """Number and mask [H, W] of each image that is named; what does not fit is noted in
+    `annotated`.
 
     Args:
         annotated: What is drawn.
         images: All images.
-        classes: Categories that get the numbers from 1 on, all others 0; None: 255 for every category.
+        classes: Categories that get the numbers from 1 on, all others 0; None: 255 for every
+            category.
     """
     for number, marks in sorted(annotated.marks.items()):
         try:
@@ -186,7 +212,9 @@ def draw_masks(
         yield number, mask
 
 
-def _draw(mask: Mask, areas_px: NDArray[np.int64], mark: Mark, classes: Sequence[str] | None) -> None:
+def _draw(
+    mask: Mask, areas_px: NDArray[np.int64], mark: Mark, classes: Sequence[str] | None
+) -> None:
     """Draw a mark where it is, as there may be 100,000 of them, and keep the areas of all numbers."""
     patch = mark.draw((mask.shape[0], mask.shape[1]))
     part = patch.of(mask)
@@ -198,7 +226,9 @@ def _draw(mask: Mask, areas_px: NDArray[np.int64], mark: Mark, classes: Sequence
         both, marked = int(covered[1:].sum() - covered[number]), int(covered.sum())
         others = int(areas_px.sum() - areas_px[number])
         if 2 * both > min(marked, others):
-            raise DataError(f"{mark.category!r} overlaps other classes in {both} px; a pixel has one class")
+            raise DataError(
+                f"{mark.category!r} overlaps other classes in {both} px; a pixel has one class"
+            )
         part[patch.marked] = number
         areas_px[1:] -= covered[1:]
         areas_px[number] += marked
@@ -211,16 +241,28 @@ def _read_coco(path: Path, found: Annotated) -> None:
         return  # JSON of another kind
     content = parse_coco(path, text)
     names = {entry["id"]: str(entry["file_name"]) for entry in content.images}
-    numbers = {key: found.find((str(path.parent / name), name), str(path)) for key, name in names.items()}
+    numbers = {
+        key: found.find((str(path.parent / name), name), str(path)) for key, name in names.items()
+    }
     for place, entry in enumerate(content.annotations):
-        where, image, category = f"{path}, annotations[{place}]", entry.get("image_id"), entry.get("category_id")
+        where, image, category = (
+            f"{path}, annotations[{place}]",
+            entry.get("image_id"),
+            entry.get("category_id"),
+        )
         if image not in names:
             found.reject(None, where, f"an image {quote(image)} that images does not hold")
         elif category not in content.categories:
-            found.reject(numbers[image], where, f"a category {quote(category)} that categories does not hold")
+            found.reject(
+                numbers[image], where, f"a category {quote(category)} that categories does not hold"
+            )
         else:
             said = entry.get("segmentation")
-            parts = [counts(said)] if isinstance(said, Mapping) else [outline(part) for part in said or [()]]
+            parts = (
+                [counts(said)]
+                if isinstance(said, Mapping)
+                else [outline(part) for part in said or [()]]
+            )
             for part in parts:
                 found.add(numbers[image], where, content.categories[category], part)
 
@@ -250,7 +292,11 @@ def _read_csv(path: Path, found: Annotated) -> None:
     if not image or not run:
         return
     for place, row in enumerate(rows, 2):
-        name, category, where = str(row.get(image) or ""), str(row.get(kind) or ""), f"{path}, row {place}"
+        name, category, where = (
+            str(row.get(image) or ""),
+            str(row.get(kind) or ""),
+            f"{path}, row {place}",
+        )
         if image.lower() == _BOTH:
             name, _, category = name.rpartition("_")
         number = found.find((str(path.parent / name), name), where)
@@ -267,9 +313,13 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
     """
     with open_source(path) as stream:
         data = read_whole(stream)
-        csv.field_size_limit(max(csv.field_size_limit(), len(data)))  # runs of a large mask are one long field
+        csv.field_size_limit(
+            max(csv.field_size_limit(), len(data))
+        )  # runs of a large mask are one long field
         rows = csv.DictReader(io.StringIO(data.decode("utf-8-sig", "replace"), newline=""))
-        if choose_column(rows.fieldnames or (), IMAGE_COLUMNS):  # other tables may be written in any way
+        if choose_column(
+            rows.fieldnames or (), IMAGE_COLUMNS
+        ):  # other tables may be written in any way
             rows = csv.DictReader(io.StringIO(decode_text(data), newline=""))
         return rows.fieldnames or (), list(rows)
 
@@ -291,7 +341,11 @@ def _read_yolo(path: Path, found: Annotated) -> None:
     number, names = _find_labelled(path, found), found.yolo_names
     for place, line in enumerate(words, 1):
         if line:
-            category = names[int(line[0])] if line[0].isdecimal() and int(line[0]) < len(names) else line[0]
+            category = (
+                names[int(line[0])]
+                if line[0].isdecimal() and int(line[0]) < len(names)
+                else line[0]
+            )
             found.add(number, f"{path}, line {place}", category, outline(line[1:], scaled=True))
 
 
@@ -301,7 +355,12 @@ def _read_cvat(path: Path, found: Annotated) -> None:
         number = found.find((str(path.parent / name), name), str(path))
         for place, polygon in enumerate(image.iterfind("polygon")):
             points = str(polygon.get("points", "")).replace(";", ",").split(",")
-            found.add(number, f"{path}, {name}, polygon {place}", polygon.get("label", ""), outline(points))
+            found.add(
+                number,
+                f"{path}, {name}, polygon {place}",
+                polygon.get("label", ""),
+                outline(points),
+            )
 
 
 def _find_labelled(path: Path, found: Annotated) -> int | None:
@@ -313,7 +372,9 @@ def _find_labelled(path: Path, found: Annotated) -> int | None:
         if MASK_FOLDERS.fullmatch(part) and place >= len(found.folder.parts)
         for images in (("images",), ())
     ]
-    return found.find([*map(str, (whole, *swapped)), whole.name], str(path), split=find_split(str(path.parent)))
+    return found.find(
+        [*map(str, (whole, *swapped)), whole.name], str(path), split=find_split(str(path.parent))
+    )
 
 
 _READERS: Final[Mapping[Layout, tuple[str, Callable[[Path, Annotated], None]]]] = {

@@ -1,7 +1,8 @@
 """Finding single images and their masks, in the ways in which people store them.
 
-A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and numbers with or without
-leading zeros. An image without a mask shows no defect where others have one.
+A mask belongs to the image of the same stem, with or without an ending such as ``_mask``, and
+numbers with or without leading zeros. An image without a mask shows no defect where others have
+one.
 """
 
 import logging
@@ -30,7 +31,9 @@ MASK_FOLDERS: Final = re.compile(
     r"([_-]?(images?|imgs?|png|files?))?|SegmentationClass(PNG)?",
     re.IGNORECASE,
 )
-_OTHER_FOLDERS: Final = re.compile(r"SegmentationObject(PNG)?|Segmentation(Class|Object)Visualization")
+_OTHER_FOLDERS: Final = re.compile(
+    r"SegmentationObject(PNG)?|Segmentation(Class|Object)Visualization"
+)
 """Of VOC and LabelMe: what is in them says again what the masks say."""
 _IMAGE_FOLDERS: Final = re.compile(
     r"((train(ing)?|val(id(ation)?)?|test(ing)?)[_-])?(images?|imgs?|JPEGImages|pictures?|photos?|data)",
@@ -40,11 +43,19 @@ _ENDING: Final = re.compile(
     r"[_.-](masks?|gt|label|labels|seg|segmentation|ground_?truth|anno|annotation)$", re.IGNORECASE
 )
 _SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
-_GOOD: Final = re.compile(r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE)
+_GOOD: Final = re.compile(
+    r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE
+)
 _MOST_NAMED: Final = 20
 _LEAST_TWINS: Final = 3  # files that two folders share the names of
 _MOST_FOLDERS: Final = 32  # that are compared by their files
-_LOSSLESS: Final = (".png", ".bmp", ".tif", ".tiff", ".npy")  # what masks are stored in, the likeliest first
+_LOSSLESS: Final = (
+    ".png",
+    ".bmp",
+    ".tif",
+    ".tiff",
+    ".npy",
+)  # what masks are stored in, the likeliest first
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,15 +63,17 @@ class InspectionSet:
     """The images of a set.
 
     Attributes:
-        layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for masks in a folder of
-            their own, `beside` for masks beside their images, `none` without masks, and the kinds of
-            annotations.
+        layout: `anomaly` for ``train/good``, ``test/KIND`` and ``ground_truth/KIND``, `folder` for
+            masks in a folder of their own, `beside` for masks beside their images, `none` without
+            masks, and the kinds of annotations.
         images: In the order of their names.
         masks: For each image its mask, or None.
-        kinds: For each image the kind of its defect, or ``good``; the first folder of its path where that tells.
+        kinds: For each image the kind of its defect, or ``good``; the first folder of its path
+            where that tells.
         where: Where the masks lie, for a message.
         bad: Images that are to be left out.
-        parts: For masks that are several files, such as those of MVTec LOCO: for the first all of them.
+        parts: For masks that are several files, such as those of MVTec LOCO: for the first all of
+            them.
         excluded: Files that were to be left out, which annotations may still name.
     """
 
@@ -81,7 +94,9 @@ class InspectionSet:
         if self.layout == "none":
             return f"{len(self.images)} images without masks" + (f" ({kinds})" if kinds else "")
         none = f", {without} images have none, which counts as no defect" if without else ""
-        return f"{len(self.images)} images, masks {self.where}{none}" + (f" ({kinds})" if kinds else "")
+        return f"{len(self.images)} images, masks {self.where}{none}" + (
+            f" ({kinds})" if kinds else ""
+        )
 
 
 def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
@@ -92,7 +107,10 @@ def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
 
 
 def find_inspection_set(
-    folder: Path, masks: str | None = None, patterns: Sequence[str] = ("**/*",), exclude: Sequence[str] = ()
+    folder: Path,
+    masks: str | None = None,
+    patterns: Sequence[str] = ("**/*",),
+    exclude: Sequence[str] = (),
 ) -> InspectionSet:
     """Find the images of a folder and the mask of each.
 
@@ -103,17 +121,22 @@ def find_inspection_set(
         exclude: Globs of files that are left out; masks of such images are left out too.
 
     Raises:
-        DataError: There are no images; or a mask has no image, or an image several masks: all of them are listed.
+        DataError: There are no images; or a mask has no image, or an image several masks: all of
+            them are listed.
     """
     paths, excluded = _list_files(folder, patterns, exclude)
     found = _pair_any(folder, paths, excluded, masks)
     return replace(found, excluded=tuple(excluded))
 
 
-def _pair_any(folder: Path, paths: Sequence[Path], excluded: Sequence[Path], masks: str | None) -> InspectionSet:
+def _pair_any(
+    folder: Path, paths: Sequence[Path], excluded: Sequence[Path], masks: str | None
+) -> InspectionSet:
     if masks is not None:
         return _pair_folder(folder, paths, (folder / masks).absolute(), excluded)
-    paths = [path for path in paths if not any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))]
+    paths = [
+        path for path in paths if not any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))
+    ]
     names = [_parts(folder, path) for path in paths]
     if any(is_anomaly(parts) for parts in names):
         return _pair_anomaly(folder, paths, excluded)
@@ -130,7 +153,8 @@ def _pair_any(folder: Path, paths: Sequence[Path], excluded: Sequence[Path], mas
 
 
 def leave_out_stray(folder: Path, found: InspectionSet) -> InspectionSet:
-    """Return the set without the one picture that lies on top of folders of kinds, such as a preview; and name it.
+    """Return the set without the one picture that lies on top of folders of kinds, such as a
+    preview; and name it.
 
     Args:
         folder: Of the set.
@@ -141,16 +165,22 @@ def leave_out_stray(folder: Path, found: InspectionSet) -> InspectionSet:
         return found
     stray = on_top[0]
     name = show_path(found.images[stray])
-    log.warning("%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs", name)
+    log.warning(
+        "%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs",
+        name,
+    )
 
     def others(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*values[:stray], *values[stray + 1 :])
 
-    return replace(found, images=others(found.images), masks=others(found.masks), kinds=others(found.kinds))
+    return replace(
+        found, images=others(found.images), masks=others(found.masks), kinds=others(found.kinds)
+    )
 
 
 def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
-    """Find folders of masks by what they hold: files with the names of those of another folder, in black and white.
+    """Find folders of masks by what they hold: files with the names of those of another folder, in
+    black and white.
 
     Args:
         paths: All files of the set.
@@ -164,7 +194,9 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
     for one, other in permutations(stems, 2):
         shared = stems[one].keys() & stems[other].keys()
         if one.parent == other.parent and len(shared) >= max(_LEAST_TWINS, 0.9 * len(stems[one])):
-            chosen = [stems[one][stem] for stem in sorted(shared)[:: max(1, len(shared) // _LEAST_TWINS)]]
+            chosen = [
+                stems[one][stem] for stem in sorted(shared)[:: max(1, len(shared) // _LEAST_TWINS)]
+            ]
             if all(map(is_black_and_white, chosen)) and not all(
                 is_black_and_white(stems[other][path.stem]) for path in chosen
             ):
@@ -183,20 +215,31 @@ def is_black_and_white(path: Path) -> bool:
 
 def is_anomaly(parts: Sequence[str]) -> bool:
     """Whether a path is a mask of a set for anomaly detection: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
-    return any(len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth" for depth in (3, 4))
+    return any(
+        len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth"
+        for depth in (3, 4)
+    )
 
 
-def _list_files(folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()) -> tuple[list[Path], list[Path]]:
+def _list_files(
+    folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()
+) -> tuple[list[Path], list[Path]]:
     """The files, and those that are excluded."""
     if not folder.is_dir():
-        raise DataError(f"{show_path(folder)}: {'not a folder' if folder.exists() else 'no such folder'}")
+        raise DataError(
+            f"{show_path(folder)}: {'not a folder' if folder.exists() else 'no such folder'}"
+        )
     walk = FolderWalk(folder, patterns, exclude, allow_outside=False)
     names = sorted(walk.run())
     walk.tell_excluded()
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")
     if not names:
-        ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
-        raise DataError(f"{show_path(folder)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}")
+        ignored = (
+            ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
+        )
+        raise DataError(
+            f"{show_path(folder)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}"
+        )
     return [folder / name for name in names], [folder / name for name in sorted(walk.excluded)]
 
 
@@ -220,18 +263,29 @@ def _pair_anomaly(folder: Path, paths: Sequence[Path], excluded: Sequence[Path])
 
     tested = _match([path for path in images if is_test(path)], list(whole), key, excluded)
     found = tuple(tested.get(path) for path in images)
-    kinds = tuple("good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images)
+    kinds = tuple(
+        "good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images
+    )
     parts = {masks[0]: tuple(masks) for place, masks in of_image.items() if place != masks[0]}
     return InspectionSet(
-        layout="anomaly", images=tuple(images), masks=found, kinds=kinds, where="in ground_truth", parts=parts
+        layout="anomaly",
+        images=tuple(images),
+        masks=found,
+        kinds=kinds,
+        where="in ground_truth",
+        parts=parts,
     )
 
 
-def _pair_folder(folder: Path, paths: Sequence[Path], masks: Path, excluded: Sequence[Path]) -> InspectionSet:
+def _pair_folder(
+    folder: Path, paths: Sequence[Path], masks: Path, excluded: Sequence[Path]
+) -> InspectionSet:
     if not masks.is_dir():
         raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
     own = [path for path in paths if path.absolute().is_relative_to(masks)]
-    return _pair(folder, _without(paths, own), own or _list_files(masks, ("**/*",))[0], masks, excluded)
+    return _pair(
+        folder, _without(paths, own), own or _list_files(masks, ("**/*",))[0], masks, excluded
+    )
 
 
 def _pair_folders(
@@ -244,17 +298,25 @@ def _pair_folders(
 
 
 def _pair(
-    folder: Path, images: Sequence[Path], masks: Sequence[Path], where: Path, excluded: Sequence[Path]
+    folder: Path,
+    images: Sequence[Path],
+    masks: Sequence[Path],
+    where: Path,
+    excluded: Sequence[Path],
 ) -> InspectionSet:
     """Masks of folders: by the stem where stems are unique, else by the folders too."""
     if not images:
-        raise DataError(f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root")
+        raise DataError(
+            f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root"
+        )
     stems = Counter(plain_stem(path.stem) for path in images)
     unique = max(stems.values()) == 1
 
     def key(path: Path) -> tuple[str, ...]:
         own = [
-            p for p in _parts(folder, path)[:-1] if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)
+            p
+            for p in _parts(folder, path)[:-1]
+            if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)
         ]
         return (*(() if unique else own), plain_stem(path.stem))
 
@@ -270,7 +332,11 @@ def _pair_beside(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) 
     of_name: dict[tuple[Path, str], list[Path]] = {}
     for path in plain:
         of_name.setdefault((path.parent, path.stem), []).append(path)
-    twins = {key: found for key, found in of_name.items() if len(found) == 2 and len({_rank(p) for p in found}) == 2}
+    twins = {
+        key: found
+        for key, found in of_name.items()
+        if len(found) == 2 and len({_rank(p) for p in found}) == 2
+    }
     masks = marked + [min(found, key=_rank) for found in twins.values()]
     images = _without(plain, masks)
     if not masks or not images:
@@ -296,12 +362,17 @@ def _rank(path: Path) -> int:
 
 
 def _match(
-    images: Sequence[Path], masks: Sequence[Path], key: Callable[[Path], tuple[str, ...]], excluded: Sequence[Path]
+    images: Sequence[Path],
+    masks: Sequence[Path],
+    key: Callable[[Path], tuple[str, ...]],
+    excluded: Sequence[Path],
 ) -> dict[Path, Path]:
-    """The mask of each image that has one, which is that of the same key; those of excluded images are passed over.
+    """The mask of each image that has one, which is that of the same key; those of excluded images
+    are passed over.
 
     Raises:
-        DataError: A mask has no image or not one alone, or an image has several masks: all are listed.
+        DataError: A mask has no image or not one alone, or an image has several masks: all are
+            listed.
     """
     problems, by_key, found = Problems(), dict[tuple[str, ...], list[Path]](), dict[Path, Path]()
     for path in images:
@@ -315,10 +386,15 @@ def _match(
             several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:3])}"
             problems.add(mask, several if owners else "a mask without an image of its name")
         elif owners[0] in found:
-            problems.add(mask, f"a second mask of {show_path(owners[0])}, beside {show_path(found[owners[0]])}")
+            problems.add(
+                mask,
+                f"a second mask of {show_path(owners[0])}, beside {show_path(found[owners[0]])}",
+            )
         else:
             found[owners[0]] = mask
-    problems.raise_if_any(f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images")
+    problems.raise_if_any(
+        f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images"
+    )
     return found
 
 
@@ -328,10 +404,16 @@ def plain_stem(stem: str) -> str:
     return stem.lstrip("0") or "0" if stem.isdecimal() else stem
 
 
-def _make(folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path, Path], where: str) -> InspectionSet:
+def _make(
+    folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path, Path], where: str
+) -> InspectionSet:
     kinds = [_kind_of(_parts(folder, path)[:-1]) for path in images]
     return InspectionSet(
-        layout=layout, images=tuple(images), masks=tuple(map(found.get, images)), kinds=tuple(kinds), where=where
+        layout=layout,
+        images=tuple(images),
+        masks=tuple(map(found.get, images)),
+        kinds=tuple(kinds),
+        where=where,
     )
 
 
@@ -348,5 +430,7 @@ def _parts(folder: Path, path: Path) -> tuple[str, ...]:
 
 def _kind_of(folders: Sequence[str]) -> str:
     """The first of the folders of a path that is no split and does not only say that images are in it."""
-    told = [part for part in folders if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part)]
+    told = [
+        part for part in folders if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part)
+    ]
     return ("good" if _GOOD.fullmatch(told[0]) else told[0]) if told else ""

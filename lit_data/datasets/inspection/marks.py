@@ -82,11 +82,14 @@ def _cross(
     """Rows from `top` on whose middles edges cross, and where (x, px), a part of the edges at a time."""
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
     first, end = (
-        np.clip(np.ceil(side(y, next_y) - 0.5) - top, 0, height).astype(np.int64) for side in (np.minimum, np.maximum)
+        np.clip(np.ceil(side(y, next_y) - 0.5) - top, 0, height).astype(np.int64)
+        for side in (np.minimum, np.maximum)
     )
     ends, run, rise = np.cumsum(end - first), next_x - x, next_y - y
     if (total := int(ends[-1])) > max(4 * pixels, CROSSINGS):
-        raise DataError(f"an outline of {len(corners)} points that crosses the rows of its image {total} times")
+        raise DataError(
+            f"an outline of {len(corners)} points that crosses the rows of its image {total} times"
+        )
     parts = np.searchsorted(ends, np.arange(CROSSINGS, total, CROSSINGS))
     for edges in np.split(np.arange(len(corners)), parts):
         counts = (end - first)[edges]
@@ -105,7 +108,9 @@ def runs(text: str) -> Draw:
         except (ValueError, OverflowError) as error:
             raise DataError(f"runs that are no whole numbers: {text[:40]!r}") from error
         if len(numbers) % 2 or (len(numbers) and numbers.min() < 1):
-            raise DataError(f"runs of {len(numbers)} numbers: starts from 1 and lengths in turn are expected")
+            raise DataError(
+                f"runs of {len(numbers)} numbers: starts from 1 and lengths in turn are expected"
+            )
         return _mark_runs(shape, numbers[::2] - 1, numbers[1::2])
 
     return draw
@@ -136,7 +141,9 @@ def _check_end(shape: tuple[int, int], end: int) -> None:
         raise DataError(f"runs up to pixel {end} of an image of {shape[0] * shape[1]}")
 
 
-def _mark_runs(shape: tuple[int, int], begins: NDArray[np.int64], lengths: NDArray[np.int64]) -> Patch:
+def _mark_runs(
+    shape: tuple[int, int], begins: NDArray[np.int64], lengths: NDArray[np.int64]
+) -> Patch:
     height = shape[0]
     if not len(begins):
         return Patch(0, 0, np.zeros((0, 0), np.bool_))
@@ -156,7 +163,9 @@ def _unpack(text: str) -> NDArray[np.int64]:
     last = np.flatnonzero(bits & 32 == 0)
     first = np.concatenate([[0], last[:-1] + 1])[: len(last)]
     sizes = last + 1 - first
-    if len(bits) and (bits.min() < 0 or bits.max() > 63 or not bits.size == sizes.sum() or sizes.max() > _GROUPS):
+    if len(bits) and (
+        bits.min() < 0 or bits.max() > 63 or not bits.size == sizes.sum() or sizes.max() > _GROUPS
+    ):
         raise ValueError("cut, or no such text")
     if not len(bits):
         return bits

@@ -16,11 +16,14 @@ Ints = NDArray[np.int64]
 PICKS: Final = 3
 """Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
 _PIXELS: Final = 16  # kept of an object: enough to see all parts of a large one, and few in memory
-_OBJECTS: Final = 256  # kept of a class in an image: the largest, as a noisy mask has thousands of specks
+_OBJECTS: Final = (
+    256  # kept of a class in an image: the largest, as a noisy mask has thousands of specks
+)
 
 
 class MaskObjects(NamedTuple):
-    """Pixels of the objects of all images, up to 16 evenly spaced ones of each object; one row for each pixel.
+    """Pixels of the objects of all images, up to 16 evenly spaced ones of each object; one row for
+    each pixel.
 
     Rows are ordered by image, class and object.
 
@@ -79,17 +82,22 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
 
     defects = is_defect(mask)
     for kind in np.unique(mask[defects]).tolist():
-        count, labels, stats, _ = cv2.connectedComponentsWithStats((mask == kind).astype(np.uint8), connectivity=8)
+        count, labels, stats, _ = cv2.connectedComponentsWithStats(
+            (mask == kind).astype(np.uint8), connectivity=8
+        )
         by_size = np.argsort(-stats[1:count, cv2.CC_STAT_AREA], kind="stable") + 1
         for label in np.sort(by_size[:_OBJECTS]).tolist():
             left, top, width, height, _ = stats[label].tolist()
             pixels = np.argwhere(labels[top : top + height, left : left + width] == label)
-            evenly_spaced = np.linspace(0, len(pixels) - 1, min(_PIXELS, len(pixels))).round().astype(np.int64)
+            evenly_spaced = (
+                np.linspace(0, len(pixels) - 1, min(_PIXELS, len(pixels))).round().astype(np.int64)
+            )
             yield kind, pixels[evenly_spaced] + (top, left)
 
 
 class ObjectPool:
-    """Objects of which one is picked: first an image, then an object in it, then one of its pixels, each alike often.
+    """Objects of which one is picked: first an image, then an object in it, then one of its pixels,
+    each alike often.
 
     An image with a hundred specks is therefore picked no more often than one with a single scratch.
 
@@ -113,19 +121,28 @@ class ObjectPool:
             draws: [M, 3] in [0, 1).
         """
         image = (draws[:, 0] * len(self)).astype(np.int64)
-        number = self._object_starts[image] + (draws[:, 1] * self._object_counts[image]).astype(np.int64)
-        pixel = self._pixel_starts[number] + (draws[:, 2] * self._pixel_counts[number]).astype(np.int64)
+        number = self._object_starts[image] + (draws[:, 1] * self._object_counts[image]).astype(
+            np.int64
+        )
+        pixel = self._pixel_starts[number] + (draws[:, 2] * self._pixel_counts[number]).astype(
+            np.int64
+        )
         return self.objects.take(pixel)
 
 
 def split_by_kind(objects: MaskObjects, image_kinds: Sequence[str]) -> list[MaskObjects]:
-    """Split objects by their class and by the kind of their image, so that each can be picked alike often.
+    """Split objects by their class and by the kind of their image, so that each can be picked alike
+    often.
 
     Args:
         objects: The objects.
         image_kinds: Kind of each image of the dataset; empty where nothing says it.
     """
-    names, numbers = np.unique(np.array(image_kinds), return_inverse=True) if image_kinds else ((), np.zeros(0, int))
+    names, numbers = (
+        np.unique(np.array(image_kinds), return_inverse=True)
+        if image_kinds
+        else ((), np.zeros(0, int))
+    )
     of_image = numbers[objects.image] if len(names) else np.zeros(len(objects.image), np.int64)
     group = objects.kind * max(1, len(names)) + of_image
     return [objects.take(group == number) for number in np.unique(group).tolist()]

@@ -25,14 +25,20 @@ class PartialMasks:
         chosen: [n] numbers of those whose masks these are.
         masks: Those that there are.
         of_image: For each image the number of its mask; -1 where it has none.
-        numbers: For each image the class of what its mask marks; None: the masks hold the numbers of classes.
+        numbers: For each image the class of what its mask marks; None: the masks hold the numbers
+            of classes.
     """
 
     channels = 1
     dtype: "np.dtype[Any]" = np.dtype(np.uint8)
 
     def __init__(
-        self, images: ImageBank, chosen: Ints, masks: ImageBank, of_image: Ints, numbers: Array | None = None
+        self,
+        images: ImageBank,
+        chosen: Ints,
+        masks: ImageBank,
+        of_image: Ints,
+        numbers: Array | None = None,
     ) -> None:
         self.bank, self.of_image = masks, of_image[chosen]
         self.numbers = None if numbers is None else numbers[chosen].astype(np.uint8)
@@ -56,7 +62,9 @@ class PartialMasks:
         if number >= 0:
             mask = self.bank[number]
             return mask if self.numbers is None else np.where(mask == 1, self.numbers[index], mask)
-        return np.broadcast_to(_NO_DEFECT, (1, int(self.heights_px[index]), int(self.widths_px[index])))
+        return np.broadcast_to(
+            _NO_DEFECT, (1, int(self.heights_px[index]), int(self.widths_px[index]))
+        )
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         """See `lit_data.io.images.image_source.cut_patches`."""
@@ -74,7 +82,9 @@ class PartialMasks:
     def name(self, index: int) -> str:
         """Path of the mask, or of the image that has none."""
         number = int(self.of_image[index])
-        return self.bank.name(number) if number >= 0 else self._images.name(int(self._chosen[index]))
+        return (
+            self.bank.name(number) if number >= 0 else self._images.name(int(self._chosen[index]))
+        )
 
 
 def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) -> Ints:
@@ -92,13 +102,16 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
         StoreError: The folder cannot be written.
     """
     about = (masks.of_image, masks.numbers, *_describe(grid))
-    kept = keep_found(folder, masks.bank, about, "occupancy", lambda: _find_rows(masks, grid), version=2)
+    kept = keep_found(
+        folder, masks.bank, about, "occupancy", lambda: _find_rows(masks, grid), version=2
+    )
     patches: Ints = kept["patch"]
     return patches
 
 
 def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | None) -> Ints:
-    """The patches of all images whose pixels differ by less than a standard deviation; each image is read once.
+    """The patches of all images whose pixels differ by less than a standard deviation; each image
+    is read once.
 
     Args:
         bank: All images.
@@ -110,12 +123,18 @@ def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | No
         [M] ascending numbers of patches.
     """
     about = (np.array([least]), *_describe(grid))
-    found: Ints = keep_found(folder, bank, about, "blank", lambda: {"patch": _find_flat(bank, grid, least)})["patch"]
+    found: Ints = keep_found(
+        folder, bank, about, "blank", lambda: {"patch": _find_flat(bank, grid, least)}
+    )["patch"]
     return found
 
 
 def _describe(grid: PatchGrid) -> tuple[Ints, ...]:
-    return grid.heights_px, grid.widths_px, np.array((*astuple(grid.vertical), *astuple(grid.horizontal)))
+    return (
+        grid.heights_px,
+        grid.widths_px,
+        np.array((*astuple(grid.vertical), *astuple(grid.horizontal))),
+    )
 
 
 def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Ints:
@@ -136,7 +155,9 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
         return {"count": found.reshape(-1)}
 
     about = (masks.of_image, masks.numbers, np.array([classes]), masks.heights_px, masks.widths_px)
-    counts: Ints = keep_found(folder, masks.bank, about, "classes", make)["count"].reshape(-1, classes)
+    counts: Ints = keep_found(folder, masks.bank, about, "classes", make)["count"].reshape(
+        -1, classes
+    )
     return counts
 
 
@@ -158,7 +179,9 @@ def _find_rows_of(shows: NDArray[np.bool_], image: int, grid: PatchGrid) -> list
     _, y, x = grid.locate(patches)
     near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
     places = zip(patches[near].tolist(), y[near].tolist(), x[near].tolist(), strict=True)
-    return [patch for patch, top, left in places if shows[top : top + height, left : left + width].any()]
+    return [
+        patch for patch, top, left in places if shows[top : top + height, left : left + width].any()
+    ]
 
 
 def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:

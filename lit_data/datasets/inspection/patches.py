@@ -10,8 +10,19 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
-from lit_data.datasets.inspection.objects import PICKS, MaskObjects, ObjectPool, find_objects, split_by_kind
-from lit_data.datasets.inspection.occupancy import PartialMasks, find_blank, find_occupancy, is_defect
+from lit_data.datasets.inspection.objects import (
+    PICKS,
+    MaskObjects,
+    ObjectPool,
+    find_objects,
+    split_by_kind,
+)
+from lit_data.datasets.inspection.occupancy import (
+    PartialMasks,
+    find_blank,
+    find_occupancy,
+    is_defect,
+)
 from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
 from lit_data.errors import ConfigError
 from lit_data.grid import Axis, PatchGrid
@@ -29,18 +40,20 @@ class SamplingOptions:
     """Which patches train; validation and test take every patch of the grid.
 
     Args:
-        positives: Fraction of samples that show a defect, chosen anew in each epoch, or for names of classes their
-            fractions, which add up to at most 1; None takes every patch once. A positive is cut at a random place
-            around a pixel of an object: kinds (classes, and kinds of images where folders tell them apart) are drawn
-            alike often, then the images of a kind, then the objects of an image, so that neither large defects nor
-            many small ones crowd out the others.
-        random_places: The other samples are moved from their places in the grid by up to half a stride, anew in each
-            epoch.
-        skip_blank: Patches without a defect are left out where the standard deviation of their pixels is below this
-            share of the value range, such as 0.01; None keeps them.
+        positives: Fraction of samples that show a defect, chosen anew in each epoch, or for names
+            of classes their fractions, which add up to at most 1; None takes every patch once. A
+            positive is cut at a random place around a pixel of an object: kinds (classes, and kinds
+            of images where folders tell them apart) are drawn alike often, then the images of a
+            kind, then the objects of an image, so that neither large defects nor many small ones
+            crowd out the others.
+        random_places: The other samples are moved from their places in the grid by up to half a
+            stride, anew in each epoch.
+        skip_blank: Patches without a defect are left out where the standard deviation of their
+            pixels is below this share of the value range, such as 0.01; None keeps them.
 
-        paste: Share of the samples without a defect into which one is pasted that is cut out of another training patch,
-            mirrored or not, and brought to the brightness around it; None pastes nothing.
+        paste: Share of the samples without a defect into which one is pasted that is cut out of
+            another training patch, mirrored or not, and brought to the brightness around it; None
+            pastes nothing.
 
     Raises:
         ConfigError: A share is out of its range.
@@ -75,8 +88,8 @@ class Sampling:
         options: Which patches are wanted.
         classes: Names of the classes, which are numbered from 1.
         image_kinds: Kind of each image of the dataset; empty where nothing says it.
-        occupancy: Numbers of the patches that show a defect among those of all images; needed for `positives`, for
-            defects that are pasted, and where blank patches are left out.
+        occupancy: Numbers of the patches that show a defect among those of all images; needed for
+            `positives`, for defects that are pasted, and where blank patches are left out.
         objects: The objects of all images; needed for `positives`.
         blank: Numbers of the blank patches among those of all images.
         seed: Of the choice and of the places.
@@ -97,8 +110,16 @@ class Sampling:
         for name in filter(None, self.options.shares):
             check_choice("sampling.positives", name, tuple(self.classes))
 
-    def look(self, masks: PartialMasks, grid: PatchGrid, bank: ImageBank, least: float, folder: Path | None) -> Self:
-        """Return the same with objects, patches that show a defect and blank patches, where they matter.
+    def look(
+        self,
+        masks: PartialMasks,
+        grid: PatchGrid,
+        bank: ImageBank,
+        least: float,
+        folder: Path | None,
+    ) -> Self:
+        """Return the same with objects, patches that show a defect and blank patches, where they
+        matter.
 
         Args:
             masks: Of all images.
@@ -119,11 +140,13 @@ class Sampling:
 
 
 class InspectionDataset(StripeDataset):
-    """Patches of a split, each sample chosen and placed anew in each epoch if `sampling` asks for that.
+    """Patches of a split, each sample chosen and placed anew in each epoch if `sampling` asks for
+    that.
 
-    What a sample shows depends on the seed, the epoch and its number alone, so an epoch is the same after a resume, on
-    any number of ranks and with any batch size. Samples are those of `StripeDataset` and ``draw`` int64, the number of
-    the sample among those of the split, of which its augmentation is drawn.
+    What a sample shows depends on the seed, the epoch and its number alone, so an epoch is the same
+    after a resume, on any number of ranks and with any batch size. Samples are those of
+    `StripeDataset` and ``draw`` int64, the number of the sample among those of the split, of which
+    its augmentation is drawn.
 
     Args:
         bank: See `StripeDataset`, as all others.
@@ -149,11 +172,16 @@ class InspectionDataset(StripeDataset):
         defective, blank = self._mark(sampling.occupancy), self._mark(sampling.blank)
         self._donors = np.flatnonzero(defective if sampling.options.paste is not None else ())
         self._leaves_out = sampling.blank is not None
-        # Where no sample is drawn around an object, a patch that shows one is as good as any, blank or not.
+        # Where no sample is drawn around an object, a patch that shows one is as good as any, blank
+        # or not.
         is_other = ~defective & ~blank if self._pools else defective | ~blank
         self._others = np.flatnonzero(is_other)
-        self._count = self._count_kept(defective | is_other) if self._leaves_out else super().__len__()
-        self.sampling = replace(sampling, occupancy=None, objects=None, blank=None)  # the pools have what is needed
+        self._count = (
+            self._count_kept(defective | is_other) if self._leaves_out else super().__len__()
+        )
+        self.sampling = replace(
+            sampling, occupancy=None, objects=None, blank=None
+        )  # the pools have what is needed
 
     @override
     def __len__(self) -> int:
@@ -196,7 +224,9 @@ class InspectionDataset(StripeDataset):
         if not self._pools and not self.sampling.options.random_places:  # nothing is drawn
             return self._locate(self._number_kept(indices))
         words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
-        draws = words.astype(np.float64) * 2.0**-32  # pool, patch, y, x; image, object and pixel of a positive
+        draws = (
+            words.astype(np.float64) * 2.0**-32
+        )  # pool, patch, y, x; image, object and pixel of a positive
         split_image, index, image, y, x = self._locate(self._choose_patches(indices, draws[:, 1]))
         if self.sampling.options.random_places:
             y = _move(y, draws[:, 2], self.grid.heights_px[image], self.grid.vertical)
@@ -232,21 +262,29 @@ class InspectionDataset(StripeDataset):
     def _paste(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """Paste defects of other patches into samples that show none."""
         words = random_words(self.sampling.seed, Stream.PASTES, indices, epoch, 4) * 2.0**-32
-        free = ~is_defect(rows["mask"]).any((1, 2, 3)) & (words[:, 0] < (self.sampling.options.paste or 0))
+        free = ~is_defect(rows["mask"]).any((1, 2, 3)) & (
+            words[:, 0] < (self.sampling.options.paste or 0)
+        )
         chosen = np.flatnonzero(free)
         if not len(chosen):
             return
         donors = self._donors[(words[chosen, 1] * len(self._donors)).astype(np.int64)]
         split_image, _, image, y, x = self._locate(donors)
-        pixels, masks = self.cut(image, np.stack((y, x), axis=1)), np.empty_like(rows["mask"][chosen])
+        pixels, masks = (
+            self.cut(image, np.stack((y, x), axis=1)),
+            np.empty_like(rows["mask"][chosen]),
+        )
         assert self.masks is not None
         cut_patches(self.masks, split_image, y - self.margin_px[0], x - self.margin_px[1], masks)
         for row, donor, donor_mask in zip(chosen.tolist(), pixels, masks, strict=True):
-            turn = np.s_[:, :: 1 - 2 * int(words[row, 2] < 0.5), :: 1 - 2 * int(words[row, 3] < 0.5)]
+            turn = np.s_[
+                :, :: 1 - 2 * int(words[row, 2] < 0.5), :: 1 - 2 * int(words[row, 3] < 0.5)
+            ]
             paste_defect(rows["image"][row], rows["mask"][row], donor[turn], donor_mask[turn])
 
     def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
-        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that chooses one.
+        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that
+        chooses one.
 
         Images have their numbers in the split there.
         """
@@ -267,7 +305,10 @@ class InspectionDataset(StripeDataset):
                     f"{repr(class_name) if class_name else 'a defect'}: are the masks right? Set "
                     "data.sampling.positives=null, or other data.splits"
                 )
-            pools += [ObjectPool(objects._replace(image=self._number_images(objects.image))) for objects in kinds]
+            pools += [
+                ObjectPool(objects._replace(image=self._number_images(objects.image)))
+                for objects in kinds
+            ]
             fractions += [fraction / len(kinds)] * len(kinds)
         return pools, np.cumsum(fractions)
 
@@ -281,7 +322,9 @@ class InspectionDataset(StripeDataset):
     def _count_kept(self, is_kept: NDArray[np.bool_]) -> int:
         """Count the samples of an epoch where blank patches are left out."""
         if not is_kept.any():
-            raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")
+            raise ConfigError(
+                "data.sampling.skip_blank leaves no patch to train with: set a lower one"
+            )
         return int(is_kept.sum())
 
     def _number(self, patches: Ints) -> Ints:
@@ -298,8 +341,8 @@ class InspectionDataset(StripeDataset):
         return order[np.searchsorted(self.images, images, sorter=order)]
 
 
-# Places beyond the image's edge are brought back to it: patches at the edge are then common, as they are in validation,
-# and pixels near it are shown as often as others.
+# Places beyond the image's edge are brought back to it: patches at the edge are then common, as
+# they are in validation, and pixels near it are shown as often as others.
 
 
 def _move(start: Ints, draws: NDArray[np.float64], length_px: Ints, axis: Axis) -> Ints:
@@ -318,7 +361,8 @@ def _start_around(pixel: Ints, draws: NDArray[np.float64], length_px: Ints, side
 def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> None:
     """Blend the defect of another patch into one that shows none, in place.
 
-    The defect keeps its difference to what is around it: that takes the brightness of the new place.
+    The defect keeps its difference to what is around it: that takes the brightness of the new
+    place.
 
     Args:
         image: [C, h, w].

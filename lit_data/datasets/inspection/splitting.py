@@ -36,7 +36,11 @@ _OWN: Final = 0.6
 """Correlation of what images of a crowd do not have in common, from which on they show the same."""
 _CROWD: Final = 8
 """Images alike, from which on they may be different places of one texture."""
-_GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}  # without a defect a test says nothing
+_GOOD_ALONE: Final = {
+    "train": 0.85,
+    "val": 0.15,
+    "test": 0.0,
+}  # without a defect a test says nothing
 _UNEVEN: Final = 1 / 3  # of its share, by which a split may miss it
 _FEW: Final = 20  # images of which shares are rough in any case
 _CHOICES: Final = 10  # of an expression for names
@@ -44,7 +48,9 @@ _TIMES: Final = 4  # that an expression may repeat choices
 _SIDE_PX: Final = 32
 BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
-_LEAST: Final = 1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
+_LEAST: Final = (
+    1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +62,8 @@ class ImageSplitter:
         kinds: Kind of each, ``good`` for those without a defect; empty where no folder says so.
         has_mask: [n] of each; `None` where there are no masks.
         count_classes: Gives [n, classes] pixels of each class, the background first.
-        find_groups: Gives for the names the number of the group of each image that stays in one split.
+        find_groups: Gives for the names the number of the group of each image that stays in one
+            split.
         seed: Chooses the images of each share.
     """
 
@@ -82,9 +89,13 @@ class ImageSplitter:
             if folders is not None:
                 return folders
             if is_anomaly_set:
-                log.info("train/good shows no defect: images of test are shared out too, see docs/inspection.md")
+                log.info(
+                    "train/good shows no defect: images of test are shared out too, see docs/inspection.md"
+                )
             splits = DEFAULT_SHARES
-        if not isinstance(splits, Mapping) or not all(isinstance(share, int | float) for share in splits.values()):
+        if not isinstance(splits, Mapping) or not all(
+            isinstance(share, int | float) for share in splits.values()
+        ):
             return split_images(self.names, splits, seed=self.seed)
         split_images(self.names, splits)  # checks the shares
         shares: dict[str, Any] = {split: splits.get(split, 0) for split in SPLITS}
@@ -93,9 +104,10 @@ class ImageSplitter:
     def split_good(self, splits: Splits, is_good: NDArray[np.bool_]) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
 
-        `auto` takes folders named after splits at their word, also in the layout `anomaly`: test is all of test, and
-        without a val that is a part of train. Else shares are those of the good images, and the others are shared out
-        over val and test alone. Defective images of listed training splits are left out.
+        `auto` takes folders named after splits at their word, also in the layout `anomaly`: test is
+        all of test, and without a val that is a part of train. Else shares are those of the good
+        images, and the others are shared out over val and test alone. Defective images of listed
+        training splits are left out.
 
         Args:
             splits: As for `split`.
@@ -104,15 +116,21 @@ class ImageSplitter:
         if splits == "auto":
             found = self._by_folders()
             if found is None:
-                return self._share_out_good(DEFAULT_SHARES if (~is_good).any() else _GOOD_ALONE, is_good)
-        elif isinstance(splits, Mapping) and all(isinstance(share, int | float) for share in splits.values()):
+                return self._share_out_good(
+                    DEFAULT_SHARES if (~is_good).any() else _GOOD_ALONE, is_good
+                )
+        elif isinstance(splits, Mapping) and all(
+            isinstance(share, int | float) for share in splits.values()
+        ):
             split_images(self.names, splits)  # checks the shares
             return self._share_out_good({split: splits.get(split, 0) for split in SPLITS}, is_good)
         else:
             found = split_images(self.names, splits, seed=self.seed)
         return found | {"train": found["train"][is_good[found["train"]]]}
 
-    def _share_out_good(self, shares: Mapping[str, Any], is_good: NDArray[np.bool_]) -> dict[str, Ints]:
+    def _share_out_good(
+        self, shares: Mapping[str, Any], is_good: NDArray[np.bool_]
+    ) -> dict[str, Ints]:
         good = self._share_out(np.flatnonzero(is_good), shares)
         scored = {split: shares[split] for split in ("val", "test") if shares[split] > 0}
         if not scored:
@@ -120,7 +138,9 @@ class ImageSplitter:
         total = sum(scored.values())
         halves = {split: scored.get(split, 0) / total for split in ("val", "test")}
         others = self._share_out(np.flatnonzero(~is_good), halves)
-        return good | {split: np.sort(np.concatenate([good[split], others[split]])) for split in others}
+        return good | {
+            split: np.sort(np.concatenate([good[split], others[split]])) for split in others
+        }
 
     def _by_folders(self) -> dict[str, Ints] | None:
         """By folders named after splits, if all images lie in such; where none says val, a part of train."""
@@ -138,7 +158,9 @@ class ImageSplitter:
         if len(wanted) == 1 or not len(images):
             return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
         told, groups = self._describe(), self.find_groups(self.names)
-        parts = split_stratified([told[n] for n in images.tolist()], groups[images], shares, seed=self.seed)
+        parts = split_stratified(
+            [told[n] for n in images.tolist()], groups[images], shares, seed=self.seed
+        )
         _warn_of_uneven_splits({split: len(part) for split, part in parts.items()}, shares)
         return {split: images[part] for split, part in parts.items()}
 
@@ -171,12 +193,16 @@ def _warn_of_uneven_splits(counts: Mapping[str, int], shares: Mapping[str, float
 
 
 def describe_splits(
-    split_images: Mapping[str, Ints], kinds: Sequence[str], is_positive: NDArray[np.bool_] | None = None
+    split_images: Mapping[str, Ints],
+    kinds: Sequence[str],
+    is_positive: NDArray[np.bool_] | None = None,
 ) -> str:
     """Return ``train 354 (Break 59, good 175), val 76 (...)``, or of nameless kinds ``train 354 (179 positive)``."""
     parts = []
     for split, images in split_images.items():
-        counts = describe_counts(Counter(kinds[number] for number in images.tolist() if kinds[number]))
+        counts = describe_counts(
+            Counter(kinds[number] for number in images.tolist() if kinds[number])
+        )
         if not counts and is_positive is not None:
             counts = f"{is_positive[images].sum()} positive"
         parts.append(f"{split} {len(images)}" + (f" ({counts})" if counts else ""))
@@ -184,9 +210,15 @@ def describe_splits(
 
 
 def find_groups(
-    bank: ImageBank, names: Sequence[str], *, pattern: str | None, similar: bool, folder: Path | None
+    bank: ImageBank,
+    names: Sequence[str],
+    *,
+    pattern: str | None,
+    similar: bool,
+    folder: Path | None,
 ) -> Ints:
-    """[n] number of the group of each image: equal files, names that match alike, and images that show the same.
+    """[n] number of the group of each image: equal files, names that match alike, and images that
+    show the same.
 
     Args:
         bank: The images.
@@ -201,13 +233,19 @@ def find_groups(
     if similar:
         found = group_similar(bank, folder)
         if (count := len(found) - len(np.unique(found))) > 0:
-            log.info("%d images are similar to others, and stay in their split (data.similar=apart: not)", count)
+            log.info(
+                "%d images are similar to others, and stay in their split (data.similar=apart: not)",
+                count,
+            )
         groups.append(found)
     return join_groups(*groups)
 
 
-def split_stratified(kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int) -> dict[str, Ints]:
-    """Share images out so that each kind of defect is in each split, and images of one group in the same.
+def split_stratified(
+    kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int
+) -> dict[str, Ints]:
+    """Share images out so that each kind of defect is in each split, and images of one group in the
+    same.
 
     Args:
         kinds: Of each image.
@@ -219,17 +257,27 @@ def split_stratified(kinds: Sequence[str], groups: Ints, shares: Mapping[str, fl
         For each split the ascending numbers of its images.
     """
     firsts = np.unique(groups, return_index=True)[1]
-    shuffled = firsts[np.argsort(uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0], kind="stable")].tolist()
+    shuffled = firsts[
+        np.argsort(uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0], kind="stable")
+    ].tolist()
     chosen: dict[str, list[int]] = {split: [] for split in shares}
-    # Kind after kind, each image to the split that lags furthest behind its share: so all shares are right together.
+    # Kind after kind, each image to the split that lags furthest behind its share: so all shares
+    # are right together.
     for count, number in enumerate(sorted(shuffled, key=lambda number: kinds[number]), 1):
-        lag = {split: share * count - len(chosen[split]) for split, share in shares.items() if share > 0}
+        lag = {
+            split: share * count - len(chosen[split])
+            for split, share in shares.items()
+            if share > 0
+        }
         chosen[max(lag, key=lambda split: lag[split])].append(number)
-    return {split: np.flatnonzero(np.isin(groups, groups[numbers])) for split, numbers in chosen.items()}
+    return {
+        split: np.flatnonzero(np.isin(groups, groups[numbers])) for split, numbers in chosen.items()
+    }
 
 
 def group_by_name(names: Sequence[str], pattern: str) -> Ints:
-    """[n] number of the group of each name: what the first group of a regular expression, or all of it, matches.
+    """[n] number of the group of each name: what the first group of a regular expression, or all of
+    it, matches.
 
     Args:
         names: Paths below the root, with forward slashes.
@@ -281,19 +329,24 @@ def group_equal(bank: ImageBank) -> Ints:
 
 
 def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
-    """[n] number of the group of images that show the same: saved anew, scaled, brighter, but not moved.
+    """[n] number of the group of images that show the same: saved anew, scaled, brighter, but not
+    moved.
 
-    Images are compared by 32 x 32 means of their pixels, without slow changes and without what all have in common, so
-    that lighting and fixtures count for nothing. Where many are alike, what these have in common, such as the bands of
-    a fabric, counts for nothing either.
+    Images are compared by 32 x 32 means of their pixels, without slow changes and without what all
+    have in common, so that lighting and fixtures count for nothing. Where many are alike, what
+    these have in common, such as the bands of a fabric, counts for nothing either.
 
     Args:
         bank: The images; each is read once.
         folder: Where the groups are kept for the next run; None keeps nothing.
     """
-    if (known := getattr(bank, "similar", None)) is not None:  # of a set of shards it was found out when it was made
+    if (
+        known := getattr(bank, "similar", None)
+    ) is not None:  # of a set of shards it was found out when it was made
         return np.asarray(known, np.int64)
-    found = keep_found(folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))}, version=2)
+    found = keep_found(
+        folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))}, version=2
+    )
     return np.asarray(found["group"], np.int64)
 
 
@@ -302,7 +355,9 @@ def group_details(small: Array) -> Ints:
     count = len(small) // _SIDE_PX**2
     rows = small.reshape(count, -1)
     common = rows.mean(0)
-    parts = [slice(begin, begin + BUCKET) for begin in range(0, count, BUCKET)]  # all at once would be gigabytes
+    parts = [
+        slice(begin, begin + BUCKET) for begin in range(0, count, BUCKET)
+    ]  # all at once would be gigabytes
     norms = np.concatenate([np.linalg.norm(rows[part] - common, axis=1) for part in parts])
     told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
 
@@ -317,8 +372,11 @@ def group_details(small: Array) -> Ints:
     return _part_crowds(_connect(count, np.concatenate(pairs)), unit, norms)
 
 
-def _part_crowds(groups: Ints, unit: Callable[[Ints], NDArray[np.float32]], norms: NDArray[np.float32]) -> Ints:
-    """Groups as they are, but images of a large one stay together only by what not all of it have in common.
+def _part_crowds(
+    groups: Ints, unit: Callable[[Ints], NDArray[np.float32]], norms: NDArray[np.float32]
+) -> Ints:
+    """Groups as they are, but images of a large one stay together only by what not all of it have
+    in common.
 
     Args:
         groups: [n] number of the group of each image.
@@ -373,13 +431,18 @@ def find_details(bank: ImageBank) -> Array:
     for number in track(range(len(bank)), "comparing images", len(bank)):
         channels = [np.ascontiguousarray(channel, np.float32) for channel in bank[number]]
         side = (_SIDE_PX, _SIDE_PX)
-        grey: Any = np.mean([cv2.resize(one, side, interpolation=cv2.INTER_AREA) for one in channels], axis=0)
+        grey: Any = np.mean(
+            [cv2.resize(one, side, interpolation=cv2.INTER_AREA) for one in channels], axis=0
+        )
         found[number] = scale * (grey - cv2.blur(grey, (5, 5)))
     return found.reshape(-1)
 
 
-def _sort_into_buckets(numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]]) -> Iterator[Ints]:
-    """Images that may be alike, at most some thousands together: of equal signs along a few random directions.
+def _sort_into_buckets(
+    numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]]
+) -> Iterator[Ints]:
+    """Images that may be alike, at most some thousands together: of equal signs along a few random
+    directions.
 
     Args:
         numbers: Of the images.
@@ -390,10 +453,14 @@ def _sort_into_buckets(numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]
         yield numbers
         return
     rng = np.random.default_rng(0)
-    directions = np.concatenate([rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1)
+    directions = np.concatenate(
+        [rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1
+    )
     parts = np.array_split(numbers, -(-len(numbers) // BUCKET))
     signs = np.concatenate([unit(part) @ directions > 0 for part in parts])
     for band in np.split(signs, _BANDS, axis=1):
         keys = band @ (1 << np.arange(bits))
         order = np.argsort(keys, kind="stable")
-        yield from (numbers[bucket] for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1))
+        yield from (
+            numbers[bucket] for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
+        )

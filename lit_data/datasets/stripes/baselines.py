@@ -1,7 +1,8 @@
-"""Stripe samples as people make them before: a list of patches, and in each ``__getitem__`` files, pixels and defects.
+"""Stripe samples as people make them before: a list of patches, and in each ``__getitem__`` files,
+pixels and defects.
 
-Both datasets draw the defects that `StripeDataset` and the renderer draw for the same sample, so that ``benchmark``
-compares the work and not the result.
+Both datasets draw the defects that `StripeDataset` and the renderer draw for the same sample, so
+that ``benchmark`` compares the work and not the result.
 """
 
 from abc import abstractmethod
@@ -51,9 +52,11 @@ class StripeRecipe:
         expand: For each of target, ref1, ref2 the stored channel that gives it.
         seed: Seed of the defects.
         synthesis: Defects for patches without a mask of their own.
-        nuisance: Changes the three channels of a patch ([3, h, w], sample index, epoch) before defects are drawn.
+        nuisance: Changes the three channels of a patch ([3, h, w], sample index, epoch) before
+            defects are drawn.
         finished: Cast to 0..1, spread to three channels and draw; otherwise patches stay as stored.
-        scaling: Size that images and masks are brought to before patches are cut; None keeps that of the files.
+        scaling: Size that images and masks are brought to before patches are cut; None keeps that
+            of the files.
     """
 
     patch_px: tuple[int, int]
@@ -96,17 +99,24 @@ class StripeRecipe:
 
     def plan(self, patches: Sequence[StripePatch], epoch: int) -> DefectPlan | None:
         """The defects of a whole split; none where it has masks, or nothing is drawn."""
-        if self.synthesis is None or not self.finished or not patches or patches[0].mask_path is not None:
+        if (
+            self.synthesis is None
+            or not self.finished
+            or not patches
+            or patches[0].mask_path is not None
+        ):
             return None
         index = [patch.sample_index for patch in patches]
-        return sample_plan(self.synthesis, self.seed, epoch, index, (len(self.expand), *self.patch_px))
+        return sample_plan(
+            self.synthesis, self.seed, epoch, index, (len(self.expand), *self.patch_px)
+        )
 
 
 class StripeBaseline(Dataset[Batch]):
     """Map-style: a sample has the keys of a finished stripe batch, without the batch dimension.
 
-    The random numbers of an epoch are drawn at once when it is set, since drawing ours for one sample would cost more
-    than what people call for it.
+    The random numbers of an epoch are drawn at once when it is set, since drawing ours for one
+    sample would cost more than what people call for it.
 
     Args:
         patches: All patches of the split.
@@ -167,7 +177,8 @@ class OriginalStripes(StripeBaseline):
 
 
 class ImprovedStripes(StripeBaseline):
-    """Cuts the patch first, draws each defect in its own window only, and keeps decoded images in memory.
+    """Cuts the patch first, draws each defect in its own window only, and keeps decoded images in
+    memory.
 
     Args:
         patches: All patches of the split.
@@ -175,7 +186,9 @@ class ImprovedStripes(StripeBaseline):
         cache_bytes: Bound of the decoded images and masks that are kept.
     """
 
-    def __init__(self, patches: Sequence[StripePatch], recipe: StripeRecipe, *, cache_bytes: int) -> None:
+    def __init__(
+        self, patches: Sequence[StripePatch], recipe: StripeRecipe, *, cache_bytes: int
+    ) -> None:
         super().__init__(patches, recipe)
         self.cache: LruCache[tuple[str, ...]] = LruCache(cache_bytes)
 
@@ -218,7 +231,11 @@ def list_patches(dataset: StripeDataset, files: Mapping[str, ImageSource]) -> li
         files: For the first path of each image all its files.
     """
     ranges = [dataset.grid.patches_of(image) for image in dataset.images.tolist()]
-    index = np.concatenate([np.arange(r.start, r.stop) for r in ranges]) if ranges else np.empty(0, np.int64)
+    index = (
+        np.concatenate([np.arange(r.start, r.stop) for r in ranges])
+        if ranges
+        else np.empty(0, np.int64)
+    )
     image, y, x = dataset.grid.locate(index)
     split_image = np.repeat(np.arange(len(ranges)), [len(r) for r in ranges])
     names = [files[dataset.bank.name(number)] for number in dataset.images.tolist()]
@@ -226,7 +243,12 @@ def list_patches(dataset: StripeDataset, files: Mapping[str, ImageSource]) -> li
     return [
         StripePatch(names[place], masks[place], *numbers)
         for place, *numbers in zip(
-            split_image.tolist(), index.tolist(), image.tolist(), y.tolist(), x.tolist(), strict=True
+            split_image.tolist(),
+            index.tolist(),
+            image.tolist(),
+            y.tolist(),
+            x.tolist(),
+            strict=True,
         )
     ]
 
@@ -239,7 +261,9 @@ def _extend(image: Array, patch: StripePatch, patch_px: tuple[int, int]) -> Arra
     """Mirror a whole image past its lower and right edge, where the patch reaches past them."""
     below = max(0, patch.y + patch_px[0] - image.shape[1])
     right = max(0, patch.x + patch_px[1] - image.shape[2])
-    return np.pad(image, ((0, 0), (0, below), (0, right)), mode="reflect") if below or right else image
+    return (
+        np.pad(image, ((0, 0), (0, below), (0, right)), mode="reflect") if below or right else image
+    )
 
 
 def _cut(image: Array, patch: StripePatch, patch_px: tuple[int, int]) -> Array:

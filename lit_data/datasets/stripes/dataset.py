@@ -28,16 +28,18 @@ class StripeDataset(BankDataset):
 
     - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
     - ``mask`` [1, h, w] uint8 in {0, 1}: only with `masks` or `defects`;
-    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the split, so that a
-      sample's random stream does not depend on the split;
+    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the
+      split, so that a sample's random stream does not depend on the split;
     - ``image_index`` int64: number of the image in the bank;
     - ``position`` [2] int64: (y, x) of the patch in the image, px;
     - ``epoch`` int64: the epoch it was read for.
 
-    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask, ``mask_index`` int64: enough
-    to cut the patch elsewhere, see `lit_data.datasets.stripes.device_bank`.
+    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
+    ``mask_index`` int64: enough to cut the patch elsewhere, see
+    `lit_data.datasets.stripes.device_bank`.
 
-    A pickled copy shares the arrays of a large set with this one, see `lit_data.io.store.shared_arrays.SharedState`.
+    A pickled copy shares the arrays of a large set with this one, see
+    `lit_data.io.store.shared_arrays.SharedState`.
 
     Args:
         bank: Decoded images.
@@ -45,9 +47,10 @@ class StripeDataset(BankDataset):
         images: Numbers of this split's images; all of them by default.
         masks: Decoded masks of this split's images in the same order, [1, H, W] uint8 each.
         pixels: Whether samples hold pixels, or only say where they are.
-        defects: Drawn into the patches as they are written, for images of an integer dtype without real masks.
-        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for augmentation to
-            move in; `position` stays that of the patch.
+        defects: Drawn into the patches as they are written, for images of an integer dtype without
+            real masks.
+        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for
+            augmentation to move in; `position` stays that of the patch.
 
     Raises:
         DataError: A mask is missing, or its size is not its image's.
@@ -64,9 +67,17 @@ class StripeDataset(BankDataset):
         defects: DefectWriter | None = None,
         margin_px: tuple[int, int] = (0, 0),
     ) -> None:
-        self.bank, self.grid, self.masks, self.pixels, self.defects = bank, grid, masks, pixels, defects
+        self.bank, self.grid, self.masks, self.pixels, self.defects = (
+            bank,
+            grid,
+            masks,
+            pixels,
+            defects,
+        )
         self.margin_px = margin_px
-        self.images = np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        self.images = (
+            np.arange(len(bank)) if images is None else np.ascontiguousarray(images, dtype=np.int64)
+        )
         counts = grid.rows * grid.columns
         self._ends = np.cumsum(counts[self.images])
         self._shifts = np.cumsum(counts)[self.images] - self._ends
@@ -153,22 +164,36 @@ class StripeDataset(BankDataset):
 
     def _describe(self) -> dict[str, FieldSpec]:
         height, width = self.read_px
-        fields = {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))} if self.pixels else {}
+        fields = (
+            {"image": FieldSpec((self.bank.channels, height, width), str(self.bank.dtype))}
+            if self.pixels
+            else {}
+        )
         if self.masks is not None or self.defects is not None:
             mask = {"mask": FieldSpec((1, height, width), "uint8")}
             fields |= mask if self.pixels else {"mask_index": FieldSpec((), "int64")}
-        numbers: dict[str, tuple[int, ...]] = {"index": (), "image_index": (), "position": (2,), "epoch": ()}
+        numbers: dict[str, tuple[int, ...]] = {
+            "index": (),
+            "image_index": (),
+            "position": (2,),
+            "epoch": (),
+        }
         return fields | {name: FieldSpec(shape, "int64") for name, shape in numbers.items()}
 
     def _check_masks(self, masks: ImageBank) -> None:
         if len(masks) != len(self.images):
-            raise DataError(f"{len(masks)} masks for {len(self.images)} images: give one mask for each image")
+            raise DataError(
+                f"{len(masks)} masks for {len(self.images)} images: give one mask for each image"
+            )
         wrong = np.flatnonzero(
             (masks.heights_px != self.bank.heights_px[self.images])
             | (masks.widths_px != self.bank.widths_px[self.images])
         )
         if wrong.size:
-            found = [(masks.name(number), self._compare_sizes(masks, number)) for number in wrong.tolist()]
+            found = [
+                (masks.name(number), self._compare_sizes(masks, number))
+                for number in wrong.tolist()
+            ]
             raise list_problems(found).make_error(
                 f"{wrong.size} masks differ in size from their image (height x width px)"
             )

@@ -45,7 +45,9 @@ class DeviceBank:
         with torch.inference_mode(mode=False):
             pixels = _map_pixels(store)
             self._pixels = pixels if device.type == "cpu" else upload(pixels, device)
-            self._images = torch.from_numpy(np.stack([firsts, store.heights_px, store.widths_px])).to(device)
+            self._images = torch.from_numpy(
+                np.stack([firsts, store.heights_px, store.widths_px])
+            ).to(device)
             self._channels = torch.arange(store.channels, device=device)
 
     def cut(self, images: Tensor, positions: Tensor, patch_px: tuple[int, int]) -> Tensor:
@@ -68,9 +70,11 @@ class DeviceBank:
 
 
 class DevicePatches:
-    """Adds to batches of `StripeDataset(..., pixels=False)` what they leave out, on the device where they are.
+    """Adds to batches of `StripeDataset(..., pixels=False)` what they leave out, on the device
+    where they are.
 
-    A store goes to a device at the first batch that needs it there, and stays. A pickled copy begins with none.
+    A store goes to a device at the first batch that needs it there, and stays. A pickled copy
+    begins with none.
     """
 
     def __init__(self) -> None:
@@ -80,7 +84,8 @@ class DevicePatches:
         return type(self), ()
 
     def fill(self, batch: Batch, dataset: StripeDataset) -> Batch:
-        """Add ``image``, and ``mask`` where the dataset has masks; equal to what it would have written itself.
+        """Add ``image``, and ``mask`` where the dataset has masks; equal to what it would have
+        written itself.
 
         Args:
             batch: A batch of the dataset.
@@ -89,7 +94,9 @@ class DevicePatches:
         Raises:
             ConfigError: The pixels do not fit on the device, or are not in a store.
         """
-        positions = batch["position"] - constant(dataset.margin_px, batch["position"].device, torch.int64)
+        positions = batch["position"] - constant(
+            dataset.margin_px, batch["position"].device, torch.int64
+        )
         patch_px = dataset.read_px
         images = self._find(dataset.bank, positions.device)
         filled = batch | {"image": images.cut(batch["image_index"], positions, patch_px)}
@@ -100,7 +107,9 @@ class DevicePatches:
 
     def _find(self, bank: ImageBank, device: torch.device) -> DeviceBank:
         if not isinstance(bank, DecodedStore):
-            raise ConfigError(f"only a decoded store can go to the device, this is {type(bank).__name__}")
+            raise ConfigError(
+                f"only a decoded store can go to the device, this is {type(bank).__name__}"
+            )
         key = (bank.path, device)
         if key not in self._banks:
             self._banks[key] = DeviceBank(bank, device)

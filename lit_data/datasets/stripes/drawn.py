@@ -33,8 +33,11 @@ class PlacedSpot(NamedTuple):
     is_true: bool
 
 
-def place_spots(target: Floats, plan: DefectPlan, numbers: Iterable[int], top: int, left: int) -> list[PlacedSpot]:
-    """Find the defects of a patch on the canvas it lies in, with the sign that the renderer gives them.
+def place_spots(
+    target: Floats, plan: DefectPlan, numbers: Iterable[int], top: int, left: int
+) -> list[PlacedSpot]:
+    """Find the defects of a patch on the canvas it lies in, with the sign that the renderer gives
+    them.
 
     Args:
         target: The patch before anything is drawn, [h, w] in 0..1, of the target alone.
@@ -48,7 +51,10 @@ def place_spots(target: Floats, plan: DefectPlan, numbers: Iterable[int], top: i
         shape = shapes[int(plan.values[number, 0])]
         y, x, amplitude = float(plan.y[number]), float(plan.x[number]), plan.amplitude[number]
         nearest_y, nearest_x = math.floor(y + 0.5), math.floor(x + 0.5)
-        peak = target[min(nearest_y, target.shape[0] - 1), min(nearest_x, target.shape[1] - 1)] + amplitude
+        peak = (
+            target[min(nearest_y, target.shape[0] - 1), min(nearest_x, target.shape[1] - 1)]
+            + amplitude
+        )
         placed.append(
             PlacedSpot(
                 spot=shape,
@@ -75,12 +81,18 @@ def draw_everywhere(image: Floats, spots: Iterable[PlacedSpot]) -> NDArray[np.bo
         [1, H, W], the windows of true defects.
     """
     height, width = image.shape[1:]
-    rows, columns = np.arange(height, dtype=np.float32)[:, None], np.arange(width, dtype=np.float32)[None, :]
+    rows, columns = (
+        np.arange(height, dtype=np.float32)[:, None],
+        np.arange(width, dtype=np.float32)[None, :],
+    )
     mask = np.zeros((1, height, width), dtype=np.bool_)
     for spot in spots:
         shape = spot.spot
         blob = np.exp(
-            -((rows - spot.y) ** 2 / (2 * shape.sigma_y_px**2) + (columns - spot.x) ** 2 / (2 * shape.sigma_x_px**2))
+            -(
+                (rows - spot.y) ** 2 / (2 * shape.sigma_y_px**2)
+                + (columns - spot.x) ** 2 / (2 * shape.sigma_x_px**2)
+            )
         )
         inside = (rows >= spot.top) & (rows < spot.top + shape.height_px)
         inside = inside & (columns >= spot.left) & (columns < spot.left + shape.width_px)
@@ -98,7 +110,10 @@ def draw_in_windows(image: Floats, spots: Iterable[PlacedSpot]) -> NDArray[np.bo
     for spot in spots:
         shape = spot.spot
         top, left = max(spot.top, 0), max(spot.left, 0)
-        bottom, right = min(spot.top + shape.height_px, height), min(spot.left + shape.width_px, width)
+        bottom, right = (
+            min(spot.top + shape.height_px, height),
+            min(spot.left + shape.width_px, width),
+        )
         down = np.exp(-((np.arange(top, bottom) - spot.y) ** 2) / (2 * shape.sigma_y_px**2))
         across = np.exp(-((np.arange(left, right) - spot.x) ** 2) / (2 * shape.sigma_x_px**2))
         blob = (spot.amplitude * down[:, None] * across).astype(np.float32)

@@ -76,11 +76,13 @@ def list_sources(
 
     Args:
         root: Folder of the set.
-        layout: `channels`: one file holds target and references as channels. `files`: three files. `pairs`: two
-            files, the one reference serving as both. `single`: one grey texture stands for all three.
+        layout: `channels`: one file holds target and references as channels. `files`: three files.
+            `pairs`: two files, the one reference serving as both. `single`: one grey texture stands
+            for all three.
         patterns: Globs below the root, for the layouts of one file.
-        files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*`` matches the same text
-            belong together, for example ``{target: "*_a.tif", ref1: "*_b.tif", ref2: "*_c.tif"}``.
+        files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*``
+            matches the same text belong together, for example ``{target: "*_a.tif", ref1:
+            "*_b.tif", ref2: "*_c.tif"}``.
         exclude: Globs below the root of files that are left out; a folder stands for all in it.
         masks: Folders below the root that hold masks.
         allow_outside: Accept links that lead out of the root.
@@ -94,14 +96,18 @@ def list_sources(
     """
     rule = rule_of(layout)
     if not rule.roles:
-        found = find_images(root, patterns=tuple(patterns), exclude=exclude, allow_outside=allow_outside).paths
+        found = find_images(
+            root, patterns=tuple(patterns), exclude=exclude, allow_outside=allow_outside
+        ).paths
         groups: list[tuple[Path, ...]] = [
             (path,) for path in found if not any(path.is_relative_to(folder) for folder in masks)
         ]
         if not groups:
             raise DataError(describe_no_images(root, masks))
     else:
-        groups = _match_roles(root, rule.roles, _check_files(layout, rule.roles, files), exclude, allow_outside)
+        groups = _match_roles(
+            root, rule.roles, _check_files(layout, rule.roles, files), exclude, allow_outside
+        )
     names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
     return SourceList(tuple(ImageSource(tuple(map(str, group))) for group in groups), tuple(names))
 
@@ -116,7 +122,9 @@ def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
     return f"no images in {root} but masks in {', '.join(map(str, masks))}: is data.root the right folder?"
 
 
-def _check_files(layout: str, roles: Sequence[str], files: Mapping[str, str] | None) -> Mapping[str, str]:
+def _check_files(
+    layout: str, roles: Sequence[str], files: Mapping[str, str] | None
+) -> Mapping[str, str]:
     files = files or {}
     if set(files) != set(roles) or any(pattern.count("*") != 1 for pattern in files.values()):
         raise ConfigError(
@@ -127,13 +135,24 @@ def _check_files(layout: str, roles: Sequence[str], files: Mapping[str, str] | N
 
 
 def _match_roles(
-    root: Path, roles: Sequence[str], files: Mapping[str, str], exclude: Sequence[str], allow_outside: bool
+    root: Path,
+    roles: Sequence[str],
+    files: Mapping[str, str],
+    exclude: Sequence[str],
+    allow_outside: bool,
 ) -> list[tuple[Path, ...]]:
     patterns = tuple(files[role] for role in roles)
-    listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside).paths
+    listing = find_images(
+        root, patterns=patterns, exclude=exclude, allow_outside=allow_outside
+    ).paths
     found = {role: _find_role(root, files[role], listing) for role in roles}
     keys = sorted(set().union(*found.values()))
-    missing = [(role, files[role].replace("*", key)) for key in keys for role in roles if key not in found[role]]
+    missing = [
+        (role, files[role].replace("*", key))
+        for key in keys
+        for role in roles
+        if key not in found[role]
+    ]
     if missing:
         raise list_problems([(name, f"{role} is missing") for role, name in missing]).make_error(
             f"{len(missing)} files are missing in {show_path(root)}, so that their images have no partner"
@@ -146,5 +165,7 @@ def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, Pat
     before, after = pattern.split("*")
     names = {Path(os.path.relpath(path, root)).as_posix(): path for path in paths}
     return {
-        name[len(before) : len(name) - len(after)]: path for name, path in names.items() if fnmatchcase(name, pattern)
+        name[len(before) : len(name) - len(after)]: path
+        for name, path in names.items()
+        if fnmatchcase(name, pattern)
     }

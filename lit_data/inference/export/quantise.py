@@ -1,15 +1,17 @@
 """`quantise`: nets that predict on the CPU with fewer bits.
 
-torch's maintained way is torchao; ``torch.ao.quantization`` is deprecated in its favour. What of it fits a net:
+torch's maintained way is torchao; ``torch.ao.quantization`` is deprecated in its favour. What of it
+fits a net:
 
-- convolutions: `static`, int8 through ``prepare_pt2e`` and ``convert_pt2e``, compiled by Inductor into oneDNN's int8
-  kernels. That needs an x86 processor with VNNI and a C++ compiler, and some 20 to 60 s for the first batch. Without
-  compiling, the same net is slower than float32.
-- linear layers: `dynamic`, int8 weights, and activations by the range of each batch. Convolutions stay float32.
+- convolutions: `static`, int8 through ``prepare_pt2e`` and ``convert_pt2e``, compiled by Inductor
+  into oneDNN's int8 kernels. That needs an x86 processor with VNNI and a C++ compiler, and some 20
+  to 60 s for the first batch. Without compiling, the same net is slower than float32.
+- linear layers: `dynamic`, int8 weights, and activations by the range of each batch. Convolutions
+  stay float32.
 - any net: `bf16`, by autocast.
 
-In a UNet much of the time goes into what is not a convolution: `static` inside of autocast (``precision=bf16`` of
-`TiledPredictor`) is faster than each of both.
+In a UNet much of the time goes into what is not a convolution: `static` inside of autocast
+(``precision=bf16`` of `TiledPredictor`) is faster than each of both.
 """
 
 import copy
@@ -41,13 +43,15 @@ _LEAST_BATCH: Final = 2
 
 
 def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) -> nn.Module:
-    """A net that gives about the same values with fewer bits, on the CPU; the net itself stays as it is.
+    """A net that gives about the same values with fewer bits, on the CPU; the net itself stays as
+    it is.
 
     Args:
         net: From [B, C, h, w] float32 in 0..1 to [B, K, h, w], on the CPU.
         mode: `dynamic` and `static` int8 or `bf16`, see above.
-        calibration: For `static` [b, C, h, w] float32 in 0..1, batches of tiles of one size, like those that will be
-            predicted: their activations set the ranges. The result takes any number of tiles of that size or smaller.
+        calibration: For `static` [b, C, h, w] float32 in 0..1, batches of tiles of one size, like
+            those that will be predicted: their activations set the ranges. The result takes any
+            number of tiles of that size or smaller.
 
     Returns:
         As a model of `TiledPredictor`; that of `static` compiles itself, so ``compile`` stays off.
@@ -57,12 +61,20 @@ def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) 
     """
     check_choice("quantise", mode, get_args(Mode))
     if any(weight.device.type != "cpu" for weight in net.parameters()):
-        raise ConfigError(f"quantise={mode} is for the CPU: on a GPU use precision=bf16 or precision=fp16")
+        raise ConfigError(
+            f"quantise={mode} is for the CPU: on a GPU use precision=bf16 or precision=fp16"
+        )
     if mode == "bf16":
         return AutocastNet(net)
     if find_spec("torchao") is None:
-        raise ConfigError(f"quantise={mode} needs torchao: pip install torchao, or use quantise=bf16")
-    return _quantise_linear(net) if mode == "dynamic" else _quantise_convolutions(net, list(calibration))
+        raise ConfigError(
+            f"quantise={mode} needs torchao: pip install torchao, or use quantise=bf16"
+        )
+    return (
+        _quantise_linear(net)
+        if mode == "dynamic"
+        else _quantise_convolutions(net, list(calibration))
+    )
 
 
 class AutocastNet(nn.Module):
@@ -87,8 +99,8 @@ class AutocastNet(nn.Module):
 class StaticNet(nn.Module):
     """Int8 convolutions for tiles of one size, compiled at the first batch.
 
-    Smaller tiles are filled up by repeating their edge. Int8 knows no NaN: tiles with one go through the float32 net,
-    so that it shows in the result.
+    Smaller tiles are filled up by repeating their edge. Int8 knows no NaN: tiles with one go
+    through the float32 net, so that it shows in the result.
 
     Args:
         quantised: From [B, C, h, w] to [B, K, h, w].
@@ -99,7 +111,9 @@ class StaticNet(nn.Module):
     def __init__(self, quantised: "GraphModule", net: nn.Module, size_px: tuple[int, int]) -> None:
         super().__init__()
         for part in quantised.modules():
-            part.training = False  # what was exported knows evaluation only, and refuses to be asked
+            part.training = (
+                False  # what was exported knows evaluation only, and refuses to be asked
+            )
         self.quantised, self.net, self._size_px = quantised, net, size_px
         self._call = torch.compile(quantised)
 
@@ -126,7 +140,9 @@ class StaticNet(nn.Module):
             whole: Tensor = self.net(images)
             return whole
         count, (height, width) = len(images), images.shape[2:]
-        missing = [side - length for side, length in zip(self._size_px, (height, width), strict=True)]
+        missing = [
+            side - length for side, length in zip(self._size_px, (height, width), strict=True)
+        ]
         if min(missing) < 0:
             raise ConfigError(
                 f"tiles of {height} x {width} px are larger than those of the calibration, "
@@ -169,7 +185,9 @@ def _quantise_convolutions(net: nn.Module, calibration: list[Tensor]) -> nn.Modu
     check_static(calibration)
     sizes = {tuple(tiles.shape[1:]) for tiles in calibration}
     if len(sizes) != 1:
-        raise ConfigError(f"quantise=static needs calibration tiles of one size: these are {sorted(sizes)}")
+        raise ConfigError(
+            f"quantise=static needs calibration tiles of one size: these are {sorted(sizes)}"
+        )
     tiles = torch.cat([tiles.float() for tiles in calibration])
     if len(tiles) % _LEAST_BATCH:
         tiles = torch.cat((tiles, tiles[-1:]))  # so that no batch is of one
@@ -188,7 +206,9 @@ def _convert(net: nn.Module, batches: tuple[Tensor, ...]) -> "GraphModule":
 
     shapes: Any = ({0: torch.export.Dim.DYNAMIC},)
     try:
-        traced = torch.export.export(net, (batches[0],), dynamic_shapes=shapes, strict=False).module()
+        traced = torch.export.export(
+            net, (batches[0],), dynamic_shapes=shapes, strict=False
+        ).module()
     except Exception as error:
         raise ConfigError(
             f"quantise=static traces a net by torch.export, which {type(net).__name__} does not allow "
@@ -218,7 +238,9 @@ def check_static(calibration: list[Tensor]) -> None:
         ConfigError: The images, the processor or the compiler are missing.
     """
     if not calibration:
-        raise ConfigError("quantise=static needs calibration images: some that are like those to predict")
+        raise ConfigError(
+            "quantise=static needs calibration images: some that are like those to predict"
+        )
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.cpu._is_vnni_supported():
         raise ConfigError(
             "quantise=static needs an x86 processor with VNNI, without which int8 is neither exact nor fast: "
@@ -252,8 +274,8 @@ class Agreement:
     Attributes:
         mean_difference: Mean absolute difference of the probabilities, 0 to 1.
         max_difference: The largest.
-        dice: Of both masks together: 2 * shared pixels / (pixels of one + pixels of the other); NaN if neither marks a
-            pixel.
+        dice: Of both masks together: 2 * shared pixels / (pixels of one + pixels of the other); NaN
+            if neither marks a pixel.
         marked_share: Share of the pixels that the first net marks, without which Dice says little.
     """
 
@@ -264,7 +286,11 @@ class Agreement:
 
 
 def measure_agreement(
-    net: Callable[[Tensor], Tensor], other: Callable[[Tensor], Tensor], batches: Iterable[Tensor], *, threshold: float
+    net: Callable[[Tensor], Tensor],
+    other: Callable[[Tensor], Tensor],
+    batches: Iterable[Tensor],
+    *,
+    threshold: float,
 ) -> Agreement:
     """Hold the probabilities of a net against those of another.
 
@@ -275,7 +301,9 @@ def measure_agreement(
         threshold: Least probability of a marked pixel.
     """
     with torch.inference_mode():
-        return compare_values(((net(images), other(images)) for images in batches), threshold=threshold)
+        return compare_values(
+            ((net(images), other(images)) for images in batches), threshold=threshold
+        )
 
 
 def compare_values(pairs: Iterable[tuple[Tensor, Tensor]], *, threshold: float) -> Agreement:
@@ -289,10 +317,18 @@ def compare_values(pairs: Iterable[tuple[Tensor, Tensor]], *, threshold: float) 
     pixels = shared = marked = marked_by_other = 0
     for one, two in pairs:
         difference = (one.float() - two.float()).abs()
-        total, largest = total + float(difference.sum(dtype=torch.float64)), max(largest, float(difference.max()))
+        total, largest = (
+            total + float(difference.sum(dtype=torch.float64)),
+            max(largest, float(difference.max())),
+        )
         masks = one >= threshold, two >= threshold
         pixels += one.numel()
         shared += int((masks[0] & masks[1]).sum())
-        marked, marked_by_other = marked + int(masks[0].sum()), marked_by_other + int(masks[1].sum())
+        marked, marked_by_other = (
+            marked + int(masks[0].sum()),
+            marked_by_other + int(masks[1].sum()),
+        )
     both = marked + marked_by_other
-    return Agreement(total / pixels, largest, 2 * shared / both if both else math.nan, marked / pixels)
+    return Agreement(
+        total / pixels, largest, 2 * shared / both if both else math.nan, marked / pixels
+    )

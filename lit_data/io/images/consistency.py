@@ -34,13 +34,23 @@ def check_set(headers: Sequence[SetHeader], names: Sequence[Name]) -> Problems:
         One problem for each other depth or number of channels, with an example of both kinds.
     """
     problems = Problems()
-    _check_alike(problems, [header.dtype.name for header in headers], names, "dtype", "convert one of them")
+    _check_alike(
+        problems, [header.dtype.name for header in headers], names, "dtype", "convert one of them"
+    )
     hint = "set data.read.gray_to_rgb=true, or choose data.channels"
-    _check_alike(problems, [f"{header.channels} channel(s)" for header in headers], names, "number of channels", hint)
+    _check_alike(
+        problems,
+        [f"{header.channels} channel(s)" for header in headers],
+        names,
+        "number of channels",
+        hint,
+    )
     return problems
 
 
-def describe_size_mismatch(names: tuple[Name, Name], sizes: tuple[tuple[int, int], tuple[int, int]]) -> str:
+def describe_size_mismatch(
+    names: tuple[Name, Name], sizes: tuple[tuple[int, int], tuple[int, int]]
+) -> str:
     """Say how two images differ in size.
 
     Args:
@@ -58,8 +68,15 @@ def describe_size_mismatch(names: tuple[Name, Name], sizes: tuple[tuple[int, int
     return f"{text}; they must have the same size"
 
 
-def _check_alike(problems: Problems, values: Sequence[str], names: Sequence[Name], what: str, hint: str) -> None:
-    examples = dict(zip(reversed(values), reversed(names), strict=True))  # the first name of each value
+def _check_alike(
+    problems: Problems, values: Sequence[str], names: Sequence[Name], what: str, hint: str
+) -> None:
+    examples = dict(
+        zip(reversed(values), reversed(names), strict=True)
+    )  # the first name of each value
     for value, name in examples.items():
         if value != values[0]:
-            problems.add(name, f"{value}, but {show_path(names[0])} has {values[0]}; one set has one {what}; {hint}")
+            problems.add(
+                name,
+                f"{value}, but {show_path(names[0])} has {values[0]}; one set has one {what}; {hint}",
+            )

@@ -80,12 +80,16 @@ class ImageDecoder:
 
     def __post_init__(self) -> None:
         if self.channels is not None and (not self.channels or min(self.channels) < 0):
-            raise ConfigError(f"channels={self.channels!r} must be numbers of channels from 0, or None for all")
+            raise ConfigError(
+                f"channels={self.channels!r} must be numbers of channels from 0, or None for all"
+            )
 
     @property
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
-        return _print_options("image", {"read": json.loads(self.read.fingerprint()), "channels": self.channels})
+        return _print_options(
+            "image", {"read": json.loads(self.read.fingerprint()), "channels": self.channels}
+        )
 
     def header(self, source: ImageSource) -> SourceHeader:
         """Tell shape and dtype without decoding.
@@ -106,7 +110,9 @@ class ImageDecoder:
         array = _concatenate([_cast(file.array, dtype) for file in files])
         stored = files[0].array.dtype
         notes = () if stored == dtype else (f"{stored} cast to {dtype}",)
-        return _collect(array if self.channels is None else array[list(self.channels)], files, notes)
+        return _collect(
+            array if self.channels is None else array[list(self.channels)], files, notes
+        )
 
     def _fit(self, source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
         stacked = _stack(source, images)
@@ -114,10 +120,16 @@ class ImageDecoder:
         if self.channels is None:
             return stacked
         if (needed := max(self.channels) + 1) > stacked.channels:
-            hint = "; set data.read.gray_to_rgb=true to copy it into three" if stacked.channels == 1 else ""
+            hint = (
+                "; set data.read.gray_to_rgb=true to copy it into three"
+                if stacked.channels == 1
+                else ""
+            )
             folder = Path(source.paths[0]).parent.name
             if _MASK_FOLDER.search(folder):
-                hint = f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
+                hint = (
+                    f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
+                )
             raise DataError(
                 f"{_show(source)}: channels={self.channels} needs {needed} channels, found {stacked.channels}{hint}"
             )
@@ -194,11 +206,18 @@ def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[
     return np.dtype(name)
 
 
-STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {"bool": "uint8", "int8": "int16"}
+STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} | {
+    "bool": "uint8",
+    "int8": "int16",
+}
 
 
 def _cast(array: Array, dtype: "np.dtype[Any]") -> Array:
-    return array.view(np.uint8) * np.uint8(255) if array.dtype == np.bool_ else array.astype(dtype, copy=False)
+    return (
+        array.view(np.uint8) * np.uint8(255)
+        if array.dtype == np.bool_
+        else array.astype(dtype, copy=False)
+    )
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:

@@ -8,7 +8,12 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.header_raster import SIGNATURE, read_bmp_header, read_jpeg_header, read_png_header
+from lit_data.io.images.header_raster import (
+    SIGNATURE,
+    read_bmp_header,
+    read_jpeg_header,
+    read_png_header,
+)
 from lit_data.io.images.header_tiff import read_tiff_header
 from lit_data.io.images.npz import MAGIC, read_npy_header
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
@@ -79,7 +84,8 @@ def read_header(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_REA
         options: The rules it will be read with.
 
     Raises:
-        DataError: not a regular file, not an image, damaged, larger than the options allow, or refused by them.
+        DataError: not a regular file, not an image, damaged, larger than the options allow, or
+            refused by them.
     """
     path = Path(path)
     with open_source(path) as stream:
@@ -106,8 +112,14 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
     height_px, width_px = (stored.height_px, stored.width_px)[:: -1 if turned else 1]
     if channels * height_px * width_px * dtype.itemsize > options.max_image_bytes:
         raise DataError(_too_large(channels * height_px * width_px * dtype.itemsize, options))
-    notes = (*stored.notes, *_note_extension(stored.kind, extension, options), *_note_changes(stored, dtype, options))
-    return ImageHeader(stored.kind, height_px, width_px, channels, dtype, stored.pages, notes, stored)
+    notes = (
+        *stored.notes,
+        *_note_extension(stored.kind, extension, options),
+        *_note_changes(stored, dtype, options),
+    )
+    return ImageHeader(
+        stored.kind, height_px, width_px, channels, dtype, stored.pages, notes, stored
+    )
 
 
 def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> StoredImage:
@@ -160,11 +172,15 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     """Channels of the result."""
     channels = stored.colors
     if stored.palette and options.palette == "error":
-        raise DataError("a palette image; set data.read.palette=expand for its colours or =index for its numbers")
+        raise DataError(
+            "a palette image; set data.read.palette=expand for its colours or =index for its numbers"
+        )
     expands = stored.palette and options.palette == "expand"
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
-        raise DataError(f"{channels} channel(s) and alpha; set data.read.alpha=drop to read it without")
+        raise DataError(
+            f"{channels} channel(s) and alpha; set data.read.alpha=drop to read it without"
+        )
     if expands:
         channels = 3
     if options.equal_channels == "collapse":
@@ -188,7 +204,9 @@ def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[s
     return (text,)
 
 
-def _note_changes(stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions) -> tuple[str, ...]:
+def _note_changes(
+    stored: StoredImage, dtype: "np.dtype[Any]", options: ReadOptions
+) -> tuple[str, ...]:
     notes = [*note_inversion(stored, options)]
     if stored.orientation != 1:
         done = "applied" if options.exif == "apply" else 'not applied (exif="ignore")'

@@ -1,7 +1,8 @@
-"""Headers of JPEG, BMP and PNG files without decoding, and checks of what JPEG and PNG files consist of.
+"""Headers of JPEG, BMP and PNG files without decoding, and checks of what JPEG and PNG files
+consist of.
 
-Not those of Pillow: it unpacks text when it opens a PNG, refuses good files with more than 1 MiB of it (processing
-histories are), and checks neither sizes nor chunks behind the header.
+Not those of Pillow: it unpacks text when it opens a PNG, refuses good files with more than 1 MiB of
+it (processing histories are), and checks neither sizes nor chunks behind the header.
 
 https://www.w3.org/TR/png-3/, https://www.w3.org/Graphics/JPEG/itu-t81.pdf
 """
@@ -18,7 +19,11 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.io.images.stored import StoredImage
 
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}  # start of frame; the three are tables and reserved
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {
+    0xC4,
+    0xC8,
+    0xCC,
+}  # start of frame; the three are tables and reserved
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # anything but stuffing, restarts and fill bytes
 _MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
 _MAX_EXIF_TAGS = 512
@@ -47,7 +52,9 @@ def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     """
     frame = read_frame(stream, 0, size_bytes)
     if frame.bits != 8 or frame.components not in (1, 3, 4):
-        raise DataError(f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits are read")
+        raise DataError(
+            f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits are read"
+        )
     return StoredImage(
         kind="jpeg",
         height_px=frame.height_px,
@@ -56,7 +63,9 @@ def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         dtype=np.dtype(np.uint8),
         bits_per_pixel=8 * frame.components,
         orientation=read_orientation(frame.exif),
-        notes=("CMYK JPEG, converted to RGB without a colour profile",) if frame.components == 4 else (),
+        notes=("CMYK JPEG, converted to RGB without a colour profile",)
+        if frame.components == 4
+        else (),
     )
 
 
@@ -198,9 +207,16 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
         width_px, height_px, _, bits = struct.unpack("<HHHH", info)
         compression = used = 0
     else:
-        width_px, height_px, _, bits, compression, _, _, _, used = struct.unpack_from("<iiHHIIiiI", info)
-    if bits not in (1, 4, 8, 16, 24, 32) or compression not in (_RGB, _BITFIELDS if bits in (16, 32) else _RGB):
-        raise DataError(f"BMP with {bits} bits and compression {compression} is not read; save it as PNG")
+        width_px, height_px, _, bits, compression, _, _, _, used = struct.unpack_from(
+            "<iiHHIIiiI", info
+        )
+    if bits not in (1, 4, 8, 16, 24, 32) or compression not in (
+        _RGB,
+        _BITFIELDS if bits in (16, 32) else _RGB,
+    ):
+        raise DataError(
+            f"BMP with {bits} bits and compression {compression} is not read; save it as PNG"
+        )
     return BmpLayout(
         height_px=abs(height_px),
         width_px=width_px,
@@ -208,7 +224,9 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
         bottom_up=height_px > 0,
         pixels_at=pixels_at,
         alpha=bits == 32 and compression == _BITFIELDS and any(info[48:52]),
-        palette=_read_palette(stream, min(used or 2**bits, 2**bits), 3 if info_bytes == 12 else 4, bits),
+        palette=_read_palette(
+            stream, min(used or 2**bits, 2**bits), 3 if info_bytes == 12 else 4, bits
+        ),
     )
 
 
@@ -259,9 +277,13 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     chunks = _read_leading_chunks(stream, size_bytes)
     width_px, height_px, depth, color_type, *methods = struct.unpack(">IIBBBBB", chunks[b"IHDR"])
     if depth not in _DEPTHS.get(color_type, ()) or methods[:2] != [0, 0] or methods[2] > 1:
-        raise DataError(f"damaged PNG header: colour type {color_type} with {depth} bits, methods {methods}")
+        raise DataError(
+            f"damaged PNG header: colour type {color_type} with {depth} bits, methods {methods}"
+        )
     if (frames := int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")) > 1:
-        raise DataError(f"animated PNG with {frames} frames; save the frame to use as a PNG of its own")
+        raise DataError(
+            f"animated PNG with {frames} frames; save the frame to use as a PNG of its own"
+        )
     stored = _CHANNELS[color_type]
     colors = 3 if stored >= 3 else 1
     return StoredImage(
@@ -290,7 +312,9 @@ def check_png(data: bytes) -> None:
         if end > len(data):
             raise DataError(f"truncated PNG: chunk {name!r} needs {end} bytes, found {len(data)}")
         if zlib.crc32(data[offset + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
-            raise DataError(f"damaged PNG: the checksum of chunk {name!r} at byte {offset} is wrong")
+            raise DataError(
+                f"damaged PNG: the checksum of chunk {name!r} at byte {offset} is wrong"
+            )
         if name == b"IEND":
             return
         offset = end
@@ -311,11 +335,15 @@ def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes
                 f"truncated PNG: {max(end, offset + 12)} bytes expected before the pixels, {size_bytes} found"
             )
         if (name == b"IHDR") == bool(chunks) or (name == b"IHDR" and length != 13):
-            raise DataError(f"damaged PNG header: chunk {name!r} of {length} bytes at byte {offset}")
+            raise DataError(
+                f"damaged PNG header: chunk {name!r} of {length} bytes at byte {offset}"
+            )
         if name == b"IDAT":
             return chunks
         chunks[name] = stream.read(length) if name in (b"IHDR", b"acTL", b"eXIf") else b""
-        if name == b"IHDR" and zlib.crc32(name + chunks[name]) != int.from_bytes(stream.read(4), "big"):
+        if name == b"IHDR" and zlib.crc32(name + chunks[name]) != int.from_bytes(
+            stream.read(4), "big"
+        ):
             raise DataError("damaged PNG: the checksum of its header is wrong")
         offset = end
     raise DataError(f"damaged PNG header: more than {_MAX_CHUNKS} chunks before the pixels")

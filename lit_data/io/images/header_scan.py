@@ -72,7 +72,11 @@ class Survey:
     @property
     def pixels_bytes(self) -> int:
         """Bytes of all images, decoded."""
-        return int((self.heights_px * self.widths_px).sum()) * self.channels * np.dtype(self.dtype).itemsize
+        return (
+            int((self.heights_px * self.widths_px).sum())
+            * self.channels
+            * np.dtype(self.dtype).itemsize
+        )
 
     def check(self, image: int, pixels: Array, path: str) -> Array:
         """Hold a decoded image against its header.
@@ -111,7 +115,8 @@ def survey_sources(
 
     Raises:
         ConfigError: An argument is not allowed.
-        DataError: There are no good sources, or bad ones under ``error``, or they do not share dtype and channels.
+        DataError: There are no good sources, or bad ones under ``error``, or they do not share
+            dtype and channels.
     """
     check_reading(workers, on_bad)
     if not sources:
@@ -119,14 +124,20 @@ def survey_sources(
     headers = ordered_map(lambda source: _read_header(decoder, source), sources, workers)
     found = np.zeros((len(sources), 4), np.int64)
     bad: list[tuple[str, str]] = []
-    for number, header in enumerate(track(headers, "reading headers", len(sources), enabled=progress)):
+    for number, header in enumerate(
+        track(headers, "reading headers", len(sources), enabled=progress)
+    ):
         if isinstance(header, str):
             bad.append((sources[number].paths[0], header))
         else:
             found[number] = header
-    if bad and on_bad == "error":  # the others are decoded too, so that one list names all that is wrong
+    if (
+        bad and on_bad == "error"
+    ):  # the others are decoded too, so that one list names all that is wrong
         known = {path for path, _ in bad}
-        bad += find_faults([s for s in sources if s.paths[0] not in known], decoder, workers=workers).entries
+        bad += find_faults(
+            [s for s in sources if s.paths[0] not in known], decoder, workers=workers
+        ).entries
         places = {source.paths[0]: place for place, source in enumerate(sources)}
         bad.sort(key=lambda entry: places[entry[0]])
     raise_bad(bad, len(sources), on_bad)
@@ -148,8 +159,11 @@ def check_reading(workers: int, on_bad: str) -> None:
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
 
 
-def raise_bad(bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images") -> None:
-    """Raise one error for all bad sources, unless they are to be skipped and some good ones are left.
+def raise_bad(
+    bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images"
+) -> None:
+    """Raise one error for all bad sources, unless they are to be skipped and some good ones are
+    left.
 
     Args:
         bad: (path, what is wrong) of each.
@@ -176,7 +190,9 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
     if name not in DTYPES:
         return f"{show_path(source.paths[0])}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
     if min(channels, height_px, width_px) < 1:
-        return f"{show_path(source.paths[0])}: shape {(channels, height_px, width_px)} has no pixels"
+        return (
+            f"{show_path(source.paths[0])}: shape {(channels, height_px, width_px)} has no pixels"
+        )
     return channels, height_px, width_px, DTYPES.index(name)
 
 
@@ -184,4 +200,6 @@ def _check_alike(found: NDArray[np.int64], sources: Sequence[ImageSource]) -> No
     """Raise if the images have several dtypes or channel counts; one image of each kind is looked at."""
     firsts = np.sort(np.unique(found[:, [0, 3]], axis=0, return_index=True)[1])
     headers = [SourceHeader(c, h, w, np.dtype(DTYPES[d])) for c, h, w, d in found[firsts].tolist()]
-    check_set(headers, [sources[row].paths[0] for row in firsts]).raise_if_any("the images do not fit into one store")
+    check_set(headers, [sources[row].paths[0] for row in firsts]).raise_if_any(
+        "the images do not fit into one store"
+    )

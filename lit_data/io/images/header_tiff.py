@@ -14,7 +14,8 @@ from lit_data.io.images.header_raster import read_frame
 from lit_data.io.images.stored import StoredImage
 from lit_data.io.images.tiff_tags import Directory, find_pages, read_layout
 
-# Decoders of other compressions ask for memory by what the stream claims, before the page's size can limit them.
+# Decoders of other compressions ask for memory by what the stream claims, before the page's size
+# can limit them.
 _NONE, _JPEG = 1, 7
 _COMPRESSIONS = {_NONE: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", _JPEG: "JPEG"}
 _COMPRESSIONS |= {8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "Zstandard"}
@@ -65,9 +66,14 @@ def read_grid(tags: Directory, planes: int) -> SegmentGrid:
     if tiled:
         rows, columns = tags.number(323, 0), tags.number(322, 0)
     else:
-        rows, columns = min(tags.number(278, height_px) if tags.count(278) == 1 else height_px, height_px), width_px
+        rows, columns = (
+            min(tags.number(278, height_px) if tags.count(278) == 1 else height_px, height_px),
+            width_px,
+        )
     if min(height_px, width_px, rows, columns) < 1:
-        raise DataError(f"damaged TIFF: {height_px} x {width_px} pixels in segments of {rows} x {columns}")
+        raise DataError(
+            f"damaged TIFF: {height_px} x {width_px} pixels in segments of {rows} x {columns}"
+        )
     return SegmentGrid(height_px, width_px, rows, columns, tiled, planes)
 
 
@@ -92,7 +98,9 @@ def check_segments(
     compression, predictor = tags.number(259, _NONE), tags.number(317, 1)
     if compression not in _COMPRESSIONS or predictor not in (1, 2, 3):
         names = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
-        raise DataError(f"TIFF compression {compression} with predictor {predictor} is not read; read are {names}")
+        raise DataError(
+            f"TIFF compression {compression} with predictor {predictor} is not read; read are {names}"
+        )
     offsets = tags.numbers(324 if 324 in tags else 273)[: grid.count]
     counts = tags.numbers(325 if 325 in tags else 279)[: grid.count]
     if len(counts) == 0 and grid.count == 1:
@@ -106,7 +114,9 @@ def check_segments(
         _check_amount(counts, grid, sample_bits)
     if compression == _JPEG:
         _check_jpeg_sizes(stream, offsets, counts, grid)
-    return () if counts.all() or grid.count == 1 else ("strips or tiles without data, read as empty",)
+    return (
+        () if counts.all() or grid.count == 1 else ("strips or tiles without data, read as empty",)
+    )
 
 
 def _check_inside(size_bytes: int, offsets: NDArray[np.uint64], counts: NDArray[np.uint64]) -> None:
@@ -119,7 +129,9 @@ def _check_inside(size_bytes: int, offsets: NDArray[np.uint64], counts: NDArray[
 def _check_amount(counts: NDArray[np.uint64], grid: SegmentGrid, sample_bits: int) -> None:
     rows = grid.padded_height_px if grid.tiled else grid.height_px
     tiles_across = grid.padded_width_px // grid.segment_width_px
-    expected = math.ceil(grid.segment_width_px * sample_bits / 8) * tiles_across * rows * grid.planes
+    expected = (
+        math.ceil(grid.segment_width_px * sample_bits / 8) * tiles_across * rows * grid.planes
+    )
     if (found := int(counts.sum())) < expected:
         raise DataError(f"truncated TIFF: {expected} bytes of pixels expected, {found} found")
 
@@ -172,8 +184,12 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
     places = find_pages(stream, size_bytes, layout)
     number = page or 0
     if number >= len(places):
-        raise DataError(f"page={number} is not there; the file has the pages 0 to {len(places) - 1}")
-    tags = Directory(stream, size_bytes, layout, places[0])  # tifffile parses the first one whatever the page
+        raise DataError(
+            f"page={number} is not there; the file has the pages 0 to {len(places) - 1}"
+        )
+    tags = Directory(
+        stream, size_bytes, layout, places[0]
+    )  # tifffile parses the first one whatever the page
     if number:
         tags = Directory(stream, size_bytes, layout, places[number])
     _check_page_count(tags, len(places), page)
@@ -183,10 +199,16 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
     bits, dtype = _find_dtype(tags, samples)
     notes = check_segments(stream, size_bytes, tags, grid, bits * samples // planes)
     extra = tags.numbers(338)[:samples].tolist()
-    alpha = tuple(samples - len(extra) + place for place, kind in enumerate(extra) if kind in _ALPHA)
+    alpha = tuple(
+        samples - len(extra) + place for place, kind in enumerate(extra) if kind in _ALPHA
+    )
     if tags.number(32997, 1) != 1 or len(alpha) >= samples:
-        raise DataError(f"TIFF with {samples} samples and depth {tags.number(32997, 1)} is not a flat image")
-    photometric = tags.number(262, _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO)
+        raise DataError(
+            f"TIFF with {samples} samples and depth {tags.number(32997, 1)} is not a flat image"
+        )
+    photometric = tags.number(
+        262, _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO
+    )
     return StoredImage(
         kind="tiff",
         height_px=grid.height_px,
@@ -225,13 +247,17 @@ def _check_page_count(tags: Directory, pages: int, page: int | None) -> None:
         raise DataError(f"{pages} pages; choose one with page=0 to page={pages - 1}")
     hidden = _count_hidden_images(tags)
     if pages == 1 and hidden > 1:
-        raise DataError(f"{hidden} images behind one page; save each as a page or a file of its own")
+        raise DataError(
+            f"{hidden} images behind one page; save each as a page or a file of its own"
+        )
 
 
 def _count_hidden_images(tags: Directory) -> int:
     """Images that follow the first one without a directory, as ImageJ, tifffile and MetaMorph write large stacks."""
     text = tags.read(270)
-    if text.startswith(b"ImageJ=") and (match := re.search(rb"^images=(\d{1,18})\s*$", text, re.MULTILINE)):
+    if text.startswith(b"ImageJ=") and (
+        match := re.search(rb"^images=(\d{1,18})\s*$", text, re.MULTILINE)
+    ):
         return int(match[1])
     if text.startswith(b'{"shape": ['):
         return _count_shaped(text, tags)

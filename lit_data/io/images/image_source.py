@@ -70,21 +70,26 @@ def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, ro
 def describe_bank(bank: ImageBank) -> dict[str, int]:
     """Numbers for a report: ``images``, ``skipped``, and ``pixel_bytes`` of all decoded pixels."""
     pixels = bank.channels * int((bank.heights_px * bank.widths_px).sum())
-    return {"images": len(bank), "skipped": len(bank.skipped), "pixel_bytes": pixels * bank.dtype.itemsize}
+    return {
+        "images": len(bank),
+        "skipped": len(bank.skipped),
+        "pixel_bytes": pixels * bank.dtype.itemsize,
+    }
 
 
 class DecodedFiles:
     """Reads like a ``DecodedStore``, for sources that must not be stored.
 
-    All headers are read once, at construction; a file whose pixels turn out bad raises when it is decoded. Paths are
-    kept as flat arrays. A pickled copy has an empty cache; the paths and sizes of a large set are shared with it, see
-    ``SharedState``.
+    All headers are read once, at construction; a file whose pixels turn out bad raises when it is
+    decoded. Paths are kept as flat arrays. A pickled copy has an empty cache; the paths and sizes
+    of a large set are shared with it, see ``SharedState``.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
         cache_bytes: Decoded bytes to keep in this process; 0 decodes at every access.
-        on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` leaves them out.
+        on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` leaves
+            them out.
         workers: Threads that read the headers.
         progress: Show a bar if that takes long.
 
@@ -115,7 +120,11 @@ class DecodedFiles:
         self._decoder = decoder
         survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
         self._survey = survey
-        self.channels, self.dtype, self.skipped = survey.channels, np.dtype(survey.dtype), survey.skipped
+        self.channels, self.dtype, self.skipped = (
+            survey.channels,
+            np.dtype(survey.dtype),
+            survey.skipped,
+        )
         self.heights_px, self.widths_px = survey.heights_px, survey.widths_px
         self._sources = join_paths(sources[image].paths for image in survey.images)
 

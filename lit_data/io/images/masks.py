@@ -25,7 +25,9 @@ _LOOKED_AT: Final = 64  # masks of a set
 _MOST_LABEL_BYTES: Final = 100_000
 _MOST_COLOURS: Final = 32  # of classes; pictures have far more
 _END: Final = 32  # grey levels next to black and to white
-_NEARLY_WHITE: Final = slice(240, 255)  # that class numbers beside 255 for ignored pixels do not use
+_NEARLY_WHITE: Final = slice(
+    240, 255
+)  # that class numbers beside 255 for ignored pixels do not use
 _MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
 _THRESHOLD: Final = 128
 _SMALL = 16  # class numbers that may have gaps
@@ -41,16 +43,18 @@ class MaskOptions:
 
     Attributes:
         classes: Number of classes, background included; 2 to 256.
-        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them in each file. With
-            more classes the values are the class numbers.
-        threshold: With two classes: values from it on are the defect, all below are background, whatever they are; for
-            masks with grey edges, as smooth scaling and JPEG leave them. None refuses such masks.
-        palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must be greys: for black
-            and white masks whose numbers mean nothing.
-        colours: ``[red, green, blue]`` of each class, that of the background first, where masks are colours, as exports
-            of LabelMe and CVAT are; with two classes all but the first mark the defect. None: values are numbers.
-        ignore: Value of pixels that neither train nor are scored, such as 255; they get the number 255. None: there is
-            none.
+        scale: Values of a mask of two classes: ``0_1``, ``0_255``, or ``auto`` for either of them
+            in each file. With more classes the values are the class numbers.
+        threshold: With two classes: values from it on are the defect, all below are background,
+            whatever they are; for masks with grey edges, as smooth scaling and JPEG leave them.
+            None refuses such masks.
+        palette: ``index`` takes the numbers of a palette image, ``expand`` its colours, which must
+            be greys: for black and white masks whose numbers mean nothing.
+        colours: ``[red, green, blue]`` of each class, that of the background first, where masks are
+            colours, as exports of LabelMe and CVAT are; with two classes all but the first mark the
+            defect. None: values are numbers.
+        ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
+            255. None: there is none.
         page: As in ``ReadOptions``.
         alpha: As in ``ReadOptions``.
         exif: As in ``ReadOptions``; choose the same for images and masks.
@@ -80,29 +84,43 @@ class MaskOptions:
         if self.palette not in ("index", "expand"):
             raise ConfigError(f"palette={self.palette!r} is not one of 'index', 'expand'")
         if self.classes > 2 and self.scale != "auto":
-            raise ConfigError(f'scale={self.scale!r} is for 2 classes; leave it at "auto" with classes={self.classes}')
+            raise ConfigError(
+                f'scale={self.scale!r} is for 2 classes; leave it at "auto" with classes={self.classes}'
+            )
         if self.threshold is not None and (
-            self.classes > 2 or not isinstance(self.threshold, int) or not 0 < self.threshold < 65536
+            self.classes > 2
+            or not isinstance(self.threshold, int)
+            or not 0 < self.threshold < 65536
         ):
             raise ConfigError(
                 f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for 2 classes"
             )
         if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
-            raise ConfigError(f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes")
+            raise ConfigError(
+                f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes"
+            )
         if self.colours is not None:
             self._check_colours()
         _ = self.read  # its own checks
 
     def _check_colours(self) -> None:
         colours = tuple(tuple(colour) for colour in self.colours or ())
-        are_bytes = all(type(part) is int and 0 <= part <= 255 for colour in colours for part in colour)
-        if len(set(colours)) < max(2, len(colours)) or {len(colour) for colour in colours} != {3} or not are_bytes:
+        are_bytes = all(
+            type(part) is int and 0 <= part <= 255 for colour in colours for part in colour
+        )
+        if (
+            len(set(colours)) < max(2, len(colours))
+            or {len(colour) for colour in colours} != {3}
+            or not are_bytes
+        ):
             raise ConfigError(
                 f"colours={self.colours!r} must be two or more different [red, green, blue] of 0 to 255, that of the "
                 "background first"
             )
         if self.classes not in (2, len(colours)):
-            raise ConfigError(f"{len(colours)} colours, that of the background among them, and {self.classes} classes")
+            raise ConfigError(
+                f"{len(colours)} colours, that of the background among them, and {self.classes} classes"
+            )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
             raise ConfigError("colours say all: leave out scale, threshold and ignore")
         object.__setattr__(self, "colours", colours)
@@ -128,7 +146,9 @@ DEFAULT_MASK = MaskOptions()
 """Two classes, stored as 0 and 1 or as 0 and 255."""
 
 
-def read_mask(path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK) -> NDArray[np.uint8]:
+def read_mask(
+    path: str | os.PathLike[str], options: MaskOptions = DEFAULT_MASK
+) -> NDArray[np.uint8]:
     """Read the mask of an image.
 
     Args:
@@ -180,7 +200,9 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     found = set(values.tolist())
     if options.classes > 2:
         if min(found) < 0 or max(found) >= options.classes:
-            raise DataError(_explain(values, f"0 to {options.classes - 1} (classes={options.classes})", options))
+            raise DataError(
+                _explain(values, f"0 to {options.classes - 1} (classes={options.classes})", options)
+            )
         return mask.astype(np.uint8)
     if options.threshold is not None:
         return (mask >= options.threshold).astype(np.uint8)
@@ -191,16 +213,22 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     return foreground.astype(np.uint8)
 
 
-def _number_colours(mask: Array, colours: Sequence[Sequence[int]], classes: int) -> NDArray[np.uint8]:
+def _number_colours(
+    mask: Array, colours: Sequence[Sequence[int]], classes: int
+) -> NDArray[np.uint8]:
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
     packed, numbers = _pack_colours(mask), np.full(mask.shape[1:], -1)
     for number, colour in enumerate(colours):
-        numbers[packed == _pack_colours(np.array(colour))] = number if classes > 2 else min(number, 1)
+        numbers[packed == _pack_colours(np.array(colour))] = (
+            number if classes > 2 else min(number, 1)
+        )
     unknown = np.unique(packed[numbers < 0])
     if len(unknown):
         shown = ", ".join(map(str, _unpack_colours(unknown[:_SHOWN])))
-        raise DataError(f"mask with the colours {shown}; add them to data.mask_read.colours, which does not name them")
+        raise DataError(
+            f"mask with the colours {shown}; add them to data.mask_read.colours, which does not name them"
+        )
     return numbers[None].astype(np.uint8)
 
 
@@ -235,11 +263,17 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
         hint = f"set data.mask_read.scale={0}_{largest}"
     elif largest < 255:
         edges = f"set data.mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = f"set data.mask_read.classes={largest + 1} if these are class numbers" if are_plausible else edges
+        hint = (
+            f"set data.mask_read.classes={largest + 1} if these are class numbers"
+            if are_plausible
+            else edges
+        )
         if len(values) == 2 and largest >= _FEW:
             hint = "set data.mask_read.threshold=1 if all but 0 is the defect"
         if len(values) == 2 and options.palette == "index":
-            hint += ", or data.mask_read.palette=expand if they stand for black and white in a palette"
+            hint += (
+                ", or data.mask_read.palette=expand if they stand for black and white in a palette"
+            )
         elif are_plausible and len(values) <= largest:  # no run of class numbers
             hint = f"{edges}, as smooth scaling leaves them; {hint}"
     else:
@@ -248,7 +282,11 @@ def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
             "values from 128 on as defect"
         )
         classes = int(values[-2]) + 1 if len(values) > 1 else 1
-        if largest == 255 and 1 < classes < _FEW and (classes <= _SMALL or 2 * len(values) > classes):
+        if (
+            largest == 255
+            and 1 < classes < _FEW
+            and (classes <= _SMALL or 2 * len(values) > classes)
+        ):
             numbers = f"set data.mask_read.classes={classes} and data.mask_read.ignore=255 if these are class numbers"
             hint = f"{numbers}; {hint}"
     return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
@@ -260,21 +298,24 @@ def _show(values: Array) -> str:
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with a threshold or with colours where the masks of a set need them, and say so.
+    """Return options with a threshold or with colours where the masks of a set need them, and say
+    so.
 
-    Masks that were scaled smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or
-    nearly white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small numbers, all
-    but 0 is the defect. Few colours are those of classes.
+    Masks that were scaled smoothly or saved as JPEG have grey edges: nearly all of their pixels are
+    nearly black or nearly white, and the rest lies in between. In masks of two values, such as 0
+    and 38, or of a few small numbers, all but 0 is the defect. Few colours are those of classes.
 
     Args:
         masks: All masks of the set; up to 64 of them are looked at.
-        options: With a scale or a threshold they are returned as they are; with more than two classes only colours are
-            looked for.
+        options: With a scale or a threshold they are returned as they are; with more than two
+            classes only colours are looked for.
     """
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
     if not masks or not is_open or options.colours is not None:
         return options
-    numbers = np.unique(np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64))
+    numbers = np.unique(
+        np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64)
+    )
     chosen = [masks[number] for number in numbers]
     all_counts = list(_count_readable(chosen, options))
     if len(all_counts) < len(chosen):
@@ -294,7 +335,8 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
 
 
 def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with the colours that masks hold, if these are few: black first, or the most frequent one.
+    """Return options with the colours that masks hold, if these are few: black first, or the most
+    frequent one.
 
     Raises:
         DataError: The options are for another number of classes.
@@ -314,7 +356,9 @@ def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
         return options
     names = _read_label_map(masks[0].parent)
     background = 0 if 0 in pixels else pixels.most_common(1)[0][0]
-    marks = [colour for colour in names if colour != background] + sorted(pixels.keys() - {background} - names.keys())
+    marks = [colour for colour in names if colour != background] + sorted(
+        pixels.keys() - {background} - names.keys()
+    )
     colours = _unpack_colours(np.array([background, *marks]))
     typed = str(colours).replace(" ", "")
     if options.classes not in (2, len(colours)):
@@ -323,8 +367,17 @@ def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
             f"{options.classes - 1}: name one for each other colour of {typed}"
         )
     named = ",".join(names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1))
-    hint = f"; data.classes=[{named}] tells them apart" if options.classes == 2 and len(marks) > 1 else ""
-    log.info("masks hold %d colours, the background first: data.mask_read.colours=%s%s", len(colours), typed, hint)
+    hint = (
+        f"; data.classes=[{named}] tells them apart"
+        if options.classes == 2 and len(marks) > 1
+        else ""
+    )
+    log.info(
+        "masks hold %d colours, the background first: data.mask_read.colours=%s%s",
+        len(colours),
+        typed,
+        hint,
+    )
     return replace(options, colours=colours)
 
 
@@ -342,7 +395,11 @@ def _read_label(line: str) -> tuple[int, str] | None:
     """Read ``name:128,0,0::``."""
     name, _, rest = line.partition(":")
     parts = rest.partition(":")[0].split(",")
-    if name.startswith("#") or len(parts) != 3 or not all(re.fullmatch("[0-9]{1,3}", part) for part in parts):
+    if (
+        name.startswith("#")
+        or len(parts) != 3
+        or not all(re.fullmatch("[0-9]{1,3}", part) for part in parts)
+    ):
         return None
     return int(_pack_colours(np.array(parts, np.int64))), name
 

@@ -50,8 +50,8 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         size_bytes: Its size.
 
     Returns:
-        The image. A 2-D array is one channel; of a 3-D array the shorter one of the first and the last axis is the
-        channels (the first if they are equal) and has at most 16 entries.
+        The image. A 2-D array is one channel; of a 3-D array the shorter one of the first and the
+        last axis is the channels (the first if they are equal) and has at most 16 entries.
 
     Raises:
         DataError: damaged, cut, or not an array of pixels.
@@ -59,7 +59,9 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     stream.seek(0)
     header = read_array_header(stream, size_bytes)
     if header.dtype.kind not in _PIXEL_DTYPES or header.dtype.itemsize > 8:
-        raise DataError(f"array of dtype {header.dtype}; booleans, integers and floats of up to 64 bits are read")
+        raise DataError(
+            f"array of dtype {header.dtype}; booleans, integers and floats of up to 64 bits are read"
+        )
     shape = header.shape if len(header.shape) == 3 else (1, *header.shape)
     if len(shape) != 3 or min(shape) < 1 or shape[find_channel_axis(shape)] > MAX_CHANNELS:
         raise DataError(
@@ -83,15 +85,16 @@ def find_channel_axis(shape: tuple[int, ...]) -> int:
 
 
 def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
-    """Read an array's header from its first byte on, and hold it against the size of what was stored.
+    """Read an array's header from its first byte on, and hold it against the size of what was
+    stored.
 
     Args:
         stream: At the first byte of the array.
         size_bytes: Bytes of header and values.
 
     Raises:
-        DataError: not an array, objects (which would need pickle), a header above 64 KiB or above the file, or values
-            of another size than the header says.
+        DataError: not an array, objects (which would need pickle), a header above 64 KiB or above
+            the file, or values of another size than the header says.
     """
     start = stream.read(8)
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
@@ -99,23 +102,31 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
         raise DataError(f"not a NumPy array of version 1, 2 or 3, starts with {start!r}")
     length = int.from_bytes(field := stream.read(width), "little")
     if len(field) < width or length > min(size_bytes, MAX_HEADER_BYTES):
-        raise DataError(f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are allowed")
+        raise DataError(
+            f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are allowed"
+        )
     header = _parse(stream.read(length), version=start[6])
     if (found := size_bytes - 8 - width - length) != header.nbytes:
-        raise DataError(f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {found} found")
+        raise DataError(
+            f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {found} found"
+        )
     return header
 
 
 def _parse(text: bytes, *, version: int) -> NpyHeader:
     length = struct.pack("<H" if version == 1 else "<I", len(text))
-    read = np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
+    )
     try:
         with NPY_LOCK:
             shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)
     except Exception as error:  # NumPy hands on what its parsers raise
         raise DataError(f"damaged array header ({type(error).__name__})") from error
     if dtype.hasobject:
-        raise DataError("array of Python objects; they could run code when loaded, save numbers instead")
+        raise DataError(
+            "array of Python objects; they could run code when loaded, save numbers instead"
+        )
     if any(length < 0 for length in shape):
         raise DataError(f"damaged array header: shape {shape}")
     return NpyHeader(tuple(int(length) for length in shape), dtype)
@@ -127,7 +138,8 @@ _ENCRYPTED = 1  # flag bit
 
 
 def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> dict[str, Array]:
-    """Read all arrays of an archive after holding each header against the size its directory declares.
+    """Read all arrays of an archive after holding each header against the size its directory
+    declares.
 
     Args:
         path: The archive.
@@ -137,8 +149,8 @@ def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> d
         Arrays by name, in the order of the archive.
 
     Raises:
-        DataError: not an archive, damaged, larger than allowed, or with a member that is not a plain array of numbers
-            or text under a name of letters, digits and underscores.
+        DataError: not an archive, damaged, larger than allowed, or with a member that is not a
+            plain array of numbers or text under a name of letters, digits and underscores.
     """
     with open_source(path) as stream:
         if stream.read(4) != b"PK\x03\x04":
@@ -170,7 +182,9 @@ def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> Non
         if not _NAME.fullmatch(name):
             raise DataError(f"member {name!r}; names are letters, digits and underscores with .npy")
         if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
-            raise DataError(f"member {name!r} is encrypted or packed by method {member.compress_type}; save with numpy")
+            raise DataError(
+                f"member {name!r} is encrypted or packed by method {member.compress_type}; save with numpy"
+            )
 
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
@@ -178,5 +192,7 @@ def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
         read_array_header(stream, member.file_size)
         stream.seek(0)
         with NPY_LOCK:
-            array: Array = np.lib.format.read_array(stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES)
+            array: Array = np.lib.format.read_array(
+                stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES
+            )
         return array

@@ -14,23 +14,31 @@ class ReadOptions:
 
     Attributes:
         page: Which page of a TIFF to read, from 0; None refuses files of several pages.
-        alpha: ``opaque`` leaves alpha channels out that are opaque everywhere and refuses others, ``drop`` leaves all
-            of them out, ``error`` refuses images that have one.
-        exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF orientation says.
-        palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers, ``error`` refuses it.
+        alpha: ``opaque`` leaves alpha channels out that are opaque everywhere and refuses others,
+            ``drop`` leaves all of them out, ``error`` refuses images that have one.
+        exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF
+            orientation says.
+        palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers,
+            ``error`` refuses it.
         nan_fill: Replaces NaN and infinite pixels; None makes them an error in strict reading.
-        strict_extension: Refuse a file whose name does not fit its content; otherwise that is a note.
-        max_pixels: Largest height x width; the default is the size above which Pillow refuses an image.
+        strict_extension: Refuse a file whose name does not fit its content; otherwise that is a
+            note.
+        max_pixels: Largest height x width; the default is the size above which Pillow refuses an
+            image.
         max_image_bytes: Largest decoded image.
-        cv2_order: Give the first three channels of a PNG, JPEG, BMP or TIFF as B, G, R like ``cv2.imread``, for sets
-            whose owners counted channels so. ``.npy`` files, which OpenCV does not read, keep their order.
+        cv2_order: Give the first three channels of a PNG, JPEG, BMP or TIFF as B, G, R like
+            ``cv2.imread``, for sets whose owners counted channels so. ``.npy`` files, which OpenCV
+            does not read, keep their order.
         gray_to_rgb: Copy a single channel into three.
-        equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels that differ.
-        invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say that white is stored
-            as 0, as fax pages do (``photometric``). White is the largest number of the stored depth: 255 of 8 bits,
-            4095 of 12, 65535 of 16, True of bilevel images; of the colours where a palette is expanded. Signed and
-            floating pixels and the numbers of a palette have no white and are refused.
-        as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32, uint32 and wider).
+        equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels
+            that differ.
+        invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say
+            that white is stored as 0, as fax pages do (``photometric``). White is the largest
+            number of the stored depth: 255 of 8 bits, 4095 of 12, 65535 of 16, True of bilevel
+            images; of the colours where a palette is expanded. Signed and floating pixels and the
+            numbers of a palette have no white and are refused.
+        as_float: Cast integers to float32, unscaled; for depths a store has no room for (int32,
+            uint32 and wider).
     """
 
     page: int | None = None
@@ -64,7 +72,9 @@ class ReadOptions:
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
             raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
         if self.gray_to_rgb and self.equal_channels == "collapse":
-            raise ConfigError('gray_to_rgb=True and equal_channels="collapse" undo each other; choose one')
+            raise ConfigError(
+                'gray_to_rgb=True and equal_channels="collapse" undo each other; choose one'
+            )
 
     def fingerprint(self) -> str:
         """The options as JSON with sorted keys: equal options give equal text in every process and release."""

@@ -15,7 +15,15 @@ from lit_data.io.images.stored import StoredImage, invert, must_invert
 from lit_data.io.source import read_whole
 from lit_data.types import Array
 
-_TURNS = {2: (0, True), 3: (2, False), 4: (2, True), 5: (3, True), 6: (3, False), 7: (1, True), 8: (1, False)}
+_TURNS = {
+    2: (0, True),
+    3: (2, False),
+    4: (2, True),
+    5: (3, True),
+    6: (3, False),
+    7: (1, True),
+    8: (1, False),
+}
 """Orientation -> quarter turns against the clock, then whether to mirror left and right. EXIF 2.3, 4.6.4 A."""
 
 
@@ -41,7 +49,9 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     if options.exif == "apply":
         planes = _turn(planes, header.stored.orientation)
     planes = _arrange_channels(planes, header, options)
-    with np.errstate(over="ignore"):  # float64 beyond float32 becomes infinite, which strict reading reports
+    with np.errstate(
+        over="ignore"
+    ):  # float64 beyond float32 becomes infinite, which strict reading reports
         image = np.ascontiguousarray(planes, dtype=header.dtype)
     if options.nan_fill is not None and image.dtype.kind == "f":
         image[~np.isfinite(image)] = options.nan_fill
@@ -50,7 +60,9 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     return image
 
 
-def _load(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[Array, NDArray[np.uint8] | None]:
+def _load(
+    stream: BinaryIO, stored: StoredImage, options: ReadOptions
+) -> tuple[Array, NDArray[np.uint8] | None]:
     """Pixels without alpha as stored, [C, H, W]; for a palette image indices [1, H, W] and colours [n, 3]."""
     stream.seek(0)
     if stored.kind == "tiff":
@@ -58,7 +70,11 @@ def _load(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[
     if stored.kind == "npy":
         return _load_npy(stream), None
     if stored.palette:
-        indices, palette = _load_png_indices(read_whole(stream)) if stored.kind == "png" else read_bmp_indices(stream)
+        indices, palette = (
+            _load_png_indices(read_whole(stream))
+            if stored.kind == "png"
+            else read_bmp_indices(stream)
+        )
         return indices[None], palette
     return _load_with_opencv(read_whole(stream), stored, options), None
 
@@ -77,10 +93,16 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
     if pixels is None:
         raise DataError(f"damaged {stored.kind}: OpenCV cannot decode it")
     expected = (stored.height_px, stored.width_px, 3)
-    if pixels.shape[:2] != expected[:2] or pixels.dtype != stored.dtype or pixels.ndim < stored.colors:
+    if (
+        pixels.shape[:2] != expected[:2]
+        or pixels.dtype != stored.dtype
+        or pixels.ndim < stored.colors
+    ):
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
     if stored.alpha and options.alpha == "opaque":
-        _check_opaque(pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None, stored.colors)
+        _check_opaque(
+            pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None, stored.colors
+        )
     if stored.colors == 1:
         gray: Array = pixels if pixels.ndim == 2 else pixels[..., 0]
         return gray[None]
@@ -108,14 +130,21 @@ def _check_opaque(alpha: Array | None, colors: int) -> None:
         )
 
 
-def _load_tiff(stream: BinaryIO, stored: StoredImage, options: ReadOptions) -> tuple[Array, NDArray[np.uint8] | None]:
+def _load_tiff(
+    stream: BinaryIO, stored: StoredImage, options: ReadOptions
+) -> tuple[Array, NDArray[np.uint8] | None]:
     import tifffile
 
     with tifffile.TiffFile(stream) as tiff:
         page = tiff.pages[stored.page]
         shape = (stored.colors + len(stored.alpha), stored.height_px, stored.width_px)
-        if page.dtype != stored.dtype or sorted(page.shape) not in (sorted(shape), sorted(shape[1:])):
-            raise DataError(_differs(page.dtype, page.shape, stored.dtype, shape))  # before memory is asked for
+        if page.dtype != stored.dtype or sorted(page.shape) not in (
+            sorted(shape),
+            sorted(shape[1:]),
+        ):
+            raise DataError(
+                _differs(page.dtype, page.shape, stored.dtype, shape)
+            )  # before memory is asked for
         pixels = page.asarray(maxworkers=1)  # images are read side by side, so one thread each
         palette = _read_palette(page) if stored.palette else None
     planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
@@ -146,7 +175,9 @@ def _load_npy(stream: BinaryIO) -> Array:
 def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Colours of a palette image, [3, H, W]."""
     if (largest := int(indices.max())) >= len(palette):
-        raise DataError(f"damaged palette image: index {largest} in a palette of {len(palette)} colours")
+        raise DataError(
+            f"damaged palette image: index {largest} in a palette of {len(palette)} colours"
+        )
     return np.stack([np.take(palette[:, channel], indices) for channel in range(3)])
 
 
@@ -178,5 +209,9 @@ def _collapse(planes: Array) -> Array:
     return planes[:1]
 
 
-def _differs(dtype: object, shape: tuple[int, ...], said_dtype: object, said_shape: tuple[int, ...]) -> str:
-    return f"the decoder gives {dtype} {tuple(shape)} where the header says {said_dtype} {said_shape}"
+def _differs(
+    dtype: object, shape: tuple[int, ...], said_dtype: object, said_shape: tuple[int, ...]
+) -> str:
+    return (
+        f"the decoder gives {dtype} {tuple(shape)} where the header says {said_dtype} {said_shape}"
+    )

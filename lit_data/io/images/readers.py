@@ -47,14 +47,16 @@ class Decoded:
 def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> Decoded:
     """Read a file into memory once and hold it against everything that can be checked.
 
-    One damage cannot be seen: a flipped bit in the pixels of a JPEG. ``source_crc32`` lets a later check find it.
+    One damage cannot be seen: a flipped bit in the pixels of a JPEG. ``source_crc32`` lets a later
+    check find it.
 
     Args:
         path: A PNG, JPEG, BMP, TIFF or ``.npy`` file.
         options: The rules.
 
     Raises:
-        DataError: as ``read_header``; also truncated, a wrong checksum, NaN or infinite pixels without ``nan_fill``.
+        DataError: as ``read_header``; also truncated, a wrong checksum, NaN or infinite pixels
+            without ``nan_fill``.
     """
     path = Path(path)
     with open_source(path) as stream:
@@ -91,27 +93,35 @@ def _check_values(array: Array) -> tuple[str, ...]:
             f"column {column}; data.read.nan_fill=0 replaces them"
         )
     if array.min() >= 0 and 1 < array.max() <= 255:
-        return ("float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",)
+        return (
+            "float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",
+        )
     return ()
 
 
-def read_image(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ, *, strict: bool = False) -> Array:
+def read_image(
+    path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ, *, strict: bool = False
+) -> Array:
     """Read an image.
 
-    PNG, JPEG and BMP are decoded by OpenCV (palettes are read as stored and expanded here), TIFF by tifffile, ``.npy``
-    by NumPy. Floats of 16 and 64 bits become float32.
+    PNG, JPEG and BMP are decoded by OpenCV (palettes are read as stored and expanded here), TIFF by
+    tifffile, ``.npy`` by NumPy. Floats of 16 and 64 bits become float32.
 
     Args:
-        path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name. A ``.npy`` array is
-            [H, W], or 3-D with the channels on the shorter one of the first and the last axis (at most 16).
+        path: A PNG, JPEG, BMP, TIFF or ``.npy`` file; the content decides which, never the name. A
+            ``.npy`` array is [H, W], or 3-D with the channels on the shorter one of the first and
+            the last axis (at most 16).
         options: The rules.
-        strict: Check all that can be checked, as ``decode_strict`` does; otherwise read and decode once.
+        strict: Check all that can be checked, as ``decode_strict`` does; otherwise read and decode
+            once.
 
     Returns:
-        [C, H, W], contiguous, in native byte order; channel 0 is the first stored one (R of an RGB PNG).
+        [C, H, W], contiguous, in native byte order; channel 0 is the first stored one (R of an RGB
+        PNG).
 
     Raises:
-        DataError: not a regular file, not an image, damaged, larger than the options allow, or refused by them.
+        DataError: not a regular file, not an image, damaged, larger than the options allow, or
+            refused by them.
     """
     if strict:
         return decode_strict(path, options).array

@@ -21,7 +21,8 @@ class ResizedDecoder:
     Shrinking takes means over areas, enlarging is bilinear.
 
     Args:
-        fit_px: (height, width) that an image fills in one direction and does not exceed in the other.
+        fit_px: (height, width) that an image fills in one direction and does not exceed in the
+            other.
         decoder: How it is decoded.
 
     Raises:
@@ -58,7 +59,9 @@ class ResizedDecoder:
 def fit_size(size_px: tuple[int, int], fit_px: tuple[int, int]) -> tuple[int, int]:
     """(height, width) of an image that was scaled to fit."""
     scale = min(fit / size for fit, size in zip(fit_px, size_px, strict=True))
-    height, width = (min(fit, max(1, round(size * scale))) for fit, size in zip(fit_px, size_px, strict=True))
+    height, width = (
+        min(fit, max(1, round(size * scale))) for fit, size in zip(fit_px, size_px, strict=True)
+    )
     return height, width
 
 
@@ -74,8 +77,9 @@ def resize_planes(image: Array, size_px: tuple[int, int]) -> Array:
 
 
 Fit = Literal["cover", "contain", "stretch", "keep"]
-"""How an image comes to a size: scaled until it covers it, or until it fits inside; each side scaled by itself; or not
-scaled at all. What stands over is cut off, and what is missing is padded, evenly on both sides."""
+"""How an image comes to a size: scaled until it covers it, or until it fits inside; each side
+scaled by itself; or not scaled at all. What stands over is cut off, and what is missing is padded,
+evenly on both sides."""
 
 FitPadding = Literal["reflect", "border", "zeros"]
 """What is padded with: the image mirrored, its outermost pixels, or 0."""
@@ -110,7 +114,9 @@ class FittedDecoder:
     def __post_init__(self) -> None:
         """Check what was asked for."""
         if min(*self.size_px, self.tiles) < 1:
-            raise ConfigError(f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1")
+            raise ConfigError(
+                f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1"
+            )
         for name, choices in (("fit", get_args(Fit)), ("padding", get_args(FitPadding))):
             check_choice(name, getattr(self, name), choices)
 
@@ -118,7 +124,11 @@ class FittedDecoder:
     def fingerprint(self) -> str:
         """JSON of the options, this decoder's format and the inner fingerprint."""
         options = {"decoder": "fitted", "format": _FORMAT, "size_px": self.size_px, "fit": self.fit}
-        options |= {"padding": self.padding, "tiles": self.tiles, "of": json.loads(self.decoder.fingerprint)}
+        options |= {
+            "padding": self.padding,
+            "tiles": self.tiles,
+            "of": json.loads(self.decoder.fingerprint),
+        }
         return json.dumps(options, sort_keys=True)
 
     def header(self, source: ImageSource) -> SourceHeader:
@@ -137,9 +147,16 @@ class FittedDecoder:
         decoded = self.decoder(source)
         channels, height, width = decoded.array.shape
         self._check_sheet(source, height, width)
-        split = decoded.array.reshape(channels, self.tiles, height // self.tiles, self.tiles, width // self.tiles)
-        fitted = [[self._fit(split[:, row, :, column]) for column in range(self.tiles)] for row in range(self.tiles)]
-        return replace(decoded, array=np.concatenate([np.concatenate(row, axis=2) for row in fitted], axis=1))
+        split = decoded.array.reshape(
+            channels, self.tiles, height // self.tiles, self.tiles, width // self.tiles
+        )
+        fitted = [
+            [self._fit(split[:, row, :, column]) for column in range(self.tiles)]
+            for row in range(self.tiles)
+        ]
+        return replace(
+            decoded, array=np.concatenate([np.concatenate(row, axis=2) for row in fitted], axis=1)
+        )
 
     def _check_sheet(self, source: ImageSource, height_px: int, width_px: int) -> None:
         if height_px % self.tiles or width_px % self.tiles:
@@ -151,7 +168,11 @@ class FittedDecoder:
     def _fit(self, image: Array) -> Array:
         """[C, H, W] to [C, h, w]."""
         size = image.shape[1], image.shape[2]
-        return place_centred(resize_planes(image, scale_size(size, self.size_px, self.fit)), self.size_px, self.padding)
+        return place_centred(
+            resize_planes(image, scale_size(size, self.size_px, self.fit)),
+            self.size_px,
+            self.padding,
+        )
 
 
 def scale_size(size_px: tuple[int, int], fit_px: tuple[int, int], fit: Fit) -> tuple[int, int]:
@@ -160,13 +181,16 @@ def scale_size(size_px: tuple[int, int], fit_px: tuple[int, int], fit: Fit) -> t
         return fit_size(size_px, fit_px)
     if fit == "cover":
         scale = max(wanted / size for wanted, size in zip(fit_px, size_px, strict=True))
-        height, width = (max(wanted, round(size * scale)) for wanted, size in zip(fit_px, size_px, strict=True))
+        height, width = (
+            max(wanted, round(size * scale)) for wanted, size in zip(fit_px, size_px, strict=True)
+        )
         return height, width
     return fit_px if fit == "stretch" else size_px
 
 
 def place_centred(image: Array, size_px: tuple[int, int], padding: FitPadding) -> Array:
-    """Cut off what stands over and pad what is missing, evenly on both sides; an odd pixel goes to bottom and right.
+    """Cut off what stands over and pad what is missing, evenly on both sides; an odd pixel goes to
+    bottom and right.
 
     Args:
         image: [C, H, W].
@@ -181,4 +205,6 @@ def place_centred(image: Array, size_px: tuple[int, int], padding: FitPadding) -
     cut = image[:, starts[0] : starts[0] + size_px[0], starts[1] : starts[1] + size_px[1]]
     before = [max(0, -each) // 2 for each in spare]
     missing = [(first, max(0, -each) - first) for each, first in zip(spare, before, strict=True)]
-    return np.pad(cut, ((0, 0), *missing), mode=_PAD_MODES[padding]) if any(map(any, missing)) else cut  # type: ignore[call-overload]
+    return (
+        np.pad(cut, ((0, 0), *missing), mode=_PAD_MODES[padding]) if any(map(any, missing)) else cut
+    )  # type: ignore[call-overload]

@@ -36,8 +36,8 @@ class Scaling:
     """Size that images and masks are brought to; exactly one of the two is set.
 
     Args:
-        size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the middle, and what is
-            missing around it is reflect-padded.
+        size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the
+            middle, and what is missing around it is reflect-padded.
         factor: Multiplies height and width of every image; below 1 shrinks.
     """
 
@@ -111,23 +111,28 @@ class Scaling:
         """
         restored = resize_planes(self._cut_padding(values, size_px), size_px)
         # Rounded sums of floats may exceed 1, which would be 0 again as a whole number.
-        return np.clip(restored, values.min(), values.max()) if values.dtype.kind == "f" else restored
+        return (
+            np.clip(restored, values.min(), values.max()) if values.dtype.kind == "f" else restored
+        )
 
     def restore_mask(self, mask: Array, size_px: Size) -> Array:
         """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
         return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
 
     def _cut_padding(self, values: Array, size_px: Size) -> Array:
-        return place_centred(values, self.scaled_px(size_px), "reflect")  # cuts off as much as it had put on
+        return place_centred(
+            values, self.scaled_px(size_px), "reflect"
+        )  # cuts off as much as it had put on
 
 
 def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8]:
     """Scale a mask so that no defect is lost and none is counted twice.
 
-    To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel has the class that
-    most of its foreground pixels have (the smaller number of two that are equal), also if they are few; without any it
-    is ignored (255) if one of its pixels is, else background. So a scaled mask shows a defect exactly where its file
-    does, and thin ones become up to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
+    To shrink, each pixel belongs to the one scaled pixel that its centre lies in. A scaled pixel
+    has the class that most of its foreground pixels have (the smaller number of two that are
+    equal), also if they are few; without any it is ignored (255) if one of its pixels is, else
+    background. So a scaled mask shows a defect exactly where its file does, and thin ones become up
+    to one scaled pixel wide. To enlarge, a pixel takes the class of the nearest one.
 
     Args:
         numbers: [H, W] class numbers.
@@ -138,10 +143,18 @@ def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8
     """
     if numbers.shape == size_px:
         return numbers
-    rows, columns = (_nearest(length, scaled) for length, scaled in zip(numbers.shape, size_px, strict=True))
+    rows, columns = (
+        _nearest(length, scaled) for length, scaled in zip(numbers.shape, size_px, strict=True)
+    )
     enlarged = numbers[rows][:, columns]
-    starts = [_starts(length, scaled) for length, scaled in zip(enlarged.shape, size_px, strict=True)]
-    counts_of = {int(number): _count(enlarged == number, starts) for number in np.unique(enlarged) if number > 0}
+    starts = [
+        _starts(length, scaled) for length, scaled in zip(enlarged.shape, size_px, strict=True)
+    ]
+    counts_of = {
+        int(number): _count(enlarged == number, starts)
+        for number in np.unique(enlarged)
+        if number > 0
+    }
     scaled: NDArray[np.uint8] = np.zeros(size_px, np.uint8)
     most = np.zeros(size_px, np.int32)
     scaled[counts_of.pop(IGNORED, most) > 0] = IGNORED
@@ -288,4 +301,6 @@ def check_mask_sizes(
             turned = " (turned by 90 degrees?)" if size == mask_size[::-1] else ""
             described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
             problems.add(masks[0].name(mask), f"{mask_size[0]} x {mask_size[1]}, {described}")
-    problems.raise_if_any(f"{len(problems)} masks differ in size from their image (height x width px)")
+    problems.raise_if_any(
+        f"{len(problems)} masks differ in size from their image (height x width px)"
+    )

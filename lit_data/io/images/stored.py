@@ -55,7 +55,8 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
     """Whether the options ask for black and white to change places.
 
     Raises:
-        DataError: They do, and the image has no defined white: signed and floating pixels, numbers of a palette.
+        DataError: They do, and the image has no defined white: signed and floating pixels, numbers
+            of a palette.
     """
     if options.invert is False or (options.invert == "photometric" and not stored.white_is_zero):
         return False
@@ -72,7 +73,8 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
 
 
 def invert(planes: Array, depth_bits: int | None) -> Array:
-    """Subtract from white, which is 2^bits - 1: 255 of uint8, 4095 of 12 bits in uint16, True of bilevel images.
+    """Subtract from white, which is 2^bits - 1: 255 of uint8, 4095 of 12 bits in uint16, True of
+    bilevel images.
 
     Args:
         planes: [C, H, W] bool or unsigned.
@@ -92,4 +94,8 @@ def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]
     """What a user should know of it."""
     if must_invert(stored, options):
         return ("white is stored as 0; inverted",) if stored.white_is_zero else ("inverted",)
-    return ("white is stored as 0; values are kept as stored (invert=False)",) if stored.white_is_zero else ()
+    return (
+        ("white is stored as 0; values are kept as stored (invert=False)",)
+        if stored.white_is_zero
+        else ()
+    )

@@ -1,6 +1,8 @@
-"""The directories and tags of a TIFF file, each checked to lie inside the file before anything is read.
+"""The directories and tags of a TIFF file, each checked to lie inside the file before anything is
+read.
 
-https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf, https://www.awaresystems.be/imaging/tiff/bigtiff.html
+https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf,
+https://www.awaresystems.be/imaging/tiff/bigtiff.html
 """
 
 import struct
@@ -16,7 +18,24 @@ MAX_TAGS = 512
 """More tags than this in one directory are junk (cgohlke/tifffile#102: 3 126 of them took 64 GB)."""
 
 _MAX_PAGES = 65_536
-_TYPE_BYTES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
+_TYPE_BYTES = {
+    1: 1,
+    2: 1,
+    3: 2,
+    4: 4,
+    5: 8,
+    6: 1,
+    7: 1,
+    8: 2,
+    9: 4,
+    10: 8,
+    11: 4,
+    12: 8,
+    13: 4,
+    16: 8,
+    17: 8,
+    18: 8,
+}
 _NUMBERS = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 
 
@@ -56,7 +75,9 @@ def read_layout(stream: BinaryIO) -> TiffLayout:
     big = start[2:4] in (b"+\x00", b"\x00+")
     if len(start) < 8 or (big and start[4:8] != struct.pack(order + "HH", 8, 0)):
         raise DataError(f"damaged TIFF header {start!r}")
-    return TiffLayout(order, big, *_unpack(order + ("Q" if big else "I"), start[8:] if big else start[4:8]))
+    return TiffLayout(
+        order, big, *_unpack(order + ("Q" if big else "I"), start[8:] if big else start[4:8])
+    )
 
 
 def find_pages(stream: BinaryIO, size_bytes: int, layout: TiffLayout) -> list[int]:
@@ -74,7 +95,11 @@ def find_pages(stream: BinaryIO, size_bytes: int, layout: TiffLayout) -> list[in
         if place in places or len(places) >= _MAX_PAGES:
             raise DataError(f"damaged TIFF: its directories loop, or are more than {_MAX_PAGES}")
         places[place] = None
-        end = place + struct.calcsize(layout.count_format) + _count_tags(stream, size_bytes, layout, place)
+        end = (
+            place
+            + struct.calcsize(layout.count_format)
+            + _count_tags(stream, size_bytes, layout, place)
+        )
         stream.seek(end)
         (place,) = _unpack(layout.offset_format, stream.read(struct.calcsize(layout.offset_format)))
     if not places:
@@ -92,7 +117,8 @@ class Directory:
         place: Where the directory is.
 
     Raises:
-        DataError: more than 512 tags, values outside the file, or more bytes of values than the file has.
+        DataError: more than 512 tags, values outside the file, or more bytes of values than the
+            file has.
     """
 
     def __init__(self, stream: BinaryIO, size_bytes: int, layout: TiffLayout, place: int) -> None:
@@ -102,14 +128,18 @@ class Directory:
         table_bytes = _count_tags(stream, size_bytes, layout, place)
         stream.seek(place + struct.calcsize(layout.count_format))
         total_bytes = 0
-        for code, kind, count, field in struct.iter_unpack(layout.tag_format, stream.read(table_bytes)):
+        for code, kind, count, field in struct.iter_unpack(
+            layout.tag_format, stream.read(table_bytes)
+        ):
             self._tags.setdefault(code, (kind, count, field))
             value_bytes = count * _TYPE_BYTES.get(kind, 0)
             if value_bytes > len(field):
                 total_bytes += value_bytes
                 end = self._place(field) + value_bytes
                 if max(end, total_bytes) > size_bytes:
-                    raise DataError(f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} found")
+                    raise DataError(
+                        f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} found"
+                    )
 
     def __contains__(self, code: int) -> bool:
         return code in self._tags
@@ -155,9 +185,16 @@ def _count_tags(stream: BinaryIO, size_bytes: int, layout: TiffLayout, place: in
     stream.seek(min(place, size_bytes))
     (count,) = _unpack(layout.count_format, stream.read(struct.calcsize(layout.count_format)))
     if count > MAX_TAGS:
-        raise DataError(f"damaged TIFF: {count} tags at byte {place}; at most {MAX_TAGS} are allowed")
+        raise DataError(
+            f"damaged TIFF: {count} tags at byte {place}; at most {MAX_TAGS} are allowed"
+        )
     table_bytes = int(count) * struct.calcsize(layout.tag_format)
-    end = place + struct.calcsize(layout.count_format) + table_bytes + struct.calcsize(layout.offset_format)
+    end = (
+        place
+        + struct.calcsize(layout.count_format)
+        + table_bytes
+        + struct.calcsize(layout.offset_format)
+    )
     if end > size_bytes:
         raise DataError(f"truncated TIFF: a directory needs {end} bytes, {size_bytes} found")
     return table_bytes

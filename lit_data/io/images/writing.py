@@ -39,12 +39,20 @@ def _write_tiff(path: Path, pixels: Array) -> str:
 
     photometric = "rgb" if pixels.shape[-1] == 3 else "minisblack"
     squeezed = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
-    tifffile.imwrite(path, squeezed, photometric=photometric, compression="zlib", metadata=None, software="lit_data")
+    tifffile.imwrite(
+        path,
+        squeezed,
+        photometric=photometric,
+        compression="zlib",
+        metadata=None,
+        software="lit_data",
+    )
     return path.name
 
 
 def write_png(path: Path, pixels: Array) -> None:
-    """Write a PNG, quickly rather than small: [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
+    """Write a PNG, quickly rather than small: [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or
+    uint16.
 
     Raises:
         StoreError: It cannot be written.
@@ -75,8 +83,14 @@ def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array])
         if number == 0:
             colour, bits = _COLOUR_TYPES[1 if part.ndim == 2 else part.shape[2]], 8 * part.itemsize
             file.write(b"\x89PNG\r\n\x1a\n")
-            _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], bits, colour, 0, 0, 0))
-        rows = np.ascontiguousarray(part, part.dtype.newbyteorder(">")).view(np.uint8).reshape(len(part), -1)
+            _write_chunk(
+                file, b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], bits, colour, 0, 0, 0)
+            )
+        rows = (
+            np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
+            .view(np.uint8)
+            .reshape(len(part), -1)
+        )
         _write_chunk(file, b"IDAT", packer.compress(_filter(rows, above).data))
         above = rows[-1:]
     _write_chunk(file, b"IDAT", packer.flush())
@@ -94,4 +108,6 @@ def _filter(rows: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uin
 
 def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
     if data or kind == b"IEND":
-        file.write(struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data)))
+        file.write(
+            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+        )

@@ -1,7 +1,7 @@
 """Data sets that lie on a server: a folder of it becomes a local mirror, once for each machine.
 
-Everything behind this room reads plain local files: decoders, memory maps, workers and their forks never see a
-connection. Read `lit_data.io.remote.mirror` first.
+Everything behind this room reads plain local files: decoders, memory maps, workers and their forks
+never see a connection. Read `lit_data.io.remote.mirror` first.
 """
 
 from lit_data.io.remote.address import check_root

@@ -42,7 +42,9 @@ class Address:
     @property
     def slug(self) -> str:
         """The last part of the address, as a name of a local folder."""
-        return re.sub(r"[^A-Za-z0-9._-]", "_", self.place.rpartition("/")[2]).strip(".")[:64] or "root"
+        return (
+            re.sub(r"[^A-Za-z0-9._-]", "_", self.place.rpartition("/")[2]).strip(".")[:64] or "root"
+        )
 
     def name(self, name: str) -> str:
         """A file of the folder, for messages."""
@@ -61,7 +63,9 @@ def check_root(root: str | None) -> None:
         ConfigError: See `parse_address`.
     """
     if root is not None:
-        check_no_credentials(root, "data.root")  # also of an address that is mistyped, so that it looks like a path
+        check_no_credentials(
+            root, "data.root"
+        )  # also of an address that is mistyped, so that it looks like a path
         if is_remote(root):
             parse_address(root)
 
@@ -77,11 +81,15 @@ def parse_address(root: str) -> Address:
     scheme, place = scheme.lower(), place.rstrip("/")
     shown = escape(root)
     if "::" in scheme or scheme in _WRAPPERS:
-        raise ConfigError(f"data.root={shown}: addresses that read through another one are not supported; unpack it")
+        raise ConfigError(
+            f"data.root={shown}: addresses that read through another one are not supported; unpack it"
+        )
     if scheme in _LOCAL:
         raise ConfigError(f"data.root={shown}: give a local folder as a plain path")
     if "?" in place or (scheme in WEB and "#" in place):
-        raise ConfigError(f"data.root={shown.partition('?')[0]}: a root has nothing behind a '?' or '#'")
+        raise ConfigError(
+            f"data.root={shown.partition('?')[0]}: a root has nothing behind a '?' or '#'"
+        )
     if ".." in place.split("/"):
         raise ConfigError(f"data.root={shown}: write it without '..'")
     if not place or (scheme in WEB and not urlsplit(f"{scheme}://{place}").hostname):

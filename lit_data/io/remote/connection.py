@@ -19,7 +19,16 @@ from lit_data.io.remote.scope import Scope
 MAX_LIST_BYTES: Final = 256 * 2**20
 """The largest list of files or index page that is read."""
 
-TALKATIVE: Final = ("botocore", "aiobotocore", "s3fs", "fsspec", "aiohttp", "urllib3", "asyncio", "boto3")
+TALKATIVE: Final = (
+    "botocore",
+    "aiobotocore",
+    "s3fs",
+    "fsspec",
+    "aiohttp",
+    "urllib3",
+    "asyncio",
+    "boto3",
+)
 _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 
 
@@ -30,7 +39,8 @@ class RemoteFile:
     Args:
         name: Path below the root.
         size_bytes: Its size.
-        version: Changes with its content: a sum, an ETag or a time; empty where the server states none.
+        version: Changes with its content: a sum, an ETag or a time; empty where the server states
+            none.
         mtime_s: When it was last changed, seconds since 1970; 0 where the server does not say.
         md5: Hexadecimal, where it is known before the file is read.
         sha256: The same.
@@ -61,7 +71,9 @@ class Connection(ABC):
         self._fs: Any = None
 
     async def __aenter__(self) -> Self:
-        settings = self._class._get_kwargs_from_urls(self.address.url) | self.choose_settings(self._read_conf())
+        settings = self._class._get_kwargs_from_urls(self.address.url) | self.choose_settings(
+            self._read_conf()
+        )
         if self._class.async_impl:
             settings["asynchronous"] = True
         self._fs = self._class(skip_instance_cache=True, use_listings_cache=False, **settings)
@@ -111,7 +123,9 @@ class Connection(ABC):
             tell: Called with the number of new bytes.
         """
         pulse = _Pulse(tell)
-        await _while_alive(self.call("get_file", self.place(name), str(path), callback=pulse), pulse, self.options)
+        await _while_alive(
+            self.call("get_file", self.place(name), str(path), callback=pulse), pulse, self.options
+        )
 
     async def put(self, path: Path, name: str) -> None:
         """Copy a local file to the server, whole.
@@ -124,7 +138,9 @@ class Connection(ABC):
     async def list_sizes(self, folder: str) -> dict[str, int]:
         """Size in bytes of each file of a folder below the root, by its path below that folder."""
         root = self.place(folder)
-        found: dict[str, Any] = await self.insist(lambda: self.call("find", root, detail=True), folder)
+        found: dict[str, Any] = await self.insist(
+            lambda: self.call("find", root, detail=True), folder
+        )
         return {
             path.removeprefix(root).removeprefix("/"): info["size"]
             for path, info in found.items()
@@ -143,13 +159,19 @@ class Connection(ABC):
 
     async def insist(self, call: Callable[[], Awaitable[Any]], name: str = "") -> Any:  # noqa: ANN401 - as `call`
         """Try again while errors pass; how long one try may take without a byte is the client's setting."""
-        return await insist(call, self.address.name(name) if name else str(self.address), self.options)
+        return await insist(
+            call, self.address.name(name) if name else str(self.address), self.options
+        )
 
     def _read_conf(self) -> dict[str, Any]:
         """The user's own configuration of fsspec, from its files and the environment."""
         from fsspec.config import conf  # type: ignore[import-untyped]
 
-        protocols = self._class.protocol if isinstance(self._class.protocol, tuple | list) else (self._class.protocol,)
+        protocols = (
+            self._class.protocol
+            if isinstance(self._class.protocol, tuple | list)
+            else (self._class.protocol,)
+        )
         merged: dict[str, Any] = {}
         for protocol in protocols:
             merged |= conf.get(protocol, {})
@@ -194,7 +216,8 @@ _quieting = threading.Lock()
 
 @contextmanager
 def quiet_clients() -> Iterator[None]:
-    """Keep clients from logging requests, whose headers hold tokens, also where everything else is logged.
+    """Keep clients from logging requests, whose headers hold tokens, also where everything else is
+    logged.
 
     Several threads may ask for it: it ends with the last of them.
     """
@@ -222,8 +245,12 @@ def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types
         return fsspec.get_filesystem_class(scheme)
     except ValueError:
         known = ", ".join(f"{name}://" for name in ("s3", *WEB, "gs", "abfs", "sftp", "memory"))
-        raise ConfigError(f"data.root={scheme}://...: fsspec knows no such scheme; give one such as {known}") from None
+        raise ConfigError(
+            f"data.root={scheme}://...: fsspec knows no such scheme; give one such as {known}"
+        ) from None
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         hint = f"pip install {package}" if package else str(error).splitlines()[0]
-        raise ConfigError(f"data.root={scheme}://... needs a package that is not installed: {hint}") from None
+        raise ConfigError(
+            f"data.root={scheme}://... needs a package that is not installed: {hint}"
+        ) from None

@@ -33,16 +33,25 @@ class ListedConnection(Connection):
     @override
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
         root = self._class._strip_protocol(self.address.url).rstrip("/")
-        found: Mapping[str, Mapping[str, Any]] = await self.insist(lambda: self.call("find", root, detail=True))
+        found: Mapping[str, Mapping[str, Any]] = await self.insist(
+            lambda: self.call("find", root, detail=True)
+        )
         if root in found and len(found) == 1:
             raise DataError(f"{self.address} is a file: give its folder")
         infos = {path.removeprefix(root).removeprefix("/"): info for path, info in found.items()}
-        # Consoles of S3 make folders as empty objects that end with a slash; the one of the root has no name left.
-        files = {n: info for n, info in infos.items() if info["type"] == "file" and n and not n.endswith("/")}
+        # Consoles of S3 make folders as empty objects that end with a slash; the one of the root
+        # has no name left.
+        files = {
+            n: info
+            for n, info in infos.items()
+            if info["type"] == "file" and n and not n.endswith("/")
+        }
         if not files:
             raise DataError(f"{self.address}: no such folder, or it holds no file; check data.root")
         sums = await self._read_sums(files)
-        return [self._describe(name, info, sums) for name, info in files.items() if scope.wants(name)]
+        return [
+            self._describe(name, info, sums) for name, info in files.items() if scope.wants(name)
+        ]
 
     @override
     def place(self, name: str) -> str:
@@ -56,18 +65,26 @@ class ListedConnection(Connection):
         listed = parse_list(await self.read(name), self.address.name(name))
         missing = sorted(listed.keys() - files.keys())
         if missing:
-            problems = list_problems([(self.address.name(file), "listed, but not there") for file in missing])
-            raise problems.make_error(f"{len(missing)} files of {self.address.name(name)} are not there")
+            problems = list_problems(
+                [(self.address.name(file), "listed, but not there") for file in missing]
+            )
+            raise problems.make_error(
+                f"{len(missing)} files of {self.address.name(name)} are not there"
+            )
         return listed
 
-    def _describe(self, name: str, info: Mapping[str, Any], sums: Mapping[str, str | None]) -> RemoteFile:
+    def _describe(
+        self, name: str, info: Mapping[str, Any], sums: Mapping[str, str | None]
+    ) -> RemoteFile:
         size_bytes, sha256 = info.get("size"), sums.get(name)
         if not isinstance(size_bytes, int):
             raise DataError(f"{self.address.name(name)}: the server states no size")
         tag = next((str(info[key]).strip('"') for key in _TAGS if info.get(key)), "")
         time = next((info[key] for key in _TIMES if info.get(key)), None)
         version = sha256 or tag or str(time or "")
-        return RemoteFile(name, size_bytes, version, _read_seconds(time), self.find_md5(tag), sha256)
+        return RemoteFile(
+            name, size_bytes, version, _read_seconds(time), self.find_md5(tag), sha256
+        )
 
     def find_md5(self, tag: str) -> str | None:
         """The MD5 sum that the tag of a file is, where it is one."""
@@ -87,7 +104,9 @@ class S3Connection(ListedConnection):
             "connect_timeout": options.timeout_s,
             "read_timeout": options.timeout_s,
             "max_pool_connections": options.connections,
-            "retries": {"total_max_attempts": 1},  # tried again by `insist` alone: layers of tries would multiply
+            "retries": {
+                "total_max_attempts": 1
+            },  # tried again by `insist` alone: layers of tries would multiply
         }
         settings = {"client_kwargs": client, "config_kwargs": config, "max_concurrency": 1}
         if options.endpoint_url is not None:
@@ -102,8 +121,12 @@ class S3Connection(ListedConnection):
     async def is_sum(self, file: RemoteFile) -> bool:
         """The ETag of an object that is encrypted with a key of its own is no sum; only its own headers say so."""
         bucket, _, key = self.place(file.name).partition("/")
-        head = await self.insist(lambda: self._fs._call_s3("head_object", Bucket=bucket, Key=key), file.name)
-        return "SSECustomerAlgorithm" not in head and not head.get("ServerSideEncryption", "").startswith("aws:kms")
+        head = await self.insist(
+            lambda: self._fs._call_s3("head_object", Bucket=bucket, Key=key), file.name
+        )
+        return "SSECustomerAlgorithm" not in head and not head.get(
+            "ServerSideEncryption", ""
+        ).startswith("aws:kms")
 
     @override
     def find_md5(self, tag: str) -> str | None:

@@ -29,14 +29,16 @@ class _Links(HTMLParser):
 
 
 def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
-    """Find what an index page lists; links to anywhere else, and those that only sort the page, are left out.
+    """Find what an index page lists; links to anywhere else, and those that only sort the page, are
+    left out.
 
     Args:
         page: HTML.
         url: Of the page, with a slash at its end.
 
     Returns:
-        Names of files and of folders below that page, not escaped; those of folders without a slash.
+        Names of files and of folders below that page, not escaped; those of folders without a
+        slash.
     """
     parser = _Links()
     parser.feed(page)
@@ -75,9 +77,12 @@ class WebConnection(Connection):
 
         given = [name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)]
         if given:
-            raise ConfigError(f"remote.{given[0]} is for S3, and data.root is {self.address.scheme}://...")
+            raise ConfigError(
+                f"remote.{given[0]} is for S3, and data.root is {self.address.scheme}://..."
+            )
         client = dict(conf.get("client_kwargs") or {})
-        # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients would undo.
+        # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients
+        # would undo.
         headers = dict(client.pop("headers", {})) | {"Accept-Encoding": "identity"}
         timeout_s = self.options.timeout_s
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
@@ -90,7 +95,9 @@ class WebConnection(Connection):
         if sums is None:
             sums = dict.fromkeys(await self._read_pages())
         names = [name for name in sums if scope.wants(name)]
-        bad = [name for name in names if find_fault(name)]  # for `check_names`: no such address is asked for
+        bad = [
+            name for name in names if find_fault(name)
+        ]  # for `check_names`: no such address is asked for
         good = [name for name in names if not find_fault(name)]
         found = await call_each(lambda name: self._look(name, sums), good, self.options.connections)
         return [*found, *(RemoteFile(name, 0, "", 0) for name in bad)]
@@ -144,7 +151,9 @@ class WebConnection(Connection):
                 f"or put a list of its files there ({SUMS_NAME}, see docs/remote.md)"
             )
         if not final_url.endswith("/"):
-            raise DataError(f"{self.address.name(folder)}: leads to a page that is no folder; check data.root")
+            raise DataError(
+                f"{self.address.name(folder)}: leads to a page that is no folder; check data.root"
+            )
         return read_index(page.decode("utf-8", "replace"), final_url)
 
     async def _ask(self, url: str, name: str) -> tuple[bytes, str, str]:
@@ -159,16 +168,22 @@ class WebConnection(Connection):
             while more := await response.content.read(MAX_LIST_BYTES):
                 page += more
                 if len(page) > MAX_LIST_BYTES:
-                    raise DataError(f"{self.address}: an index page of more than {MAX_LIST_BYTES} bytes")
+                    raise DataError(
+                        f"{self.address}: an index page of more than {MAX_LIST_BYTES} bytes"
+                    )
             return page, response.headers.get("Content-Type", ""), str(response.url)
 
     async def _look(self, name: str, sums: Mapping[str, str | None]) -> RemoteFile:
         headers = await self.insist(lambda: self._head(self.place(name)), name)
         if not headers.get("Content-Length", "").isdigit():
-            raise DataError(f"{self.address.name(name)}: the server states no size (Content-Length)")
+            raise DataError(
+                f"{self.address.name(name)}: the server states no size (Content-Length)"
+            )
         sha256, changed = sums[name], headers.get("Last-Modified", "")
         version = sha256 or headers.get("ETag", "") or changed
-        return RemoteFile(name, int(headers["Content-Length"]), version, _read_seconds(changed), sha256=sha256)
+        return RemoteFile(
+            name, int(headers["Content-Length"]), version, _read_seconds(changed), sha256=sha256
+        )
 
     async def _head(self, url: str) -> Mapping[str, str]:
         session = await self._fs.set_session()

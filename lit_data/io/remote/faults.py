@@ -1,7 +1,8 @@
-"""What went wrong while reading from a server: whether to try again, and how to say it without anything secret.
+"""What went wrong while reading from a server: whether to try again, and how to say it without
+anything secret.
 
-Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is ever chained to one
-of ours, and none is raised further.
+Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is
+ever chained to one of ours, and none is raised further.
 """
 
 import asyncio
@@ -34,7 +35,9 @@ _TRANSIENT_TYPES: Final = frozenset(
         "HTTPClientError",  # botocore: no connection, timeouts, a connection that was closed
     }
 )
-_PERMANENT_TYPES: Final = frozenset({"ClientSSLError", "SSLError", "SSLCertVerificationError", "InvalidURL"})
+_PERMANENT_TYPES: Final = frozenset(
+    {"ClientSSLError", "SSLError", "SSLCertVerificationError", "InvalidURL"}
+)
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHOWN: Final = 200
 
@@ -77,7 +80,9 @@ def describe_fault(error: BaseException) -> Fault:
         return Fault(False, f"{answer}{ACCESS_ADVICE}", status)
     if status in (404, 410):
         return Fault(
-            False, f"not found ({status}); check data.root, or begin anew if the folder is just changing", status
+            False,
+            f"not found ({status}); check data.root, or begin anew if the folder is just changing",
+            status,
         )
     if isinstance(error, BrokenReadError):
         return Fault(True, str(error))
@@ -87,7 +92,9 @@ def describe_fault(error: BaseException) -> Fault:
     if names & _PERMANENT_TYPES:
         return Fault(False, f"no trusted connection ({type(error).__name__}: {said})")
     if names & _TRANSIENT_TYPES:
-        return Fault(True, "no answer in time" if "TimeoutError" in names else f"no connection ({said})")
+        return Fault(
+            True, "no answer in time" if "TimeoutError" in names else f"no connection ({said})"
+        )
     return Fault(False, f"cannot be read ({type(error).__name__}: {said})")
 
 
@@ -120,7 +127,9 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
                 raise  # of a local file: servers' errors name none
             fault = describe_fault(error)
         if is_full:  # raised here and below, behind the block, so that nothing is chained
-            raise StoreSpaceError(f"{what}: the local disk is full; free some space, or set paths.cache=<folder>")
+            raise StoreSpaceError(
+                f"{what}: the local disk is full; free some space, or set paths.cache=<folder>"
+            )
         if not fault.passes:
             raise DataError(f"{what}: {fault.text}")
     raise UnreachableError(
@@ -132,7 +141,9 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
 def _choose_wait_s(number: int, backoff_s: float) -> float:
     """A random part of a time that doubles, so that many readers do not come back together."""
     longest_s: float = min(_LONGEST_WAIT_S, backoff_s * 2 ** (number - 1))
-    return longest_s * (0.5 + secrets.randbelow(1001) / 2000)  # not from a generator that training draws from
+    return longest_s * (
+        0.5 + secrets.randbelow(1001) / 2000
+    )  # not from a generator that training draws from
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
@@ -149,4 +160,8 @@ def _find_status(error: BaseException) -> int | None:
     response = getattr(error, "response", None)
     if isinstance(response, dict):
         status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600 else None
+    return (
+        status
+        if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600
+        else None
+    )

@@ -27,7 +27,8 @@ _MOST_FAULTS: Final = 100  # then no more files are asked for
 
 
 class BytesBar:
-    """Shows on stderr how many bytes have arrived, once that has taken longer than ``DELAY_S``; a context manager.
+    """Shows on stderr how many bytes have arrived, once that has taken longer than ``DELAY_S``; a
+    context manager.
 
     Args:
         what: One or two words in front of the bar.
@@ -43,7 +44,12 @@ class BytesBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         if self._bar is not None:
             self._bar.stop()
 
@@ -59,7 +65,14 @@ class BytesBar:
 
 def _start(what: str, total_bytes: int) -> "Progress":
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
 
     columns = (
         TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
@@ -84,7 +97,9 @@ class Fetcher:
         bar: Counts bytes.
     """
 
-    def __init__(self, connection: Connection, manifest: Manifest, *, folder: Path, temp: Path, bar: BytesBar) -> None:
+    def __init__(
+        self, connection: Connection, manifest: Manifest, *, folder: Path, temp: Path, bar: BytesBar
+    ) -> None:
         self._connection, self._manifest = connection, manifest
         self._folder, self._temp, self._bar = folder, temp, bar
         self._faults: dict[str, str] = {}
@@ -121,7 +136,9 @@ class Fetcher:
         for name, text in sorted(self._faults.items()):
             problems.add(self._connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
         if len(problems):
-            what = f"{len(problems)} of {files} files of {self._connection.address} could not be read"
+            what = (
+                f"{len(problems)} of {files} files of {self._connection.address} could not be read"
+            )
             denied = any(text.endswith(ACCESS_ADVICE) for text in self._faults.values())
             raise problems.make_error(what, ACCESS_ADVICE.removeprefix("; ") if denied else "")
 
@@ -135,7 +152,9 @@ class Fetcher:
                 arrived.append(new_bytes)
                 self._bar.add(new_bytes)
                 if sum(arrived) > file.size_bytes:  # at once, before it fills the disk
-                    raise BrokenReadError(f"more than the {file.size_bytes} bytes arrive that the server states")
+                    raise BrokenReadError(
+                        f"more than the {file.size_bytes} bytes arrive that the server states"
+                    )
 
             try:
                 path.unlink(missing_ok=True)
@@ -170,7 +189,9 @@ class Fetcher:
             return
         wrong.append(found)
         if wrong.count(found) < 2 and self._connection.options.retries:
-            raise BrokenReadError(f"the {algorithm.upper()} sum is {found}, the server states {stated}")
+            raise BrokenReadError(
+                f"the {algorithm.upper()} sum is {found}, the server states {stated}"
+            )
         raise DataError(
             f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is {found}, the server states "
             f"{stated}: the file there is damaged or the stated sum is out of date; mend it there, or set "
@@ -190,15 +211,17 @@ class Fetcher:
         self._make_parents(folder.parent)
         folder.mkdir(exist_ok=True)
         if folder.is_symlink():
-            raise StoreError(f"{show_path(folder)} is a link, which a mirror never holds; remove it")
+            raise StoreError(
+                f"{show_path(folder)} is a link, which a mirror never holds; remove it"
+            )
         self._real_folders.add(folder)
 
 
 def choose_mtime_ns(file: RemoteFile) -> int:
     """A local time that is the same on every machine, and another one for each version of a file.
 
-    Stores know their sources by size and time, and servers tell times in whole seconds only; so the version chooses
-    the nanoseconds.
+    Stores know their sources by size and time, and servers tell times in whole seconds only; so the
+    version chooses the nanoseconds.
     """
     digest = hashlib.sha256(file.version.encode("utf-8", "surrogateescape")).digest()
     return file.mtime_s * _NS + int.from_bytes(digest[:8], "little") % _NS
@@ -212,7 +235,9 @@ def _check_size(file: RemoteFile, path: Path) -> None:
 
 def _digest(path: Path, algorithm: str) -> str:
     with path.open("rb") as stream:
-        return hashlib.file_digest(stream, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
+        return hashlib.file_digest(
+            stream, lambda: hashlib.new(algorithm, usedforsecurity=False)
+        ).hexdigest()
 
 
 def _finish(file: RemoteFile, path: Path) -> MirroredFile:

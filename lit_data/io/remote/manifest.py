@@ -40,10 +40,11 @@ class MirroredFile:
 
 
 class Manifest:
-    """The record of a mirror: lines that are added while files arrive, the last one of a name counts.
+    """The record of a mirror: lines that are added while files arrive, the last one of a name
+    counts.
 
-    A line is written before its file gets its name: then a kill in between leaves a line that no file fits, which is
-    read anew, and never a file that nobody knows of.
+    A line is written before its file gets its name: then a kill in between leaves a line that no
+    file fits, which is read anew, and never a file that nobody knows of.
 
     Args:
         folder: Where the record lies.
@@ -107,10 +108,19 @@ class Manifest:
             return
         complete = head.get("complete")
         if isinstance(complete, dict):
-            self.complete = {key: files for key, files in complete.items() if isinstance(files, int)}
+            self.complete = {
+                key: files for key, files in complete.items() if isinstance(files, int)
+            }
         for row in map(_decode, lines[1:]):
-            name, values = row.get("name"), (row.get("version"), row.get("size_bytes"), row.get("mtime_ns"))
-            if isinstance(name, str) and isinstance(values[0], str) and all(isinstance(v, int) for v in values[1:]):
+            name, values = (
+                row.get("name"),
+                (row.get("version"), row.get("size_bytes"), row.get("mtime_ns")),
+            )
+            if (
+                isinstance(name, str)
+                and isinstance(values[0], str)
+                and all(isinstance(v, int) for v in values[1:])
+            ):
                 self.entries[name] = MirroredFile(*values)  # type: ignore[arg-type]  # their types are checked
 
 
@@ -132,7 +142,8 @@ _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 
 def parse_list(content: bytes, what: str) -> dict[str, str | None]:
-    """Read a list: each line is a name, or a SHA-256 sum and a name; empty lines and those with ``#`` are left out.
+    """Read a list: each line is a name, or a SHA-256 sum and a name; empty lines and those with
+    ``#`` are left out.
 
     Args:
         content: UTF-8 text.
@@ -153,12 +164,16 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
         if not line.strip() or line.startswith("#"):
             continue
         if line.lstrip().startswith("<"):
-            raise DataError(f"{what}, line {number}: is HTML and no list of files: {escape(line[:80])}")
+            raise DataError(
+                f"{what}, line {number}: is HTML and no list of files: {escape(line[:80])}"
+            )
         match = _LINE.fullmatch(line)
         stated, name = (match[1].lower(), match[2]) if match else (None, line.strip())
         name = name.removeprefix("./")
         if found.setdefault(name, stated) != stated:
-            raise DataError(f"{what}, line {number}: {escape(name)} is there twice, with other sums")
+            raise DataError(
+                f"{what}, line {number}: {escape(name)} is there twice, with other sums"
+            )
     if not found:
         raise DataError(f"{what}: names no file")
     return found

@@ -1,9 +1,10 @@
 """A local folder with the files of a folder on a server.
 
-A mirror rather than reads from the server while training: the decoders, their strict second reading, CRC checks and
-memory maps need files; workers that are forked must hold no connection; and a fault of the network shows before the
-first epoch, not in the middle of the fifth. Each file appears under its name once it is whole and compared, with a time
-made from the server's version of it, so that decoded stores notice what has changed.
+A mirror rather than reads from the server while training: the decoders, their strict second
+reading, CRC checks and memory maps need files; workers that are forked must hold no connection; and
+a fault of the network shows before the first epoch, not in the middle of the fifth. Each file
+appears under its name once it is whole and compared, with a time made from the server's version of
+it, so that decoded stores notice what has changed.
 """
 
 import hashlib
@@ -48,7 +49,9 @@ class Mirror:
         scope: The wanted files; what other data sets want of the same folder stays.
     """
 
-    def __init__(self, address: Address, mirrors: Path, options: RemoteOptions, scope: Scope) -> None:
+    def __init__(
+        self, address: Address, mirrors: Path, options: RemoteOptions, scope: Scope
+    ) -> None:
         self.address, self.options, self.scope = address, options, scope
         identity = f"{address.url} {options.endpoint_url or ''}"
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -60,11 +63,13 @@ class Mirror:
         """The folder, after it was filled or brought up to date if need be.
 
         Args:
-            refresh: Ask the server for changes; otherwise a complete mirror is taken as it is, without a connection.
+            refresh: Ask the server for changes; otherwise a complete mirror is taken as it is,
+                without a connection.
 
         Raises:
             ConfigError: The files are more than allowed.
-            StoreError: A folder of the mirror is a link, or somebody else's, or holds images that no server gave.
+            StoreError: A folder of the mirror is a link, or somebody else's, or holds images that
+                no server gave.
             DataError: The server cannot be reached, or files are missing, forbidden or damaged.
             StoreError: The mirror cannot be written.
         """
@@ -96,26 +101,38 @@ class Mirror:
         except UnreachableError as error:
             if self.options.offline == "error" or not self._is_complete():
                 raise
-            log.warning("%s; going on with the complete mirror in %s, which may be out of date", error, self._shown)
+            log.warning(
+                "%s; going on with the complete mirror in %s, which may be out of date",
+                error,
+                self._shown,
+            )
 
     async def _bring_up_to_date(self, temp: Path) -> None:
         async with connect(self.address, self.options) as connection:
             lists = (SUMS_NAME, self.options.file_list)  # no part of the set
-            listed = [file for file in await connection.list_files(self.scope) if file.name not in lists]
+            listed = [
+                file for file in await connection.list_files(self.scope) if file.name not in lists
+            ]
             check_names((file.name for file in listed), self.address)
             files = {file.name: file for file in listed}
             manifest = Manifest(self.shelf, self._identity)
             todo = [file for file in files.values() if not self._is_current(file, manifest)]
-            gone = [name for name in manifest.entries if name not in files and self.scope.wants(name)]
+            gone = [
+                name for name in manifest.entries if name not in files and self.scope.wants(name)
+            ]
             self._check_strangers({*files, *manifest.entries})
             self._check_sizes(files, sum(file.size_bytes for file in todo), len(todo), len(gone))
             kept = {} if todo or gone else manifest.complete
             if todo or gone:
-                self._remove(gone)  # first, so that after a kill the record still knows what is left
+                self._remove(
+                    gone
+                )  # first, so that after a kill the record still knows what is left
                 manifest.forget(gone)
                 manifest.begin()
             with BytesBar("reading", sum(file.size_bytes for file in todo)) as bar:
-                await Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar).run(todo)
+                await Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar).run(
+                    todo
+                )
             manifest.finish(self.scope.key, len(files), kept=kept)
 
     def _is_current(self, file: RemoteFile, manifest: Manifest) -> bool:
@@ -124,11 +141,18 @@ class Mirror:
             return False
         return entry.is_at(self.folder / file.name)
 
-    def _check_sizes(self, files: Mapping[str, RemoteFile], todo_bytes: int, todo: int, gone: int) -> None:
+    def _check_sizes(
+        self, files: Mapping[str, RemoteFile], todo_bytes: int, todo: int, gone: int
+    ) -> None:
         """Refuse what is too large, before anything is read or removed."""
         if not files:
-            raise DataError(f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check data.root")
-        total_bytes, most_bytes = sum(file.size_bytes for file in files.values()), self.options.max_bytes
+            raise DataError(
+                f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check data.root"
+            )
+        total_bytes, most_bytes = (
+            sum(file.size_bytes for file in files.values()),
+            self.options.max_bytes,
+        )
         if most_bytes is not None and total_bytes > most_bytes:
             raise ConfigError(
                 f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} bytes) are more than "
@@ -144,7 +168,9 @@ class Mirror:
 
     def _tell(self, files: Mapping[str, RemoteFile], total_bytes: int, work: str) -> None:
         size = decimal(total_bytes)
-        log.info("%s: %d files, %s; %s; mirror in %s", self.address, len(files), size, work, self._shown)
+        log.info(
+            "%s: %d files, %s; %s; mirror in %s", self.address, len(files), size, work, self._shown
+        )
         if unknown := sum(not file.version for file in files.values()):
             log.warning(
                 "%s: of %d files the server states neither ETag nor time: changes of equal size are not noticed",
@@ -158,7 +184,10 @@ class Mirror:
         wanted = {name: entry for name, entry in manifest.entries.items() if self.scope.wants(name)}
         if manifest.complete.get(self.scope.key) != len(wanted):
             return False
-        return all(find_fault(name) is None and entry.is_at(self.folder / name) for name, entry in wanted.items())
+        return all(
+            find_fault(name) is None and entry.is_at(self.folder / name)
+            for name, entry in wanted.items()
+        )
 
     def _check_own(self) -> None:
         """Refuse links and other people's folders: what is removed or written there would be theirs."""
@@ -182,7 +211,9 @@ class Mirror:
             if (path.is_symlink() and path.is_dir()) or self._is_stranger(path, known)
         ]
         if strangers:
-            shown = ", ".join(map(show_path, strangers[:3])) + (" ..." if len(strangers) > 3 else "")
+            shown = ", ".join(map(show_path, strangers[:3])) + (
+                " ..." if len(strangers) > 3 else ""
+            )
             raise StoreError(
                 f"{self._shown}: {len(strangers)} files of the mirror did not come from {self.address} ({shown}): "
                 "move them away, or remove the whole folder, and it is filled anew"

@@ -33,7 +33,8 @@ _CHUNK_BYTES: Final = 2**20
 class Objects(ABC):
     """Files below a folder. Each is there as a whole or not at all; any thread may call.
 
-    Every method raises `UnreachableError` or another `DataError` where the folder cannot be reached or used.
+    Every method raises `UnreachableError` or another `DataError` where the folder cannot be reached
+    or used.
     """
 
     @abstractmethod
@@ -59,12 +60,18 @@ class Objects(ABC):
 
 def too_large(what: str, most_bytes: int) -> DataError:
     """The error for a file of a set that is larger than it may be."""
-    return DataError(f"{what}: more than the {most_bytes} bytes that it may have; prepare the set again")
+    return DataError(
+        f"{what}: more than the {most_bytes} bytes that it may have; prepare the set again"
+    )
 
 
 def open_objects(root: str, options: RemoteOptions) -> Objects:
     """The files below an address or a local folder; nothing is read yet."""
-    return ServerObjects(parse_address(root), options) if is_remote(root) else FolderObjects(Path(root), options)
+    return (
+        ServerObjects(parse_address(root), options)
+        if is_remote(root)
+        else FolderObjects(Path(root), options)
+    )
 
 
 class FolderObjects(Objects):
@@ -135,7 +142,9 @@ class FolderObjects(Objects):
             try:
                 return call()
             except FileNotFoundError as error:
-                raise DataError(f"{show_path(error.filename)}: not found; check data.root") from error
+                raise DataError(
+                    f"{show_path(error.filename)}: not found; check data.root"
+                ) from error
             except OSError as error:
                 if not left:
                     raise DataError(f"{self}: cannot be read ({error.strerror})") from error
@@ -189,7 +198,9 @@ class ServerObjects(Objects):
     @override
     def put(self, path: Path, name: str) -> None:
         if self._address.scheme in WEB:
-            raise ConfigError(f"{self}: a web server is only read; write to s3://... or a folder, and serve that")
+            raise ConfigError(
+                f"{self}: a web server is only read; write to s3://... or a folder, and serve that"
+            )
         self._call(lambda connection: connection.put(path, name))
 
     @override

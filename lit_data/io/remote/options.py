@@ -14,7 +14,8 @@ WHERE_CREDENTIALS_BELONG: Final = (
     "configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
 )
 
-# The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one are a port.
+# The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one
+# are a port.
 _PASSWORD = re.compile(r"(://)(?!\[)[^/\s:@'\"]*:(?!\d+(?:/|\?|$))[^\s@'\"]*@")
 _MISTYPED = re.compile(  # a slash or more too few, or a space: no address, and still a password
     r"(?i)\b((?:https?|s3a?|gc?s|az|abfss?|adl|s?ftp|webdavs?)\s*:\s*/{0,3}\s*)"
@@ -47,7 +48,10 @@ def check_no_credentials(text: str | None, key: str) -> None:
         ConfigError: Says which option it is and where credentials belong.
     """
     patterns = (_PASSWORD, _WEB_USER, _SECRET_PART)
-    if text and (_MISTYPED.search(text) or ("://" in text and any(pattern.search(text) for pattern in patterns))):
+    if text and (
+        _MISTYPED.search(text)
+        or ("://" in text and any(pattern.search(text) for pattern in patterns))
+    ):
         raise ConfigError(
             f"{key}: the address holds a user name, password, token or signature, which would end up in logs and run "
             f"folders; write it without; {WHERE_CREDENTIALS_BELONG}"
@@ -80,15 +84,18 @@ class RemoteOptions:
 
     Args:
         connections: Files that are read at a time.
-        retries: How often a read is tried again after a timeout, a broken connection or an overloaded server.
-        backoff_s: Longest wait before the first of these; each next one may wait twice as long, up to 30 s.
+        retries: How often a read is tried again after a timeout, a broken connection or an
+            overloaded server.
+        backoff_s: Longest wait before the first of these; each next one may wait twice as long, up
+            to 30 s.
         timeout_s: Longest time without a byte.
-        max_bytes: Most bytes of all wanted files together, refused before anything is read; none has no limit.
+        max_bytes: Most bytes of all wanted files together, refused before anything is read; none
+            has no limit.
         checksums: Compare with the sums that the server states; sizes are always compared.
-        file_list: File below the root that names the files, with or without SHA-256 sums. None: ``SHA256SUMS`` where
-            there is one.
-        offline: Where the server cannot be reached: `warn` goes on with a complete mirror, `error` ends. `always` never
-            asks the server.
+        file_list: File below the root that names the files, with or without SHA-256 sums. None:
+            ``SHA256SUMS`` where there is one.
+        offline: Where the server cannot be reached: `warn` goes on with a complete mirror, `error`
+            ends. `always` never asks the server.
         endpoint_url: Of a server that speaks S3.
         region: Of S3.
         anon: Read a public S3 bucket without credentials.
@@ -112,20 +119,32 @@ class RemoteOptions:
     def __post_init__(self) -> None:
         for name, least, most in (("connections", 1, _MOST_CONNECTIONS), ("retries", 0, 100)):
             if not _is_whole(value := getattr(self, name)) or not least <= value <= most:
-                raise ConfigError(f"remote.{name}={value!r} is not allowed: a whole number from {least} to {most} is")
+                raise ConfigError(
+                    f"remote.{name}={value!r} is not allowed: a whole number from {least} to {most} is"
+                )
         for name in ("backoff_s", "timeout_s"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, int | float)
+                or not 0 < value < math.inf
+            ):
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
         if self.max_bytes is not None and (not _is_whole(self.max_bytes) or self.max_bytes < 1):
-            raise ConfigError(f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or null is")
+            raise ConfigError(
+                f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or null is"
+            )
         for name in ("checksums", "anon"):
             if not isinstance(value := getattr(self, name), bool):
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: true or false is")
         check_choice("remote.offline", self.offline, get_args(Offline))
         check_no_credentials(self.endpoint_url, "remote.endpoint_url")
-        if self.endpoint_url is not None and not self.endpoint_url.startswith(("http://", "https://")):
-            raise ConfigError(f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://")
+        if self.endpoint_url is not None and not self.endpoint_url.startswith(
+            ("http://", "https://")
+        ):
+            raise ConfigError(
+                f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://"
+            )
 
 
 def _is_whole(value: object) -> bool:

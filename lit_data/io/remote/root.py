@@ -15,7 +15,8 @@ _TARGET: Final = "lit_data.io.remote.RemoteOptions"
 
 
 def check_plain(node: object, key: str = "") -> None:
-    """Refuse a configuration that holds credentials in an address, or beside the options of `RemoteOptions`.
+    """Refuse a configuration that holds credentials in an address, or beside the options of
+    `RemoteOptions`.
 
     Args:
         node: Resolved plain data.
@@ -54,7 +55,9 @@ def _check_names(node: Mapping[str, object], key: str) -> None:
     known = [field.name for field in fields(RemoteOptions)]
     for name in node:
         if name not in (*known, "_target_"):
-            raise ConfigError(f"unknown key '{key}.{name}'; known are {', '.join(known)}; {WHERE_CREDENTIALS_BELONG}")
+            raise ConfigError(
+                f"unknown key '{key}.{name}'; known are {', '.join(known)}; {WHERE_CREDENTIALS_BELONG}"
+            )
 
 
 class Root:
@@ -70,13 +73,20 @@ class Root:
         ConfigError: The address holds credentials, or cannot be read.
     """
 
-    def __init__(self, root: str, mirrors: Path, options: RemoteOptions, scope: Scope | None = None) -> None:
+    def __init__(
+        self, root: str, mirrors: Path, options: RemoteOptions, scope: Scope | None = None
+    ) -> None:
         self._local = None if is_remote(root) else Path(root)
-        self._mirror = Mirror(parse_address(root), mirrors, options, scope or Scope()) if is_remote(root) else None
+        self._mirror = (
+            Mirror(parse_address(root), mirrors, options, scope or Scope())
+            if is_remote(root)
+            else None
+        )
 
     @property
     def folder(self) -> Path:
-        """The local folder; of a server one that is complete, without asking whether something has changed.
+        """The local folder; of a server one that is complete, without asking whether something has
+        changed.
 
         Raises:
             ConfigError: The files are more than allowed.

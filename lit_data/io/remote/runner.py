@@ -12,7 +12,8 @@ S = TypeVar("S")
 
 
 def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop in a thread of its own, both gone at the end; so forks after it find neither.
+    """Run a coroutine on an event loop in a thread of its own, both gone at the end; so forks after
+    it find neither.
 
     Args:
         make: Gives the coroutine.
@@ -34,7 +35,9 @@ def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
         thread.join()
 
 
-async def call_each(call: Callable[[S], Coroutine[Any, Any, T]], items: Sequence[S], most: int) -> list[T]:
+async def call_each(
+    call: Callable[[S], Coroutine[Any, Any, T]], items: Sequence[S], most: int
+) -> list[T]:
     """Call for each item, and end all calls at the first that raises.
 
     Args:

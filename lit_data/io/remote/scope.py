@@ -49,7 +49,11 @@ class Scope:
         beside: tuple[str, ...] = (),
     ) -> Self:
         """Images by their patterns, all masks of a folder below the root, and some other files."""
-        below = () if masks is None or Path(masks).is_absolute() else (f"{Path(masks).as_posix()}/**/*",)
+        below = (
+            ()
+            if masks is None or Path(masks).is_absolute()
+            else (f"{Path(masks).as_posix()}/**/*",)
+        )
         return cls((*patterns, *below), tuple(EXTENSIONS), also, beside)
 
     def __post_init__(self) -> None:
@@ -68,7 +72,9 @@ class Scope:
         Args:
             name: Its path below the root.
         """
-        parts = [part for part in name.split("/") if part]  # names with empty parts are to be reported, not left out
+        parts = [
+            part for part in name.split("/") if part
+        ]  # names with empty parts are to be reported, not left out
         if any(is_hidden(part) and part not in (".", "..") for part in parts):
             return False
         if name in self.also or name.lower().endswith(self.beside):
@@ -95,7 +101,10 @@ def find_fault(name: str) -> str | None:
         return "is no valid text"
     if any(b"\0" in part for part in encoded):
         return "holds a zero byte"
-    if max(map(len, encoded)) > _LONGEST_PART_BYTES or sum(map(len, encoded)) + len(parts) > _LONGEST_NAME_BYTES:
+    if (
+        max(map(len, encoded)) > _LONGEST_PART_BYTES
+        or sum(map(len, encoded)) + len(parts) > _LONGEST_NAME_BYTES
+    ):
         return f"is longer than a local file system allows ({_LONGEST_PART_BYTES} bytes a part)"
     return None
 
@@ -104,8 +113,8 @@ def check_names(names: Iterable[str], address: Address) -> None:
     """Refuse names that cannot stand beside one another in a local folder.
 
     Raises:
-        DataError: Lists all of them: those that lead outside, differ in case or accents only, or are a file and a
-            folder.
+        DataError: Lists all of them: those that lead outside, differ in case or accents only, or
+            are a file and a folder.
     """
     problems, folders, seen = Problems(), dict[str, str](), dict[str, str]()
     names = sorted(names)
@@ -115,12 +124,16 @@ def check_names(names: Iterable[str], address: Address) -> None:
             continue
         first = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if first != name:
-            problems.add(address.name(name), f"differs from {first!a} in case or accents only; rename one")
+            problems.add(
+                address.name(name), f"differs from {first!a} in case or accents only; rename one"
+            )
         folder = name.rpartition("/")[0]
         while folder and folder not in folders:
             folders[folder] = name
             folder = folder.rpartition("/")[0]
     for name in names:
         if name in folders:
-            problems.add(address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one")
+            problems.add(
+                address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one"
+            )
     problems.raise_if_any(f"{len(problems)} bad names in {address}")

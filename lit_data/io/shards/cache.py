@@ -36,11 +36,12 @@ Opened = TypeVar("Opened")
 
 
 class ShardCache(Generic[Opened]):
-    """Opens shards, fetching those that are not there and removing those that have not been used for the longest.
+    """Opens shards, fetching those that are not there and removing those that have not been used
+    for the longest.
 
-    One process fetches a shard while the others that need it wait. A shard that is removed while somebody reads it
-    stays readable to them: its room on the disk is free when they let it go, which each process does with all but what
-    it used last, half of the bound at most.
+    One process fetches a shard while the others that need it wait. A shard that is removed while
+    somebody reads it stays readable to them: its room on the disk is free when they let it go,
+    which each process does with all but what it used last, half of the bound at most.
 
     Args:
         folder: Of the copies; it is made.
@@ -175,14 +176,18 @@ class ShardCache(Generic[Opened]):
                 if find_sha256(part) == shard.sha256:
                     break
                 if is_last:
-                    raise DataError(f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again")
+                    raise DataError(
+                        f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again"
+                    )
             part.rename(path)
         log.debug("fetched %s", shard.name)
 
     def _make_room(self, nbytes: int) -> None:
         """Remove copies until so many bytes fit within the bound, or there are no more."""
         sweep(self.folder)
-        coming = self._count_coming()  # first: one that is renamed meanwhile may count twice, but is not overlooked
+        coming = (
+            self._count_coming()
+        )  # first: one that is renamed meanwhile may count twice, but is not overlooked
         found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()]
         used = sum(size for _, size, _ in found) + coming
         for _, size, path in sorted(found):
@@ -213,7 +218,8 @@ class ShardCache(Generic[Opened]):
 
 
 class Prefetch:
-    """Fetches shards in the order in which an epoch needs them, some ahead of the samples that are handed out.
+    """Fetches shards in the order in which an epoch needs them, some ahead of the samples that are
+    handed out.
 
     Args:
         cache: Of the shards.
@@ -221,10 +227,13 @@ class Prefetch:
         lasts: For each the last sample that needs it.
 
     Attributes:
-        max_bytes: Of shards that are fetched and will still be needed; half of what the cache holds.
+        max_bytes: Of shards that are fetched and will still be needed; half of what the cache
+            holds.
     """
 
-    def __init__(self, cache: ShardCache[Any], numbers: Sequence[int], lasts: Sequence[int], threads: int = 4) -> None:
+    def __init__(
+        self, cache: ShardCache[Any], numbers: Sequence[int], lasts: Sequence[int], threads: int = 4
+    ) -> None:
         self.max_bytes = cache.max_bytes // 2
         self._cache, self._numbers, self._lasts = cache, numbers, lasts
         self._next, self._live_bytes, self._is_closed, self._has_begun = 0, 0, False, False
@@ -263,7 +272,9 @@ class Prefetch:
 
     def _take(self) -> int | None:
         with self._changed:
-            self._changed.wait_for(lambda: self._is_closed or self._next == len(self._numbers) or self._has_room())
+            self._changed.wait_for(
+                lambda: self._is_closed or self._next == len(self._numbers) or self._has_room()
+            )
             if self._is_closed or self._next == len(self._numbers):
                 return None
             number = self._numbers[self._next]
@@ -276,4 +287,6 @@ class Prefetch:
         nbytes = self._cache.shards[self._numbers[self._next]].nbytes
         if not self._live:
             return True
-        return self._has_begun and self._live_bytes + nbytes <= self.max_bytes  # the first one has the line alone
+        return (
+            self._has_begun and self._live_bytes + nbytes <= self.max_bytes
+        )  # the first one has the line alone

@@ -1,4 +1,5 @@
-"""What a set of shards holds: which shard has which image, their sizes and sums; small, and read by all at the start.
+"""What a set of shards holds: which shard has which image, their sizes and sums; small, and read by
+all at the start.
 
 Below the address of a set, whose name ends with ``.shards``, lie::
 
@@ -7,8 +8,8 @@ Below the address of a set, whose name ends with ``.shards``, lie::
     files-SUM.tar            masks and whatever else the kind of data reads beside its images
     shards/KEY-SUM.tar       a store of some images each, as `lit_data.io.store.store.DecodedStore` opens it
 
-KEY is what a store is named by everywhere: sources, options of decoding, layout. So a set is built on from where it
-stopped, and after a change of a few images only their shards are written anew.
+KEY is what a store is named by everywhere: sources, options of decoding, layout. So a set is built
+on from where it stopped, and after a change of a few images only their shards are written anew.
 """
 
 import hashlib
@@ -35,7 +36,15 @@ _KIND: Final = "shards"
 _VERSION: Final = 1
 _SUM_BYTES: Final = 32
 _MOST_CHANNELS: Final = 2**16
-PLACE = np.dtype([("shard", "<u4"), ("row", "<u4"), ("height_px", "<u4"), ("width_px", "<u4"), ("first_source", "<u8")])
+PLACE = np.dtype(
+    [
+        ("shard", "<u4"),
+        ("row", "<u4"),
+        ("height_px", "<u4"),
+        ("width_px", "<u4"),
+        ("first_source", "<u8"),
+    ]
+)
 """Where an image is, its size, and its first row among the source files."""
 
 
@@ -98,9 +107,19 @@ class ShardIndex(NamedTuple):
             StoreCorruptError: It is not what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
-        places, files = folder.map("images", PLACE, check=True), folder.map("files", SOURCE_RECORD, check=True)
-        names, facts, shards = folder.map("names", "u1", check=True), folder.facts, read_shards(folder)
-        table, ends = SourceTable(names, files, places["first_source"].astype(np.int64)), files["name_end"]
+        places, files = (
+            folder.map("images", PLACE, check=True),
+            folder.map("files", SOURCE_RECORD, check=True),
+        )
+        names, facts, shards = (
+            folder.map("names", "u1", check=True),
+            folder.facts,
+            read_shards(folder),
+        )
+        table, ends = (
+            SourceTable(names, files, places["first_source"].astype(np.int64)),
+            files["name_end"],
+        )
         similar = folder.map("similar", "<i8", check=True) if "similar" in folder.arrays else None
         if any(array.ndim != 1 or not len(array) for array in (places, files, names)):
             raise corrupt(path / META_NAME, "no index of shards")
@@ -110,7 +129,9 @@ class ShardIndex(NamedTuple):
             len(places) > 0 and int(places["shard"].max()) < len(shards),
             len(files) > 0 and int(ends[-1]) == len(names) and bool(np.all(ends[1:] >= ends[:-1])),
             bool(np.all(np.diff(table.firsts) > 0)),
-            len(table.firsts) > 0 and int(table.firsts[0]) == 0 and int(table.firsts[-1]) < len(files),
+            len(table.firsts) > 0
+            and int(table.firsts[0]) == 0
+            and int(table.firsts[-1]) < len(files),
             similar is None or similar.shape == places.shape,
         ]
         if not all(checks) or not 0 < facts["channels"] <= _MOST_CHANNELS:
@@ -121,7 +142,11 @@ class ShardIndex(NamedTuple):
         """Write the arrays into an empty folder."""
         writer = ArrayWriter(folder)
         add_shards(writer, self.shards)
-        for name, array in {"images": self.places, "files": self.sources.files, "names": self.sources.names}.items():
+        for name, array in {
+            "images": self.places,
+            "files": self.sources.files,
+            "names": self.sources.names,
+        }.items():
             writer.add(name, array)
         if self.similar is not None:
             writer.add("similar", self.similar)
@@ -131,7 +156,8 @@ class ShardIndex(NamedTuple):
 def are_pairs(skipped: object) -> bool:
     """Whether this lists pairs of a path and what is wrong with it."""
     return isinstance(skipped, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair) for pair in skipped
+        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
+        for pair in skipped
     )
 
 
@@ -149,11 +175,17 @@ def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
         StoreCorruptError: It holds more or fewer sums than shards.
     """
     sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
-    if sums.ndim != 1 or sizes.ndim != 1 or len(sums) != 2 * _SUM_BYTES * len(sizes) or not 0 < sizes.max() < 2**62:
+    if (
+        sums.ndim != 1
+        or sizes.ndim != 1
+        or len(sums) != 2 * _SUM_BYTES * len(sizes)
+        or not 0 < sizes.max() < 2**62
+    ):
         raise corrupt(folder.path / META_NAME, f"{len(sums)} bytes of sums of {len(sizes)} shards")
     pairs = sums.reshape(-1, 2, _SUM_BYTES)
     return tuple(
-        Shard(key.tobytes().hex(), sum_.tobytes().hex(), int(n)) for (key, sum_), n in zip(pairs, sizes, strict=True)
+        Shard(key.tobytes().hex(), sum_.tobytes().hex(), int(n))
+        for (key, sum_), n in zip(pairs, sizes, strict=True)
     )
 
 

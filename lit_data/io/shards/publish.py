@@ -44,8 +44,8 @@ class PublishOptions:
         shard_bytes: Decoded bytes of the images of a shard, of at least one image.
         store: How images lie in a shard.
         on_bad: As `BuildOptions` has it.
-        summarise: What is remembered of the images of a shard, [values]; `group` makes of those of all shards the
-            number of a group of each image.
+        summarise: What is remembered of the images of a shard, [values]; `group` makes of those of
+            all shards the number of a group of each image.
         group: See there.
     """
 
@@ -70,17 +70,27 @@ class _Written:
     summary: Array
 
     @classmethod
-    def of(cls, shard: Shard, store: DecodedStore, summarise: Callable[[ImageBank], Array] | None) -> Self:
+    def of(
+        cls, shard: Shard, store: DecodedStore, summarise: Callable[[ImageBank], Array] | None
+    ) -> Self:
         sizes_px, table = np.stack((store.heights_px, store.widths_px), axis=1), store.sources
-        table = SourceTable(table.names.copy(), table.files.copy(), table.firsts.copy())  # the store is not kept
-        return cls(shard, sizes_px, table, store.skipped, summarise(store) if summarise else np.zeros(0))
+        table = SourceTable(
+            table.names.copy(), table.files.copy(), table.firsts.copy()
+        )  # the store is not kept
+        return cls(
+            shard, sizes_px, table, store.skipped, summarise(store) if summarise else np.zeros(0)
+        )
 
     def write(self, note: Path) -> None:
         """Note what is written, so that a run that goes on need not read it again."""
         note.parent.mkdir(exist_ok=True)
         with temp_folder(note.parent) as temp:
             writer, table = ArrayWriter(temp), self.sources
-            arrays = {"sizes": self.sizes_px.reshape(-1), "files": table.files, "names": table.names}
+            arrays = {
+                "sizes": self.sizes_px.reshape(-1),
+                "files": table.files,
+                "names": table.names,
+            }
             for name, array in (arrays | {"firsts": table.firsts, "summary": self.summary}).items():
                 writer.add(name, array)
             shard = {"sha256": self.shard.sha256, "nbytes": self.shard.nbytes}
@@ -91,7 +101,8 @@ class _Written:
     def read(cls, note: Path) -> Self:
         folder = ArrayFolder(note, _NOTE, 1)
         sizes, files, names, firsts, summary = (
-            np.array(folder.map(name, check=True)) for name in ("sizes", "files", "names", "firsts", "summary")
+            np.array(folder.map(name, check=True))
+            for name in ("sizes", "files", "names", "firsts", "summary")
         )
         shard = Shard(folder.key, folder.facts["sha256"], folder.facts["nbytes"])
         skipped = tuple((path, fault) for path, fault in folder.facts["skipped"])
@@ -137,7 +148,10 @@ class SetWriter:
         return shard
 
     def finish(
-        self, shards: Sequence[Shard], write_index: Callable[[Path], None], files: Mapping[str, Path]
+        self,
+        shards: Sequence[Shard],
+        write_index: Callable[[Path], None],
+        files: Mapping[str, Path],
     ) -> dict[str, int]:
         """Send what makes shards a set.
 
@@ -156,8 +170,13 @@ class SetWriter:
         pointer = self.scratch / POINTER
         pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
         self.objects.put(pointer, POINTER)
-        kept, nbytes = sum(shard.key in self.there for shard in shards), sum(shard.nbytes for shard in shards)
-        log.info("%s: %d shards, %s; %d were there", self.objects, len(shards), decimal(nbytes), kept)
+        kept, nbytes = (
+            sum(shard.key in self.there for shard in shards),
+            sum(shard.nbytes for shard in shards),
+        )
+        log.info(
+            "%s: %d shards, %s; %d were there", self.objects, len(shards), decimal(nbytes), kept
+        )
         return {"shards": len(shards), "shards_kept": kept, "bytes": nbytes}
 
     def _send(self, files: Mapping[str, Path], part: str) -> str:
@@ -179,7 +198,9 @@ class ImagePublisher:
         options: How.
     """
 
-    def __init__(self, writer: SetWriter, decoder: Decoder, names: Mapping[str, str], options: PublishOptions) -> None:
+    def __init__(
+        self, writer: SetWriter, decoder: Decoder, names: Mapping[str, str], options: PublishOptions
+    ) -> None:
         self._writer, self._decoder, self._names, self._options = writer, decoder, names, options
 
     def write(self, sources: Sequence[ImageSource], files: Mapping[str, Path]) -> dict[str, int]:
@@ -195,11 +216,15 @@ class ImagePublisher:
         Raises:
             DataError: Images are bad; or the address cannot be written.
         """
-        survey = survey_sources(sources, self._decoder, workers=_WORKERS, on_bad=self._options.on_bad, progress=True)
+        survey = survey_sources(
+            sources, self._decoder, workers=_WORKERS, on_bad=self._options.on_bad, progress=True
+        )
         chunks = list(_cut(survey, self._options.shard_bytes))
 
         def write(chunk: Ints) -> _Written | str:
-            return self._write_shard([sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk))
+            return self._write_shard(
+                [sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk)
+            )
 
         found = list(track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks)))
         written = [entry for entry in found if not isinstance(entry, str)]
@@ -230,7 +255,9 @@ class ImagePublisher:
             else:
                 try:
                     self._build(sources, survey, wanted, temp / "store")
-                except DataError as error:  # of the images: a server that does not answer is nothing to skip
+                except (
+                    DataError
+                ) as error:  # of the images: a server that does not answer is nothing to skip
                     if options.on_bad == "error":
                         raise
                     return str(error)
@@ -239,17 +266,25 @@ class ImagePublisher:
             written.write(note)
             return written
 
-    def _build(self, sources: Sequence[ImageSource], survey: Survey, wanted: Wanted, folder: Path) -> None:
+    def _build(
+        self, sources: Sequence[ImageSource], survey: Survey, wanted: Wanted, folder: Path
+    ) -> None:
         folder.mkdir()
-        build = BuildOptions(on_bad=wanted.on_bad, workers=_WORKERS, progress=False, store=wanted.store)  # type: ignore[arg-type]
+        build = BuildOptions(
+            on_bad=wanted.on_bad, workers=_WORKERS, progress=False, store=wanted.store
+        )  # type: ignore[arg-type]
         write_store(folder, sources, self._decoder, wanted, survey, build)
 
-    def _index(self, survey: Survey, written: Sequence[_Written], skipped: Sequence[tuple[str, str]]) -> ShardIndex:
+    def _index(
+        self, survey: Survey, written: Sequence[_Written], skipped: Sequence[tuple[str, str]]
+    ) -> ShardIndex:
         counts = [len(entry.sizes_px) for entry in written]
         places = np.zeros(sum(counts), PLACE)
         places["shard"] = np.repeat(np.arange(len(written)), counts)
         places["row"] = np.concatenate([np.arange(count) for count in counts])
-        places["height_px"], places["width_px"] = np.concatenate([entry.sizes_px for entry in written]).T
+        places["height_px"], places["width_px"] = np.concatenate(
+            [entry.sizes_px for entry in written]
+        ).T
         table = _join([entry.sources for entry in written])
         places["first_source"] = table.firsts
         left_out = [*skipped, *(pair for entry in written for pair in entry.skipped)]
@@ -291,4 +326,8 @@ def _join(tables: Sequence[SourceTable]) -> SourceTable:
     for part, before in zip(files, names_before, strict=False):
         part["name_end"] += np.uint64(before)
     firsts = [table.firsts + before for table, before in zip(tables, files_before, strict=False)]
-    return SourceTable(np.concatenate([table.names for table in tables]), np.concatenate(files), np.concatenate(firsts))
+    return SourceTable(
+        np.concatenate([table.names for table in tables]),
+        np.concatenate(files),
+        np.concatenate(firsts),
+    )

@@ -87,7 +87,9 @@ class ShardedRoot:
         """The local copy of the index."""
         return self._shelf / f"index-{self._pointer['index']}.tar"
 
-    def cache_shards(self, shards: Sequence[Shard], open_file: Callable[[Path], Opened]) -> ShardCache[Opened]:
+    def cache_shards(
+        self, shards: Sequence[Shard], open_file: Callable[[Path], Opened]
+    ) -> ShardCache[Opened]:
         """The local copies of shards, which come when they are needed."""
         return ShardCache(self._shelf / "shards", shards, self.objects, self._max_bytes, open_file)
 
@@ -117,7 +119,13 @@ class ShardedRoot:
 
     def _most_bytes(self, part: str) -> int:
         most_bytes = self._options.max_bytes
-        return _INDEX_BYTES if part == "index" else sys.maxsize - 1 if most_bytes is None else most_bytes
+        return (
+            _INDEX_BYTES
+            if part == "index"
+            else sys.maxsize - 1
+            if most_bytes is None
+            else most_bytes
+        )
 
     def _bring(self, part: str, sum_: str) -> None:
         """Fetch the index, or the files, if that version is not here."""
@@ -128,7 +136,9 @@ class ShardedRoot:
             tar = temp / f"{part}.tar"
             self.objects.get(f"{part}-{sum_}.tar", tar, self._most_bytes(part))
             if find_sha256(tar) != sum_:
-                raise DataError(f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again")
+                raise DataError(
+                    f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again"
+                )
             if part != "files":
                 tar.rename(target)
             elif not is_there(target):
@@ -162,18 +172,24 @@ class ShardedImages(ShardedRoot):
             ConfigError: They were decoded otherwise.
         """
         self.check_options(self.index.facts["decoder"], decoder, "images were decoded")
-        return ShardedStore(self.index.path, self.folder, self.cache_shards(self.index.shards, DecodedStore.open))
+        return ShardedStore(
+            self.index.path, self.folder, self.cache_shards(self.index.shards, DecodedStore.open)
+        )
 
 
 def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
     """SHA-256 sums of the index and of the files."""
     try:
         said: dict[str, Any] = json.loads(content)
-        is_known = said["format"] == FORMAT and all(_SUM.fullmatch(said[part]) for part in ("index", "files"))
+        is_known = said["format"] == FORMAT and all(
+            _SUM.fullmatch(said[part]) for part in ("index", "files")
+        )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{what}: {POINTER} is none of a set of shards ({error!s:.80})") from error
     if not is_known:
-        raise DataError(f"{what}: the set has format {said['format']!r:.20}, this version reads {FORMAT}")
+        raise DataError(
+            f"{what}: the set has format {said['format']!r:.20}, this version reads {FORMAT}"
+        )
     return {part: str(said[part]) for part in ("index", "files")}
 
 

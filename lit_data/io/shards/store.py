@@ -36,9 +36,15 @@ class ShardedStore(StoredImages):
         self.key, self.similar, self._sources = found.key, found.similar, found.sources
         self.channels: int = found.facts["channels"]
         self.dtype: np.dtype[np.generic] = np.dtype(found.facts["dtype"]).newbyteorder("<")
-        self.skipped = tuple((locate_below(root, path), str(fault)) for path, fault in found.facts["skipped"])
-        self.shard_of, self._row_of = (found.places[name].astype(np.int64) for name in ("shard", "row"))
-        self.heights_px, self.widths_px = (found.places[name].astype(np.int64) for name in ("height_px", "width_px"))
+        self.skipped = tuple(
+            (locate_below(root, path), str(fault)) for path, fault in found.facts["skipped"]
+        )
+        self.shard_of, self._row_of = (
+            found.places[name].astype(np.int64) for name in ("shard", "row")
+        )
+        self.heights_px, self.widths_px = (
+            found.places[name].astype(np.int64) for name in ("height_px", "width_px")
+        )
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[DecodedStore]]]:
         return type(self), (self.path, self._root, self.cache)
@@ -52,7 +58,9 @@ class ShardedStore(StoredImages):
 
     def name(self, index: int) -> str:
         """First source path of one image, below the local folder."""
-        return locate_below(self._root, self._sources.name(self._sources.rows(range(len(self))[index]).start))
+        return locate_below(
+            self._root, self._sources.name(self._sources.rows(range(len(self))[index]).start)
+        )
 
     def stamp(self, index: int) -> list[int]:
         """A whole number that changes with the shard of an image."""
@@ -70,7 +78,9 @@ class ShardedStore(StoredImages):
             of_shard = np.flatnonzero(shards == shard)
             store = self._check(self.cache.open(shard), images[of_shard])
             patches = np.empty((len(of_shard), *rows.shape[1:]), rows.dtype)
-            store.cut_into(self._row_of[images[of_shard]], tops_px[of_shard], lefts_px[of_shard], patches)
+            store.cut_into(
+                self._row_of[images[of_shard]], tops_px[of_shard], lefts_px[of_shard], patches
+            )
             rows[of_shard] = patches
 
     @property
@@ -86,7 +96,11 @@ class ShardedStore(StoredImages):
     def verify(self, *, progress: bool = True) -> list[str]:
         """Fetch every shard, and compare every image with its checksum."""
         numbers = range(len(self.cache.shards))
-        return [line for number in track(numbers, "checking shards", len(numbers)) for line in self._verify(number)]
+        return [
+            line
+            for number in track(numbers, "checking shards", len(numbers))
+            for line in self._verify(number)
+        ]
 
     def _verify(self, number: int) -> Iterator[str]:
         yield from filter(None, self.cache.open(number).find_bad_images())
@@ -99,10 +113,16 @@ class ShardedStore(StoredImages):
     def _check(self, store: DecodedStore, images: Ints) -> DecodedStore:
         """Hold a shard against the index."""
         rows = self._row_of[images]
-        fits = int(rows.max()) < len(store) and (store.channels, store.dtype) == (self.channels, self.dtype)
+        fits = int(rows.max()) < len(store) and (store.channels, store.dtype) == (
+            self.channels,
+            self.dtype,
+        )
         if not fits or any(
             (mine[images] != theirs[rows]).any()
-            for mine, theirs in ((self.heights_px, store.heights_px), (self.widths_px, store.widths_px))
+            for mine, theirs in (
+                (self.heights_px, store.heights_px),
+                (self.widths_px, store.widths_px),
+            )
         ):
             raise corrupt(store.path, "it does not hold what the index of the set says")
         return store

@@ -16,7 +16,14 @@ from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.cache import ShardCache
-from lit_data.io.shards.index import Shard, add_shards, are_pairs, join_key, locate_below, read_shards
+from lit_data.io.shards.index import (
+    Shard,
+    add_shards,
+    are_pairs,
+    join_key,
+    locate_below,
+    read_shards,
+)
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.root import ShardedRoot
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
@@ -109,12 +116,20 @@ def publish_volumes(
     raise_bad(bad, len(sources), on_bad, what="volumes")
     volumes = [entry for entry in found if not isinstance(entry, str)]
     index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
-    counts = {"volumes": len(volumes), "skipped": len(bad), "points": sum(entry.points for entry in volumes)}
+    counts = {
+        "volumes": len(volumes),
+        "skipped": len(bad),
+        "points": sum(entry.points for entry in volumes),
+    }
     return counts | writer.finish(index.shards, index.write, {})
 
 
 def _publish(
-    writer: SetWriter, source: VolumeSource, names: Mapping[str, str], options: IndexOptions, write: Write
+    writer: SetWriter,
+    source: VolumeSource,
+    names: Mapping[str, str],
+    options: IndexOptions,
+    write: Write,
 ) -> Described | str:
     """A volume that is at its place now, or what is wrong with it."""
     key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
@@ -127,8 +142,12 @@ def _publish(
             shard = writer.fetch_shard(key, tar)
         else:
             try:
-                write(replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options)
-            except DataError as error:  # of the volume: a server that does not answer is nothing to skip
+                write(
+                    replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options
+                )
+            except (
+                DataError
+            ) as error:  # of the volume: a server that does not answer is nothing to skip
                 return str(error)
             shard = writer.send_shard(temp / f"{key}{SUFFIX}", key, tar)
         described = Described.of(StoredVolume(tar), shard)
@@ -154,8 +173,13 @@ class VolumeIndex(NamedTuple):
     def of(cls, volumes: Sequence[Described], facts: Mapping[str, Any]) -> Self:
         """Of the volumes of a set."""
         rows = [(*v.shape, v.points, v.nbytes, v.itemsize, v.has_labels) for v in volumes]
-        names = {"names": [volume.name for volume in volumes], "paths": [volume.path for volume in volumes]}
-        return cls({**facts, **names}, np.array(rows, VOLUME), tuple(volume.shard for volume in volumes))
+        names = {
+            "names": [volume.name for volume in volumes],
+            "paths": [volume.path for volume in volumes],
+        }
+        return cls(
+            {**facts, **names}, np.array(rows, VOLUME), tuple(volume.shard for volume in volumes)
+        )
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -166,11 +190,23 @@ class VolumeIndex(NamedTuple):
             StoreCorruptError: It is not what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
-        volumes, facts, shards = folder.map("volumes", VOLUME, check=True), folder.facts, read_shards(folder)
+        volumes, facts, shards = (
+            folder.map("volumes", VOLUME, check=True),
+            folder.facts,
+            read_shards(folder),
+        )
         texts = [facts.get("names"), facts.get("paths")]
-        checks = [isinstance(facts.get("options"), str) and are_pairs(facts.get("skipped")), volumes.ndim == 1]
-        checks += [isinstance(part, list) and len(part) == len(volumes) == len(shards) > 0 for part in texts]
-        if not all(checks) or not all(isinstance(text, str) for part in texts for text in part or ()):
+        checks = [
+            isinstance(facts.get("options"), str) and are_pairs(facts.get("skipped")),
+            volumes.ndim == 1,
+        ]
+        checks += [
+            isinstance(part, list) and len(part) == len(volumes) == len(shards) > 0
+            for part in texts
+        ]
+        if not all(checks) or not all(
+            isinstance(text, str) for part in texts for text in part or ()
+        ):
             raise corrupt(path / META_NAME, "no index of volumes")
         return cls(facts, volumes, shards)
 
@@ -183,7 +219,8 @@ class VolumeIndex(NamedTuple):
 
 
 class ShardedVolumes:
-    """Volumes out of shards that come when they are needed; a `lit_data.io.volumes.banks.VolumeBank`.
+    """Volumes out of shards that come when they are needed; a
+    `lit_data.io.volumes.banks.VolumeBank`.
 
     Args:
         index: Local copy of the index.
@@ -204,8 +241,12 @@ class ShardedVolumes:
         facts, volumes, _ = VolumeIndex.open(index)
         self._names: list[str] = facts["names"]
         self._paths: list[str] = facts["paths"]
-        self.skipped = tuple((locate_below(root, name), str(fault)) for name, fault in facts["skipped"])
-        self.shapes: list[Triple] = list(zip(*(volumes[axis].tolist() for axis in _AXES), strict=True))
+        self.skipped = tuple(
+            (locate_below(root, name), str(fault)) for name, fault in facts["skipped"]
+        )
+        self.shapes: list[Triple] = list(
+            zip(*(volumes[axis].tolist() for axis in _AXES), strict=True)
+        )
         self.has_labels: list[bool] = (volumes["has_labels"] > 0).tolist()
         self.counts: NDArray[np.int64] = volumes["points"].astype(np.int64)
         self.nbytes = int(volumes["nbytes"].sum())
@@ -221,7 +262,9 @@ class ShardedVolumes:
         """One volume, which is fetched if it is not here."""
         volume = self.cache.open(index)
         if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
-            raise corrupt(self.cache.fetch(index), "it does not hold what the index of the set says")
+            raise corrupt(
+                self.cache.fetch(index), "it does not hold what the index of the set says"
+            )
         return volume
 
     def name(self, index: int) -> str:
@@ -233,7 +276,10 @@ class ShardedVolumes:
         paths = map(self.name, range(len(self)))
         for name in self._names:
             locate_below(self._root, name)  # files are written under it
-        return [VolumeSource(name, path, "npz", (path,)) for name, path in zip(self._names, paths, strict=True)]
+        return [
+            VolumeSource(name, path, "npz", (path,))
+            for name, path in zip(self._names, paths, strict=True)
+        ]
 
     def stamp(self, index: int) -> list[int]:
         """A whole number that changes with the volume."""
@@ -259,7 +305,9 @@ class ShardedVolumeRoot(ShardedRoot):
         """
         index = VolumeIndex.open(self.index_path)
         self.check_options(index.facts["options"], options.fingerprint(), "volumes were indexed")
-        return ShardedVolumes(self.index_path, self.folder, self.cache_shards(index.shards, open_shard))
+        return ShardedVolumes(
+            self.index_path, self.folder, self.cache_shards(index.shards, open_shard)
+        )
 
 
 def open_shard(path: Path) -> SparseVolume:

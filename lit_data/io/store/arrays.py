@@ -1,10 +1,13 @@
-"""A folder of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and ``meta.json`` about them.
+"""A folder of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and
+``meta.json`` about them.
 
-The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set on a server travels.
+The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set
+on a server travels.
 
-What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and carries its own CRC-32;
-each file must begin with the header and have the length that `meta.json` gives it, and each array has a CRC-32. The
-rules are those of safetensors (https://github.com/huggingface/safetensors#format).
+What the folder says is believed in nothing: `meta.json` is bounded, in one canonical form, and
+carries its own CRC-32; each file must begin with the header and have the length that `meta.json`
+gives it, and each array has a CRC-32. The rules are those of safetensors
+(https://github.com/huggingface/safetensors#format).
 """
 
 import dataclasses
@@ -62,8 +65,8 @@ class ArrayFacts:
         descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
         shape: Of the array.
         crc32: Of its values; None where they have checksums of their own.
-        block_px: [height, width] of the blocks that images in it are cut into, 0 for their whole height; None where
-            each is whole.
+        block_px: [height, width] of the blocks that images in it are cut into, 0 for their whole
+            height; None where each is whole.
     """
 
     descr: Any
@@ -74,16 +77,28 @@ class ArrayFacts:
     def __post_init__(self) -> None:
         fields = [["value", self.descr]] if isinstance(self.descr, str) else self.descr
         checks = [isinstance(fields, list) and 0 < len(fields) < 32]
-        checks += [len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1])) for pair in fields]
-        checks += [0 < len(self.shape) < 8, all(map(is_count, self.shape)), math.prod(self.shape) <= MAX_LENGTH]
-        checks += [self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32), _is_block(self.block_px)]
+        checks += [
+            len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1]))
+            for pair in fields
+        ]
+        checks += [
+            0 < len(self.shape) < 8,
+            all(map(is_count, self.shape)),
+            math.prod(self.shape) <= MAX_LENGTH,
+        ]
+        checks += [
+            self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32),
+            _is_block(self.block_px),
+        ]
         if not all(checks):
             raise ValueError(f"no array of {self!r:.80}")
 
     @property
     def dtype(self) -> "np.dtype[Any]":
         """NumPy's."""
-        return np.dtype(self.descr if isinstance(self.descr, str) else [tuple(pair) for pair in self.descr])
+        return np.dtype(
+            self.descr if isinstance(self.descr, str) else [tuple(pair) for pair in self.descr]
+        )
 
     @property
     def nbytes(self) -> int:
@@ -94,7 +109,11 @@ class ArrayFacts:
     def header(self) -> bytes:
         """What the file begins with; as long for any length of the first axis."""
         text = io.BytesIO()
-        form = {"descr": np.lib.format.dtype_to_descr(self.dtype), "fortran_order": False, "shape": self.shape}
+        form = {
+            "descr": np.lib.format.dtype_to_descr(self.dtype),
+            "fortran_order": False,
+            "shape": self.shape,
+        }
         np.lib.format.write_array_header_1_0(text, form)
         return text.getvalue()
 
@@ -119,10 +138,14 @@ class ArrayFolder:
 
     def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
         self.path = Path(path)
-        self._tar = Tar.open(self.path) if self.path.suffix == TAR_SUFFIX and self.path.is_file() else None
+        self._tar = (
+            Tar.open(self.path) if self.path.suffix == TAR_SUFFIX and self.path.is_file() else None
+        )
         if self._tar is None and not is_there(self.path):
             where = show_path(self.path)
-            raise StoreError(f"no store of {kind} at {where}; run `python -m lit_data prepare` to make it")
+            raise StoreError(
+                f"no store of {kind} at {where}; run `python -m lit_data prepare` to make it"
+            )
         fields = (
             read_meta(self.path / META_NAME)
             if self._tar is None
@@ -130,12 +153,18 @@ class ArrayFolder:
         )
         try:
             if (fields["kind"], fields["version"]) != (kind, version):
-                raise ValueError(f"it holds {fields['kind']!r:.40} of version {fields['version']!r:.40}")
+                raise ValueError(
+                    f"it holds {fields['kind']!r:.40} of version {fields['version']!r:.40}"
+                )
             self.key: str = fields["key"]
             self.facts: dict[str, Any] = dict(fields["facts"])
-            self.arrays = {name: _read_facts(name, about) for name, about in fields["arrays"].items()}
+            self.arrays = {
+                name: _read_facts(name, about) for name, about in fields["arrays"].items()
+            }
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise corrupt(self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})") from error
+            raise corrupt(
+                self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})"
+            ) from error
         self._maps: dict[str, Mapped] = {}
         self._whole: mmap.mmap | None = None
 
@@ -177,16 +206,20 @@ class ArrayFolder:
     def check_size(self) -> None:
         """Compare the length of every file with `meta.json`; cheap.
 
-        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be caught, so whoever
-        sees a worker die that way asks here first.
+        Reading past the end of a file that was cut short kills a process (SIGBUS) and cannot be
+        caught, so whoever sees a worker die that way asks here first.
 
         Raises:
             StoreCorruptError: A file is not as long as it should be.
         """
         for name in self.arrays if self._tar is None else ():
             path = self.path / f"{name}.npy"
-            mapped = self._maps.get(name)  # the file that is read, also where another has its name now
-            found_bytes = mapped.data.size() if mapped else path.stat().st_size if path.is_file() else 0
+            mapped = self._maps.get(
+                name
+            )  # the file that is read, also where another has its name now
+            found_bytes = (
+                mapped.data.size() if mapped else path.stat().st_size if path.is_file() else 0
+            )
             if found_bytes != self._size(name):
                 raise corrupt(path, f"expected {self._size(name)} bytes, found {found_bytes}")
 
@@ -196,7 +229,11 @@ class ArrayFolder:
             if facts.crc32 is not None:
                 if name not in self._maps:
                     self.map(name)
-                yield f"{show_path(self.path / name)}.npy: {problem}" if (problem := self._find_damage(name)) else ""
+                yield (
+                    f"{show_path(self.path / name)}.npy: {problem}"
+                    if (problem := self._find_damage(name))
+                    else ""
+                )
 
     def _size(self, name: str) -> int:
         return len(self.arrays[name].header) + self.arrays[name].nbytes
@@ -211,7 +248,9 @@ class ArrayFolder:
             raise corrupt(path, f"expected {self._size(name)} bytes, found {nbytes}")
         if again:
             return Mapped(map_file(self.path, self._tar.nbytes), begin)
-        self._whole = self._whole or map_file(self.path, self._tar.nbytes)  # a file open for each would be too many
+        self._whole = self._whole or map_file(
+            self.path, self._tar.nbytes
+        )  # a file open for each would be too many
         return Mapped(self._whole, begin)
 
     def _find_damage(self, name: str) -> str:
@@ -284,7 +323,9 @@ class ArrayWriter:
             ValueError: It is longer than `MAX_META_BYTES`.
         """
         arrays = {name: dataclasses.asdict(about) for name, about in self._arrays.items()}
-        text = encode_meta({"kind": kind, "version": version, "key": key, "arrays": arrays, "facts": dict(facts)})
+        text = encode_meta(
+            {"kind": kind, "version": version, "key": key, "arrays": arrays, "facts": dict(facts)}
+        )
         if len(text) > MAX_META_BYTES:
             raise ValueError(f"{len(text)} bytes of {META_NAME} are too many")
         with new_file(self.folder / META_NAME) as fd:
@@ -305,7 +346,11 @@ class ArrayStream:
 
     def append(self, values: Array) -> None:
         """Write values."""
-        data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data if values.size else memoryview(b"")
+        data = (
+            np.ascontiguousarray(values, self._dtype).view(np.uint8).data
+            if values.size
+            else memoryview(b"")
+        )
         write_all(self._fd, data)
         self.nbytes += data.nbytes
         if self.crc32 is not None:

@@ -1,11 +1,13 @@
-"""Large images in vertical bands, so that a patch reads what it shows and not whole rows of its image.
+"""Large images in vertical bands, so that a patch reads what it shows and not whole rows of its
+image.
 
-A band is [H, C, b] in one piece: the rows of a patch lie one after another in each band that it touches. The bands of
-an image come from left to right, the last one may be narrower. Small images stay planar [C, H, W].
+A band is [H, C, b] in one piece: the rows of a patch lie one after another in each band that it
+touches. The bands of an image come from left to right, the last one may be narrower. Small images
+stay planar [C, H, W].
 
-Measured against square blocks of equal width, bands read less (a patch of 128 px at any place 1.7 times its bytes, not
-2.1) and copy faster, as no row lies in two of them. Compressed images lie in blocks all the same, see
-`lit_data.io.store.packed`.
+Measured against square blocks of equal width, bands read less (a patch of 128 px at any place 1.7
+times its bytes, not 2.1) and copy faster, as no row lies in two of them. Compressed images lie in
+blocks all the same, see `lit_data.io.store.packed`.
 """
 
 import math
@@ -35,7 +37,8 @@ class StoreOptions:
     """How decoded images lie on the disk.
 
     Args:
-        band_px: Width of the bands that images are cut into whose rows take 1 KiB and more; None keeps them whole.
+        band_px: Width of the bands that images are cut into whose rows take 1 KiB and more; None
+            keeps them whole.
         compression: `none`, `lz4` or `zstd`, see `lit_data.io.store.packed`.
 
     Raises:
@@ -47,7 +50,9 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         if self.band_px is not None and self.band_px not in WIDTHS:
-            raise ConfigError(f"store.band_px={self.band_px!r} must be one of {', '.join(map(str, WIDTHS))}, or null")
+            raise ConfigError(
+                f"store.band_px={self.band_px!r} must be one of {', '.join(map(str, WIDTHS))}, or null"
+            )
         check_choice("store.compression", self.compression, get_args(Compression))
 
 
@@ -94,7 +99,9 @@ class BandLayout(NamedTuple):
             yield image
         else:
             for left in range(0, width, self.band_px):
-                yield np.ascontiguousarray(image[:, :, left : left + self.band_px].transpose(1, 0, 2))
+                yield np.ascontiguousarray(
+                    image[:, :, left : left + self.band_px].transpose(1, 0, 2)
+                )
 
 
 class BandedImage(SlicedImage):
@@ -127,14 +134,21 @@ class BandedImage(SlicedImage):
         return joined[:, :, shift : shift + width_px].transpose(1, 0, 2)
 
     @override
-    def find_spans(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    def find_spans(
+        self, top_px: int, left_px: int, size_px: tuple[int, int]
+    ) -> Iterator[tuple[int, int]]:
         channels, height, width = self.shape
         top, bottom = max(top_px, 0), min(top_px + size_px[0], height)
         right, itemsize = min(left_px + size_px[1], width), self.dtype.itemsize
         if top < bottom:
-            for left in range(max(left_px, 0) // self._band_px * self._band_px, right, self._band_px):
+            for left in range(
+                max(left_px, 0) // self._band_px * self._band_px, right, self._band_px
+            ):
                 row = channels * min(self._band_px, width - left)
-                yield (channels * height * left + top * row) * itemsize, (bottom - top) * row * itemsize
+                yield (
+                    (channels * height * left + top * row) * itemsize,
+                    (bottom - top) * row * itemsize,
+                )
 
 
 class BandFile(SlicedFile):
@@ -148,7 +162,9 @@ class BandFile(SlicedFile):
         offsets: [n] value at which each begins.
     """
 
-    def __init__(self, mapped: Mapped, values: Array, band_px: int, sizes: ImageSizes, offsets: Ints) -> None:
+    def __init__(
+        self, mapped: Mapped, values: Array, band_px: int, sizes: ImageSizes, offsets: Ints
+    ) -> None:
         super().__init__(mapped)
         self._values, self.band_px, self._sizes, self._offsets = values, band_px, sizes, offsets
 

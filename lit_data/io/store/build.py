@@ -82,7 +82,9 @@ class PixelWriter:
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
         for note in image.notes:
-            self.notes[note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"] += 1
+            self.notes[
+                note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"
+            ] += 1
 
     def finish(self) -> tuple[Array, SourceTable]:
         """Return the records of the images that were written, and their files."""
@@ -96,9 +98,14 @@ class PixelWriter:
 
 
 def decode_images(
-    decoder: Decoder, sources: Sequence[ImageSource], survey: Survey, workers: int, layout: BandLayout
+    decoder: Decoder,
+    sources: Sequence[ImageSource],
+    survey: Survey,
+    workers: int,
+    layout: BandLayout,
 ) -> Iterator[DecodedImage | str]:
-    """Decode the good sources of a survey in threads, and compress them, a few ahead of the one that is taken.
+    """Decode the good sources of a survey in threads, and compress them, a few ahead of the one
+    that is taken.
 
     Args:
         decoder: Decodes one source.
@@ -120,7 +127,9 @@ def decode_images(
             return str(error)
         notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
         parts, height_px, width_px = tuple(layout.split(pixels)), *pixels.shape[1:]
-        return DecodedImage((height_px, width_px), parts, zlib.crc32(pixels.data), notes, decoded.source_crc32)
+        return DecodedImage(
+            (height_px, width_px), parts, zlib.crc32(pixels.data), notes, decoded.source_crc32
+        )
 
     return ordered_map(decode, range(len(survey.images)), workers)
 
@@ -137,7 +146,8 @@ class BuildOptions:
     """How a store is built.
 
     Args:
-        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and lists them.
+        on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and
+            lists them.
         workers: Threads that decode.
         wait_s: Longest wait for another process that builds in the same folder.
         rebuild: False raises instead of building anew after sources or options changed.
@@ -158,7 +168,9 @@ class BuildOptions:
             raise ConfigError(f"wait_s={self.wait_s} is not allowed; give 0 or more seconds")
 
 
-def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, options: BuildOptions) -> Path:
+def build_store(
+    sources: Sequence[ImageSource], folder: Path, decoder: Decoder, options: BuildOptions
+) -> Path:
     """Find the store of these sources, or build it.
 
     Args:
@@ -179,7 +191,9 @@ def build_store(sources: Sequence[ImageSource], folder: Path, decoder: Decoder, 
     if found := find_store(folder, wanted):
         return found
     _tell_stale(folder, wanted, options.rebuild)
-    survey = survey_sources(sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress)
+    survey = survey_sources(
+        sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress
+    )
     if not _lay_out(wanted, survey).find_banded(survey.widths_px).any():
         wanted = wanted.without_bands
     target, needed_bytes = folder / wanted.key, _measure_store(survey, wanted.sources)
@@ -209,29 +223,47 @@ def _tell_stale(folder: Path, wanted: Wanted, rebuild: bool) -> None:
 
 
 def _measure_store(survey: Survey, sources: SourceTable) -> int:
-    index_bytes = len(survey.images) * IMAGE_RECORD.itemsize + sources.files.nbytes + sources.names.nbytes
+    index_bytes = (
+        len(survey.images) * IMAGE_RECORD.itemsize + sources.files.nbytes + sources.names.nbytes
+    )
     return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
 def _lay_out(wanted: Wanted, survey: Survey) -> BandLayout:
-    return BandLayout(wanted.store.band_px, np.dtype(survey.dtype).itemsize, wanted.store.compression)
+    return BandLayout(
+        wanted.store.band_px, np.dtype(survey.dtype).itemsize, wanted.store.compression
+    )
 
 
 def _check_space(
-    folder: Path, needed_bytes: int, survey: Survey, sources: Sequence[ImageSource], decoder: Decoder, wanted: Wanted
+    folder: Path,
+    needed_bytes: int,
+    survey: Survey,
+    sources: Sequence[ImageSource],
+    decoder: Decoder,
+    wanted: Wanted,
 ) -> None:
     """Refuse a store for which there is no room, before anything is written, and say what compression would save."""
     free_bytes, compression, hint = shutil.disk_usage(folder).free, wanted.store.compression, ""
     if needed_bytes > free_bytes or compression != "none":
         shares = _estimate_shares(sources, decoder, survey, _lay_out(wanted, survey))
         needed = {name: int(needed_bytes * share) for name, share in shares.items()}
-        fitting = [name for name, nbytes in needed.items() if nbytes < free_bytes and compression == "none"]
+        fitting = [
+            name for name, nbytes in needed.items() if nbytes < free_bytes and compression == "none"
+        ]
         hint = "".join(
-            f", or set data.store.compression={n}, which needs about {decimal(needed[n])}" for n in fitting[:1]
+            f", or set data.store.compression={n}, which needs about {decimal(needed[n])}"
+            for n in fitting[:1]
         )
         needed_bytes = needed.get(compression, needed_bytes)
     where, images = show_path(folder), len(survey.images)
-    log.info("store: %d images, %s, free %s in %s", images, decimal(needed_bytes), decimal(free_bytes), where)
+    log.info(
+        "store: %d images, %s, free %s in %s",
+        images,
+        decimal(needed_bytes),
+        decimal(free_bytes),
+        where,
+    )
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing", hint)
 
@@ -241,10 +273,14 @@ def _estimate_shares(
 ) -> Mapping[str, float]:
     """The share of their bytes that the images keep under each compression, as a few of them say."""
     blocks: list[Array] = []
-    for image in np.unique(np.linspace(0, len(survey.images) - 1, _SAMPLED).astype(np.int64)).tolist():
+    for image in np.unique(
+        np.linspace(0, len(survey.images) - 1, _SAMPLED).astype(np.int64)
+    ).tolist():
         with suppress(DataError, OSError):
             pixels = decoder(sources[survey.images[image]]).array
-            of_image = list(split_blocks(pixels, layout.find_widths(np.array([pixels.shape[2]])).item()))
+            of_image = list(
+                split_blocks(pixels, layout.find_widths(np.array([pixels.shape[2]])).item())
+            )
             blocks += of_image[:: -(-len(of_image) // _SAMPLED)]
     return estimate_shares(blocks) if blocks else {}
 
@@ -269,7 +305,9 @@ def write_store(
     with folder.stream(PIXELS, stored, values, checksum=False, block_px=layout.block_px) as stream:
         writer = PixelWriter(stream, wanted.sources.take(survey.images))
         decoded = decode_images(decoder, sources, survey, options.workers, layout)
-        with closing(track(decoded, "decoding", len(survey.images), enabled=options.progress)) as images:
+        with closing(
+            track(decoded, "decoding", len(survey.images), enabled=options.progress)
+        ) as images:
             for number, image in enumerate(images):
                 if isinstance(image, str):
                     bad.append((sources[survey.images[number]].paths[0], image))
@@ -282,9 +320,19 @@ def write_store(
     if layout.compression != "none":
         folder.add(BLOCKS, np.array(writer.ends, np.uint64))
     notes, skipped = dict(writer.notes), tuple(bad)
-    facts = StoreFacts(survey.dtype, survey.channels, wanted.decoder, wanted.on_bad, notes, skipped, layout.compression)
+    facts = StoreFacts(
+        survey.dtype,
+        survey.channels,
+        wanted.decoder,
+        wanted.on_bad,
+        notes,
+        skipped,
+        layout.compression,
+    )
     try:
         folder.finish(KIND, VERSION, wanted.key, facts.as_meta())
     except ValueError as error:
-        raise DataError(f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}") from error
+        raise DataError(
+            f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}"
+        ) from error
     keep_private(temp, (path for number in survey.images for path in sources[number].paths))

@@ -64,7 +64,9 @@ def keep_private(path: Path, sources: Iterable[str]) -> None:
     for source in sources:
         allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
     hidden = ~allowed & 0o044
-    path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))  # of a folder also who may enter it
+    path.chmod(
+        path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2)
+    )  # of a folder also who may enter it
 
 
 @contextmanager
@@ -93,7 +95,9 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str, hint: str = "") -> StoreSpaceError:
+def no_space(
+    folder: Path, needed_bytes: int, free_bytes: int, reason: str, hint: str = ""
+) -> StoreSpaceError:
     """Make the error for a disk without room; the hint is one more way out."""
     return StoreSpaceError(
         f"{show_path(folder)}: no room for the decoded store ({reason}): it needs {decimal(needed_bytes)}, free are "
@@ -117,7 +121,8 @@ def is_there(folder: Path) -> bool:
 
 
 def open_regular(path: Path) -> int:
-    """Open a file of a store for reading, without waiting on a pipe or device that stands in its place.
+    """Open a file of a store for reading, without waiting on a pipe or device that stands in its
+    place.
 
     Raises:
         StoreError: It cannot be opened.
@@ -128,7 +133,9 @@ def open_regular(path: Path) -> int:
     except FileNotFoundError as error:
         raise corrupt(path, "expected a file, found nothing") from error
     except OSError as error:
-        raise StoreError(f"{show_path(path)} cannot be read: {error.strerror}; check its permissions") from error
+        raise StoreError(
+            f"{show_path(path)} cannot be read: {error.strerror}; check its permissions"
+        ) from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
         raise corrupt(path, "not a regular file")
@@ -197,10 +204,16 @@ class Tar:
             nbytes = os.fstat(file.fileno()).st_size
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
-                    found = {member.name: (member.offset_data, member.size) for member in tar if member.isreg()}
+                    found = {
+                        member.name: (member.offset_data, member.size)
+                        for member in tar
+                        if member.isreg()
+                    }
             except (tarfile.TarError, ValueError, OverflowError) as error:
                 raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
-        inside = {name: place for name, place in found.items() if 0 <= place[0] <= sum(place) <= nbytes}
+        inside = {
+            name: place for name, place in found.items() if 0 <= place[0] <= sum(place) <= nbytes
+        }
         return cls(path, nbytes, inside)
 
     def read(self, name: str, most_bytes: int) -> bytes:

@@ -21,7 +21,9 @@ VERSION: Final = 2
 PIXELS: Final = "pixels"
 BLOCKS: Final = "blocks"
 
-IMAGE_RECORD = np.dtype([("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")])
+IMAGE_RECORD = np.dtype(
+    [("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")]
+)
 """The first row of an image among the files, its size, the CRC-32 of its pixels."""
 
 
@@ -86,7 +88,8 @@ class StoreIndex(NamedTuple):
         sources: The files behind the images.
         offsets: [n] uint64, where each image begins, in values.
         layout: Which images are in bands, and how they are compressed.
-        ends: [blocks] uint64, byte at which each compressed block ends; none where nothing is compressed.
+        ends: [blocks] uint64, byte at which each compressed block ends; none where nothing is
+            compressed.
     """
 
     folder: ArrayFolder
@@ -109,7 +112,9 @@ class StoreIndex(NamedTuple):
         try:
             facts = StoreFacts(**folder.facts)
         except (ValueError, TypeError) as error:
-            raise corrupt(folder.path / META_NAME, f"no facts of images ({error!s:.200})") from error
+            raise corrupt(
+                folder.path / META_NAME, f"no facts of images ({error!s:.200})"
+            ) from error
         images = folder.map("images", IMAGE_RECORD, check=True)
         files = folder.map("files", SOURCE_RECORD, check=True)
         names = folder.map("names", "u1", check=True)
@@ -121,7 +126,9 @@ class StoreIndex(NamedTuple):
         if layout.compression != "none":
             ends = folder.map(BLOCKS, "<u8", check=True)
             pixels = _find_whole(images, facts.channels, layout, ends, pixels)
-        problem = _find_bad_image(images, facts.channels, pixels) or _find_bad_source(images, files, len(names))
+        problem = _find_bad_image(images, facts.channels, pixels) or _find_bad_source(
+            images, files, len(names)
+        )
         if problem:
             raise corrupt(folder.path / META_NAME, problem)
         offsets -= _count_values(images, facts.channels)
@@ -136,7 +143,9 @@ def _read_layout(folder: ArrayFolder, facts: StoreFacts) -> BandLayout:
     if facts.compression != "none":
         height, width = height - ROWS_PX, width or None
     if height or width not in (None, *WIDTHS):
-        raise corrupt(folder.path / META_NAME, f"no images in blocks of {height} x {width} px are known")
+        raise corrupt(
+            folder.path / META_NAME, f"no images in blocks of {height} x {width} px are known"
+        )
     return BandLayout(width, facts.item_dtype.itemsize, facts.compression)
 
 
@@ -144,14 +153,22 @@ def _find_whole(
     images: Array, channels: int, layout: BandLayout, ends: Array, packed: tuple[int, ...]
 ) -> tuple[int, ...]:
     """The length that the array of pixels would have if it were not compressed; nothing where its blocks are wrong."""
-    heights_px, widths_px = images["height_px"].astype(np.int64), images["width_px"].astype(np.int64)
+    heights_px, widths_px = (
+        images["height_px"].astype(np.int64),
+        images["width_px"].astype(np.int64),
+    )
     if not len(images) or min(heights_px.min(), widths_px.min()) == 0:
         return ()
     past = np.cumsum(count_blocks(heights_px, widths_px, layout.find_widths(widths_px)))
     if ends.shape != (past[-1],) or (int(ends[-1]),) != packed or not (ends[1:] > ends[:-1]).all():
         return ()
-    values, packed_bytes = _count_values(images, channels), np.diff(ends[past - 1], prepend=np.uint64(0))
-    fits = (values.astype(np.float64) * layout.itemsize <= MOST_SAVED * packed_bytes.astype(np.float64)).all()
+    values, packed_bytes = (
+        _count_values(images, channels),
+        np.diff(ends[past - 1], prepend=np.uint64(0)),
+    )
+    fits = (
+        values.astype(np.float64) * layout.itemsize <= MOST_SAVED * packed_bytes.astype(np.float64)
+    ).all()
     return (int(values.sum()),) if fits else ()
 
 
@@ -172,7 +189,12 @@ def _find_bad_image(images: Array, channels: int, pixels: tuple[int, ...]) -> st
 
 def _find_bad_source(images: Array, files: Array, names_bytes: int) -> str | None:
     firsts, ends = images["first_source"], files["name_end"]
-    if not len(files) or firsts[0] != 0 or firsts[-1] >= len(files) or (firsts[1:] <= firsts[:-1]).any():
+    if (
+        not len(files)
+        or firsts[0] != 0
+        or firsts[-1] >= len(files)
+        or (firsts[1:] <= firsts[:-1]).any()
+    ):
         return "the images do not share out the source files"
     if ends[-1] != names_bytes or (ends[1:] <= ends[:-1]).any() or ends[0] == 0:
         return "the source paths do not fill their place"

@@ -19,7 +19,8 @@ from lit_data.types import Array
 def keep_arrays(
     folder: Path, key: str, kind: str, version: int, make: Callable[[], Mapping[str, Array]]
 ) -> ArrayFolder:
-    """Arrays [n] that are made once: those of the folder of a key, which are made and published if they are not there.
+    """Arrays [n] that are made once: those of the folder of a key, which are made and published if
+    they are not there.
 
     Args:
         folder: Of all that is kept so; it is made.
@@ -42,7 +43,9 @@ def keep_arrays(
                 writer.finish(kind, version, key, {})
                 publish(temp, path)
         except OSError as error:
-            raise StoreError(f"cannot keep {kind} in {show_path(folder)} ({error}); set data.cache_dir") from error
+            raise StoreError(
+                f"cannot keep {kind} in {show_path(folder)} ({error}); set data.cache_dir"
+            ) from error
     return ArrayFolder(path, kind, version)
 
 

@@ -1,9 +1,10 @@
 """Compressed images, in blocks that are read one by one, for sets that do not fit the disk.
 
-A block is [C, h, w], 64 rows high and as wide as a band of its image, else as the image. `lz4` sorts the bits of its
-values and looks for repeats alone: it is read nearly as fast as it lies there, and saves a third at most of a
-photograph. `zstd` stores differences of neighbours, sorted by bytes, by how often they occur: half of a photograph at a
-fifth of the speed. Both give back every bit.
+A block is [C, h, w], 64 rows high and as wide as a band of its image, else as the image. `lz4`
+sorts the bits of its values and looks for repeats alone: it is read nearly as fast as it lies
+there, and saves a third at most of a photograph. `zstd` stores differences of neighbours, sorted by
+bytes, by how often they occur: half of a photograph at a fifth of the speed. Both give back every
+bit.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -39,7 +40,9 @@ def pack(block: Array, compression: str) -> bytes:
     return bytes(codecs.zstd_encode(_difference(block), level=level))
 
 
-def unpack(data: Array, shape: tuple[int, int, int], dtype: "np.dtype[Any]", compression: str) -> Array:
+def unpack(
+    data: Array, shape: tuple[int, int, int], dtype: "np.dtype[Any]", compression: str
+) -> Array:
     """The block that `pack` compressed.
 
     Args:
@@ -53,7 +56,9 @@ def unpack(data: Array, shape: tuple[int, int, int], dtype: "np.dtype[Any]", com
     """
     codecs = _load_codecs()
     out = np.empty(int(np.prod(shape)) * dtype.itemsize, np.uint8)
-    decode = partial(codecs.blosc_decode, numthreads=1) if compression == "lz4" else codecs.zstd_decode
+    decode = (
+        partial(codecs.blosc_decode, numthreads=1) if compression == "lz4" else codecs.zstd_decode
+    )
     try:
         found = decode(data, out=out)
     except RuntimeError as error:
@@ -113,7 +118,12 @@ class PackedImage(SlicedImage):
         packing: Packing,
     ) -> None:
         super().__init__(shape, dtype)
-        self._data, self._ends, self._width_px, self._packing = data, [0, *ends.tolist()], width_px, packing
+        self._data, self._ends, self._width_px, self._packing = (
+            data,
+            [0, *ends.tolist()],
+            width_px,
+            packing,
+        )
         self._rows = -(-shape[1] // ROWS_PX)
 
     @override
@@ -122,17 +132,27 @@ class PackedImage(SlicedImage):
         bottom, right = top_px + height_px, left_px + width_px
         for number, top, left in self._find_blocks(top_px, left_px, bottom, right):
             y, x = max(top, top_px), max(left, left_px)
-            part = self._unpack(number, top, left)[:, y - top : bottom - top, x - left : right - left]
-            found[:, y - top_px : y - top_px + part.shape[1], x - left_px : x - left_px + part.shape[2]] = part
+            part = self._unpack(number, top, left)[
+                :, y - top : bottom - top, x - left : right - left
+            ]
+            found[
+                :,
+                y - top_px : y - top_px + part.shape[1],
+                x - left_px : x - left_px + part.shape[2],
+            ] = part
         return found
 
     @override
-    def find_spans(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    def find_spans(
+        self, top_px: int, left_px: int, size_px: tuple[int, int]
+    ) -> Iterator[tuple[int, int]]:
         bottom, right = top_px + size_px[0], left_px + size_px[1]
         for number, _, _ in self._find_blocks(max(top_px, 0), max(left_px, 0), bottom, right):
             yield self._ends[number], self._ends[number + 1] - self._ends[number]
 
-    def _find_blocks(self, top_px: int, left_px: int, bottom_px: int, right_px: int) -> Iterator[tuple[int, int, int]]:
+    def _find_blocks(
+        self, top_px: int, left_px: int, bottom_px: int, right_px: int
+    ) -> Iterator[tuple[int, int, int]]:
         """Number, first row and first column of each block that a part touches."""
         width = self._width_px
         for column in range(left_px // width, -(-min(right_px, self.shape[2]) // width)):
@@ -146,7 +166,9 @@ class PackedImage(SlicedImage):
         try:
             return unpack(data, shape, self.dtype, self._packing.compression)
         except ValueError as error:
-            raise corrupt(self._packing.path, f"a block of it cannot be decompressed ({error})") from error
+            raise corrupt(
+                self._packing.path, f"a block of it cannot be decompressed ({error})"
+            ) from error
 
 
 class PackedFile(SlicedFile):
@@ -162,7 +184,14 @@ class PackedFile(SlicedFile):
     """
 
     def __init__(
-        self, mapped: Mapped, values: Array, ends: Array, sizes: ImageSizes, *, blocks_px: Ints, packing: Packing
+        self,
+        mapped: Mapped,
+        values: Array,
+        ends: Array,
+        sizes: ImageSizes,
+        *,
+        blocks_px: Ints,
+        packing: Packing,
     ) -> None:
         super().__init__(mapped)
         self._values, self._ends, self._sizes = values, ends, sizes
@@ -187,7 +216,10 @@ class PackedFile(SlicedFile):
 
 def estimate_shares(blocks: Iterable[Array]) -> Mapping[str, float]:
     """The share of their bytes that some blocks keep under each compression."""
-    sizes = [(block.nbytes, *(len(pack(block, compression)) for compression in PACKINGS)) for block in blocks]
+    sizes = [
+        (block.nbytes, *(len(pack(block, compression)) for compression in PACKINGS))
+        for block in blocks
+    ]
     whole_bytes, *packed_bytes = np.sum(sizes, axis=0).tolist()
     return {name: nbytes / whole_bytes for name, nbytes in zip(PACKINGS, packed_bytes, strict=True)}
 

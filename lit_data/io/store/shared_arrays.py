@@ -1,6 +1,8 @@
-"""Small pickles of large objects: what an object is made of goes into shared memory once, and its pickle says where.
+"""Small pickles of large objects: what an object is made of goes into shared memory once, and its
+pickle says where.
 
-A worker process that unpickles the object reads the arrays where they are; it makes no copy of them.
+A worker process that unpickles the object reads the arrays where they are; it makes no copy of
+them.
 """
 
 import mmap
@@ -44,7 +46,9 @@ class SharedMemory:
     def __init__(self, nbytes: int) -> None:
         self._fd = -1
         if not hasattr(os, "memfd_create"):
-            raise ConfigError(f"worker processes need Linux, this is {sys.platform}: set worker_kind=thread")
+            raise ConfigError(
+                f"worker processes need Linux, this is {sys.platform}: set worker_kind=thread"
+            )
         self._fd = os.memfd_create("lit_data", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, nbytes)
         self.map = mmap.mmap(self._fd, nbytes)
@@ -64,7 +68,8 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
         writable: Whether this process may write into it.
 
     Raises:
-        WorkerDiedError: The process that made it has ended or has given it back, or is not visible from here.
+        WorkerDiedError: The process that made it has ended or has given it back, or is not visible
+            from here.
     """
     access = mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ
     try:
@@ -88,11 +93,13 @@ _ALIGN_BYTES: Final = 64
 
 
 class SharedState(dict[str, Any]):
-    """Attributes of an object that never change, for its ``__getstate__``; they unpickle as a plain dict.
+    """Attributes of an object that never change, for its ``__getstate__``; they unpickle as a plain
+    dict.
 
-    Below ``INLINE_BYTES``, and on systems without memfd, they travel inside the pickle, which then is good anywhere
-    and for ever. Above, they are copied into shared memory at the first pickling; such a pickle is good as long as
-    the process that made it lives and keeps the object. Arrays come out as read-only views of that memory.
+    Below ``INLINE_BYTES``, and on systems without memfd, they travel inside the pickle, which then
+    is good anywhere and for ever. Above, they are copied into shared memory at the first pickling;
+    such a pickle is good as long as the process that made it lives and keeps the object. Arrays
+    come out as read-only views of that memory.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -123,11 +130,18 @@ def share_state(owner: object, fixed: Sequence[str]) -> tuple[SharedState, dict[
 
     Args:
         owner: The object; it keeps the shared memory.
-        fixed: Its attributes that never change and may be large; the others are pickled as they are now.
+        fixed: Its attributes that never change and may be large; the others are pickled as they are
+            now.
     """
     state = vars(owner)
-    shared: SharedState = state.setdefault("_shared_state", SharedState({name: state[name] for name in fixed}))
-    return shared, {name: value for name, value in state.items() if name not in shared and name != "_shared_state"}
+    shared: SharedState = state.setdefault(
+        "_shared_state", SharedState({name: state[name] for name in fixed})
+    )
+    return shared, {
+        name: value
+        for name, value in state.items()
+        if name not in shared and name != "_shared_state"
+    }
 
 
 def _write_parts(parts: Sequence[memoryview]) -> SharedMemory:
@@ -144,7 +158,9 @@ def _unpack(handle: Handle, parts: int) -> dict[str, Any]:
     data = memoryview(attach(handle, writable=False))
     lengths = np.frombuffer(data, np.int64, parts)
     starts = _find_starts(lengths).tolist()
-    body, *buffers = (data[start : start + n] for start, n in zip(starts, lengths.tolist(), strict=False))
+    body, *buffers = (
+        data[start : start + n] for start, n in zip(starts, lengths.tolist(), strict=False)
+    )
     state: dict[str, Any] = pickle.loads(body, buffers=buffers)
     return state
 

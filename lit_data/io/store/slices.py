@@ -30,7 +30,9 @@ class SlicedImage(ABC):
 
     def __getitem__(self, part: tuple[slice, slice, slice]) -> Array:
         """Some rows and columns of some channels, each without steps; no more is read than that."""
-        (top, bottom, _), (left, right, _) = (s.indices(n) for s, n in zip(part[1:], self.shape[1:], strict=True))
+        (top, bottom, _), (left, right, _) = (
+            s.indices(n) for s, n in zip(part[1:], self.shape[1:], strict=True)
+        )
         return self.read(top, left, max(bottom - top, 0), max(right - left, 0))[part[0]]
 
     @abstractmethod
@@ -38,7 +40,9 @@ class SlicedImage(ABC):
         """A part that lies in the image: [C, h, w]."""
 
     @abstractmethod
-    def find_spans(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    def find_spans(
+        self, top_px: int, left_px: int, size_px: tuple[int, int]
+    ) -> Iterator[tuple[int, int]]:
         """Where the pieces of a patch begin and how long they are, in bytes; that past an edge left out."""
 
     def cut(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
@@ -116,7 +120,10 @@ class SlicedFile(ABC):
         spans: list[tuple[int, int]] = []
         for number, top, left in places:
             begin, image = self.open(number)
-            spans += [(self._begin + begin + first, count) for first, count in image.find_spans(top, left, size_px)]
+            spans += [
+                (self._begin + begin + first, count)
+                for first, count in image.find_spans(top, left, size_px)
+            ]
         for begin, size in sorted(spans):
             excess = begin % mmap.PAGESIZE
             self._data.madvise(mmap.MADV_WILLNEED, begin - excess, size + excess)

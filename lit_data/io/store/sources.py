@@ -1,7 +1,8 @@
-"""The source files behind the images of a store: who they are, whether they changed, and the key that sums them up.
+"""The source files behind the images of a store: who they are, whether they changed, and the key
+that sums them up.
 
-Kept as flat arrays (paths joined into one blob), so that a million files are three objects and workers that read them
-make no private copies (pytorch/pytorch#13246).
+Kept as flat arrays (paths joined into one blob), so that a million files are three objects and
+workers that read them make no private copies (pytorch/pytorch#13246).
 """
 
 import hashlib
@@ -18,7 +19,9 @@ from lit_data.io.images.decoders import ImageSource
 from lit_data.io.progress import track
 from lit_data.types import Array
 
-SOURCE_RECORD = np.dtype([("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")])
+SOURCE_RECORD = np.dtype(
+    [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
+)
 """Where a path ends among the joined paths, the file's size and modification time (-1: no such file), its CRC-32."""
 
 
@@ -44,7 +47,9 @@ class SourceTable:
     def rows(self, image: int) -> range:
         """Rows of one image's files."""
         is_last = image + 1 == len(self.firsts)
-        return range(int(self.firsts[image]), len(self.files) if is_last else int(self.firsts[image + 1]))
+        return range(
+            int(self.firsts[image]), len(self.files) if is_last else int(self.firsts[image + 1])
+        )
 
     def paths(self, image: int) -> tuple[str, ...]:
         """Paths of one image's files."""
@@ -80,7 +85,10 @@ class SourceTable:
     def states(self) -> dict[bytes, tuple[int, int]]:
         """Size and modification time of each file by its path."""
         blob = self.names.tobytes()
-        names = [blob[begin:end] for begin, end in itertools.pairwise([0, *self.files["name_end"].tolist()])]
+        names = [
+            blob[begin:end]
+            for begin, end in itertools.pairwise([0, *self.files["name_end"].tolist()])
+        ]
         return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))
 
 
@@ -98,7 +106,8 @@ def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
 
 
 def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
-    """Make the table of the sources as they are on disk now; a file that is not there has size and time -1.
+    """Make the table of the sources as they are on disk now; a file that is not there has size and
+    time -1.
 
     Args:
         sources: The images.
@@ -106,7 +115,9 @@ def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTab
     """
     table = join_paths(source.paths for source in sources)
     paths = itertools.chain.from_iterable(source.paths for source in sources)
-    states = [_stat(path) for path in track(paths, "looking at files", len(table.files), enabled=progress)]
+    states = [
+        _stat(path) for path in track(paths, "looking at files", len(table.files), enabled=progress)
+    ]
     table.files["size_bytes"], table.files["mtime_ns"] = np.array(states, np.int64).reshape(-1, 2).T
     return table
 
@@ -125,7 +136,9 @@ def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> Sour
     return table
 
 
-def describe_change(old: SourceTable, new: SourceTable, skipped: Collection[str] = ()) -> str | None:
+def describe_change(
+    old: SourceTable, new: SourceTable, skipped: Collection[str] = ()
+) -> str | None:
     """Say how one list of sources differs from another.
 
     Args:
@@ -146,7 +159,9 @@ def describe_change(old: SourceTable, new: SourceTable, skipped: Collection[str]
         "removed": [name for name in before if name not in after],
     }
     phrases = [
-        f"{len(names)} {what} (first: {show_path(os.fsdecode(names[0]))})" for what, names in lists.items() if names
+        f"{len(names)} {what} (first: {show_path(os.fsdecode(names[0]))})"
+        for what, names in lists.items()
+        if names
     ]
     if phrases:
         return "files " + ", ".join(phrases)

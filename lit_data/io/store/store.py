@@ -39,7 +39,8 @@ WORTH_BYTES = 2**30
 
 
 class StoredImages(ABC):
-    """An `lit_data.io.images.image_source.ImageBank` whose images are stored, so that it is known what they are.
+    """An `lit_data.io.images.image_source.ImageBank` whose images are stored, so that it is known
+    what they are.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -72,12 +73,12 @@ class StoredImages(ABC):
 class DecodedStore(StoredImages):
     """Images by number, as read-only views of a memory map. Make one with ``build`` or ``open``.
 
-    Workers and later runs share one copy of the pixels in the page cache. The files of a store are never changed: a
-    rebuild makes new ones, and a process that has the old ones open reads on. A store pickles as its path alone, and
-    many threads may read it at once.
+    Workers and later runs share one copy of the pixels in the page cache. The files of a store are
+    never changed: a rebuild makes new ones, and a process that has the old ones open reads on. A
+    store pickles as its path alone, and many threads may read it at once.
 
-    On disk it is a folder of arrays (see ``arrays``): ``pixels``, ``images`` (see ``index``), ``files`` and ``names``
-    (see ``sources``).
+    On disk it is a folder of arrays (see ``arrays``): ``pixels``, ``images`` (see ``index``),
+    ``files`` and ``names`` (see ``sources``).
 
     Attributes:
         path: The folder of this store.
@@ -87,8 +88,8 @@ class DecodedStore(StoredImages):
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
-        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see `bands`; or
-            uint8, their compressed blocks, see `packed`.
+        pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
+            `bands`; or uint8, their compressed blocks, see `packed`.
         nbytes: Bytes of all pixels as they are stored.
         notes: How many images the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
@@ -97,14 +98,21 @@ class DecodedStore(StoredImages):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
-        self._folder, facts, images, self._sources = index.folder, index.facts, index.images, index.sources
+        self._folder, facts, images, self._sources = (
+            index.folder,
+            index.facts,
+            index.images,
+            index.sources,
+        )
         self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
         self.compression = facts.compression
         self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
         self.widths_px = images["width_px"].astype(np.int64)
         self._crcs = images["crc32"]
-        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype if index.ends is None else "u1")
+        self.pixels: Array = self._folder.map(
+            PIXELS, facts.item_dtype if index.ends is None else "u1"
+        )
         self.nbytes = self.pixels.nbytes
         self._offsets = index.offsets.astype(np.int64)
         self._blocks_px = index.layout.find_widths(self.widths_px)
@@ -145,7 +153,8 @@ class DecodedStore(StoredImages):
             sources: The images, at least one.
             folder: Holds the stores of one data set, each in a folder named by its key.
             decoder: Decodes one source.
-            on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and lists them.
+            on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out
+                and lists them.
             workers: Threads that decode.
             wait_s: Longest wait for another process that builds in the same folder.
             rebuild: False raises instead of building anew after sources or options changed.
@@ -215,9 +224,12 @@ class DecodedStore(StoredImages):
         if whole_bytes < WORTH_BYTES:
             return ""
         saved = {
-            name: decimal(int(whole_bytes * (1 - share))) for name, share in estimate_shares(self._sample()).items()
+            name: decimal(int(whole_bytes * (1 - share)))
+            for name, share in estimate_shares(self._sample()).items()
         }
-        options = ", ".join(f"data.store.compression={name} would save {size}" for name, size in saved.items())
+        options = ", ".join(
+            f"data.store.compression={name} would save {size}" for name, size in saved.items()
+        )
         return f"none, {decimal(whole_bytes)}; {options}"
 
     def _sample(self) -> Iterator[Array]:
@@ -263,7 +275,9 @@ class DecodedStore(StoredImages):
         self.check_size()
         arrays = self._folder.find_damages()
         images = track(self.find_bad_images(), "checking images", len(self), enabled=progress)
-        files = track(self._find_bad_files(), "checking sources", len(self._sources.files), enabled=progress)
+        files = track(
+            self._find_bad_files(), "checking sources", len(self._sources.files), enabled=progress
+        )
         return [line for line in (*arrays, *images, *files) if line]
 
     def find_bad_images(self) -> Iterator[str]:
@@ -302,13 +316,19 @@ class DecodedStore(StoredImages):
         mapped, values = self._folder.map_again(PIXELS)
         if index.ends is not None:
             packing = Packing(self.compression, self.path / f"{PIXELS}.npy")
-            return PackedFile(mapped, values, index.ends, self._sizes, blocks_px=self._blocks_px, packing=packing)
+            return PackedFile(
+                mapped, values, index.ends, self._sizes, blocks_px=self._blocks_px, packing=packing
+            )
         assert index.layout.band_px is not None
         return BandFile(mapped, values, index.layout.band_px, self._sizes, self._offsets)
 
     def _view_equal_sizes(self) -> Array | None:
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
-        if self._file is not None or (self.heights_px != height_px).any() or (self.widths_px != width_px).any():
+        if (
+            self._file is not None
+            or (self.heights_px != height_px).any()
+            or (self.widths_px != width_px).any()
+        ):
             return None
         return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 

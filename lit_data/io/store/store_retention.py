@@ -50,7 +50,8 @@ class Wanted:
 
 
 def find_store(folder: Path, wanted: Wanted) -> Path | None:
-    """The store that fits: one with the wanted bands, or one of whole images that are too narrow for bands.
+    """The store that fits: one with the wanted bands, or one of whole images that are too narrow
+    for bands.
 
     Raises:
         StoreError: One of whole images cannot be read.
@@ -69,7 +70,8 @@ def describe_stale(folder: Path, wanted: Wanted) -> str | None:
     """Say why no store in the folder fits.
 
     Returns:
-        What changed since the newest store of some of the same files was built; None if there is no such store.
+        What changed since the newest store of some of the same files was built; None if there is no
+        such store.
     """
     changes = (_describe_difference(path, wanted) for path in _list_stores(folder))
     return next((change for change in changes if change), None)
@@ -112,11 +114,17 @@ def _describe_difference(path: Path, wanted: Wanted) -> str:
     files = describe_change(index.sources, wanted.sources, [name for name, _ in facts.skipped])
     if files is None:
         return ""
-    on_bad = f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
+    on_bad = (
+        f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
+    )
     options = describe_options(facts.decoder, wanted.decoder)
     if layout.compression != store.compression:
         options.append(f"store.compression {layout.compression} -> {store.compression}")
-    bands = f"store.band_px {layout.band_px} -> {store.band_px}" if layout.band_px != store.band_px else ""
+    bands = (
+        f"store.band_px {layout.band_px} -> {store.band_px}"
+        if layout.band_px != store.band_px
+        else ""
+    )
     return "; ".join(filter(None, [files, on_bad, *options])) or bands or "a file that was skipped"
 
 
@@ -133,7 +141,11 @@ def describe_options(old: str, new: str) -> list[str]:
 def _flatten(name: str, value: object) -> dict[str, object]:
     if not isinstance(value, dict):
         return {name: value}
-    return {path: leaf for key, inner in value.items() for path, leaf in _flatten(f"{name}.{key}", inner).items()}
+    return {
+        path: leaf
+        for key, inner in value.items()
+        for path, leaf in _flatten(f"{name}.{key}", inner).items()
+    }
 
 
 def _read_age(path: Path) -> int:

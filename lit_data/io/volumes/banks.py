@@ -101,7 +101,10 @@ class MemoryBank:
     """
 
     def __init__(
-        self, volumes: Sequence[SparseVolume], names: Sequence[str], skipped: tuple[tuple[str, str], ...]
+        self,
+        volumes: Sequence[SparseVolume],
+        names: Sequence[str],
+        skipped: tuple[tuple[str, str], ...],
     ) -> None:
         self._volumes, self._names, self.skipped = list(volumes), list(names), skipped
         self.counts: NDArray[np.int64] = np.array(list(map(len, self._volumes)), np.int64)
@@ -151,16 +154,17 @@ def open_bank(
         sources: The volumes.
         folder: Holds the stores of this data set.
         options: Which voxels are occupied.
-        precompute: True indexes all volumes now, into the store; ``lazy`` each at its first use, into the store too;
-            False anew each time it is asked for, without a store.
+        precompute: True indexes all volumes now, into the store; ``lazy`` each at its first use,
+            into the store too; False anew each time it is asked for, without a store.
         cache_data: Keep in the memory of each process what it was given once.
-        preload: True reads all volumes now: those of a store into the page cache, others into memory that workers
-            share. ``auto`` does so if there are at most 100 of them that fit into ``preload_bytes``; without a store
-            they count as if every voxel were occupied, and under ``lazy`` it leaves them to their first use.
+        preload: True reads all volumes now: those of a store into the page cache, others into
+            memory that workers share. ``auto`` does so if there are at most 100 of them that fit
+            into ``preload_bytes``; without a store they count as if every voxel were occupied, and
+            under ``lazy`` it leaves them to their first use.
         preload_bytes: Share of the available memory that ``auto`` may fill.
         processes: That index at the same time, under ``precompute=True``.
-        on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out. Without
-            ``precompute=True`` only the headers are looked at now.
+        on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out.
+            Without ``precompute=True`` only the headers are looked at now.
         progress: Show bars on work that takes long, and sizes.
 
     Raises:
@@ -169,7 +173,9 @@ def open_bank(
         StoreError: or one of its kinds: the store cannot be read or written.
     """
     if precompute not in (True, False, "lazy") or preload not in (True, False, "auto"):
-        raise ConfigError(f"precompute={precompute!r}, preload={preload!r}: give true, false, or 'lazy' and 'auto'")
+        raise ConfigError(
+            f"precompute={precompute!r}, preload={preload!r}: give true, false, or 'lazy' and 'auto'"
+        )
     bank: VolumeBank
     if precompute is True:
         store = SparseStore.build(
@@ -179,9 +185,17 @@ def open_bank(
             warm_folders([store.file(index) for index in range(len(store))], progress=progress)
         return CachedBank(store) if cache_data else store
     good, skipped = check_headers(sources, options, on_bad, progress=progress)
-    if precompute is False and (preload is True or (preload == "auto" and _may_fit(good, preload_bytes))):
-        return MemoryBank(index_all(good, options, progress=progress), [source.path for source in good], skipped)
-    bank = DirectBank(good, options, skipped) if precompute is False else LazyBank(good, folder, options, skipped)
+    if precompute is False and (
+        preload is True or (preload == "auto" and _may_fit(good, preload_bytes))
+    ):
+        return MemoryBank(
+            index_all(good, options, progress=progress), [source.path for source in good], skipped
+        )
+    bank = (
+        DirectBank(good, options, skipped)
+        if precompute is False
+        else LazyBank(good, folder, options, skipped)
+    )
     if isinstance(bank, LazyBank) and preload is True:
         warm_folders([bank.file(index) for index in range(len(bank))], progress=progress)
     return CachedBank(bank) if cache_data else bank
@@ -197,7 +211,10 @@ class DirectBank:
     """
 
     def __init__(
-        self, sources: Sequence[VolumeSource], options: IndexOptions, skipped: tuple[tuple[str, str], ...] = ()
+        self,
+        sources: Sequence[VolumeSource],
+        options: IndexOptions,
+        skipped: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self._sources, self._options, self.skipped = tuple(sources), options, skipped
 

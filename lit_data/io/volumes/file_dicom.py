@@ -63,7 +63,8 @@ def is_dicom_name(path: str | os.PathLike[str]) -> bool:
 
 
 def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Group files by their SeriesInstanceUID; files without pixels (reports, directories) are left out.
+    """Group files by their SeriesInstanceUID; files without pixels (reports, directories) are left
+    out.
 
     Args:
         paths: DICOM files of one folder.
@@ -92,8 +93,8 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: a file cannot be read; the slices differ in size, spacing or direction; slices are missing, doubled
-            or unevenly spaced; several frames or colours.
+        DataError: a file cannot be read; the slices differ in size, spacing or direction; slices
+            are missing, doubled or unevenly spaced; several frames or colours.
     """
     slices = sorted(map(_describe, files), key=lambda item: item.height_mm)
     first = slices[0]
@@ -104,7 +105,14 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
     reader = _SeriesReader(slices, np.dtype(np.float32) if dtype.itemsize > 4 else dtype)
     spacing_mm: Spacing = (step_mm, *first.spacing_mm)
     affine = _make_affine(first, spacing_mm)
-    return FileVolume(name, reader, StoredScale(reader.dtype), spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill)
+    return FileVolume(
+        name,
+        reader,
+        StoredScale(reader.dtype),
+        spacing_mm=spacing_mm,
+        affine=affine,
+        nan_fill=nan_fill,
+    )
 
 
 class _SeriesReader:
@@ -129,22 +137,35 @@ def _describe(path: str) -> _Slice:
     with naming(path):
         head = _read_head(path)
         if int(head.get("NumberOfFrames", 1)) != 1 or int(head.get("SamplesPerPixel", 1)) != 1:
-            raise DataError("several frames or colours in one file; export one grey frame a file, or a NIfTI file")
-        missing = [name for name in ("Rows", "Columns", "PixelSpacing", "BitsAllocated") if head.get(name) is None]
+            raise DataError(
+                "several frames or colours in one file; export one grey frame a file, or a NIfTI file"
+            )
+        missing = [
+            name
+            for name in ("Rows", "Columns", "PixelSpacing", "BitsAllocated")
+            if head.get(name) is None
+        ]
         if missing:
             raise DataError(f"without {', '.join(missing)}; such a file is no slice of a volume")
         signed = "i" if int(head.get("PixelRepresentation", 0)) else "u"
         stored = np.dtype(f"{signed}{int(head.BitsAllocated) // 8}")
-        slope, intercept = float(head.get("RescaleSlope", 1)), float(head.get("RescaleIntercept", 0))
+        slope, intercept = (
+            float(head.get("RescaleSlope", 1)),
+            float(head.get("RescaleIntercept", 0)),
+        )
         row_mm, column_mm = map(float, head.PixelSpacing)
         return _Slice(
             path=path,
             size=(int(head.Rows), int(head.Columns)),
             spacing_mm=(row_mm, column_mm),
-            orientation=tuple(map(float, head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0))),
+            orientation=tuple(
+                map(float, head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0))
+            ),
             origin_mm=tuple(map(float, head.get("ImagePositionPatient") or (np.nan,) * 3)),
             thickness_mm=float(head.get("SpacingBetweenSlices") or head.get("SliceThickness") or 1),
-            scale=StoredScale(stored, slope, intercept, int(head.get("BitsStored", head.BitsAllocated))),
+            scale=StoredScale(
+                stored, slope, intercept, int(head.get("BitsStored", head.BitsAllocated))
+            ),
         )
 
 
@@ -165,7 +186,9 @@ def _find_step(slices: Sequence[_Slice]) -> float:
     heights_mm = np.array([item.height_mm for item in slices])
     if not np.isfinite(heights_mm).all():
         bad = slices[int((~np.isfinite(heights_mm)).argmax())].path
-        raise DataError(f"{show_path(bad)}: no ImagePositionPatient; the order of the slices is unknown")
+        raise DataError(
+            f"{show_path(bad)}: no ImagePositionPatient; the order of the slices is unknown"
+        )
     gaps_mm = np.diff(heights_mm)
     step_mm = float(np.median(gaps_mm))
     wrong = np.flatnonzero(np.abs(gaps_mm - step_mm) > GAP_TOLERANCE * step_mm)
@@ -173,7 +196,13 @@ def _find_step(slices: Sequence[_Slice]) -> float:
         place = int(np.argmin(gaps_mm)) if step_mm <= 0 else int(wrong[0])
         one, two = (show_path(item.path) for item in slices[place : place + 2])
         gap_mm = float(gaps_mm[place])
-        what = "doubled" if gap_mm < 0.01 else "missing" if gap_mm > 1.5 * step_mm else "unevenly spaced"
+        what = (
+            "doubled"
+            if gap_mm < 0.01
+            else "missing"
+            if gap_mm > 1.5 * step_mm
+            else "unevenly spaced"
+        )
         raise DataError(
             f"slices are {what}: {one} and {two} lie {gap_mm:.3f} mm apart, others {step_mm:.3f} mm "
             f"({max(1, len(wrong))} such places); complete the series, or put one acquisition into a folder"
@@ -187,7 +216,12 @@ def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
         return None
     along_row, along_column = np.array(first.orientation).reshape(2, 3)
     affine = np.eye(4)
-    columns = (along_row * spacing_mm[2], along_column * spacing_mm[1], first.normal * spacing_mm[0], first.origin_mm)
+    columns = (
+        along_row * spacing_mm[2],
+        along_column * spacing_mm[1],
+        first.normal * spacing_mm[0],
+        first.origin_mm,
+    )
     affine[:3] = np.stack(columns, axis=1) * [[-1], [-1], [1]]
     return affine
 
@@ -213,7 +247,9 @@ def _check_inflated(packed: bytes) -> None:
         size_bytes += len(inflater.decompress(tail, 2**20))
         tail = inflater.unconsumed_tail
         if size_bytes > MAX_INFLATED_BYTES:
-            raise DataError(f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; that is no slice")
+            raise DataError(
+                f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; that is no slice"
+            )
 
 
 def _read_head(path: str | os.PathLike[str], tags: list[str] | None = None) -> Any:  # noqa: ANN401 - pydicom's data set
@@ -230,7 +266,11 @@ def _read_pixels(item: _Slice) -> Array:
     dataset = _read_dataset(item.path)
     try:
         pixels: Array = dataset.pixel_array
-    except (RuntimeError, NotImplementedError, ImportError) as error:  # pydicom's ways to say that it has no decoder
+    except (
+        RuntimeError,
+        NotImplementedError,
+        ImportError,
+    ) as error:  # pydicom's ways to say that it has no decoder
         syntax = dataset.file_meta.TransferSyntaxUID
         if not syntax.is_compressed:
             raise
@@ -238,5 +278,7 @@ def _read_pixels(item: _Slice) -> Array:
             f"compressed as {syntax.name}; pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"
         ) from error
     if pixels.shape != item.size or pixels.dtype.itemsize != item.scale.stored.itemsize:
-        raise DataError(f"pixels {pixels.dtype} {pixels.shape}, but its header says {item.scale.stored} {item.size}")
+        raise DataError(
+            f"pixels {pixels.dtype} {pixels.shape}, but its header says {item.scale.stored} {item.size}"
+        )
     return pixels

@@ -10,7 +10,13 @@ from typing import IO, Literal
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.npz import MAX_HEADER_BYTES, NPY_LOCK, NpyHeader, check_directory, read_array_header
+from lit_data.io.images.npz import (
+    MAX_HEADER_BYTES,
+    NPY_LOCK,
+    NpyHeader,
+    check_directory,
+    read_array_header,
+)
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.streams import StreamSlices, check_unpacked
@@ -40,9 +46,11 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
 
 
 def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
-    """Open an array of an ``.npz`` archive as a volume (z, y, x); a member ``spacing_mm`` [3] is its spacing.
+    """Open an array of an ``.npz`` archive as a volume (z, y, x); a member ``spacing_mm`` [3] is
+    its spacing.
 
-    An array in Fortran order is unpacked into a temporary file first, since its slices do not lie in one piece.
+    An array in Fortran order is unpacked into a temporary file first, since its slices do not lie
+    in one piece.
 
     Args:
         path: The archive.
@@ -60,7 +68,9 @@ def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
         header = headers[member.filename[:-4]]
         slices = _open_member(archive, member, header)
         scale = StoredScale(header.dtype)
-        return FileVolume(path, slices, scale, spacing_mm=_read_spacing(archive, headers), nan_fill=nan_fill)
+        return FileVolume(
+            path, slices, scale, spacing_mm=_read_spacing(archive, headers), nan_fill=nan_fill
+        )
     except BaseException:
         archive.close()
         raise
@@ -74,7 +84,9 @@ def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
     """
     members = archive.infolist()
     check_directory(members, MAX_MEMBER_BYTES)
-    check_unpacked(sum(member.compress_size for member in members), sum(member.file_size for member in members))
+    check_unpacked(
+        sum(member.compress_size for member in members), sum(member.file_size for member in members)
+    )
     headers: dict[str, NpyHeader] = {}
     for member in members:
         with naming(member.filename), archive.open(member) as stream:
@@ -83,7 +95,8 @@ def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
 
 
 class MappedSlices:
-    """Slices of a mapped file; pages that were read are given back, so that a volume of any size takes few of them.
+    """Slices of a mapped file; pages that were read are given back, so that a volume of any size
+    takes few of them.
 
     Args:
         fd: The file; may be closed afterwards.
@@ -110,7 +123,9 @@ class MappedSlices:
         """The map goes with its last view."""
 
 
-def _open_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: NpyHeader) -> SliceReader:
+def _open_member(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, header: NpyHeader
+) -> SliceReader:
     stream = archive.open(member)
     read_array_header(stream, member.file_size)
     offset = stream.tell()
@@ -137,7 +152,9 @@ def _choose(headers: dict[str, NpyHeader], key: str | None) -> str:
         return key
     volumes = [name for name, header in headers.items() if len(header.shape) == 3]
     if len(volumes) != 1:
-        raise DataError(f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; name one with npz_key=")
+        raise DataError(
+            f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; name one with npz_key="
+        )
     return volumes[0]
 
 
@@ -145,7 +162,9 @@ def _read_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -> Sp
     if SPACING_NAME not in headers:
         return 1.0, 1.0, 1.0
     if headers[SPACING_NAME].shape != (3,):
-        raise DataError(f"{SPACING_NAME} of shape {headers[SPACING_NAME].shape}; give three numbers (z, y, x)")
+        raise DataError(
+            f"{SPACING_NAME} of shape {headers[SPACING_NAME].shape}; give three numbers (z, y, x)"
+        )
     with archive.open(f"{SPACING_NAME}.npy") as stream, NPY_LOCK:
         z, y, x = np.lib.format.read_array(stream, allow_pickle=False).astype(np.float64).tolist()
     return z, y, x
@@ -155,6 +174,10 @@ def _is_fortran(stream: IO[bytes]) -> bool:
     """Whether the first axis of an array runs fastest; its header was checked before."""
     stream.seek(0)
     version = np.lib.format.read_magic(stream)
-    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    read = (
+        np.lib.format.read_array_header_1_0
+        if version == (1, 0)
+        else np.lib.format.read_array_header_2_0
+    )
     with NPY_LOCK:
         return bool(read(stream, max_header_size=MAX_HEADER_BYTES)[1])

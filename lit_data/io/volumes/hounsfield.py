@@ -31,8 +31,12 @@ class Window:
     width_hu: float
 
     def __post_init__(self) -> None:
-        if not (math.isfinite(self.centre_hu) and math.isfinite(self.width_hu) and self.width_hu > 0):
-            raise ConfigError(f"window of centre {self.centre_hu} and width {self.width_hu}: the width must be above 0")
+        if not (
+            math.isfinite(self.centre_hu) and math.isfinite(self.width_hu) and self.width_hu > 0
+        ):
+            raise ConfigError(
+                f"window of centre {self.centre_hu} and width {self.width_hu}: the width must be above 0"
+            )
 
     @property
     def low_hu(self) -> float:
@@ -59,8 +63,9 @@ WINDOWS: Final = MappingProxyType(
         "mediastinum": Window(50, 350),
     }
 )
-"""Usual windows by name. The figures are those of https://radiopaedia.org/articles/windowing-ct: lung W1500 L-600,
-bone W1800 L400, abdominal soft tissue W400 L50, brain W80 L40, mediastinum W350 L50."""
+"""Usual windows by name. The figures are those of https://radiopaedia.org/articles/windowing-ct:
+lung W1500 L-600, bone W1800 L400, abdominal soft tissue W400 L50, brain W80 L40, mediastinum W350
+L50."""
 
 
 def read_window(value: object) -> Window:
@@ -80,7 +85,9 @@ def read_window(value: object) -> Window:
         centre_hu, width_hu = map(float, value)  # type: ignore[call-overload]
     except (TypeError, ValueError) as error:
         names = ", ".join(WINDOWS)
-        raise ConfigError(f"window={value!r} is not allowed; give one of {names}, or [centre, width]") from error
+        raise ConfigError(
+            f"window={value!r} is not allowed; give one of {names}, or [centre, width]"
+        ) from error
     return Window(centre_hu, width_hu)
 
 
@@ -95,8 +102,8 @@ class StoredScale:
         bits: Bits of an integer that are in use; None for all.
 
     Attributes:
-        dtype: Of the Hounsfield units: bool and uint8 for unscaled masks and pictures of that dtype, int16 where every
-            stored number stays a whole one in its range, else float32.
+        dtype: Of the Hounsfield units: bool and uint8 for unscaled masks and pictures of that
+            dtype, int16 where every stored number stays a whole one in its range, else float32.
 
     Raises:
         DataError: a dtype that cannot hold Hounsfield units.
@@ -109,9 +116,13 @@ class StoredScale:
 
     def __post_init__(self) -> None:
         if self.stored.kind not in "biuf" or self.stored.itemsize > 8:
-            raise DataError(f"dtype {self.stored}; booleans, integers and floats of up to 64 bits are read")
+            raise DataError(
+                f"dtype {self.stored}; booleans, integers and floats of up to 64 bits are read"
+            )
         if not (math.isfinite(self.slope) and math.isfinite(self.intercept)) or self.slope == 0:
-            raise DataError(f"slope {self.slope} and intercept {self.intercept} give no Hounsfield units")
+            raise DataError(
+                f"slope {self.slope} and intercept {self.intercept} give no Hounsfield units"
+            )
 
     @property
     def is_identity(self) -> bool:
@@ -128,7 +139,9 @@ class StoredScale:
             return np.dtype(np.float32)
         ends = [end * self.slope + self.intercept for end in self._range()]
         limits = np.iinfo(np.int16)
-        return np.dtype(np.int16 if limits.min <= min(ends) and max(ends) <= limits.max else np.float32)
+        return np.dtype(
+            np.int16 if limits.min <= min(ends) and max(ends) <= limits.max else np.float32
+        )
 
     def apply(self, stored: Array) -> Array:
         """Turn stored numbers into Hounsfield units of ``dtype``, in native byte order.
@@ -143,13 +156,23 @@ class StoredScale:
         values = stored.astype(np.int32) * int(self.slope) + int(self.intercept)
         result = values.astype(np.int16)
         if not np.array_equal(values, result):
-            raise DataError(f"Hounsfield units {values.min()} to {values.max()}, more than its header allows")
+            raise DataError(
+                f"Hounsfield units {values.min()} to {values.max()}, more than its header allows"
+            )
         return result
 
     def _apply_float(self, stored: Array) -> Array:
-        if self.stored.kind in "iu" and stored.size and max(-int(stored.min()), int(stored.max())) > EXACT_FLOAT:
-            raise DataError(f"values {stored.min()} to {stored.max()}; these are no Hounsfield units")
-        with np.errstate(over="ignore", invalid="ignore"):  # the check for NaN and inf that follows names the place
+        if (
+            self.stored.kind in "iu"
+            and stored.size
+            and max(-int(stored.min()), int(stored.max())) > EXACT_FLOAT
+        ):
+            raise DataError(
+                f"values {stored.min()} to {stored.max()}; these are no Hounsfield units"
+            )
+        with np.errstate(
+            over="ignore", invalid="ignore"
+        ):  # the check for NaN and inf that follows names the place
             if self.is_identity:
                 return stored.astype(np.float32, copy=False)
             return (stored.astype(np.float64) * self.slope + self.intercept).astype(np.float32)
@@ -158,4 +181,8 @@ class StoredScale:
         if self.stored.kind == "b":
             return 0, 1
         bits = min(self.bits or 64, 8 * self.stored.itemsize)
-        return (0, 2**bits - 1) if self.stored.kind == "u" else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        return (
+            (0, 2**bits - 1)
+            if self.stored.kind == "u"
+            else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+        )

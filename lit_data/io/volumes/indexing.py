@@ -32,7 +32,8 @@ class IndexOptions:
         resolution: What the volume is brought to first.
         npz_key: Name of the array in ``.npz`` files; None takes the only one of three axes.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
-        slab_bytes: Bytes of Hounsfield units that are worked on at once; the result does not depend on it.
+        slab_bytes: Bytes of Hounsfield units that are worked on at once; the result does not depend
+            on it.
 
     Raises:
         ConfigError: an option is not allowed.
@@ -86,7 +87,8 @@ def index_volume(
     labels: Volume | None = None,
     slab_bytes: int = SLAB_BYTES,
 ) -> SparseVolume:
-    """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu`` if that is given.
+    """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu`` if
+    that is given.
 
     Args:
         volume: The dense volume, read once from the first slice to the last.
@@ -103,7 +105,11 @@ def index_volume(
     _check_range(low_hu, high_hu)
     volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
     collector = None if labels is None else LabelCollector(volume.shape, keep=_keep)
-    found = list(scan_slabs(volume, low_hu, high_hu, labels=labels, collector=collector, slab_bytes=slab_bytes))
+    found = list(
+        scan_slabs(
+            volume, low_hu, high_hu, labels=labels, collector=collector, slab_bytes=slab_bytes
+        )
+    )
     values = np.concatenate([slab.values for slab in found])
     return SparseVolume(
         positions=np.concatenate([slab.positions for slab in found]),
@@ -114,7 +120,9 @@ def index_volume(
         affine=volume.affine,
         low_hu=low_hu,
         high_hu=high_hu,
-        labels=None if collector is None else np.concatenate([slab.labels for slab in found]).astype(collector.dtype),
+        labels=None
+        if collector is None
+        else np.concatenate([slab.labels for slab in found]).astype(collector.dtype),
         label_index=None if collector is None else join_labels(collector, volume.shape),
     )
 
@@ -178,7 +186,9 @@ def is_whole(values: Array) -> bool:
     if values.dtype.kind != "f":
         return False
     limits = np.iinfo(np.int16)
-    return bool(((values >= limits.min) & (values <= limits.max) & (values == np.rint(values))).all())
+    return bool(
+        ((values >= limits.min) & (values <= limits.max) & (values == np.rint(values))).all()
+    )
 
 
 def count_slices(found: list[Slab], depth: int) -> NDArray[np.int64]:
@@ -189,8 +199,12 @@ def count_slices(found: list[Slab], depth: int) -> NDArray[np.int64]:
 
 
 def _check_range(low_hu: float, high_hu: float | None) -> None:
-    if not math.isfinite(low_hu) or (high_hu is not None and not (math.isfinite(high_hu) and high_hu > low_hu)):
-        raise ConfigError(f"occupied from {low_hu} to {high_hu} HU: give numbers, the second above the first or null")
+    if not math.isfinite(low_hu) or (
+        high_hu is not None and not (math.isfinite(high_hu) and high_hu > low_hu)
+    ):
+        raise ConfigError(
+            f"occupied from {low_hu} to {high_hu} HU: give numbers, the second above the first or null"
+        )
 
 
 def _check_known(volume: Volume, low_hu: float, high_hu: float | None) -> None:

@@ -25,9 +25,11 @@ def value_dtype(volume: Volume) -> "np.dtype[Any]":
 
 
 def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
-    """Places where a flat mask is true, ascending: what ``flatnonzero`` gives, eight voxels at a time.
+    """Places where a flat mask is true, ascending: what ``flatnonzero`` gives, eight voxels at a
+    time.
 
-    Most groups of eight are empty and cost one comparison; only the others are searched voxel by voxel.
+    Most groups of eight are empty and cost one comparison; only the others are searched voxel by
+    voxel.
 
     Args:
         mask: [n].
@@ -48,7 +50,8 @@ def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
 
 
 class OccupiedFinder:
-    """Compares slabs with the range into a buffer that is used again; whole numbers are compared as such.
+    """Compares slabs with the range into a buffer that is used again; whole numbers are compared as
+    such.
 
     A mask of booleans needs no comparing: it is the result.
 
@@ -85,7 +88,8 @@ class OccupiedFinder:
 
     @staticmethod
     def _compare(operation: np.ufunc, slab: Array, edge: float, out: NDArray[np.bool_]) -> None:
-        # For whole numbers ``> 2.5`` is ``> 2``: with the edge rounded down both ``>`` and ``<=`` stay right.
+        # For whole numbers ``> 2.5`` is ``> 2``: with the edge rounded down both ``>`` and ``<=``
+        # stay right.
         if slab.dtype.kind == "f":
             operation(slab, np.float32(edge), out=out)
             return
@@ -110,10 +114,14 @@ def read_labels(labels: Volume, begin: int, end: int) -> Array:
     dense = stored.astype(np.int32) if stored.dtype.kind == "f" else stored
     if dense.dtype == np.bool_:
         return dense.view(np.uint8)
-    if (dense.dtype.kind == "i" and dense.min() < 0) or not (dense is stored or np.array_equal(stored, dense)):
+    if (dense.dtype.kind == "i" and dense.min() < 0) or not (
+        dense is stored or np.array_equal(stored, dense)
+    ):
         with naming(labels.name):
             wrong = stored[(dense < 0) | (stored != dense)][0]
-            raise DataError(f"label {wrong}; labels are whole numbers of at least 0, save them without interpolation")
+            raise DataError(
+                f"label {wrong}; labels are whole numbers of at least 0, save them without interpolation"
+            )
     return dense
 
 
@@ -138,7 +146,9 @@ class LabelCollector(Generic[T]):
     @property
     def starts(self) -> NDArray[np.int64]:
         """[K + 1] int64, where each class begins among ``parts``."""
-        return np.cumsum([0, *(self._counts[label] for label in sorted(self._parts))], dtype=np.int64)
+        return np.cumsum(
+            [0, *(self._counts[label] for label in sorted(self._parts))], dtype=np.int64
+        )
 
     @property
     def dtype(self) -> "np.dtype[Any]":
@@ -157,7 +167,9 @@ class LabelCollector(Generic[T]):
         if not len(places):
             return
         found = dense.take(places)
-        order = np.argsort(found, kind="stable")  # equal labels stay in their order; linear time up to 16 bits
+        order = np.argsort(
+            found, kind="stable"
+        )  # equal labels stay in their order; linear time up to 16 bits
         positions = places.take(order).astype(self._dtype)
         positions += self._dtype.type(offset)
         classes, starts = np.unique(found.take(order), return_index=True)
@@ -175,4 +187,6 @@ def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
     """All labelled voxels of a collector that keeps them in memory."""
     parts = list(collector.parts())
     positions = np.concatenate(parts) if parts else np.zeros(0, index_dtype(shape))
-    return LabelIndex(shape=shape, classes=collector.classes, starts=collector.starts, positions=positions)
+    return LabelIndex(
+        shape=shape, classes=collector.classes, starts=collector.starts, positions=positions
+    )

@@ -50,7 +50,9 @@ def warm_folders(paths: Sequence[Path], *, progress: bool) -> None:
     _tell(len(paths), size_bytes, "the page cache", started_s, enabled=progress)
 
 
-def index_all(sources: Sequence[VolumeSource], options: IndexOptions, *, progress: bool) -> list[SparseVolume]:
+def index_all(
+    sources: Sequence[VolumeSource], options: IndexOptions, *, progress: bool
+) -> list[SparseVolume]:
     """Index volumes in memory.
 
     Raises:
@@ -59,7 +61,13 @@ def index_all(sources: Sequence[VolumeSource], options: IndexOptions, *, progres
     started_s = time.monotonic()
     indexed = (index_source(source, options) for source in sources)
     volumes = list(track(indexed, "preloading", len(sources), enabled=progress))
-    _tell(len(volumes), sum(volume.nbytes for volume in volumes), "memory", started_s, enabled=progress)
+    _tell(
+        len(volumes),
+        sum(volume.nbytes for volume in volumes),
+        "memory",
+        started_s,
+        enabled=progress,
+    )
     return volumes
 
 
@@ -75,13 +83,20 @@ def check_headers(
         DataError: bad ones under ``error``, or no good one.
     """
     faults = [
-        _find_fault(source, options) for source in track(sources, "reading headers", len(sources), enabled=progress)
+        _find_fault(source, options)
+        for source in track(sources, "reading headers", len(sources), enabled=progress)
     ]
-    bad = [(source.path, fault) for source, fault in zip(sources, faults, strict=True) if fault is not None]
+    bad = [
+        (source.path, fault)
+        for source, fault in zip(sources, faults, strict=True)
+        if fault is not None
+    ]
     if not sources:
         raise DataError("the list of volumes is empty; check the data folder")
     raise_bad(bad, len(sources), on_bad, what="volumes")
-    return [source for source, fault in zip(sources, faults, strict=True) if fault is None], tuple(bad)
+    return [source for source, fault in zip(sources, faults, strict=True) if fault is None], tuple(
+        bad
+    )
 
 
 def _find_fault(source: VolumeSource, options: IndexOptions) -> str | None:
@@ -108,4 +123,10 @@ def _read_through(folder: Path) -> int:
 def _tell(volumes: int, size_bytes: int, where: str, started_s: float, *, enabled: bool) -> None:
     if enabled:
         seconds = time.monotonic() - started_s
-        log.info("preloaded %d sparse volumes, %s, into %s in %.1f s", volumes, decimal(size_bytes), where, seconds)
+        log.info(
+            "preloaded %d sparse volumes, %s, into %s in %.1f s",
+            volumes,
+            decimal(size_bytes),
+            where,
+            seconds,
+        )

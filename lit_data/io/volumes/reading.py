@@ -29,16 +29,19 @@ _MAX_OFFSET: Final = 2**26
 
 
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
-    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x), its voxels in the order of the file.
+    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x), its voxels in the order of the
+    file.
 
-    Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the values.
+    Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the
+    values.
 
     Args:
         path: The file.
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: not NIfTI, cut short, of more than three axes, or of a dtype that holds no Hounsfield units.
+        DataError: not NIfTI, cut short, of more than three axes, or of a dtype that holds no
+            Hounsfield units.
     """
     check_regular(path)
     opener = import_medical("nibabel").openers.Opener(path, "rb", keep_open=True)
@@ -49,7 +52,12 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
         offset = _read_offset(opener, header)
         reader = StreamSlices(opener, offset, shape, scale.stored, opener.close)
         volume = FileVolume(
-            path, reader, scale, spacing_mm=_read_spacing(header), affine=_read_affine(header), nan_fill=nan_fill
+            path,
+            reader,
+            scale,
+            spacing_mm=_read_spacing(header),
+            affine=_read_affine(header),
+            nan_fill=nan_fill,
         )
         _check_length(path, offset + int(np.prod(shape, dtype=object)) * scale.stored.itemsize)
         return volume
@@ -60,10 +68,19 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
 
 def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
     start = stream.read(4)
-    size = next((size for size in (int.from_bytes(start, "little"), int.from_bytes(start, "big")) if size in _SIZES), 0)
+    size = next(
+        (
+            size
+            for size in (int.from_bytes(start, "little"), int.from_bytes(start, "big"))
+            if size in _SIZES
+        ),
+        0,
+    )
     if not size:
         raise DataError(f"not a NIfTI file, starts with {start!r}")
-    header = getattr(import_medical("nibabel"), _SIZES[size])(start + stream.read(size - len(start)), check=False)
+    header = getattr(import_medical("nibabel"), _SIZES[size])(
+        start + stream.read(size - len(start)), check=False
+    )
     if bytes(header["magic"]).rstrip(b"\0\r\n\x1a")[:3] not in (b"n+1", b"n+2"):
         raise DataError("a NIfTI header without its voxels; give single .nii or .nii.gz files")
     return header
@@ -73,7 +90,9 @@ def _read_shape(header: Any) -> Triple:  # noqa: ANN401
     stored: list[int] = [int(length) for length in header.get_data_shape()]
     x, y, z, *more = [*stored, 1, 1, 1]
     if not stored or any(length != 1 for length in more):
-        raise DataError(f"shape {tuple(stored)}; a volume has three axes, take one volume out of it")
+        raise DataError(
+            f"shape {tuple(stored)}; a volume has three axes, take one volume out of it"
+        )
     return z, y, x
 
 
@@ -117,12 +136,16 @@ def _check_length(path: str, needed_bytes: int) -> None:
 
 
 def open_volume(
-    source: VolumeSource | str | os.PathLike[str], *, npz_key: str | None = None, nan_fill: float | None = None
+    source: VolumeSource | str | os.PathLike[str],
+    *,
+    npz_key: str | None = None,
+    nan_fill: float | None = None,
 ) -> Volume:
     """Open a volume for reading slab by slab; close it, or use it in a ``with`` block.
 
     Args:
-        source: What ``find_volumes`` found, or the path of a file or of the folder of one DICOM series.
+        source: What ``find_volumes`` found, or the path of a file or of the folder of one DICOM
+            series.
         npz_key: Name of the array in ``.npz`` files; None takes the only one of three axes.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
 
@@ -144,7 +167,9 @@ def open_volume(
         return open_npz(source.files[0], npz_key, nan_fill)
 
 
-def open_labels(source: VolumeSource, volume: Volume, *, npz_key: str | None = None) -> Volume | None:
+def open_labels(
+    source: VolumeSource, volume: Volume, *, npz_key: str | None = None
+) -> Volume | None:
     """Open the labels that lie beside a volume or came with it.
 
     Args:
@@ -161,13 +186,18 @@ def open_labels(source: VolumeSource, volume: Volume, *, npz_key: str | None = N
     if source.labels is None:
         return volume.labels
     kind = guess_kind(source.labels)
-    labels = open_volume(VolumeSource(source.name, source.labels, kind, (source.labels,)), npz_key=npz_key)
+    labels = open_volume(
+        VolumeSource(source.name, source.labels, kind, (source.labels,)), npz_key=npz_key
+    )
     if labels.shape != volume.shape:
         labels.close()
         with naming(source.labels):
             check_same_shape(labels, volume)
     if not _lie_alike(labels, volume):
-        log.warning("%s: its header puts it elsewhere than its volume; are its axes turned?", show_path(source.labels))
+        log.warning(
+            "%s: its header puts it elsewhere than its volume; are its axes turned?",
+            show_path(source.labels),
+        )
     return labels
 
 
@@ -179,7 +209,9 @@ def check_same_shape(labels: Volume, volume: Volume) -> None:
     """
     if labels.shape != volume.shape:
         turned = " (turned?)" if sorted(labels.shape) == sorted(volume.shape) else ""
-        raise DataError(f"labels of shape {labels.shape}{turned}, but {show_path(volume.name)} has {volume.shape}")
+        raise DataError(
+            f"labels of shape {labels.shape}{turned}, but {show_path(volume.name)} has {volume.shape}"
+        )
 
 
 def _lie_alike(labels: Volume, volume: Volume) -> bool:
@@ -198,5 +230,7 @@ def _find_one(path: str | os.PathLike[str]) -> VolumeSource:
         return VolumeSource(path.name, os.fspath(path), guess_kind(path), (os.fspath(path),))
     sources = find_volumes(path)
     if len(sources) != 1:
-        raise DataError(f"{show_path(path)}: {len(sources)} volumes; use find_volumes and open each")
+        raise DataError(
+            f"{show_path(path)}: {len(sources)} volumes; use find_volumes and open each"
+        )
     return sources[0]

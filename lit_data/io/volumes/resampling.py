@@ -20,8 +20,8 @@ class Resolution:
     Args:
         shape: (z, y, x) voxels, or one number for all three.
         spacing_mm: (z, y, x), or one number for all three.
-        fit: ``resample`` stretches to ``shape``; ``pad_crop`` adds air around the volume or cuts it, about its middle.
-            With ``pad_crop``, ``spacing_mm`` comes first.
+        fit: ``resample`` stretches to ``shape``; ``pad_crop`` adds air around the volume or cuts
+            it, about its middle. With ``pad_crop``, ``spacing_mm`` comes first.
 
     Raises:
         ConfigError: a number that is not above 0, or options that contradict each other.
@@ -39,7 +39,9 @@ class Resolution:
         if self.fit == "pad_crop" and self.shape is None:
             raise ConfigError("fit='pad_crop' needs a shape= to pad or crop to")
         if self.fit == "resample" and self.shape is not None and self.spacing_mm is not None:
-            raise ConfigError("shape= and spacing_mm= contradict each other; give one, or fit='pad_crop' for both")
+            raise ConfigError(
+                "shape= and spacing_mm= contradict each other; give one, or fit='pad_crop' for both"
+            )
 
     def apply(self, volume: Volume, *, fill: float, nearest: bool = False) -> Volume:
         """The volume at this resolution; closing it closes the volume.
@@ -47,12 +49,16 @@ class Resolution:
         Args:
             volume: What to read from.
             fill: Value of added voxels.
-            nearest: Take the nearest voxel (labels) instead of interpolating linearly between voxel centres.
+            nearest: Take the nearest voxel (labels) instead of interpolating linearly between voxel
+                centres.
         """
         shape, spacing_mm = _as_triple(self.shape), _as_triple(self.spacing_mm)
         if spacing_mm is not None and not np.allclose(spacing_mm, volume.spacing_mm, rtol=1e-6):
             steps = [new / old for new, old in zip(spacing_mm, volume.spacing_mm, strict=True)]
-            lengths = [max(1, round(length / step)) for length, step in zip(volume.shape, steps, strict=True)]
+            lengths = [
+                max(1, round(length / step))
+                for length, step in zip(volume.shape, steps, strict=True)
+            ]
             volume = _ResampledVolume(volume, _triple(lengths), steps, nearest=nearest)
         if shape is None or shape == volume.shape:
             return volume
@@ -83,12 +89,18 @@ class _ResampledAxis(NamedTuple):
 class _ResampledVolume(Volume):
     """Another grid over the same body; both begin at the outer edge of the first voxel."""
 
-    def __init__(self, source: Volume, shape: Triple, steps: Sequence[float], *, nearest: bool) -> None:
+    def __init__(
+        self, source: Volume, shape: Triple, steps: Sequence[float], *, nearest: bool
+    ) -> None:
         z, y, x = (mm * step for mm, step in zip(source.spacing_mm, steps, strict=True))
         affine = _move(source.affine, steps, [0.5 * step - 0.5 for step in steps])
-        super().__init__(source.name, shape=shape, dtype=source.dtype, spacing_mm=(z, y, x), affine=affine)
+        super().__init__(
+            source.name, shape=shape, dtype=source.dtype, spacing_mm=(z, y, x), affine=affine
+        )
         self._source, self._steps, self._nearest = source, steps, nearest
-        self._axes = [_plan(new, old, step) for new, old, step in zip(shape, source.shape, steps, strict=True)]
+        self._axes = [
+            _plan(new, old, step) for new, old, step in zip(shape, source.shape, steps, strict=True)
+        ]
         self._kept: tuple[int, Array] | None = None
 
     @property
@@ -103,7 +115,10 @@ class _ResampledVolume(Volume):
         block = self._read_source(first, last + 1)
         axis = _ResampledAxis(lower[begin:end] - first, upper[begin:end] - first, weight[begin:end])
         if self._nearest:
-            rows = [np.where(part.weight >= 0.5, part.upper, part.lower) for part in (axis, *self._axes[1:])]
+            rows = [
+                np.where(part.weight >= 0.5, part.upper, part.lower)
+                for part in (axis, *self._axes[1:])
+            ]
             return block[rows[0]][:, rows[1]][:, :, rows[2]]
         for number, part in enumerate((axis, *self._axes[1:])):
             block = part.mix(block, number)
@@ -121,7 +136,9 @@ class _ResampledVolume(Volume):
         elif end <= start + len(kept):
             block = kept[begin - start : end - start]
         else:
-            block = np.concatenate([kept[begin - start :], self._source.read(start + len(kept), end)])
+            block = np.concatenate(
+                [kept[begin - start :], self._source.read(start + len(kept), end)]
+            )
         self._kept = begin, block
         return block
 
@@ -132,7 +149,13 @@ class _PaddedVolume(Volume):
     def __init__(self, source: Volume, shape: Triple, fill: float) -> None:
         self._starts = [(old - new) // 2 for old, new in zip(source.shape, shape, strict=True)]
         affine = _move(source.affine, (1, 1, 1), self._starts)
-        super().__init__(source.name, shape=shape, dtype=source.dtype, spacing_mm=source.spacing_mm, affine=affine)
+        super().__init__(
+            source.name,
+            shape=shape,
+            dtype=source.dtype,
+            spacing_mm=source.spacing_mm,
+            affine=affine,
+        )
         self._source = source
         least = 0 if source.dtype == np.bool_ else float(_limits(source.dtype).min)
         self._fill = max(fill, least)
@@ -147,8 +170,13 @@ class _PaddedVolume(Volume):
         last = min(end + self._starts[0], self._source.shape[0])
         if first < last:
             block = self._source.read(first, last)
-            target, rows = [slice(first - begin - self._starts[0], last - begin - self._starts[0])], [slice(None)]
-            for start, new, old in zip(self._starts[1:], self.shape[1:], self._source.shape[1:], strict=True):
+            target, rows = (
+                [slice(first - begin - self._starts[0], last - begin - self._starts[0])],
+                [slice(None)],
+            )
+            for start, new, old in zip(
+                self._starts[1:], self.shape[1:], self._source.shape[1:], strict=True
+            ):
                 target.append(slice(max(0, -start), min(new, old - start)))
                 rows.append(slice(max(0, start), min(old, new + start)))
             slab[tuple(target)] = block[tuple(rows)]
@@ -161,7 +189,9 @@ class _PaddedVolume(Volume):
 def _plan(new: int, old: int, step: float) -> _ResampledAxis:
     centres = np.clip((np.arange(new) + 0.5) * step - 0.5, 0, old - 1)
     lower = np.floor(centres).astype(np.int64)
-    return _ResampledAxis(lower, np.minimum(lower + 1, old - 1), (centres - lower).astype(np.float32))
+    return _ResampledAxis(
+        lower, np.minimum(lower + 1, old - 1), (centres - lower).astype(np.float32)
+    )
 
 
 def _move(affine: Array | None, steps: Sequence[float], starts: Sequence[float]) -> Array | None:
@@ -191,10 +221,14 @@ def _read_triple(name: str, value: object, number: Callable[[Any], Any]) -> obje
         parts = list(value)  # type: ignore[call-overload]
     except TypeError:
         parts = [value] * 3
-    is_right = len(parts) == 3 and all(isinstance(part, int | float) and math.isfinite(part) for part in parts)
+    is_right = len(parts) == 3 and all(
+        isinstance(part, int | float) and math.isfinite(part) for part in parts
+    )
     if not is_right or any(part <= 0 or number(part) != part for part in parts):
         kind = "whole numbers" if number is int else "numbers"
-        raise ConfigError(f"{name}={value!r} is not allowed; give one or three {kind} above 0, in the order z, y, x")
+        raise ConfigError(
+            f"{name}={value!r} is not allowed; give one or three {kind} above 0, in the order z, y, x"
+        )
     return tuple(number(part) for part in parts)
 
 

@@ -12,7 +12,12 @@ from lit_data.io.source import check_regular, nearest_existing
 from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
-SUFFIXES: Final[dict[str, Kind]] = {".npy": "npy", ".npz": "npz", ".nii": "nifti", ".nii.gz": "nifti"}
+SUFFIXES: Final[dict[str, Kind]] = {
+    ".npy": "npy",
+    ".npz": "npz",
+    ".nii": "nifti",
+    ".nii.gz": "nifti",
+}
 LABEL_ENDINGS: Final = ("_labels", "_seg", "_mask")
 _KINDS = get_args(Kind)
 
@@ -23,7 +28,8 @@ class VolumeSource:
 
     Args:
         name: Path under the folder that was searched, without the extension.
-        path: The file, or the folder of a DICOM series; the first file of one that shares its folder.
+        path: The file, or the folder of a DICOM series; the first file of one that shares its
+            folder.
         kind: What it is stored as.
         files: All files of it: one, or the slices of a DICOM series.
         labels: The file of its labels; None without.
@@ -51,29 +57,35 @@ class VolumeSource:
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
-def find_volumes(root: str | os.PathLike[str], *, allow_outside: bool = False) -> list[VolumeSource]:
+def find_volumes(
+    root: str | os.PathLike[str], *, allow_outside: bool = False
+) -> list[VolumeSource]:
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
-    ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the DICOM files of a folder
-    (``.dcm``, ``.ima``, or no extension). ``NAME_labels.*``, ``NAME_seg.*`` and ``NAME_mask.*`` hold the labels of
-    ``NAME`` in the same folder. Hidden files and all others are left out.
+    ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
+    DICOM files of a folder (``.dcm``, ``.ima``, or no extension). ``NAME_labels.*``, ``NAME_seg.*``
+    and ``NAME_mask.*`` hold the labels of ``NAME`` in the same folder. Hidden files and all others
+    are left out.
 
     Args:
         root: The folder or file.
         allow_outside: Follow links that lead out of the folder.
 
     Returns:
-        Sorted by name. A series is named by its folder, and by its first file as well where a folder has several.
+        Sorted by name. A series is named by its folder, and by its first file as well where a
+        folder has several.
 
     Raises:
-        DataError: nothing there, no volume, two of one name, labels without a volume, a link that leads outside, or
-            DICOM files that cannot be read.
+        DataError: nothing there, no volume, two of one name, labels without a volume, a link that
+            leads outside, or DICOM files that cannot be read.
     """
     root = Path(root)
     if root.is_file():
         return [_make_source(root.parent, root.name)]
     if not root.is_dir():
-        raise DataError(f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists")
+        raise DataError(
+            f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists"
+        )
     problems = Problems()
     found: dict[str, VolumeSource] = {}
     for folder, names in _walk(root, problems, allow_outside=allow_outside):
@@ -84,7 +96,9 @@ def find_volumes(root: str | os.PathLike[str], *, allow_outside: bool = False) -
     volumes = _join_labels(found, problems)
     problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
     if not volumes:
-        raise DataError(f"{show_path(root)}: no volume; .npy, .npz, .nii, .nii.gz and DICOM files are read")
+        raise DataError(
+            f"{show_path(root)}: no volume; .npy, .npz, .nii, .nii.gz and DICOM files are read"
+        )
     return sorted(volumes, key=lambda source: source.name)
 
 
@@ -98,22 +112,32 @@ def guess_kind(path: str | os.PathLike[str]) -> Kind:
     if kind is None and is_dicom_name(path):
         return "dicom"
     if kind is None:
-        raise DataError(f"{show_path(path)}: not a volume; {', '.join(SUFFIXES)} and DICOM files are read")
+        raise DataError(
+            f"{show_path(path)}: not a volume; {', '.join(SUFFIXES)} and DICOM files are read"
+        )
     return kind
 
 
-def _walk(root: Path, problems: Problems, *, allow_outside: bool) -> Iterator[tuple[Path, list[str]]]:
+def _walk(
+    root: Path, problems: Problems, *, allow_outside: bool
+) -> Iterator[tuple[Path, list[str]]]:
     real_root = os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=allow_outside):
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         shown = [name for name in sorted(names) if not is_hidden(name)]
         for path in (Path(folder) / name for name in [*folders, *shown]):
-            if path.is_symlink() and not allow_outside and not is_inside(target := os.path.realpath(path), real_root):
+            if (
+                path.is_symlink()
+                and not allow_outside
+                and not is_inside(target := os.path.realpath(path), real_root)
+            ):
                 problems.add(path, describe_outside(target))
         yield Path(folder), shown
 
 
-def _list_folder(root: Path, folder: Path, names: Iterable[str], problems: Problems) -> Iterator[VolumeSource]:
+def _list_folder(
+    root: Path, folder: Path, names: Iterable[str], problems: Problems
+) -> Iterator[VolumeSource]:
     dicom: list[Path] = []
     for name in names:
         path = folder / name
@@ -154,9 +178,13 @@ def _join_labels(found: dict[str, VolumeSource], problems: Problems) -> list[Vol
         if owner not in found:
             problems.add(source.path, f"labels without a volume {show_path(owner)}.* beside it")
         elif labels.setdefault(owner, source) is not source:
-            problems.add(source.path, f"labels of a volume that has {show_path(labels[owner].path)}")
+            problems.add(
+                source.path, f"labels of a volume that has {show_path(labels[owner].path)}"
+            )
     return [
-        VolumeSource(source.name, source.path, source.kind, source.files, _path_of(labels.get(source.name)))
+        VolumeSource(
+            source.name, source.path, source.kind, source.files, _path_of(labels.get(source.name))
+        )
         for source in found.values()
         if _owner(source.name) is None
     ]
@@ -164,7 +192,9 @@ def _join_labels(found: dict[str, VolumeSource], problems: Problems) -> list[Vol
 
 def _owner(name: str) -> str | None:
     """Name of the volume whose labels this is."""
-    return next((name.removesuffix(ending) for ending in LABEL_ENDINGS if name.endswith(ending)), None)
+    return next(
+        (name.removesuffix(ending) for ending in LABEL_ENDINGS if name.endswith(ending)), None
+    )
 
 
 def _path_of(source: VolumeSource | None) -> str | None:

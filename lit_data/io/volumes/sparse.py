@@ -23,7 +23,8 @@ class LabelIndex:
         shape: (z, y, x) of the volume.
         classes: [K] int32, the labels other than 0 that occur, ascending.
         starts: [K + 1] int64, where each class begins in ``positions``.
-        positions: [M] flat C-order positions, ascending within a class; dtype as in ``SparseVolume``.
+        positions: [M] flat C-order positions, ascending within a class; dtype as in
+            ``SparseVolume``.
     """
 
     shape: Triple
@@ -62,7 +63,8 @@ class SparseVolume:
     """The occupied voxels of one volume; arrays may be read-only views of a memory map.
 
     Args:
-        positions: [N] flat C-order positions, ascending; int32 in volumes of fewer than 2**31 voxels, else int64.
+        positions: [N] flat C-order positions, ascending; int32 in volumes of fewer than 2**31
+            voxels, else int64.
         values: [N] Hounsfield units: uint8 for masks, int16 where exact, else float32.
         shape: (z, y, x) of the volume.
         spacing_mm: (z, y, x).
@@ -90,10 +92,17 @@ class SparseVolume:
 
     def __post_init__(self) -> None:
         points = len(self.positions)
-        if self.positions.dtype != index_dtype(self.shape) or self.values.dtype.name not in VALUE_DTYPES:
-            raise DataError(f"positions {self.positions.dtype} and values {self.values.dtype} of a sparse volume")
+        if (
+            self.positions.dtype != index_dtype(self.shape)
+            or self.values.dtype.name not in VALUE_DTYPES
+        ):
+            raise DataError(
+                f"positions {self.positions.dtype} and values {self.values.dtype} of a sparse volume"
+            )
         if len(self.values) != points or (self.labels is not None and len(self.labels) != points):
-            raise DataError(f"{points} positions but {len(self.values)} values, or another number of labels")
+            raise DataError(
+                f"{points} positions but {len(self.values)} values, or another number of labels"
+            )
         _check_starts(self.slices, self.shape[0], points, "slices")
 
     def __len__(self) -> int:
@@ -104,7 +113,11 @@ class SparseVolume:
         """Bytes of all arrays."""
         arrays = [self.positions, self.values, self.slices, self.labels]
         if self.label_index is not None:
-            arrays += [self.label_index.positions, self.label_index.classes, self.label_index.starts]
+            arrays += [
+                self.label_index.positions,
+                self.label_index.classes,
+                self.label_index.starts,
+            ]
         return sum(array.nbytes for array in arrays if array is not None)
 
     @property
@@ -116,8 +129,13 @@ class SparseVolume:
         """The volume with arrays of its own, so that no file stays open for it."""
         index = self.label_index
         if index is not None:
-            index = replace(index, **{name: _own(getattr(index, name)) for name in ("classes", "starts", "positions")})
-        arrays = {name: _own(getattr(self, name)) for name in ("positions", "values", "slices", "labels")}
+            index = replace(
+                index,
+                **{name: _own(getattr(index, name)) for name in ("classes", "starts", "positions")},
+            )
+        arrays = {
+            name: _own(getattr(self, name)) for name in ("positions", "values", "slices", "labels")
+        }
         return replace(self, **arrays, label_index=index)
 
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
@@ -176,7 +194,9 @@ class SparseVolume:
         volume.reshape(-1)[self.positions] = self.values
         return volume
 
-    def _spread(self, values: Array, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
+    def _spread(
+        self, values: Array, start: Sequence[int], size: Sequence[int], fill: float
+    ) -> Array:
         box = np.full(tuple(size), fill, values.dtype)
         rows = self.rows_in(start, size)
         places, inside = _place(self.positions[rows], self.shape, start, size)
@@ -193,17 +213,21 @@ def index_dtype(shape: Triple) -> "np.dtype[Any]":
     return np.dtype(np.int32 if int(np.prod(shape, dtype=np.float64)) < 2**31 else np.int64)
 
 
-def _find_rows(positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
+def _find_rows(
+    positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
+) -> NDArray[np.int64]:
     """Rows of ``positions`` in the slices and lines of a box: one stretch a slice, found by bisection."""
     _, height, width = shape
     z = np.arange(max(start[0], 0), min(start[0] + size[0], shape[0]), dtype=np.int64)
     first, last = np.clip([start[1], start[1] + size[1]], 0, height).tolist()
     if not len(z) or first >= last:
         return np.zeros(0, np.int64)
-    # Keys of another dtype than the positions would make a copy of all of them; the last voxel fits where the one
-    # behind it may not.
+    # Keys of another dtype than the positions would make a copy of all of them; the last voxel fits
+    # where the one behind it may not.
     begins = np.searchsorted(positions, ((z * height + first) * width).astype(positions.dtype))
-    ends = np.searchsorted(positions, ((z * height + last) * width - 1).astype(positions.dtype), side="right")
+    ends = np.searchsorted(
+        positions, ((z * height + last) * width - 1).astype(positions.dtype), side="right"
+    )
     lengths = ends - begins
     offsets = begins - (np.cumsum(lengths) - lengths)
     return np.repeat(offsets, lengths) + np.arange(int(lengths.sum()))

@@ -1,8 +1,10 @@
-"""Indexing the volumes of a set into their files, by several processes, going on where a killed build was.
+"""Indexing the volumes of a set into their files, by several processes, going on where a killed
+build was.
 
-The processes are plain children of this one, told by lines of JSON what to do, and not those of multiprocessing: a
-script that builds a store needs no ``if __name__ == "__main__"`` so, threads and devices of this process are not
-forked, and a child whose parent dies reads the end of its input and goes.
+The processes are plain children of this one, told by lines of JSON what to do, and not those of
+multiprocessing: a script that builds a store needs no ``if __name__ == "__main__"`` so, threads and
+devices of this process are not forked, and a child whose parent dies reads the end of its input and
+goes.
 """
 
 import hashlib
@@ -22,7 +24,14 @@ from rich.filesize import decimal
 
 from lit_data import errors
 from lit_data.child_process import python_command, python_environment
-from lit_data.errors import ConfigError, DataError, LitDataError, StoreError, WorkerDiedError, show_path
+from lit_data.errors import (
+    ConfigError,
+    DataError,
+    LitDataError,
+    StoreError,
+    WorkerDiedError,
+    show_path,
+)
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
@@ -55,7 +64,9 @@ class WorkerPool:
         process = self._free.get()
         task = {"source": asdict(source), "target": os.fspath(target), "options": asdict(options)}
         answer = _ask(process, json.dumps(task))
-        self._free.put(process)  # a dead one too: whoever takes it is told so, instead of waiting for ever
+        self._free.put(
+            process
+        )  # a dead one too: whoever takes it is told so, instead of waiting for ever
         if answer is None:
             raise WorkerDiedError(
                 f"{show_path(source.path)}: the process that indexed it died (exit code {process.wait()}); if memory "
@@ -100,7 +111,10 @@ def _work(task: dict[str, Any]) -> dict[str, str]:
     except LitDataError as error:
         return {"error": type(error).__name__, "text": str(error)}
     except MemoryError:
-        return {"error": DataError.__name__, "text": f"{show_path(source.path)}: no memory for a slab of it"}
+        return {
+            "error": DataError.__name__,
+            "text": f"{show_path(source.path)}: no memory for a slab of it",
+        }
     return {}
 
 
@@ -108,7 +122,9 @@ def start_worker() -> "subprocess.Popen[str]":
     """Start a process that indexes the volumes whose numbers it is sent."""
     command = python_command("-c", "from lit_data.io.volumes.sparse_build import main; main()")
     environment = python_environment({"OMP_NUM_THREADS": "1"})
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment)
+    return subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
+    )
 
 
 def _ask(process: "subprocess.Popen[str]", line: str) -> dict[str, str] | None:
@@ -190,7 +206,11 @@ def build_files(plan: BuildPlan) -> tuple[list[Path], Bad]:
             with build_lock(plan.folder, wait_s=plan.wait_s, is_done=lambda: _are_there(targets)):
                 sweep(plan.folder)
                 if older := sum(path.is_file() for path in plan.folder.glob(f"*{SUFFIX}")):
-                    log.warning("%s: %d volumes of an older layout are indexed anew", show_path(plan.folder), older)
+                    log.warning(
+                        "%s: %d volumes of an older layout are indexed anew",
+                        show_path(plan.folder),
+                        older,
+                    )
                 try:
                     bad = _write_missing(plan, targets)
                 finally:
@@ -217,7 +237,13 @@ def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
     processes = min(plan.processes, len(missing))
     what = f"indexing {decimal(sum(map(_measure, (plan.sources[number] for number in missing))))}"
     if plan.progress and missing:
-        log.info("%s: %s in %d volumes, %d processes", show_path(plan.folder), what, len(missing), processes)
+        log.info(
+            "%s: %s in %d volumes, %d processes",
+            show_path(plan.folder),
+            what,
+            len(missing),
+            processes,
+        )
     bad: dict[int, str] = {}
     with open_writer(processes) as write:
 
@@ -230,7 +256,11 @@ def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
 
         faults = ordered_map(work, missing, max(processes, 1))
         with closing(track(faults, what, len(missing), enabled=plan.progress)) as shown:
-            bad = {number: fault for number, fault in zip(missing, shown, strict=True) if fault is not None}
+            bad = {
+                number: fault
+                for number, fault in zip(missing, shown, strict=True)
+                if fault is not None
+            }
     return bad
 
 

@@ -23,7 +23,13 @@ from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_
 from lit_data.io.volumes.occupied import LabelCollector, value_dtype
 from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse import LABEL_DTYPES, VALUE_DTYPES, LabelIndex, SparseVolume, index_dtype
+from lit_data.io.volumes.sparse import (
+    LABEL_DTYPES,
+    VALUE_DTYPES,
+    LabelIndex,
+    SparseVolume,
+    index_dtype,
+)
 from lit_data.io.volumes.volume import Triple, Volume
 from lit_data.types import Array
 
@@ -92,12 +98,20 @@ class SparseFacts:
         for name in ("shape", "spacing_mm", "affine"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(value))
-        numbers = [*self.spacing_mm, *(self.affine or ()), self.low_hu, 0 if self.high_hu is None else self.high_hu]
+        numbers = [
+            *self.spacing_mm,
+            *(self.affine or ()),
+            self.low_hu,
+            0 if self.high_hu is None else self.high_hu,
+        ]
         checks = {
-            "shape": len(self.shape) == 3 and all(is_count(length) and length > 0 for length in self.shape),
+            "shape": len(self.shape) == 3
+            and all(is_count(length) and length > 0 for length in self.shape),
             "affine": self.affine is None or len(self.affine) == 16,
             "spacing_mm": len(self.spacing_mm) == 3,
-            "a number": all(isinstance(number, int | float) and math.isfinite(number) for number in numbers),
+            "a number": all(
+                isinstance(number, int | float) and math.isfinite(number) for number in numbers
+            ),
             "a text": all(isinstance(text, str) for text in (self.name, self.path)),
         }
         if wrong := [name for name, is_right in checks.items() if not is_right]:
@@ -111,8 +125,8 @@ class SparseFacts:
 class StoredVolume:
     """A volume of a store, of which nothing but its `meta.json` is read before it is mapped.
 
-    Arrays are those of ``SparseVolume``: ``positions``, ``values`` and ``slices``, with labels also ``labels``,
-    ``classes``, ``class_starts`` and ``class_positions``.
+    Arrays are those of ``SparseVolume``: ``positions``, ``values`` and ``slices``, with labels also
+    ``labels``, ``classes``, ``class_starts`` and ``class_positions``.
 
     Args:
         path: Its folder.
@@ -133,7 +147,9 @@ class StoredVolume:
             self._descrs = self._expect()
             self.points = self.folder.arrays["positions"].shape[0]
         except (ValueError, TypeError, KeyError) as error:
-            raise corrupt(self.folder.path / META_NAME, f"no facts of a volume ({error!s:.200})") from error
+            raise corrupt(
+                self.folder.path / META_NAME, f"no facts of a volume ({error!s:.200})"
+            ) from error
         self.folder.check_size()
 
     @property
@@ -156,7 +172,12 @@ class StoredVolume:
         facts, index = self.facts, None
         try:
             if "labels" in arrays:
-                index = LabelIndex(facts.shape, arrays["classes"], arrays["class_starts"], arrays["class_positions"])
+                index = LabelIndex(
+                    facts.shape,
+                    arrays["classes"],
+                    arrays["class_starts"],
+                    arrays["class_positions"],
+                )
             return SparseVolume(
                 positions=arrays["positions"],
                 values=arrays["values"],
@@ -175,12 +196,23 @@ class StoredVolume:
     def _expect(self) -> dict[str, "np.dtype[Any]"]:
         """The arrays that there must be; values and labels may have several dtypes."""
         found, positions = self.folder.arrays, index_dtype(self.facts.shape)
-        dtypes = {"slices": np.dtype(np.int64), "positions": positions, "values": found["values"].dtype}
+        dtypes = {
+            "slices": np.dtype(np.int64),
+            "positions": positions,
+            "values": found["values"].dtype,
+        }
         if "labels" in found:
             dtypes |= {"labels": found["labels"].dtype, "classes": np.dtype(np.int32)}
             dtypes |= {"class_starts": np.dtype(np.int64), "class_positions": positions}
-        allowed = dtypes["values"].name in VALUE_DTYPES and dtypes.get("labels", np.dtype("u1")).name in LABEL_DTYPES
-        if not allowed or found.keys() != dtypes.keys() or any(len(facts.shape) != 1 for facts in found.values()):
+        allowed = (
+            dtypes["values"].name in VALUE_DTYPES
+            and dtypes.get("labels", np.dtype("u1")).name in LABEL_DTYPES
+        )
+        if (
+            not allowed
+            or found.keys() != dtypes.keys()
+            or any(len(facts.shape) != 1 for facts in found.values())
+        ):
             raise ValueError(f"other arrays: {sorted(found)}")
         return dtypes
 
@@ -195,7 +227,8 @@ def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
-    """Index a volume and publish its folder; killed at any point, it leaves nothing under that name.
+    """Index a volume and publish its folder; killed at any point, it leaves nothing under that
+    name.
 
     Args:
         source: The dense volume.
@@ -207,14 +240,19 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
         StoreError: or one of its kinds: the folder cannot be written.
     """
     with explain_errors(target.parent, 0), temp_folder(target.parent) as temp, ExitStack() as stack:
-        volume = stack.enter_context(open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill))
+        volume = stack.enter_context(
+            open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill)
+        )
         labels = open_labels(source, volume, npz_key=options.npz_key)
         if labels is not None:
             stack.enter_context(labels)
         volume, labels = bring_to(options.resolution, volume, labels, options.low_hu)
         (temp / "volume").mkdir()
         writer = ArrayWriter(temp / "volume")
-        spools = [Spool(stack.enter_context((temp / name).open("x+b"))) for name in ("values", "labels", "classes")]
+        spools = [
+            Spool(stack.enter_context((temp / name).open("x+b")))
+            for name in ("values", "labels", "classes")
+        ]
         _write_arrays(writer, volume, labels, options, spools)
         facts = SparseFacts(
             name=source.name,
@@ -243,15 +281,23 @@ class Spool:
         self._nbytes += array.nbytes
         return self._nbytes - array.nbytes, self._nbytes
 
-    def read(self, dtype: "np.dtype[Any]", begin: int = 0, end: int | None = None) -> Iterator[Array]:
+    def read(
+        self, dtype: "np.dtype[Any]", begin: int = 0, end: int | None = None
+    ) -> Iterator[Array]:
         """A stretch in pieces of ``COPY_BYTES``."""
         stop = self._nbytes if end is None else end
         for start in range(begin, stop, COPY_BYTES):
-            yield np.frombuffer(os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start), dtype)
+            yield np.frombuffer(
+                os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start), dtype
+            )
 
 
 def _write_arrays(
-    writer: ArrayWriter, volume: Volume, labels: Volume | None, options: IndexOptions, spools: Sequence[Spool]
+    writer: ArrayWriter,
+    volume: Volume,
+    labels: Volume | None,
+    options: IndexOptions,
+    spools: Sequence[Spool],
 ) -> None:
     """Read the volume once and write the arrays of its occupied voxels.
 
@@ -266,7 +312,12 @@ def _write_arrays(
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
     stored, whole, counts = value_dtype(volume), True, []
     slabs = scan_slabs(
-        volume, options.low_hu, options.high_hu, labels=labels, collector=collector, slab_bytes=options.slab_bytes
+        volume,
+        options.low_hu,
+        options.high_hu,
+        labels=labels,
+        collector=collector,
+        slab_bytes=options.slab_bytes,
     )
     positions = index_dtype(volume.shape)
     with writer.stream("positions", positions) as stream:

@@ -75,7 +75,9 @@ def read_sparse_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**3
     with naming(path):
         missing = [name for name in _REQUIRED if name not in arrays]
         if missing or arrays["layout"].tolist() != LAYOUT:
-            raise DataError(f"not a sparse volume of layout {LAYOUT}: {', '.join(missing) or 'another layout'}")
+            raise DataError(
+                f"not a sparse volume of layout {LAYOUT}: {', '.join(missing) or 'another layout'}"
+            )
         return _build_volume(arrays)
 
 
@@ -91,13 +93,17 @@ def is_sparse_npz(path: str | os.PathLike[str]) -> bool:
 def open_sparse_npz(path: str) -> FileVolume:
     """Open a sparse archive as a dense volume, of which only the occupied voxels are known."""
     sparse = read_sparse_npz(path)
-    limits = np.iinfo(sparse.values.dtype) if sparse.values.dtype.kind != "f" else np.finfo(np.float32)
+    limits = (
+        np.iinfo(sparse.values.dtype) if sparse.values.dtype.kind != "f" else np.finfo(np.float32)
+    )
     reader = _SparseSlices(sparse, max(math.floor(sparse.low_hu), float(limits.min)))
     scale = StoredScale(sparse.values.dtype)
     volume = FileVolume(path, reader, scale, spacing_mm=sparse.spacing_mm, affine=sparse.affine)
     volume.known_hu = sparse.low_hu, sparse.high_hu
     if sparse.label_index is not None:
-        volume.labels = FileVolume(path, _LabelSlices(sparse.label_index), StoredScale(np.dtype(np.int32)))
+        volume.labels = FileVolume(
+            path, _LabelSlices(sparse.label_index), StoredScale(np.dtype(np.int32))
+        )
     return volume
 
 
@@ -130,7 +136,9 @@ def _list_arrays(volume: SparseVolume) -> dict[str, Any]:
         "layout": np.int64(LAYOUT),
         "shape": np.array(volume.shape, np.int64),
         "spacing_mm": np.array(volume.spacing_mm, np.float64),
-        "occupied_hu": np.array([volume.low_hu, np.inf if volume.high_hu is None else volume.high_hu], np.float64),
+        "occupied_hu": np.array(
+            [volume.low_hu, np.inf if volume.high_hu is None else volume.high_hu], np.float64
+        ),
         "positions": volume.positions,
         "values": volume.values,
         "slices": volume.slices,
@@ -139,12 +147,20 @@ def _list_arrays(volume: SparseVolume) -> dict[str, Any]:
     }
     if volume.label_index is not None:
         index = volume.label_index
-        arrays |= {"classes": index.classes, "class_starts": index.starts, "class_positions": index.positions}
+        arrays |= {
+            "classes": index.classes,
+            "class_starts": index.starts,
+            "class_positions": index.positions,
+        }
     return {name: array for name, array in arrays.items() if array is not None}
 
 
 def _build_volume(arrays: Mapping[str, Array]) -> SparseVolume:
-    if arrays["shape"].shape != (3,) or arrays["spacing_mm"].shape != (3,) or arrays["occupied_hu"].shape != (2,):
+    if (
+        arrays["shape"].shape != (3,)
+        or arrays["spacing_mm"].shape != (3,)
+        or arrays["occupied_hu"].shape != (2,)
+    ):
         raise DataError("shape, spacing_mm or occupied_hu have not three, three and two numbers")
     z, y, x = (int(length) for length in arrays["shape"])
     depth_mm, height_mm, width_mm = arrays["spacing_mm"].astype(np.float64).tolist()
@@ -174,7 +190,9 @@ def _build_index(arrays: Mapping[str, Array], shape: Triple) -> LabelIndex | Non
     if not present:
         return None
     if len(present) != len(_LABELS) or arrays["labels"].dtype.name not in LABEL_DTYPES:
-        raise DataError(f"labels need all of {', '.join(_LABELS)}, of dtype {' or '.join(LABEL_DTYPES)}")
+        raise DataError(
+            f"labels need all of {', '.join(_LABELS)}, of dtype {' or '.join(LABEL_DTYPES)}"
+        )
     classes, starts = arrays["classes"], arrays["class_starts"]
     index = LabelIndex(shape, classes, starts, arrays["class_positions"])
     if classes.dtype != np.int32 or (classes < 1).any() or (np.diff(classes) < 1).any():
@@ -195,5 +213,7 @@ def _check_ascending(positions: Array, shape: Triple) -> None:
     voxels = math.prod(shape)
     if positions.ndim != 1 or positions.dtype != index_dtype(shape):
         raise DataError(f"positions of dtype {positions.dtype} and shape {positions.shape}")
-    if len(positions) and (positions[0] < 0 or positions[-1] >= voxels or (positions[1:] <= positions[:-1]).any()):
+    if len(positions) and (
+        positions[0] < 0 or positions[-1] >= voxels or (positions[1:] <= positions[:-1]).any()
+    ):
         raise DataError(f"positions are not ascending, or not below {voxels}")

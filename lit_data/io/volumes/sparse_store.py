@@ -53,10 +53,12 @@ class StoreReport:
 
 
 class SparseStore:
-    """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or ``open``.
+    """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or
+    ``open``.
 
-    On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key. They are
-    published whole and never changed; a build that was killed goes on where it was. A store pickles as its paths alone.
+    On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key.
+    They are published whole and never changed; a build that was killed goes on where it was. A
+    store pickles as its paths alone.
 
     Attributes:
         path: The folder; one for each set of options.
@@ -69,12 +71,15 @@ class SparseStore:
         self.path = self._paths[0].parent
         self.skipped = skipped
         self._volumes = [StoredVolume(path) for path in self._paths]
-        self.counts: NDArray[np.int64] = np.array([volume.points for volume in self._volumes], np.int64)
+        self.counts: NDArray[np.int64] = np.array(
+            [volume.points for volume in self._volumes], np.int64
+        )
         self._open: LastOpened[Path, SparseVolume] = LastOpened()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the folder of a store, all its volumes sorted by name; the dense volumes are not needed.
+        """Open the folder of a store, all its volumes sorted by name; the dense volumes are not
+        needed.
 
         Args:
             path: The folder, ``store.path``.
@@ -110,7 +115,8 @@ class SparseStore:
             folder: Holds the stores of one data set, each in a folder named by its options.
             options: Which voxels are occupied.
             processes: That index at the same time; 1 works in this one.
-            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out and lists them.
+            on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out
+                and lists them.
             wait_s: Longest wait for another process that builds in the same folder.
             progress: Show a bar on work that takes longer than two seconds, and the sizes.
 
@@ -123,10 +129,20 @@ class SparseStore:
             StoreError: the folder cannot be read or written.
             WorkerDiedError: a process died.
         """
-        plan = BuildPlan(tuple(sources), make_folder(folder, options), options, processes, on_bad, wait_s, progress)
+        plan = BuildPlan(
+            tuple(sources),
+            make_folder(folder, options),
+            options,
+            processes,
+            on_bad,
+            wait_s,
+            progress,
+        )
         paths, bad = build_files(plan)
         store = cls(paths, bad)
-        list_problems(bad).warn_if_any(log, f"{len(bad)} of {len(sources)} volumes are bad and left out")
+        list_problems(bad).warn_if_any(
+            log, f"{len(bad)} of {len(sources)} volumes are bad and left out"
+        )
         if progress:
             log.info("sparse store in %s: %s", show_path(store.path), store.report())
         return store

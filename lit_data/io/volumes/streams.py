@@ -20,7 +20,9 @@ def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        raise ConfigError(f"{name} is not installed: pip install {name} to read such files") from error
+        raise ConfigError(
+            f"{name} is not installed: pip install {name} to read such files"
+        ) from error
 
 
 FREE_BYTES: Final = 2**30
@@ -56,7 +58,12 @@ class StreamSlices:
     """
 
     def __init__(
-        self, stream: IO[bytes], offset: int, shape: Triple, dtype: "np.dtype[np.generic]", close: Callable[[], None]
+        self,
+        stream: IO[bytes],
+        offset: int,
+        shape: Triple,
+        dtype: "np.dtype[np.generic]",
+        close: Callable[[], None],
     ) -> None:
         self._stream, self._offset, self._dtype, self._close = stream, offset, dtype, close
         self._at = -1

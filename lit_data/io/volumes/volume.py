@@ -39,17 +39,20 @@ class SliceReader(Protocol):
 
 
 class Volume:
-    """Hounsfield units of one volume, read in slabs; the base of what is read from a file and of what is resampled.
+    """Hounsfield units of one volume, read in slabs; the base of what is read from a file and of
+    what is resampled.
 
     Args:
         name: Of the file, for messages.
         shape: (z, y, x).
         dtype: Of the Hounsfield units: bool, uint8, int16 or float32.
         spacing_mm: (z, y, x) distance of neighbouring voxels.
-        affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior); None if unknown.
+        affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior);
+            None if unknown.
 
     Attributes:
-        known_hu: (low, high) outside of which values were lost when the file was made; None if none were.
+        known_hu: (low, high) outside of which values were lost when the file was made; None if none
+            were.
         labels: Labels that came in the same file.
 
     Raises:
@@ -60,28 +63,49 @@ class Volume:
     labels: "Volume | None" = None
 
     def __init__(
-        self, name: str, *, shape: Triple, dtype: "np.dtype[Any]", spacing_mm: Spacing, affine: Array | None
+        self,
+        name: str,
+        *,
+        shape: Triple,
+        dtype: "np.dtype[Any]",
+        spacing_mm: Spacing,
+        affine: Array | None,
     ) -> None:
-        self.name, self.shape, self.dtype, self.spacing_mm, self.affine = name, shape, dtype, spacing_mm, affine
+        self.name, self.shape, self.dtype, self.spacing_mm, self.affine = (
+            name,
+            shape,
+            dtype,
+            spacing_mm,
+            affine,
+        )
         if len(shape) != 3 or min(shape) < 1:
-            raise DataError(f"shape {shape}; a volume has three axes (z, y, x) with voxels along each")
+            raise DataError(
+                f"shape {shape}; a volume has three axes (z, y, x) with voxels along each"
+            )
         if self.slice_bytes > MAX_SLICE_BYTES:
             raise DataError(
                 f"shape {shape}: a slice takes {self.slice_bytes} bytes, at most {MAX_SLICE_BYTES} are read"
             )
         if not all(math.isfinite(mm) and mm > 0 for mm in spacing_mm):
-            raise DataError(f"voxel spacing {spacing_mm} mm; each must be above 0, correct it in the file's header")
+            raise DataError(
+                f"voxel spacing {spacing_mm} mm; each must be above 0, correct it in the file's header"
+            )
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.name}, {self.shape}, {self.dtype}, {self.spacing_mm} mm)"
+        return (
+            f"{type(self).__name__}({self.name}, {self.shape}, {self.dtype}, {self.spacing_mm} mm)"
+        )
 
     @property
     def slice_bytes(self) -> int:
@@ -99,7 +123,8 @@ class Volume:
         return self.slice_bytes
 
     def read(self, begin: int, end: int) -> Array:
-        """Slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``; fastest from the first to the last.
+        """Slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``; fastest from the
+        first to the last.
 
         Raises:
             DataError: the file is damaged, or has NaN or infinite voxels that nothing replaces.
@@ -138,7 +163,9 @@ class FileVolume(Volume):
         affine: Array | None = None,
         nan_fill: float | None = None,
     ) -> None:
-        super().__init__(name, shape=reader.shape, dtype=scale.dtype, spacing_mm=spacing_mm, affine=affine)
+        super().__init__(
+            name, shape=reader.shape, dtype=scale.dtype, spacing_mm=spacing_mm, affine=affine
+        )
         self._reader, self._scale, self._nan_fill = reader, scale, nan_fill
 
     def read(self, begin: int, end: int) -> Array:
@@ -211,4 +238,6 @@ def wrap_array(
         DataError: not three axes, or a dtype that holds no Hounsfield units.
     """
     scale = StoredScale(array.dtype)
-    return FileVolume(name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill)
+    return FileVolume(
+        name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill
+    )

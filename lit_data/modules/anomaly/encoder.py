@@ -21,15 +21,16 @@ _FLOOR: Final = 0.05  # in standard deviations of the image: weaker responses ar
 class TextureEncoder(nn.Module):
     """Fixed oriented filters, and a small learned map of what they say, at strides of 4 and 8 px.
 
-    The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their amplitudes, averaged,
-    the logarithm is taken (Bruna and Mallat, "Invariant scattering convolution networks", PAMI 2013, first order);
-    means, extremes and colours stand beside them. The learned maps, one for each scale, make a metric of these numbers;
-    they were trained on textures that are drawn, see ``benchmarks/train_encoder.py``. Nothing looks farther than its
+    The filters are pairs of even and odd Gabor functions of six angles in four octaves; of their
+    amplitudes, averaged, the logarithm is taken (Bruna and Mallat, "Invariant scattering
+    convolution networks", PAMI 2013, first order); means, extremes and colours stand beside them.
+    The learned maps, one for each scale, make a metric of these numbers; they were trained on
+    textures that are drawn, see ``benchmarks/train_encoder.py``. Nothing looks farther than its
     kernels, so that a tile has the features of the whole image.
 
     Args:
-        weights: `default` for those that come with the package; a file of a state dict, which only plain data is read
-            of; `None` for random ones.
+        weights: `default` for those that come with the package; a file of a state dict, which only
+            plain data is read of; `None` for random ones.
         width: Features of each scale.
         hidden: Width of the layer between.
 
@@ -42,7 +43,9 @@ class TextureEncoder(nn.Module):
     stride_px = 8
     kernels: Tensor
 
-    def __init__(self, weights: str | None = "default", *, width: int = 48, hidden: int = 96) -> None:
+    def __init__(
+        self, weights: str | None = "default", *, width: int = 48, hidden: int = 96
+    ) -> None:
         super().__init__()
         if min(width, hidden) < 1:
             raise ConfigError(f"net.width={width}, net.hidden={hidden}: need at least 1 of each")
@@ -54,14 +57,17 @@ class TextureEncoder(nn.Module):
             taken = load_weights_file(self, weights)
             lacking = sorted(self.state_dict().keys() - set(taken.taken)) if taken else []
             if lacking:  # nothing trains them
-                raise StoreError(f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} lack")
+                raise StoreError(
+                    f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} lack"
+                )
 
     @override
     def forward(self, images: Tensor) -> list[Tensor]:
         """Features of images.
 
         Args:
-            images: [B, 3, H, W] with sides that are multiples of 8, of mean 0 and standard deviation 1 in good images.
+            images: [B, 3, H, W] with sides that are multiples of 8, of mean 0 and standard
+                deviation 1 in good images.
 
         Returns:
             [B, width, H / 4, W / 4] and [B, width, H / 8, W / 8].
@@ -138,7 +144,10 @@ def _make_gabor_pairs() -> Tensor:
     kernels = []
     for number in range(_ANGLES):
         angle = math.pi * number / _ANGLES
-        across, along = x * math.cos(angle) + y * math.sin(angle), -x * math.sin(angle) + y * math.cos(angle)
+        across, along = (
+            x * math.cos(angle) + y * math.sin(angle),
+            -x * math.sin(angle) + y * math.cos(angle),
+        )
         bell = (-(across**2) / (2 * 1.6**2) - along**2 / (2 * 3.2**2)).exp()
         for wave in ((2 * math.pi * across / 4.5).cos(), (2 * math.pi * across / 4.5).sin()):
             kernel = bell * wave
@@ -157,7 +166,11 @@ def _bring_to(maps: Tensor, octave: int, wanted: int) -> Tensor:
     """Maps of an octave, whose stride is 2 to its power, at that of another."""
     if octave < wanted:
         return F.avg_pool2d(maps, 2 ** (wanted - octave))
-    return maps if octave == wanted else F.interpolate(maps, scale_factor=2.0 ** (octave - wanted), mode="bilinear")
+    return (
+        maps
+        if octave == wanted
+        else F.interpolate(maps, scale_factor=2.0 ** (octave - wanted), mode="bilinear")
+    )
 
 
 def _find_highest(maps: Tensor) -> Tensor:

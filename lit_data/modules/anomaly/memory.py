@@ -9,7 +9,8 @@ _PROJECTED: Final = 64
 
 
 class Candidates:
-    """A uniform sample of all rows that were added, of bounded size (Vitter, "Random sampling with a reservoir", 1985).
+    """A uniform sample of all rows that were added, of bounded size (Vitter, "Random sampling with
+    a reservoir", 1985).
 
     Each row draws a number, and those of the largest numbers stay.
 
@@ -52,11 +53,13 @@ class Candidates:
 
 
 def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
-    """Choose rows so that none is far from all that are chosen: greedy k-center, each time the farthest one.
+    """Choose rows so that none is far from all that are chosen: greedy k-center, each time the
+    farthest one.
 
-    Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss, 1984), as in Roth et al.,
-    "Towards total recall in industrial anomaly detection", CVPR 2022, after Sener and Savarese, "Active learning for
-    convolutional neural networks: a core-set approach", ICLR 2018.
+    Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
+    1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,
+    after Sener and Savarese, "Active learning for convolutional neural networks: a core-set
+    approach", ICLR 2018.
 
     Args:
         rows: [N, D] float32.
@@ -64,7 +67,8 @@ def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
         seed: Of the projection and of the first row.
 
     Returns:
-        [min(N, count)] int64 numbers of the rows, in the order they were chosen; rows equal to chosen ones come last.
+        [min(N, count)] int64 numbers of the rows, in the order they were chosen; rows equal to
+        chosen ones come last.
     """
     if len(rows) <= count:
         return torch.arange(len(rows), device=rows.device)
@@ -80,7 +84,9 @@ def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
     for place in range(count):
         chosen[place] = newest[0]
         center = projected[newest[0]]
-        nearest = torch.minimum(nearest, (lengths + center.dot(center) - 2 * projected.mv(center)).clamp(min=0))
+        nearest = torch.minimum(
+            nearest, (lengths + center.dot(center) - 2 * projected.mv(center)).clamp(min=0)
+        )
         nearest[newest[0]] = -1.0  # never twice
         newest = nearest.argmax()[None]
     return chosen

@@ -25,36 +25,43 @@ _NEEDS_DEFECTS: Final = (*ANOMALY_SCORES, "average_precision", "dice")
 class AnomalyModule(ScoredModule):
     """A memory bank of the features of good images (PatchCore).
 
-    Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: a frozen encoder gives features at a
-    few scales, each the mean of 3 x 3 places; a coreset of those of all training images is the memory bank; a pixel
-    scores as its distance to the nearest row of the bank, upsampled and lightly smoothed, and an image as its highest
-    pixel. Training is one pass and learns no weights: an optimizer of none counts the batches, as
-    Lightning's checkpoints go by its steps.
+    Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022: a frozen encoder
+    gives features at a few scales, each the mean of 3 x 3 places; a coreset of those of all
+    training images is the memory bank; a pixel scores as its distance to the nearest row of the
+    bank, upsampled and lightly smoothed, and an image as its highest pixel. Training is one pass
+    and learns no weights: an optimizer of none counts the batches, as Lightning's checkpoints go by
+    its steps.
 
-    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be scored by, ``mask``
-    [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored. Images are brought to mean 0 of each
-    channel and standard deviation 1 by the first training batch; C = 1 is copied to three.
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and, where there are defects to be
+    scored by, ``mask`` [B, 1, H, W] in {0, 1} or numbers of classes, 255 where pixels are ignored.
+    Images are brought to mean 0 of each channel and standard deviation 1 by the first training
+    batch; C = 1 is copied to three.
 
-    Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which validation sets to a
-    quantile of the scores of its good images. Logs after validation and test, with ``val/`` or ``test/`` before it:
+    Probabilities are ``d^4 / (d^4 + threshold^4)`` of distances d: 0.5 at the threshold, which
+    validation sets to a quantile of the scores of its good images. Logs after validation and test,
+    with ``val/`` or ``test/`` before it:
 
     - ``threshold``, a distance, and ``good_images``, whose scores chose it (validation alone);
     - ``false_alarms``: fraction of the images without a defect that reach the threshold;
-    - where images show a defect ``misses``, the fraction of them that do not, and all of `AnomalyScores`.
+    - where images show a defect ``misses``, the fraction of them that do not, and all of
+      `AnomalyScores`.
 
     Args:
-        net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest first, whose strides
-            divide its attribute ``stride_px`` (32 where it has none); `TextureEncoder` by default.
+        net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest
+            first, whose strides divide its attribute ``stride_px`` (32 where it has none);
+            `TextureEncoder` by default.
         bank_size: Most rows of the memory bank, of 4 bytes for each channel.
         candidates: Most features that the bank is chosen from, a uniform sample of all.
         quantile: Of the scores of good validation images, the threshold; 1 is the highest of them.
-        margin: The threshold is that much higher, as a fraction, since a few images do not show the highest score.
+        margin: The threshold is that much higher, as a fraction, since a few images do not show the
+            highest score.
         smooth_px: Standard deviation of the Gaussian blur of the scores; 0 leaves it out.
         seed: Of the sample and of the coreset.
 
     Raises:
-        ConfigError: An option is out of its range; later, that training images show defects, that the encoder gives no
-            list of maps, that several processes train, or that there is no memory bank yet.
+        ConfigError: An option is out of its range; later, that training images show defects, that
+            the encoder gives no list of maps, that several processes train, or that there is no
+            memory bank yet.
     """
 
     bank: Tensor
@@ -63,7 +70,12 @@ class AnomalyModule(ScoredModule):
     pixel_std: Tensor
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
-    not_in_bar: ClassVar[tuple[str, ...]] = (*ANOMALY_SCORES[1:], "good_images", "average_precision", "dice")
+    not_in_bar: ClassVar[tuple[str, ...]] = (
+        *ANOMALY_SCORES[1:],
+        "good_images",
+        "average_precision",
+        "dice",
+    )
 
     def __init__(
         self,
@@ -78,7 +90,12 @@ class AnomalyModule(ScoredModule):
     ) -> None:
         super().__init__(net or TextureEncoder(), optimizer=_count_steps, schedule="none")
         _check_options(bank_size, candidates, quantile, margin, smooth_px)
-        self.bank_size, self.quantile, self.margin, self.smooth_px = bank_size, quantile, margin, smooth_px
+        self.bank_size, self.quantile, self.margin, self.smooth_px = (
+            bank_size,
+            quantile,
+            margin,
+            smooth_px,
+        )
         self.seed, self.candidates = seed, Candidates(candidates, seed)
         self.net.requires_grad_(False)
         self.steps = nn.Parameter(torch.zeros(0))
@@ -86,9 +103,13 @@ class AnomalyModule(ScoredModule):
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
-        self.scores = nn.ModuleDict({f"{stage}_pixels": AnomalyScores(score_fraction=0.0) for stage in ("val", "test")})
+        self.scores = nn.ModuleDict(
+            {f"{stage}_pixels": AnomalyScores(score_fraction=0.0) for stage in ("val", "test")}
+        )
         self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
-        self.save_hyperparameters("bank_size", "candidates", "quantile", "margin", "smooth_px", "seed")
+        self.save_hyperparameters(
+            "bank_size", "candidates", "quantile", "margin", "smooth_px", "seed"
+        )
 
     @override
     def setup(self, stage: str) -> None:
@@ -134,7 +155,9 @@ class AnomalyModule(ScoredModule):
             features = self.find_features(images)
         rows = features.permute(0, 2, 3, 1).flatten(0, 2).float()
         if not rows.isfinite().all():
-            raise ConfigError("the encoder gives values that are not finite: check its weights and trainer.precision")
+            raise ConfigError(
+                "the encoder gives values that are not finite: check its weights and trainer.precision"
+            )
         self.candidates.add(rows)
         self.log("train/candidates", float(len(self.candidates)), batch_size=count_samples(batch))
         return self.steps.sum()
@@ -175,8 +198,8 @@ class AnomalyModule(ScoredModule):
             images: [B, C, H, W] float32 in 0..1.
 
         Returns:
-            [B, D, h, w], where h and w are those of the images padded to multiples of the encoder's stride, by the
-            stride of its finest map.
+            [B, D, h, w], where h and w are those of the images padded to multiples of the encoder's
+            stride, by the stride of its finest map.
 
         Raises:
             ConfigError: The encoder gives no list of maps.
@@ -186,14 +209,20 @@ class AnomalyModule(ScoredModule):
         scaled = scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
         height, width = images.shape[-2:]
         maps = self.net(pad_reflected(scaled, 0, -width % multiple, 0, -height % multiple))
-        if not isinstance(maps, list | tuple) or not maps or any(getattr(one, "ndim", 0) != 4 for one in maps):
+        if (
+            not isinstance(maps, list | tuple)
+            or not maps
+            or any(getattr(one, "ndim", 0) != 4 for one in maps)
+        ):
             raise ConfigError(
                 f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of feature maps "
                 "[B, C, H, W], the finest first"
             )
         pooled = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
         size = pooled[0].shape[2:]
-        return torch.cat([pooled[0], *(F.interpolate(one, size, mode="bilinear") for one in pooled[1:])], 1)
+        return torch.cat(
+            [pooled[0], *(F.interpolate(one, size, mode="bilinear") for one in pooled[1:])], 1
+        )
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -209,7 +238,9 @@ class AnomalyModule(ScoredModule):
             ConfigError: There is no memory bank, or it is that of another encoder.
         """
         if not len(self.bank):
-            raise ConfigError("there is no memory bank yet: fit this model first, or load a checkpoint of it")
+            raise ConfigError(
+                "there is no memory bank yet: fit this model first, or load a checkpoint of it"
+            )
         features = self.find_features(images.float())
         count, width, rows, columns = features.shape
         if width != self.bank.shape[1]:
@@ -228,10 +259,12 @@ class AnomalyModule(ScoredModule):
         """Probabilities, with what is needed to put them back into their image.
 
         Returns:
-            ``probability`` [B, 1, H, W] float32 in 0..1, 0.5 at the threshold; and ``index``, ``image_index``,
-            ``position`` of the batch.
+            ``probability`` [B, 1, H, W] float32 in 0..1, 0.5 at the threshold; and ``index``,
+            ``image_index``, ``position`` of the batch.
         """
-        found: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
+        found: dict[str, Tensor] = {
+            key: batch[key] for key in ("index", "image_index", "position") if key in batch
+        }
         return found | {"probability": find_probability(self(batch["image"]), self.threshold)}
 
     @override
@@ -291,12 +324,18 @@ def find_distance(probability: Tensor, threshold: Tensor) -> Tensor:
     return threshold * (probability.double().logit(eps=1e-12) / _STEEPNESS).exp()
 
 
-def _check_options(bank_size: int, candidates: int, quantile: float, margin: float, smooth_px: float) -> None:
+def _check_options(
+    bank_size: int, candidates: int, quantile: float, margin: float, smooth_px: float
+) -> None:
     if not 1 <= bank_size <= candidates:
-        raise ConfigError(f"bank_size={bank_size}, candidates={candidates}: need 1 <= bank_size <= candidates")
+        raise ConfigError(
+            f"bank_size={bank_size}, candidates={candidates}: need 1 <= bank_size <= candidates"
+        )
     check_share("quantile", quantile)
     if not (0 <= margin < math.inf and 0 <= smooth_px < math.inf):
-        raise ConfigError(f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more")
+        raise ConfigError(
+            f"margin={margin}, smooth_px={smooth_px}: need finite numbers of 0 or more"
+        )
 
 
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:

@@ -1,8 +1,8 @@
 """`BoxScores`: mean average precision of boxes, as a torchmetric.
 
-torchmetrics' own `MeanAveragePrecision` refuses to work without torchvision and a COCO package. The number here is the
-same as theirs: Lin et al., "Microsoft COCO", ECCV 2014, in the detail of ``pycocotools.cocoeval``, for boxes of all
-sizes and no crowds.
+torchmetrics' own `MeanAveragePrecision` refuses to work without torchvision and a COCO package. The
+number here is the same as theirs: Lin et al., "Microsoft COCO", ECCV 2014, in the detail of
+``pycocotools.cocoeval``, for boxes of all sizes and no crowds.
 """
 
 from collections.abc import Sequence
@@ -27,11 +27,13 @@ Objects = dict[str, Tensor]
 
 
 class BoxScores(Metric):
-    """Average precision of boxes at IoU 0.5, and its mean over IoU 0.5, 0.55 .. 0.95, both means over the classes.
+    """Average precision of boxes at IoU 0.5, and its mean over IoU 0.5, 0.55 .. 0.95, both means
+    over the classes.
 
-    In each image, from the highest score down, a found box takes the true box of its class that it overlaps most and
-    that no other has taken; it is right if their IoU reaches the threshold. Precision at recall r is the highest at
-    any recall from r on, read at r = 0, 0.01 .. 1. Classes without a true box count for nothing.
+    In each image, from the highest score down, a found box takes the true box of its class that it
+    overlaps most and that no other has taken; it is right if their IoU reaches the threshold.
+    Precision at recall r is the highest at any recall from r on, read at r = 0, 0.01 .. 1. Classes
+    without a true box count for nothing.
     """
 
     full_state_update = False
@@ -110,7 +112,11 @@ def _average_precision(right: Tensor, true: int) -> Tensor:
     recall = hits / true
     precision = hits / torch.arange(1, len(right) + 1, device=right.device)[:, None]
     highest = precision.flip(0).cummax(0).values.flip(0) if len(right) else precision
-    highest = torch.cat((highest, highest.new_zeros(1, right.shape[1])))  # recalls that are never reached
-    levels = torch.arange(_RECALLS, dtype=torch.float64, device=right.device) * 0.01  # rounded as COCO's
+    highest = torch.cat(
+        (highest, highest.new_zeros(1, right.shape[1]))
+    )  # recalls that are never reached
+    levels = (
+        torch.arange(_RECALLS, dtype=torch.float64, device=right.device) * 0.01
+    )  # rounded as COCO's
     first = torch.searchsorted(recall.T.contiguous(), levels.repeat(right.shape[1], 1))
     return highest.T.gather(1, first).mean(1).float()

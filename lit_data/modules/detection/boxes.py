@@ -1,7 +1,8 @@
-"""Boxes as tensors of four numbers: their forms, their overlap, and which of many overlapping ones to keep.
+"""Boxes as tensors of four numbers: their forms, their overlap, and which of many overlapping ones
+to keep.
 
-A box is either ``corners`` (left, top, right, bottom) or ``centres`` (centre x, centre y, width, height), its four
-numbers in the last dimension.
+A box is either ``corners`` (left, top, right, bottom) or ``centres`` (centre x, centre y, width,
+height), its four numbers in the last dimension.
 """
 
 import torch
@@ -17,7 +18,8 @@ def to_corners(centres: Tensor) -> Tensor:
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs; ``box_iou(a[:, None], b)`` compares all of `a` with all of `b`.
+    """Intersection over union of pairs; ``box_iou(a[:, None], b)`` compares all of `a` with all of
+    `b`.
 
     Args:
         one: [..., 4] corners.
@@ -31,7 +33,8 @@ def box_iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
-    """IoU minus the empty share of the smallest box around both, which has a slope for boxes that do not meet.
+    """IoU minus the empty share of the smallest box around both, which has a slope for boxes that
+    do not meet.
 
     Rezatofighi et al., "Generalized intersection over union", CVPR 2019.
 
@@ -43,7 +46,10 @@ def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
         [...] in -1..1.
     """
     shared, union = _areas(one, other)
-    low, high = torch.minimum(one[..., :2], other[..., :2]), torch.maximum(one[..., 2:], other[..., 2:])
+    low, high = (
+        torch.minimum(one[..., :2], other[..., :2]),
+        torch.maximum(one[..., 2:], other[..., 2:]),
+    )
     around = (high - low).prod(-1).clamp(min=_SMALLEST)
     return shared / union - (around - union) / around
 
@@ -51,12 +57,13 @@ def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
 def non_maximum_suppression(
     boxes: Tensor, scores: Tensor, classes: Tensor, *, iou_threshold: float, most: int
 ) -> Tensor:
-    """The boxes that stay when each, from the highest score down, drops later ones of its class that overlap it.
+    """The boxes that stay when each, from the highest score down, drops later ones of its class
+    that overlap it.
 
-    The greedy rule is the one solution of ``kept[j] = no kept i before j drops j``. Put in over and over, the answer
-    for the first t boxes is right after t rounds, and it has settled when a round changes nothing: that takes as many
-    rounds as the longest chain of boxes that drop each other, a handful, instead of one step for each box. Time and
-    memory grow with the square of n.
+    The greedy rule is the one solution of ``kept[j] = no kept i before j drops j``. Put in over and
+    over, the answer for the first t boxes is right after t rounds, and it has settled when a round
+    changes nothing: that takes as many rounds as the longest chain of boxes that drop each other, a
+    handful, instead of one step for each box. Time and memory grow with the square of n.
 
     Args:
         boxes: [n, 4] corners.
@@ -79,7 +86,12 @@ def non_maximum_suppression(
 
 
 def _areas(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    low, high = torch.maximum(one[..., :2], other[..., :2]), torch.minimum(one[..., 2:], other[..., 2:])
+    low, high = (
+        torch.maximum(one[..., :2], other[..., :2]),
+        torch.minimum(one[..., 2:], other[..., 2:]),
+    )
     shared = (high - low).clamp(min=0).prod(-1)
-    union = (one[..., 2:] - one[..., :2]).prod(-1) + (other[..., 2:] - other[..., :2]).prod(-1) - shared
+    union = (
+        (one[..., 2:] - one[..., :2]).prod(-1) + (other[..., 2:] - other[..., :2]).prod(-1) - shared
+    )
     return shared, union.clamp(min=_SMALLEST)

@@ -17,7 +17,9 @@ from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
 from lit_data.types import COUNT_SUFFIX, Batch
 
-_LEAST_SCORE: Final = 0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+_LEAST_SCORE: Final = (
+    0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+)
 _MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
 _MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 
@@ -25,28 +27,33 @@ _MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 class DetectionModule(ScoredModule):
     """A net that finds objects, its loss, and mean average precision.
 
-    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in the batch, class,
-    and centre x, centre y, width, height as shares of the image. Where there is ``boxes_count`` [B], it says whose the
-    boxes are, in order, and the rows are not read: a piece of a batch still has the row numbers of the whole.
+    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
+    the batch, class, and centre x, centre y, width, height as shares of the image. Where there is
+    ``boxes_count`` [B], it says whose the boxes are, in order, and the rows are not read: a piece
+    of a batch still has the row numbers of the whole.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it:
 
     - ``map50``: mean over the classes of the average precision at IoU 0.5;
     - ``map``: the same, mean over IoU 0.5, 0.55 .. 0.95.
 
-    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer are given again.
+    `load_from_checkpoint(path, net=DetectorNet(3))` restores the plain arguments; net and optimizer
+    are given again.
 
     Args:
         net: From [B, 3, H, W] images to `Predictions`; see `DetectorNet`.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
+            optimizer has it.
         box_weight: Weight of the boxes in the loss, see `detection_loss`.
         score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
-        iou_threshold: Of two objects of a class that overlap more, the one with the higher score stays.
+        iou_threshold: Of two objects of a class that overlap more, the one with the higher score
+            stays.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has more classes than
-            the net.
+        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has
+            more classes than the net.
     """
 
     def __init__(
@@ -79,9 +86,14 @@ class DetectionModule(ScoredModule):
             ConfigError: The set has more: their objects would fit no output of the net.
         """
         trainer: Any = self.trainer
-        ours, names = getattr(self.net, "classes", None), getattr(trainer.datamodule, "classes", None)
+        ours, names = (
+            getattr(self.net, "classes", None),
+            getattr(trainer.datamodule, "classes", None),
+        )
         if isinstance(ours, int) and isinstance(names, Sequence) and len(names) > ours:
-            raise ConfigError(f"the set has {len(names)} classes, the net {ours}: set model.net.classes={len(names)}")
+            raise ConfigError(
+                f"the set has {len(names)} classes, the net {ours}: set model.net.classes={len(names)}"
+            )
 
     @override
     def forward(self, images: Tensor) -> Predictions:
@@ -98,18 +110,23 @@ class DetectionModule(ScoredModule):
         """The objects of each image.
 
         Returns:
-            For each image up to 100 objects, the highest score first: ``boxes`` [n, 4] float32 (left, top, right,
-            bottom) in pixels of the batch image, ``scores`` [n] float32 in 0..1, ``classes`` [n] int64.
+            For each image up to 100 objects, the highest score first: ``boxes`` [n, 4] float32
+            (left, top, right, bottom) in pixels of the batch image, ``scores`` [n] float32 in 0..1,
+            ``classes`` [n] int64.
         """
         return self._find(batch["image"], self.score_threshold)
 
     def _find(self, images: Tensor, score_threshold: float) -> list[Objects]:
         height_px, width_px = images.shape[-2:]
         predictions = self(images)
-        limits = constant((width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype)
+        limits = constant(
+            (width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype
+        )
         boxes = predictions.boxes.clamp(min=0).minimum(limits)
         return [
-            find_objects(logits, places, score_threshold=score_threshold, iou_threshold=self.iou_threshold)
+            find_objects(
+                logits, places, score_threshold=score_threshold, iou_threshold=self.iou_threshold
+            )
             for logits, places in zip(predictions.logits, boxes, strict=True)
         ]
 
@@ -133,8 +150,11 @@ class DetectionModule(ScoredModule):
         return found
 
 
-def find_objects(logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_threshold: float) -> Objects:
-    """The objects of one image: each place and class above the threshold, less those that a better one overlaps.
+def find_objects(
+    logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_threshold: float
+) -> Objects:
+    """The objects of one image: each place and class above the threshold, less those that a better
+    one overlaps.
 
     Args:
         logits: [P, classes].
@@ -143,13 +163,16 @@ def find_objects(logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_t
         iou_threshold: See `non_maximum_suppression`.
 
     Returns:
-        ``boxes`` [n, 4], ``scores`` [n], ``classes`` [n] int64 of up to 100 objects, the highest score first.
+        ``boxes`` [n, 4], ``scores`` [n], ``classes`` [n] int64 of up to 100 objects, the highest
+        score first.
     """
     scores = logits.sigmoid().flatten()
     scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
     flat, scores = flat[scores > score_threshold], scores[scores > score_threshold]
     places, classes = flat // logits.shape[1], flat % logits.shape[1]
-    kept = non_maximum_suppression(boxes[places], scores, classes, iou_threshold=iou_threshold, most=_MOST_KEPT)
+    kept = non_maximum_suppression(
+        boxes[places], scores, classes, iou_threshold=iou_threshold, most=_MOST_KEPT
+    )
     return {"boxes": boxes[places][kept], "scores": scores[kept], "classes": classes[kept]}
 
 

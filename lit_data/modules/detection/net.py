@@ -17,8 +17,12 @@ from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
 _PRIOR: Final = 0.01  # probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017)
-_FIRST_SIZE: Final = 4.0  # strides; so that before any training each object is nearest to a level of its own size
-_LARGEST_LOG: Final = 6.0  # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32
+_FIRST_SIZE: Final = (
+    4.0  # strides; so that before any training each object is nearest to a level of its own size
+)
+_LARGEST_LOG: Final = (
+    6.0  # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,16 +49,19 @@ class Predictions(NamedTuple):
 
 
 class DetectorNet(nn.Module):
-    """Features at strides of 8, 16 and 32 px, each joined with the coarser one, and a head for each.
+    """Features at strides of 8, 16 and 32 px, each joined with the coarser one, and a head for
+    each.
 
-    The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are those of FCOS (Tian
-    et al., ICCV 2019). A head gives one logit for each class, and a box as the offset of its centre from the place and
-    the logarithm of its size, both in strides. Unlike distances to four sides these describe any box from any place,
-    also one of a single pixel that lies between the places.
+    The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are
+    those of FCOS (Tian et al., ICCV 2019). A head gives one logit for each class, and a box as the
+    offset of its centre from the place and the logarithm of its size, both in strides. Unlike
+    distances to four sides these describe any box from any place, also one of a single pixel that
+    lies between the places.
 
     Args:
         classes: Number of classes, or their names; None stands for 1.
-        width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9 M parameters.
+        width: Channels of the first layer; deeper ones have up to eight times as many. 16 gives 0.9
+            M parameters.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -64,12 +71,18 @@ class DetectorNet(nn.Module):
     strides_px: Final = (8, 16, 32)
 
     def __init__(
-        self, classes: int | Sequence[str] | None = None, *, width: int = 16, weights: PathText | None = None
+        self,
+        classes: int | Sequence[str] | None = None,
+        *,
+        width: int = 16,
+        weights: PathText | None = None,
     ) -> None:
         super().__init__()
         classes = count_outputs(classes)
         if classes < 1 or width < 2 or width % 2:
-            raise ConfigError(f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2")
+            raise ConfigError(
+                f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2"
+            )
         self.classes = classes
         fine, middle, coarse = 4 * width, 8 * width, 8 * width
         self.stem = nn.Sequential(
@@ -79,7 +92,9 @@ class DetectorNet(nn.Module):
             nn.Sequential(_convolve(inputs, outputs, stride=2), _Block(outputs))
             for inputs, outputs in ((2 * width, fine), (fine, middle), (middle, coarse))
         )
-        self.sides = nn.ModuleList(_convolve(inputs, fine, kernel=1) for inputs in (fine, middle, coarse))
+        self.sides = nn.ModuleList(
+            _convolve(inputs, fine, kernel=1) for inputs in (fine, middle, coarse)
+        )
         self.joins = nn.ModuleList(_convolve(fine, fine) for _ in self.strides_px)
         self.heads = nn.ModuleList(_Head(fine, classes) for _ in self.strides_px)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -100,14 +115,19 @@ class DetectorNet(nn.Module):
         joined = self._join(sides)
         found = [head(level) for head, level in zip(self.heads, joined, strict=True)]
         logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*found, strict=True))
-        levels = tuple(Level(stride, *level.shape[-2:]) for stride, level in zip(self.strides_px, joined, strict=True))
+        levels = tuple(
+            Level(stride, *level.shape[-2:])
+            for stride, level in zip(self.strides_px, joined, strict=True)
+        )
         return Predictions(logits, decode(codes, levels), levels)
 
     def _join(self, sides: Sequence[Tensor]) -> list[Tensor]:
         """Give each level what the coarser ones saw, from the coarsest down."""
         joined: list[Tensor] = []
         for side, join in zip(reversed(sides), reversed(self.joins), strict=True):
-            coarser = F.interpolate(joined[0], size=side.shape[-2:], mode="nearest") if joined else 0
+            coarser = (
+                F.interpolate(joined[0], size=side.shape[-2:], mode="nearest") if joined else 0
+            )
             joined.insert(0, join(side + coarser))
         return joined
 
@@ -116,7 +136,8 @@ def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
     """Boxes from what the heads say about them, in float32.
 
     Args:
-        codes: [B, P, 4] offsets of the centre (x, y) in strides, and logarithms of (w, h) over 4 strides.
+        codes: [B, P, 4] offsets of the centre (x, y) in strides, and logarithms of (w, h) over 4
+            strides.
         levels: Where the places lie.
 
     Returns:
@@ -137,7 +158,9 @@ def place_centres(levels: Sequence[Level], device: torch.device) -> tuple[Tensor
         columns = torch.arange(level.columns, device=device, dtype=torch.float32)
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         centres.append((torch.stack((x, y), dim=-1).flatten(0, 1) + 0.5) * level.stride_px)
-        strides.append(torch.full((level.rows * level.columns, 1), float(level.stride_px), device=device))
+        strides.append(
+            torch.full((level.rows * level.columns, 1), float(level.stride_px), device=device)
+        )
     return torch.cat(centres), torch.cat(strides)
 
 
@@ -146,7 +169,9 @@ class _Block(nn.Module):
 
     def __init__(self, channels: int) -> None:
         super().__init__()
-        self.layers = nn.Sequential(_convolve(channels, channels // 2), _convolve(channels // 2, channels))
+        self.layers = nn.Sequential(
+            _convolve(channels, channels // 2), _convolve(channels // 2, channels)
+        )
 
     @override
     def forward(self, features: Tensor) -> Tensor:

@@ -1,8 +1,9 @@
 """Which places of a detector learn which object.
 
-Centre sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's centre; among them those are taken
-that already do best in both class and box (Feng et al., "TOOD: Task-aligned one-stage object detection", ICCV 2021).
-All objects of a batch are worked off at once, and at no point is each compared with every place of its image.
+Centre sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's centre; among
+them those are taken that already do best in both class and box (Feng et al., "TOOD: Task-aligned
+one-stage object detection", ICCV 2021). All objects of a batch are worked off at once, and at no
+point is each compared with every place of its image.
 """
 
 from collections.abc import Sequence
@@ -19,12 +20,15 @@ from lit_data.modules.detection.net import Level, Predictions
 
 _REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
 _PLACES: Final = 10  # learning places of an object at most; ultralytics has the same
-# TOOD has 6, for runs of many thousand steps. While boxes are still rough, 6 leaves an object one learning place of
-# any weight; 2 leaves it several.
+# TOOD has 6, for runs of many thousand steps. While boxes are still rough, 6 leaves an object one
+# learning place of any weight; 2 leaves it several.
 _IOU_POWER: Final = 2
-# The best place of an object learns at least this score. A lower one makes the first steps learn that objects are rare.
+# The best place of an object learns at least this score. A lower one makes the first steps learn
+# that objects are rare.
 _LEAST_QUALITY: Final = 0.5
-_CLOSENESS: Final = 1e-12  # decides among places whose boxes do not meet the object, and about nothing else
+_CLOSENESS: Final = (
+    1e-12  # decides among places whose boxes do not meet the object, and about nothing else
+)
 
 
 class Truths(NamedTuple):
@@ -47,8 +51,8 @@ class Targets(NamedTuple):
     Attributes:
         places: [T] int64, row * P + place.
         truths: [T] int64, number of the object.
-        quality: [T] float32 in 0..1, the score to learn: the object's best IoU, but at least 0.5, for the place that
-            does best, less for the others.
+        quality: [T] float32 in 0..1, the score to learn: the object's best IoU, but at least 0.5,
+            for the place that does best, less for the others.
     """
 
     places: Tensor
@@ -72,10 +76,10 @@ def read_truths(boxes: Tensor, *, height_px: int, width_px: int) -> Truths:
 def assign(predictions: Predictions, truths: Truths) -> Targets:
     """Choose up to ten places for each object.
 
-    Candidates are the 5 x 5 places around an object's centre at each level whose own centres lie inside its box, and
-    always the one in the middle, so that the smallest box has one at each level. They are ranked by
-    ``sqrt(score) * IoU^2`` of what the net says there now. A place wanted by several objects learns the one that its
-    box overlaps most.
+    Candidates are the 5 x 5 places around an object's centre at each level whose own centres lie
+    inside its box, and always the one in the middle, so that the smallest box has one at each
+    level. They are ranked by ``sqrt(score) * IoU^2`` of what the net says there now. A place wanted
+    by several objects learns the one that its box overlaps most.
 
     Args:
         predictions: Of the net.
@@ -88,13 +92,19 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
     candidates, distance, valid = find_candidates(truths.boxes, predictions.levels)
     candidates = candidates + (truths.rows * places_in_image)[:, None]
     overlap = box_iou(predictions.boxes.flatten(0, 1)[candidates], truths.boxes[:, None])
-    score = predictions.logits.flatten(0, 1)[candidates, truths.classes.clamp(max=classes - 1)[:, None]].sigmoid()
+    score = predictions.logits.flatten(0, 1)[
+        candidates, truths.classes.clamp(max=classes - 1)[:, None]
+    ].sigmoid()
     rank = score.sqrt() * overlap**_IOU_POWER + _CLOSENESS / (1 + distance)
     chosen_rank, chosen = rank.masked_fill(~valid, 0).topk(min(_PLACES, rank.shape[1]))
     places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
     overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
     wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
-    own = wins.logical_not().to(torch.uint8).argsort(stable=True)[: _count(wins, truths.classes, classes)]
+    own = (
+        wins.logical_not()
+        .to(torch.uint8)
+        .argsort(stable=True)[: _count(wins, truths.classes, classes)]
+    )
     numbers = own // chosen.shape[1]
     return _rate(places[own], numbers, overlap[own], chosen_rank.flatten()[own], len(truths.boxes))
 
@@ -107,8 +117,8 @@ def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Ten
         levels: Where the places lie.
 
     Returns:
-        Numbers of places in their image [N, 25 * levels] int64, squared distances from the centre of the box in
-        strides, and which of them count.
+        Numbers of places in their image [N, 25 * levels] int64, squared distances from the centre
+        of the box in strides, and which of them count.
     """
     parts = [_find_in_level(boxes, level) for level in levels]
     first = [0]
@@ -127,7 +137,9 @@ def _find_in_level(boxes: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]
     offsets = torch.cartesian_prod(steps, steps)
     cells = cell[:, None] + offsets
     centres = (cells + 0.5) * level.stride_px
-    inside = ((centres > boxes[:, None, :2]) & (centres < boxes[:, None, 2:])).all(-1) | (offsets == 0).all(-1)
+    inside = ((centres > boxes[:, None, :2]) & (centres < boxes[:, None, 2:])).all(-1) | (
+        offsets == 0
+    ).all(-1)
     on_map = ((cells >= 0) & (cells <= last)).all(-1)
     distance = ((centres - middle[:, None]) / level.stride_px).square().sum(-1)
     x, y = cells.minimum(last).clamp(min=0).unbind(-1)
@@ -139,14 +151,18 @@ def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
     best = overlap.new_zeros(count).scatter_reduce(0, places, overlap, "amax")
     order = torch.arange(len(places), device=places.device)
     order = order.masked_fill(overlap < best[places], len(places))
-    first = torch.full((count,), len(places), device=places.device).scatter_reduce(0, places, order, "amin")
+    first = torch.full((count,), len(places), device=places.device).scatter_reduce(
+        0, places, order, "amin"
+    )
     return (order < len(places)) & (order == first[places])
 
 
 def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: int) -> Targets:
     """Scale the ranks of each object so that its best place has the best IoU, or the least quality, as its own."""
     best_rank = rank.new_zeros(count).scatter_reduce(0, truths, rank, "amax")
-    best_overlap = rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax").clamp(min=_LEAST_QUALITY)
+    best_overlap = (
+        rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax").clamp(min=_LEAST_QUALITY)
+    )
     quality = rank / best_rank[truths] * best_overlap[truths]
     return Targets(places, truths, quality.clamp(max=1))
 
@@ -157,20 +173,23 @@ def _count(wins: Tensor, classes: Tensor, known: int) -> int:
         return 0
     count, highest = torch.stack((wins.sum(), classes.max())).tolist()
     if highest >= known:
-        raise ConfigError(f"a box has class {highest}, but the net knows {known}, from 0: set model.net.classes")
+        raise ConfigError(
+            f"a box has class {highest}, but the net knows {known}, from 0: set model.net.classes"
+        )
     return int(count)
 
 
 def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: float = 2.0) -> Tensor:
     """Cross entropy of scores plus `box_weight` times 1 - GIoU of boxes, in float32.
 
-    Both are summed over the places of one image and divided by what its objects weigh there (the sum of the qualities,
-    at least 1); the loss is the mean over the images. Dividing by the objects of the batch, as is common, would make
-    each image's gradient depend on its neighbours; so no image changes the weight of another, and a batch gives the
-    same gradient when it is worked off in micro-batches or on several ranks, each weighted by its images.
+    Both are summed over the places of one image and divided by what its objects weigh there (the
+    sum of the qualities, at least 1); the loss is the mean over the images. Dividing by the objects
+    of the batch, as is common, would make each image's gradient depend on its neighbours; so no
+    image changes the weight of another, and a batch gives the same gradient when it is worked off
+    in micro-batches or on several ranks, each weighted by its images.
 
-    The cross entropy is that of soft targets (Li et al., "Generalized focal loss", NeurIPS 2020) less their entropy,
-    a constant: a net that says exactly what it is to say has loss 0.
+    The cross entropy is that of soft targets (Li et al., "Generalized focal loss", NeurIPS 2020)
+    less their entropy, a constant: a net that says exactly what it is to say has loss 0.
 
     Args:
         predictions: Of the net, for B images.
@@ -187,7 +206,9 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
         targets = assign(predictions, truths)
         images, places_in_image = predictions.logits.shape[:2]
         rows = targets.places // places_in_image
-        weight = predictions.logits.new_zeros(images).index_add(0, rows, targets.quality).clamp(min=1)
+        weight = (
+            predictions.logits.new_zeros(images).index_add(0, rows, targets.quality).clamp(min=1)
+        )
         entropy = F.softplus(predictions.logits).flatten(1).sum(1)
         entropy = entropy.index_add(0, rows, _entropy_of_objects(predictions, truths, targets))
         found = predictions.boxes.flatten(0, 1)[targets.places]

@@ -35,7 +35,10 @@ class StyleNet(nn.Module):
         self.pose = nn.Linear(4, latent_size) if posed else None
         inputs = latent_size * (1 + (num_labels > 0) + posed)
         self.layers = nn.Sequential(
-            nn.Linear(inputs, style_size), nn.LeakyReLU(SLOPE), nn.Linear(style_size, style_size), nn.LeakyReLU(SLOPE)
+            nn.Linear(inputs, style_size),
+            nn.LeakyReLU(SLOPE),
+            nn.Linear(style_size, style_size),
+            nn.LeakyReLU(SLOPE),
         )
 
     @override
@@ -47,7 +50,8 @@ class StyleNet(nn.Module):
 
 
 class StyledBlock(nn.Module):
-    """Two convolutions, after each of which a style scales and shifts what is normalised within its image.
+    """Two convolutions, after each of which a style scales and shifts what is normalised within its
+    image.
 
     Args:
         inputs: Channels.
@@ -57,7 +61,9 @@ class StyledBlock(nn.Module):
 
     def __init__(self, inputs: int, outputs: int, style_size: int) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(nn.Conv2d(size, outputs, 3, padding=1) for size in (inputs, outputs))
+        self.layers = nn.ModuleList(
+            nn.Conv2d(size, outputs, 3, padding=1) for size in (inputs, outputs)
+        )
         self.styles = nn.ModuleList(nn.Linear(style_size, 2 * outputs) for _ in range(2))
         self.groups = max(1, outputs // 8)
 
@@ -90,7 +96,9 @@ class ResidualBlock(nn.Module):
         """[B, outputs, H / 2, W / 2] of features [B, inputs, H, W]."""
         # In place, so that each layer keeps one tensor for backward.
         new = F.leaky_relu_(self.second(F.leaky_relu_(self.first(features), SLOPE)), SLOPE)
-        halved: Tensor = (F.avg_pool2d(new, 2) + self.skip(F.avg_pool2d(features, 2))) * math.sqrt(0.5)
+        halved: Tensor = (F.avg_pool2d(new, 2) + self.skip(F.avg_pool2d(features, 2))) * math.sqrt(
+            0.5
+        )
         return halved
 
 
@@ -107,7 +115,9 @@ def plan_sizes(
     """
     sides = pair_px("image_px", image_px)
     if min(sides) < _COARSEST_PX:
-        raise ConfigError(f"image_px={image_px}: need a height and a width of at least {_COARSEST_PX} px")
+        raise ConfigError(
+            f"image_px={image_px}: need a height and a width of at least {_COARSEST_PX} px"
+        )
     coarsest, halvings = list(sides), 0
     while min(coarsest) >= 2 * _COARSEST_PX:
         if any(side % 2 for side in coarsest):
@@ -133,7 +143,8 @@ def check_counts(counts: Mapping[str, int]) -> None:
 
 
 def start_weights(net: nn.Module) -> None:
-    """Weights that keep the spread of features from layer to layer (He et al., ICCV 2015), and no biases.
+    """Weights that keep the spread of features from layer to layer (He et al., ICCV 2015), and no
+    biases.
 
     Stored channels last, with which a step takes two thirds of the time on a CPU.
     """
@@ -165,7 +176,9 @@ def find_places(images: Tensor, grids: Tensor | None) -> Tensor:
     return grids.movedim(-1, 1).to(images.dtype)
 
 
-def embed(label: nn.Module | None, pose: nn.Module | None, conditions: Conditions, dtype: torch.dtype) -> list[Tensor]:
+def embed(
+    label: nn.Module | None, pose: nn.Module | None, conditions: Conditions, dtype: torch.dtype
+) -> list[Tensor]:
     """Embeddings [B, E] of labels and of poses, of those that there are; a pose goes in by its sines and cosines."""
     found = [] if label is None else [label(conditions.labels)]
     if pose is not None:

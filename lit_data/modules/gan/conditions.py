@@ -27,8 +27,10 @@ class Conditions(NamedTuple):
     Attributes:
         labels: [B] int64; 0 where there are none.
         poses: [B, 2] float32: azimuth and elevation of the camera, rad; 0 where there are none.
-        grids: [B, K, L, 2] float32: places (x, y) of the pixels, -1..1 from edge to edge; none: all pixels.
-        offsets: [B, K, L] float32 in [0, 1): where the points of each ray begin, in steps between them; none: 0.5.
+        grids: [B, K, L, 2] float32: places (x, y) of the pixels, -1..1 from edge to edge; none: all
+            pixels.
+        offsets: [B, K, L] float32 in [0, 1): where the points of each ray begin, in steps between
+            them; none: 0.5.
     """
 
     labels: Tensor
@@ -38,7 +40,9 @@ class Conditions(NamedTuple):
 
     def split(self, sizes: list[int]) -> "list[Conditions]":
         """Those of the parts of a batch."""
-        fields = [[None] * len(sizes) if field is None else torch.split(field, sizes) for field in self]
+        fields = [
+            [None] * len(sizes) if field is None else torch.split(field, sizes) for field in self
+        ]
         return [Conditions(*part) for part in zip(*fields, strict=True)]
 
     def to(self, device: torch.device) -> "Conditions":
@@ -48,7 +52,8 @@ class Conditions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RayPatches:
-    """Train on size x size rays of each image, at a random scale and place (Schwarz et al., "GRAF", NeurIPS 2020).
+    """Train on size x size rays of each image, at a random scale and place (Schwarz et al., "GRAF",
+    NeurIPS 2020).
 
     Memory depends on the number of rays then, and not on the size of the images.
 
@@ -71,7 +76,8 @@ class RayPatches:
             )
 
     def draw(self, index: Tensor, *, seed: int, epoch: int, use: Use) -> tuple[Tensor, Tensor]:
-        """Places of the pixels, and where the points of their rays begin; those of a sample are its own.
+        """Places of the pixels, and where the points of their rays begin; those of a sample are its
+        own.
 
         Returns:
             ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
@@ -105,13 +111,16 @@ def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -
 
 
 def draw_choices(index: Tensor, counts: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
-    """For samples to be shown, two numbers of 0 to each count, exclusive, all as likely: a label and a pose.
+    """For samples to be shown, two numbers of 0 to each count, exclusive, all as likely: a label
+    and a pose.
 
     Returns:
         Two [B] int64; 0 where a count is 0.
     """
     drawn = _draw(seed, Stream.RAYS, index, 0, 2, Use.SAMPLES)
-    labels, poses = ((column * count).long() for column, count in zip(drawn.unbind(1), counts, strict=True))
+    labels, poses = (
+        (column * count).long() for column, count in zip(drawn.unbind(1), counts, strict=True)
+    )
     return labels, poses
 
 
@@ -140,4 +149,6 @@ def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
 
 def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
     """[B, draws] float32 in [0, 1), those of the use out of the numbers of all."""
-    return uniform_torch(seed, stream, index, epoch, draws * len(Use))[:, draws * use : draws * (use + 1)]
+    return uniform_torch(seed, stream, index, epoch, draws * len(Use))[
+        :, draws * use : draws * (use + 1)
+    ]

@@ -53,7 +53,12 @@ def draw_conditions(
 
 
 def render_samples(
-    generator: nn.Module, conditions: Conditions, *, latents: Tensor, batch_size: int, device: torch.device
+    generator: nn.Module,
+    conditions: Conditions,
+    *,
+    latents: Tensor,
+    batch_size: int,
+    device: torch.device,
 ) -> Tensor:
     """Images of latents, in inference mode and with the generator in evaluation.
 
@@ -75,8 +80,16 @@ def render_samples(
     generator.eval()
     try:
         with torch.inference_mode():
-            for some, wanted in zip(torch.split(latents, sizes), conditions.split(sizes), strict=True):
-                found = generator(some.to(device, dtype), wanted.to(device)).float().add(1).div(2).clamp(0, 1)
+            for some, wanted in zip(
+                torch.split(latents, sizes), conditions.split(sizes), strict=True
+            ):
+                found = (
+                    generator(some.to(device, dtype), wanted.to(device))
+                    .float()
+                    .add(1)
+                    .div(2)
+                    .clamp(0, 1)
+                )
                 with torch.inference_mode(False):  # what is given out is a tensor as any other
                     images = torch.empty(count, *found.shape[1:]) if images is None else images
                 images[start : start + len(some)] = found
@@ -96,7 +109,8 @@ class GeneratorModule(L.LightningModule):
     """What modules that learn to make pictures share.
 
     Args:
-        generator: From latents [B, latent_size] and `Conditions` to images [B, C, H, W] in about -1..1.
+        generator: From latents [B, latent_size] and `Conditions` to images [B, C, H, W] in about
+            -1..1.
         latent_size: Length of the latents.
         num_labels: Labels of the data; 0 where the generator knows none.
         seed: Of what training draws.
@@ -110,12 +124,25 @@ class GeneratorModule(L.LightningModule):
         ConfigError: A number is out of range, or not that of the generator.
     """
 
-    def __init__(self, generator: nn.Module, *, latent_size: int, num_labels: int, seed: int, ema_decay: float) -> None:
+    def __init__(
+        self,
+        generator: nn.Module,
+        *,
+        latent_size: int,
+        num_labels: int,
+        seed: int,
+        ema_decay: float,
+    ) -> None:
         super().__init__()
         if not 0 <= ema_decay < 1:
             raise ConfigError(f"ema_decay={ema_decay}: need 0 or more, below 1")
-        check_net(generator, {"latent_size": latent_size, "num_labels": num_labels}, "the module has")
-        self.generator, self.ema_generator = generator, copy.deepcopy(generator).requires_grad_(False)
+        check_net(
+            generator, {"latent_size": latent_size, "num_labels": num_labels}, "the module has"
+        )
+        self.generator, self.ema_generator = (
+            generator,
+            copy.deepcopy(generator).requires_grad_(False),
+        )
         self.latent_size, self.num_labels, self.seed = latent_size, num_labels, check_seed(seed)
         self.ema_decay = ema_decay
         self.poses: Tensor | None = None
@@ -125,7 +152,11 @@ class GeneratorModule(L.LightningModule):
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         self.poses = getattr(datamodule, "poses", self.poses)
         found = {name: getattr(datamodule, name, None) for name in ("image_px", "channels")}
-        check_net(self.generator, {name: value for name, value in found.items() if value is not None}, "the data have")
+        check_net(
+            self.generator,
+            {name: value for name, value in found.items() if value is not None},
+            "the data have",
+        )
         if stage == "fit":
             check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
@@ -155,21 +186,32 @@ class GeneratorModule(L.LightningModule):
             count: How many.
             seed: Draws latents, and what is not given.
             labels: [count] of the pictures; by default drawn, all as likely.
-            poses: [count, 2] float32 (azimuth, elevation) rad; by default drawn from those of the datamodule.
+            poses: [count, 2] float32 (azimuth, elevation) rad; by default drawn from those of the
+                datamodule.
             batch_size: Pictures at once.
 
         Returns:
             [count, C, H, W] float32 in 0..1 on the CPU; the same for any batch size.
 
         Raises:
-            ConfigError: There are not `count` of something, a label is out of range, or there are no poses.
+            ConfigError: There are not `count` of something, a label is out of range, or there are
+                no poses.
         """
         if poses is None and self.poses is None and getattr(self.generator, "posed", False):
-            raise ConfigError("pictures depend on the pose, and no datamodule gives any: give poses, [count, 2]")
+            raise ConfigError(
+                "pictures depend on the pose, and no datamodule gives any: give poses, [count, 2]"
+            )
         conditions = draw_conditions(
-            count, seed=seed, num_labels=self.num_labels, labels=labels, poses=poses, known_poses=self.poses
+            count,
+            seed=seed,
+            num_labels=self.num_labels,
+            labels=labels,
+            poses=poses,
+            known_poses=self.poses,
         )
-        return self._render(draw_sample_latents(count, self.latent_size, seed), conditions, batch_size)
+        return self._render(
+            draw_sample_latents(count, self.latent_size, seed), conditions, batch_size
+        )
 
     def sweep_views(
         self,
@@ -180,7 +222,8 @@ class GeneratorModule(L.LightningModule):
         labels: Sequence[int] | Tensor | None = None,
         batch_size: int = 64,
     ) -> Tensor:
-        """The same objects from all sides; of a generator without poses, the same picture each time.
+        """The same objects from all sides; of a generator without poses, the same picture each
+        time.
 
         Args:
             count: Objects.
@@ -193,30 +236,49 @@ class GeneratorModule(L.LightningModule):
             [count, V, C, H, W] float32 in 0..1 on the CPU.
         """
         views = len(poses)
-        one = draw_conditions(count, seed=seed, num_labels=self.num_labels, labels=labels, poses=None, known_poses=None)
-        conditions = Conditions(one.labels.repeat_interleave(views), poses.cpu().float().repeat(count, 1))
+        one = draw_conditions(
+            count,
+            seed=seed,
+            num_labels=self.num_labels,
+            labels=labels,
+            poses=None,
+            known_poses=None,
+        )
+        conditions = Conditions(
+            one.labels.repeat_interleave(views), poses.cpu().float().repeat(count, 1)
+        )
         latents = draw_sample_latents(count, self.latent_size, seed).repeat_interleave(views, dim=0)
         images = self._render(latents, conditions, batch_size)
         return images.view(count, views, *images.shape[1:])
 
     def follow_generator(self, steps: int) -> None:
         """Move the running mean by a step, after so many steps before it; buffers are taken as they are."""
-        # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are soon forgotten.
+        # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are soon
+        # forgotten.
         decay = min(self.ema_decay, (1 + steps) / (10 + steps))
         with torch.no_grad():
-            for mean, weight in zip(self.ema_generator.parameters(), self.generator.parameters(), strict=True):
+            for mean, weight in zip(
+                self.ema_generator.parameters(), self.generator.parameters(), strict=True
+            ):
                 mean.lerp_(weight, 1 - decay)
-            for kept, buffer in zip(self.ema_generator.buffers(), self.generator.buffers(), strict=True):
+            for kept, buffer in zip(
+                self.ema_generator.buffers(), self.generator.buffers(), strict=True
+            ):
                 kept.copy_(buffer)
 
     def _render(self, latents: Tensor, conditions: Conditions, batch_size: int) -> Tensor:
         return render_samples(
-            self.ema_generator, conditions, latents=latents, batch_size=batch_size, device=self.device
+            self.ema_generator,
+            conditions,
+            latents=latents,
+            batch_size=batch_size,
+            device=self.device,
         )
 
 
 def check_net(net: nn.Module, wanted: Mapping[str, Any], who: str) -> None:
-    """Compare what a net says of itself with what it is used for; a net that does not say is believed.
+    """Compare what a net says of itself with what it is used for; a net that does not say is
+    believed.
 
     Raises:
         ConfigError: They differ.
@@ -226,7 +288,9 @@ def check_net(net: nn.Module, wanted: Mapping[str, Any], who: str) -> None:
         if name == "image_px":
             own, value = pair_px(name, own), pair_px(name, value)
         if own != value:
-            raise ConfigError(f"{name}={own} of {type(net).__name__}: {who} {value} - set it to that")
+            raise ConfigError(
+                f"{name}={own} of {type(net).__name__}: {who} {value} - set it to that"
+            )
 
 
 def check_repeatable(net: nn.Module, device: torch.device) -> None:
@@ -235,7 +299,10 @@ def check_repeatable(net: nn.Module, device: torch.device) -> None:
     Raises:
         ConfigError: Deterministic algorithms are asked for, and the net has a gradient without one.
     """
-    strict = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
+    strict = (
+        torch.are_deterministic_algorithms_enabled()
+        and not torch.is_deterministic_algorithms_warn_only_enabled()
+    )
     if strict and device.type == "cuda" and not getattr(net, "repeatable", True):
         raise ConfigError(
             f"trainer.deterministic=true: {type(net).__name__} learns through grid_sample, whose gradient has no "

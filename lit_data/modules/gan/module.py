@@ -23,7 +23,17 @@ Order = Literal["alternating", "simultaneous"]
 
 
 _PLAIN: Final = (
-    *("image_px", "channels", "latent_size", "num_labels", "seed", "loss", "r1_weight", "r1_every", "micro_batch_size"),
+    *(
+        "image_px",
+        "channels",
+        "latent_size",
+        "num_labels",
+        "seed",
+        "loss",
+        "r1_weight",
+        "r1_every",
+        "micro_batch_size",
+    ),
     *("r1_micro_batch_size", "order", "ema_decay", "schedule", "gradient_clip_norm"),
 )
 
@@ -31,27 +41,31 @@ _PLAIN: Final = (
 class GANModule(GeneratorModule):
     """Two nets, two optimizers, manual optimisation.
 
-    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B] int64 and ``pose``
-    [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes get the labels and poses of the real
-    images of the batch; their latents are a pure function of (seed, epoch, index), as are the places of patches. So
-    neither parts of a batch, nor a resume, nor a step that is repeated changes what is drawn.
+    Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B]
+    int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes
+    get the labels and poses of the real images of the batch; their latents are a pure function of
+    (seed, epoch, index), as are the places of patches. So neither parts of a batch, nor a resume,
+    nor a step that is repeated changes what is drawn.
 
-    What keeps memory low: the discriminator learns from fakes that were made once, without a graph, and from fakes,
-    real images and penalty one after the other, each graph gone before the next; gradients are gone once an optimizer
-    has stepped; while the generator learns, the discriminator's weights have no gradients; and parts of
-    `micro_batch_size` samples, weighted by their number, give the step of the whole batch.
+    What keeps memory low: the discriminator learns from fakes that were made once, without a graph,
+    and from fakes, real images and penalty one after the other, each graph gone before the next;
+    gradients are gone once an optimizer has stepped; while the generator learns, the
+    discriminator's weights have no gradients; and parts of `micro_batch_size` samples, weighted by
+    their number, give the step of the whole batch.
 
     Logs in each step:
 
     - ``train/generator_loss``, ``train/discriminator_loss``: the latter without the penalty;
     - ``train/r1``: mean squared norm of the score's gradient, the last one that was computed;
-    - ``train/real_score``, ``train/fake_score``: mean scores as the discriminator learned from them;
+    - ``train/real_score``, ``train/fake_score``: mean scores as the discriminator learned from
+      them;
 
-    and ``val/real_score`` or ``test/real_score`` of images held out: far below that of training where the
-    discriminator has learned its images by heart.
+    and ``val/real_score`` or ``test/real_score`` of images held out: far below that of training
+    where the discriminator has learned its images by heart.
 
-    A module of another kind may take the place of each net: the generator from latents [B, latent_size] and
-    `Conditions` to images in -1..1, the discriminator from images and `Conditions` to scores [B].
+    A module of another kind may take the place of each net: the generator from latents [B,
+    latent_size] and `Conditions` to images in -1..1, the discriminator from images and `Conditions`
+    to scores [B].
 
     Args:
         generator: `ConvGenerator` by default.
@@ -62,19 +76,24 @@ class GANModule(GeneratorModule):
         num_labels: Labels of the data; 0 where the nets know none.
         seed: Draws latents and patches.
         loss: ``non_saturating`` or ``hinge``.
-        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 leaves it out.
+        r1_weight: Weight of the penalty, half of which is counted (gamma in the paper); 0 leaves it
+            out.
         r1_every: The penalty is computed in every so many steps, and weighs so many times as much.
         micro_batch_size: Samples that go through the nets at once; none: the whole batch.
-        r1_micro_batch_size: The same for the penalty, whose graph is some three times as large; none: as for the rest.
-        order: ``alternating``: the generator learns from a discriminator that has just stepped; ``simultaneous``: both
-            step at the end, so that a step that runs out of memory can be repeated as a whole by `AdaptiveBatchSize`.
-        ema_decay: Samples come from a running mean of the generator's weights, which keeps this share in each step;
-            less in the first steps.
+        r1_micro_batch_size: The same for the penalty, whose graph is some three times as large;
+            none: as for the rest.
+        order: ``alternating``: the generator learns from a discriminator that has just stepped;
+            ``simultaneous``: both step at the end, so that a step that runs out of memory can be
+            repeated as a whole by `AdaptiveBatchSize`.
+        ema_decay: Samples come from a running mean of the generator's weights, which keeps this
+            share in each step; less in the first steps.
         patches: Train on random patches of the images; none: on whole images.
         generator_optimizer: Makes the optimizer from the parameters; Adam by default.
         discriminator_optimizer: The same for the discriminator.
-        schedule: Of both learning rates over the run, see `learning_rate_factor`; `none` leaves them.
-        gradient_clip_norm: Gradients of each net are cut to this L2 norm before its step; none leaves them.
+        schedule: Of both learning rates over the run, see `learning_rate_factor`; `none` leaves
+            them.
+        gradient_clip_norm: Gradients of each net are cut to this L2 norm before its step; none
+            leaves them.
 
     Raises:
         ConfigError: An option is unknown or out of range.
@@ -105,20 +124,42 @@ class GANModule(GeneratorModule):
         schedule: Schedule = "none",
         gradient_clip_norm: float | None = None,
     ) -> None:
-        size: dict[str, Any] = {"image_px": image_px, "channels": channels, "num_labels": num_labels}
+        size: dict[str, Any] = {
+            "image_px": image_px,
+            "channels": channels,
+            "num_labels": num_labels,
+        }
         generator = generator or ConvGenerator(latent_size=latent_size, **size)
-        super().__init__(generator, latent_size=latent_size, num_labels=num_labels, seed=seed, ema_decay=ema_decay)
+        super().__init__(
+            generator,
+            latent_size=latent_size,
+            num_labels=num_labels,
+            seed=seed,
+            ema_decay=ema_decay,
+        )
         _check_choices(loss, order, schedule)
-        _check_ranges(r1_weight, r1_every, gradient_clip_norm, (micro_batch_size, r1_micro_batch_size))
+        _check_ranges(
+            r1_weight, r1_every, gradient_clip_norm, (micro_batch_size, r1_micro_batch_size)
+        )
         self.automatic_optimization = False
         self.discriminator = discriminator or ConvDiscriminator(**size)
         check_net(self.discriminator, {"num_labels": num_labels}, "the module has")
         posed = any(getattr(net, "posed", False) for net in (self.generator, self.discriminator))
         self.draws = PartDraws(latent_size, self.seed, patches, posed)
         self.losses, self.order, self.schedule = LOSSES[loss], order, schedule
-        self.r1_weight, self.r1_every, self.gradient_clip_norm = r1_weight, r1_every, gradient_clip_norm
-        self.micro_batch_size, self.r1_micro_batch_size = micro_batch_size, r1_micro_batch_size or micro_batch_size
-        self.optimizer_factories = generator_optimizer or _make_adam, discriminator_optimizer or _make_adam
+        self.r1_weight, self.r1_every, self.gradient_clip_norm = (
+            r1_weight,
+            r1_every,
+            gradient_clip_norm,
+        )
+        self.micro_batch_size, self.r1_micro_batch_size = (
+            micro_batch_size,
+            r1_micro_batch_size or micro_batch_size,
+        )
+        self.optimizer_factories = (
+            generator_optimizer or _make_adam,
+            discriminator_optimizer or _make_adam,
+        )
         self.register_buffer("last_r1", torch.zeros(()))
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters(*_PLAIN)
@@ -142,7 +183,12 @@ class GANModule(GeneratorModule):
             _step(discriminator_optimizer)
         _step(generator_optimizer)
         self.follow_generator(self.batches_done)
-        for name, value in found.items():  # not in the progress bar, which would wait for the device after each step
+        for (
+            name,
+            value,
+        ) in (
+            found.items()
+        ):  # not in the progress bar, which would wait for the device after each step
             self.log(f"train/{name}", value, batch_size=count_samples(batch))
 
     @override
@@ -157,7 +203,10 @@ class GANModule(GeneratorModule):
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         """Move the learning rates, once for all pieces that the batch may be cut into."""
         for config in self.trainer.lr_scheduler_configs:
-            now, scheduler = self.batches_done if config.interval == "step" else self.current_epoch, config.scheduler
+            now, scheduler = (
+                self.batches_done if config.interval == "step" else self.current_epoch,
+                config.scheduler,
+            )
             while scheduler.last_epoch < now:
                 cast(Any, scheduler).step()
 
@@ -170,24 +219,39 @@ class GANModule(GeneratorModule):
     @override
     def configure_optimizers(self) -> Any:
         nets = (self.generator, self.discriminator)
-        optimizers = [make(net.parameters()) for make, net in zip(self.optimizer_factories, nets, strict=True)]
-        return [schedule_optimizer(optimizer, self.schedule, self.trainer, optimizers=2) for optimizer in optimizers]
+        optimizers = [
+            make(net.parameters()) for make, net in zip(self.optimizer_factories, nets, strict=True)
+        ]
+        return [
+            schedule_optimizer(optimizer, self.schedule, self.trainer, optimizers=2)
+            for optimizer in optimizers
+        ]
 
     def _teach_discriminator(self, batch: Batch) -> dict[str, Tensor]:
         found = torch.zeros(2, 2, device=self.device)
-        for part in self.draws.cut(batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.DISCRIMINATOR):
+        for part in self.draws.cut(
+            batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.DISCRIMINATOR
+        ):
             found[0] += self._learn(make_fakes(self.generator, part), part, self.losses.fake)
             found[1] += self._learn(part.read_real(), part, self.losses.real)
         if self.r1_weight and not self.batches_done % self.r1_every:
             self._penalise(batch)
         (fake_loss, fake_score), (real_loss, real_score) = found
-        named = {"discriminator_loss": fake_loss + real_loss, "real_score": real_score, "fake_score": fake_score}
+        named = {
+            "discriminator_loss": fake_loss + real_loss,
+            "real_score": real_score,
+            "fake_score": fake_score,
+        }
         return named | {"r1": self.last_r1.clone()}
 
     def _teach_generator(self, batch: Batch) -> Tensor:
         loss = torch.zeros((), device=self.device)
-        for part in self.draws.cut(batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.GENERATOR):
-            loss += self._learn(self.generator(part.latents, part.conditions), part, self.losses.generator)[0]
+        for part in self.draws.cut(
+            batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.GENERATOR
+        ):
+            loss += self._learn(
+                self.generator(part.latents, part.conditions), part, self.losses.generator
+            )[0]
         return loss
 
     def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
@@ -196,18 +260,23 @@ class GANModule(GeneratorModule):
     def _penalise(self, batch: Batch) -> None:
         weight, epoch = 0.5 * self.r1_weight * self.r1_every, self.current_epoch
         self.last_r1.zero_()
-        for part in self.draws.cut(batch, self.r1_micro_batch_size, epoch=epoch, use=Use.DISCRIMINATOR):
+        for part in self.draws.cut(
+            batch, self.r1_micro_batch_size, epoch=epoch, use=Use.DISCRIMINATOR
+        ):
             self.last_r1 += penalise(self.discriminator, part, weight, self._backward)
 
     def _backward(self, loss: Tensor) -> None:
-        # torch advises against backward under autocast, which the second derivatives of the penalty would be under.
+        # torch advises against backward under autocast, which the second derivatives of the penalty
+        # would be under.
         with torch.autocast(loss.device.type, enabled=False):
             self.manual_backward(loss)
 
     def _score_real(self, batch: Batch, stage: str) -> None:
         (part,) = self.draws.cut(batch, None, epoch=0, use=Use.SAMPLES)
         scores = self.discriminator(part.read_real(), part.conditions)
-        self.log(f"{stage}/real_score", scores.float().mean(), batch_size=len(scores), sync_dist=True)
+        self.log(
+            f"{stage}/real_score", scores.float().mean(), batch_size=len(scores), sync_dist=True
+        )
 
 
 def _step(optimizer: LightningOptimizer) -> None:
@@ -222,16 +291,22 @@ def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def _check_choices(loss: str, order: str, schedule: Schedule) -> None:
     check_schedule(schedule)
     if schedule == "plateau":
-        raise ConfigError("schedule='plateau' goes by a metric, and two losses that fight have none: choose another")
+        raise ConfigError(
+            "schedule='plateau' goes by a metric, and two losses that fight have none: choose another"
+        )
     check_choice("loss", loss, tuple(LOSSES))
     check_choice("order", order, get_args(Order))
 
 
-def _check_ranges(weight: float, every: int, clip: float | None, sizes: Sequence[int | None]) -> None:
+def _check_ranges(
+    weight: float, every: int, clip: float | None, sizes: Sequence[int | None]
+) -> None:
     if weight < 0 or every < 1:
         raise ConfigError(f"r1_weight={weight}, r1_every={every}: need 0 or more, and 1 or more")
     if clip is not None and not clip > 0:
         raise ConfigError(f"gradient_clip_norm={clip}: need a number above 0, or none")
     if any(size is not None and size < 1 for size in sizes):
         micro, r1 = sizes
-        raise ConfigError(f"micro_batch_size={micro}, r1_micro_batch_size={r1}: need 1 or more each, or none")
+        raise ConfigError(
+            f"micro_batch_size={micro}, r1_micro_batch_size={r1}: need 1 or more each, or none"
+        )

@@ -26,13 +26,14 @@ from lit_data.modules.gan.conditions import Conditions, read_at
 class ConvGenerator(nn.Module):
     """From latents to images, by convolutions between steps that double the size.
 
-    A perceptron turns latent, label and pose into a style, which scales and shifts the features of each layer after
-    they are normalised within their image (Karras et al., "A style-based generator architecture", CVPR 2019); images
-    are summed up over the sizes (Karras et al., "Analyzing and improving the image quality of StyleGAN", CVPR 2020).
-    No image sees another.
+    A perceptron turns latent, label and pose into a style, which scales and shifts the features of
+    each layer after they are normalised within their image (Karras et al., "A style-based generator
+    architecture", CVPR 2019); images are summed up over the sizes (Karras et al., "Analyzing and
+    improving the image quality of StyleGAN", CVPR 2020). No image sees another.
 
     Args:
-        image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in whole numbers.
+        image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in
+            whole numbers.
         channels: Of the images.
         latent_size: Length of the latents.
         num_labels: Labels to tell apart; 0 for none.
@@ -68,7 +69,12 @@ class ConvGenerator(nn.Module):
             }
         )
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
-        self.channels, self.latent_size, self.num_labels, self.posed = channels, latent_size, num_labels, posed
+        self.channels, self.latent_size, self.num_labels, self.posed = (
+            channels,
+            latent_size,
+            num_labels,
+            posed,
+        )
         self.style = StyleNet(latent_size, num_labels, posed=posed, style_size=style_size)
         self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
         steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
@@ -102,11 +108,12 @@ class ConvGenerator(nn.Module):
 class ConvDiscriminator(nn.Module):
     """From images to scores, by residual blocks that halve the size; above 0 for what looks real.
 
-    Label and pose come in at the end, as a product with the features (Miyato and Koyama, "cGANs with projection
-    discriminator", ICLR 2018). No image sees another, and nothing is normalised.
+    Label and pose come in at the end, as a product with the features (Miyato and Koyama, "cGANs
+    with projection discriminator", ICLR 2018). No image sees another, and nothing is normalised.
 
     Args:
-        image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in whole numbers.
+        image_px: Height and width, or both in one number; halving them must lead to 4 to 7 px in
+            whole numbers.
         channels: Of the images.
         num_labels: Labels to tell apart; 0 for none.
         posed: Whether the score depends on the camera's pose.
@@ -132,10 +139,17 @@ class ConvDiscriminator(nn.Module):
         super().__init__()
         check_counts({"channels": channels, "width": width, "max_width": max_width})
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
-        self.channels, self.num_labels, self.posed, self.placed = channels, num_labels, posed, placed
+        self.channels, self.num_labels, self.posed, self.placed = (
+            channels,
+            num_labels,
+            posed,
+            placed,
+        )
         size = widths[-1]
         self.stem = nn.Conv2d(channels + 2 * placed, widths[0], 3, padding=1)
-        self.blocks = nn.ModuleList(ResidualBlock(fine, coarse) for fine, coarse in pairwise(widths))
+        self.blocks = nn.ModuleList(
+            ResidualBlock(fine, coarse) for fine, coarse in pairwise(widths)
+        )
         self.last = nn.Conv2d(size, size, 3, padding=1)
         self.features = nn.Linear(size * math.prod(coarsest), size)
         self.score = nn.Linear(size, 1)
@@ -156,7 +170,9 @@ class ConvDiscriminator(nn.Module):
         """
         if self.placed:
             images = torch.cat((images, find_places(images, conditions.grids)), dim=1)
-        features = F.leaky_relu_(self.stem(images.contiguous(memory_format=torch.channels_last)), SLOPE)
+        features = F.leaky_relu_(
+            self.stem(images.contiguous(memory_format=torch.channels_last)), SLOPE
+        )
         for block in self.blocks:
             features = block(features)
         features = F.leaky_relu_(self.last(features), SLOPE)

@@ -10,12 +10,20 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.modules.gan.blocks import StyledBlock, StyleNet, check_counts, double, plan_sizes, start_weights, widen
+from lit_data.modules.gan.blocks import (
+    StyledBlock,
+    StyleNet,
+    check_counts,
+    double,
+    plan_sizes,
+    start_weights,
+    widen,
+)
 from lit_data.modules.gan.conditions import Conditions, make_grid
 
 _SIDES: Final = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
-# Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and steep, so that
-# small weights make a surface within a piece of a ray.
+# Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and
+# steep, so that small weights make a surface within a piece of a ray.
 _SHIFT: Final = 3.0
 _SHARPNESS: Final = 20.0
 
@@ -23,14 +31,15 @@ _SHARPNESS: Final = 20.0
 class RayGenerator(nn.Module):
     """From latents to an object in space, and from there to what a camera sees of it.
 
-    A convolutional generator makes three planes of features, on which each point is projected; a small perceptron turns
-    the sum of what it finds there into density and colour (Chan et al., "Efficient geometry-aware 3D generative
-    adversarial networks", CVPR 2022), which are summed up along rays as light is (Mildenhall et al., "NeRF", ECCV
-    2020), with a ground of one colour behind. Memory grows with the rays that are asked for: a patch in training, and
-    `ray_chunk` at a time where no gradients are wanted.
+    A convolutional generator makes three planes of features, on which each point is projected; a
+    small perceptron turns the sum of what it finds there into density and colour (Chan et al.,
+    "Efficient geometry-aware 3D generative adversarial networks", CVPR 2022), which are summed up
+    along rays as light is (Mildenhall et al., "NeRF", ECCV 2020), with a ground of one colour
+    behind. Memory grows with the rays that are asked for: a patch in training, and `ray_chunk` at a
+    time where no gradients are wanted.
 
-    The camera looks at the origin from `distance`; z is up, the azimuth turns from x to y, and the elevation is that
-    above the plane of x and y. The object lies within a ball around the origin.
+    The camera looks at the origin from `distance`; z is up, the azimuth turns from x to y, and the
+    elevation is that above the plane of x and y. The object lies within a ball around the origin.
 
     Args:
         image_px: Height and width of whole images, or both in one number.
@@ -76,8 +85,18 @@ class RayGenerator(nn.Module):
         style_size: int = 128,
     ) -> None:
         super().__init__()
-        counts = {"channels": channels, "latent_size": latent_size, "features": features, "width": width}
-        counts |= {"max_width": max_width, "hidden": hidden, "points": points, "ray_chunk": ray_chunk}
+        counts = {
+            "channels": channels,
+            "latent_size": latent_size,
+            "features": features,
+            "width": width,
+        }
+        counts |= {
+            "max_width": max_width,
+            "hidden": hidden,
+            "points": points,
+            "ray_chunk": ray_chunk,
+        }
         check_counts(counts | {"style_size": style_size})
         if not 0 < radius < distance or not 0 < field_of_view_deg < 180:
             raise ConfigError(
@@ -86,11 +105,20 @@ class RayGenerator(nn.Module):
             )
         self.image_px = pair_px("image_px", image_px)
         self.channels, self.latent_size, self.num_labels = channels, latent_size, num_labels
-        self.points, self.ray_chunk, self.distance, self.radius = points, ray_chunk, distance, radius
+        self.points, self.ray_chunk, self.distance, self.radius = (
+            points,
+            ray_chunk,
+            distance,
+            radius,
+        )
         self.half_height = math.tan(math.radians(field_of_view_deg) / 2)
         self.style = StyleNet(latent_size, num_labels, posed=False, style_size=style_size)
-        self.planes = PlaneNet(plane_px, features, width=width, max_width=max_width, style_size=style_size)
-        self.field = nn.Sequential(nn.Linear(features, hidden), nn.Softplus(), nn.Linear(hidden, 1 + channels))
+        self.planes = PlaneNet(
+            plane_px, features, width=width, max_width=max_width, style_size=style_size
+        )
+        self.field = nn.Sequential(
+            nn.Linear(features, hidden), nn.Softplus(), nn.Linear(hidden, 1 + channels)
+        )
         self.ground = nn.Linear(style_size, channels)
         start_weights(self)
 
@@ -115,26 +143,35 @@ class RayGenerator(nn.Module):
         chunk = flat.shape[1] if torch.is_grad_enabled() else max(1, self.ray_chunk // len(latents))
         colours = [
             self._follow(planes, ground, poses, places, start)
-            for places, start in zip(torch.split(flat, chunk, 1), torch.split(starts, chunk, 1), strict=True)
+            for places, start in zip(
+                torch.split(flat, chunk, 1), torch.split(starts, chunk, 1), strict=True
+            )
         ]
         return torch.cat(colours, dim=1).mT.reshape(len(latents), self.channels, *grids.shape[1:3])
 
-    def _follow(self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, starts: Tensor) -> Tensor:
+    def _follow(
+        self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, starts: Tensor
+    ) -> Tensor:
         """Colours [B, R, C] of rays through places [B, R, 2]."""
         height, width = self.image_px
-        origins, directions = find_rays(poses, places, self.distance, self.half_height, width / height)
+        origins, directions = find_rays(
+            poses, places, self.distance, self.half_height, width / height
+        )
         step = 2 * self.radius / self.points
         depths = (
             self.distance
             - self.radius
-            + step * (torch.arange(self.points, device=places.device) + starts[..., None]).to(places.dtype)
+            + step
+            * (torch.arange(self.points, device=places.device) + starts[..., None]).to(places.dtype)
         )
         where = origins[:, None, None] + depths[..., None] * directions[:, :, None]
         found = widen(self.field(read_planes(planes, where.flatten(1, 2) / self.radius)))
         found = found.view(*where.shape[:3], -1)
         inside = where.norm(dim=-1) < self.radius
         density = _SHARPNESS / self.radius * F.softplus(found[..., 0] - _SHIFT) * inside
-        return sum_up(density * step, found[..., 1:].sigmoid().mul(2).sub(1), ground[:, None].tanh())
+        return sum_up(
+            density * step, found[..., 1:].sigmoid().mul(2).sub(1), ground[:, None].tanh()
+        )
 
 
 class PlaneNet(nn.Module):
@@ -148,7 +185,9 @@ class PlaneNet(nn.Module):
         style_size: Length of the style.
     """
 
-    def __init__(self, plane_px: int, features: int, *, width: int, max_width: int, style_size: int) -> None:
+    def __init__(
+        self, plane_px: int, features: int, *, width: int, max_width: int, style_size: int
+    ) -> None:
         super().__init__()
         _, coarsest, widths = plan_sizes(plane_px, width, max_width)
         self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
@@ -205,12 +244,15 @@ def read_planes(planes: Tensor, points: Tensor) -> Tensor:
     found = planes.new_zeros(())
     for plane, axes in zip(planes.unbind(1), _SIDES, strict=True):
         grid = torch.stack([points[..., axis] for axis in axes], dim=-1)[:, None]
-        found = found + F.grid_sample(plane, grid, padding_mode="border", align_corners=False)[:, :, 0]
+        found = (
+            found + F.grid_sample(plane, grid, padding_mode="border", align_corners=False)[:, :, 0]
+        )
     return found.mT
 
 
 def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
-    """Light that comes along rays, front to back (Max, "Optical models for direct volume rendering", TVCG 1995).
+    """Light that comes along rays, front to back (Max, "Optical models for direct volume
+    rendering", TVCG 1995).
 
     Args:
         thickness: [B, R, N] density by length of each piece of a ray, the nearest first.

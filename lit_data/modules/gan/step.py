@@ -33,17 +33,22 @@ class ScoreLosses(NamedTuple):
 
 LOSSES: Final[dict[GANLoss, ScoreLosses]] = {
     # Goodfellow et al., "Generative adversarial nets", NeurIPS 2014, section 3.
-    "non_saturating": ScoreLosses(lambda score: F.softplus(-score), F.softplus, lambda score: F.softplus(-score)),
+    "non_saturating": ScoreLosses(
+        lambda score: F.softplus(-score), F.softplus, lambda score: F.softplus(-score)
+    ),
     # Lim and Ye, "Geometric GAN", 2017.
-    "hinge": ScoreLosses(lambda score: F.relu(1 - score), lambda score: F.relu(1 + score), torch.neg),
+    "hinge": ScoreLosses(
+        lambda score: F.relu(1 - score), lambda score: F.relu(1 + score), torch.neg
+    ),
 }
 
 
 def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) -> Tensor:
-    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018), without autocast.
+    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018),
+    without autocast.
 
-    In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch computes the inner
-    gradient under autocast, too.
+    In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch
+    computes the inner gradient under autocast, too.
 
     Args:
         discriminator: From images and conditions to scores.
@@ -109,20 +114,32 @@ class PartDraws:
         _check_batch(batch, self.posed)
         index, images = batch["index"], batch["image"]
         sizes = [stop - start for start, stop in cut_evenly(len(index), size or len(index))]
-        latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use).to(images.dtype)
+        latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use).to(
+            images.dtype
+        )
         conditions = self._read_conditions(batch, epoch, use)
         parts = zip(
-            torch.split(images, sizes), torch.split(latents, sizes), conditions.split(sizes), sizes, strict=True
+            torch.split(images, sizes),
+            torch.split(latents, sizes),
+            conditions.split(sizes),
+            sizes,
+            strict=True,
         )
-        return (Part(some, drawn, wanted, count / len(index)) for some, drawn, wanted, count in parts)
+        return (
+            Part(some, drawn, wanted, count / len(index)) for some, drawn, wanted, count in parts
+        )
 
     def _read_conditions(self, batch: Batch, epoch: int, use: Use) -> Conditions:
         index = batch["index"]
         labels = batch["label"] if "label" in batch else torch.zeros_like(index)
-        poses = batch["pose"] if "pose" in batch else torch.zeros(len(index), 2, device=index.device)
+        poses = (
+            batch["pose"] if "pose" in batch else torch.zeros(len(index), 2, device=index.device)
+        )
         if self.patches is None:
             return Conditions(labels, poses)
-        return Conditions(labels, poses, *self.patches.draw(index, seed=self.seed, epoch=epoch, use=use))
+        return Conditions(
+            labels, poses, *self.patches.draw(index, seed=self.seed, epoch=epoch, use=use)
+        )
 
 
 def make_fakes(generator: nn.Module, part: Part) -> Tensor:
@@ -133,7 +150,11 @@ def make_fakes(generator: nn.Module, part: Part) -> Tensor:
 
 
 def learn(
-    discriminator: nn.Module, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor], backward: Backward
+    discriminator: nn.Module,
+    images: Tensor,
+    part: Part,
+    find_loss: Callable[[Tensor], Tensor],
+    backward: Backward,
 ) -> Tensor:
     """Go through the discriminator and back; no graph is left.
 

@@ -13,13 +13,21 @@ from lit_data.modules.detection.average_precision import Objects
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.targets import Truths, read_truths
 from lit_data.modules.layers import count_outputs
-from lit_data.modules.pretrained.libraries import building, check_options, fetching, open_library, split_weights
+from lit_data.modules.pretrained.libraries import (
+    building,
+    check_options,
+    fetching,
+    open_library,
+    split_weights,
+)
 from lit_data.modules.pretrained.nets import backbone_weights, check_model_name, start_by_name
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import COUNT_SUFFIX, Batch, PathText
 
-_LEAST_SCORE: Final = 0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+_LEAST_SCORE: Final = (
+    0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
+)
 _MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 _LEAST_SIDE_PX: Final = 1e-3  # torchvision ends in an error for boxes without area
 _LONGEST: Final = 2  # times the shorter side, as far as images are scaled
@@ -28,22 +36,26 @@ _LONGEST: Final = 2  # times the shorter side, as far as images are scaled
 class TorchvisionDetector(nn.Module):
     """Faster R-CNN, FCOS, RetinaNet or SSD of torchvision, called as torchvision's are.
 
-    Inside, images in 0..1 are brought to the mean and deviation of ImageNet. All layers are trained. Batch
-    normalisation is of one kind whatever the weights, so that checkpoints fit; `freeze_norm` leaves its statistics as
-    they are, as torchvision does with trained backbones, since batches of detectors are small.
+    Inside, images in 0..1 are brought to the mean and deviation of ImageNet. All layers are
+    trained. Batch normalisation is of one kind whatever the weights, so that checkpoints fit;
+    `freeze_norm` leaves its statistics as they are, as torchvision does with trained backbones,
+    since batches of detectors are small.
 
     Args:
-        classes: Number of classes of the data, without the background, or their names; None stands for 1.
-        model_name: Such as ``fasterrcnn_resnet50_fpn``, ``fcos_resnet50_fpn``, ``retinanet_resnet50_fpn_v2``,
-            ``ssdlite320_mobilenet_v3_large``.
-        weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None starts at random; a file, see
-            `load_weights_file`.
-        size_px: Shorter side that images are scaled to; None leaves them as they come. SSD scales to its own size.
+        classes: Number of classes of the data, without the background, or their names; None stands
+            for 1.
+        model_name: Such as ``fasterrcnn_resnet50_fpn``, ``fcos_resnet50_fpn``,
+            ``retinanet_resnet50_fpn_v2``, ``ssdlite320_mobilenet_v3_large``.
+        weights: ``coco`` for all but the head, ``imagenet`` for the backbone; None starts at
+            random; a file, see `load_weights_file`.
+        size_px: Shorter side that images are scaled to; None leaves them as they come. SSD scales
+            to its own size.
         freeze_norm: `auto`: where there are weights.
         options: Further arguments of the model, such as ``rpn_post_nms_top_n_train``.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
+            cannot be fetched.
         DataError: The file of weights is none.
         StoreError: It fits not.
     """
@@ -63,7 +75,11 @@ class TorchvisionDetector(nn.Module):
         check_count("classes", classes, 1)
         library = open_library("torchvision")
         models = library.models
-        known = [name for name in models.list_models(module=models.detection) if not name.startswith(("mask", "key"))]
+        known = [
+            name
+            for name in models.list_models(module=models.detection)
+            if not name.startswith(("mask", "key"))
+        ]
         check_model_name(model_name, known)
         name, file = split_weights(weights, ("imagenet", "coco"))
         given = {"num_classes": classes + 1, **check_options(options)}
@@ -71,7 +87,9 @@ class TorchvisionDetector(nn.Module):
             net = models.get_model(model_name, weights=None, weights_backbone=None, **given)
         if name == "imagenet":
             with fetching(name, model_name):
-                net = models.get_model(model_name, weights_backbone=backbone_weights(models, model_name), **given)
+                net = models.get_model(
+                    model_name, weights_backbone=backbone_weights(models, model_name), **given
+                )
         _unify_norms(net.requires_grad_(True), library.ops.FrozenBatchNorm2d)
         if name == "coco":
             start_by_name(net, models.get_model_weights(model_name).DEFAULT, name, model_name)
@@ -80,7 +98,9 @@ class TorchvisionDetector(nn.Module):
         if size_px is not None:
             check_count("size_px", size_px, 1)
             if net.transform.fixed_size is not None:
-                raise ConfigError(f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: null")
+                raise ConfigError(
+                    f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: null"
+                )
             net.transform.min_size, net.transform.max_size = (size_px,), _LONGEST * size_px
         load_weights_file(self, file)
 
@@ -95,12 +115,15 @@ class TorchvisionDetector(nn.Module):
         return self
 
     @override
-    def forward(self, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None = None) -> Any:
+    def forward(
+        self, images: Sequence[Tensor], targets: Sequence[Mapping[str, Tensor]] | None = None
+    ) -> Any:
         """Return the losses by their names in training, and objects in evaluation; see torchvision.
 
         Args:
             images: Each [3, H, W] float32 in 0..1.
-            targets: Of each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in training.
+            targets: Of each image ``boxes`` [N, 4] corners in px and ``labels`` [N] from 1; in
+                training.
         """
         transform: Any = self.net.transform
         if self._size_px is None and transform.fixed_size is None and len(images):
@@ -123,22 +146,25 @@ def _unify_norms(net: nn.Module, frozen: type[nn.Module]) -> None:
 class TorchvisionDetectionModule(DetectionModule):
     """Any detector of torchvision, trained by its own losses and scored as `DetectionModule`.
 
-    Takes the batches of `DetectionModule`. Logs ``train/loss``, the sum, and ``train/NAME`` of each of its parts in
-    each step; after validation and test, with ``val/`` or ``test/`` before it, ``map50`` and ``map``. Boxes that are
-    thinner than a thousandth of a pixel are left out in training.
+    Takes the batches of `DetectionModule`. Logs ``train/loss``, the sum, and ``train/NAME`` of each
+    of its parts in each step; after validation and test, with ``val/`` or ``test/`` before it,
+    ``map50`` and ``map``. Boxes that are thinner than a thousandth of a pixel are left out in
+    training.
 
     Args:
-        net: `TorchvisionDetector`, or a net of yours that is called like torchvision's: lists of images and targets
-            in; a dict of losses in training, a list of dicts with ``boxes``, ``labels`` from 1 and ``scores`` in
-            evaluation.
+        net: `TorchvisionDetector`, or a net of yours that is called like torchvision's: lists of
+            images and targets in; a dict of losses in training, a list of dicts with ``boxes``,
+            ``labels`` from 1 and ``scores`` in evaluation.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
+            optimizer has it.
         score_threshold: Predicted objects have a higher score. Evaluation has its own, 0.01.
-        iou_threshold: Of two objects of a class that overlap more, the one with the higher score stays.
+        iou_threshold: Of two objects of a class that overlap more, the one with the higher score
+            stays.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has more classes than
-            the net, or that its losses are none.
+        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has
+            more classes than the net, or that its losses are none.
     """
 
     def __init__(
@@ -160,7 +186,11 @@ class TorchvisionDetectionModule(DetectionModule):
         for part in net.modules():
             if hasattr(part, "detections_per_img"):  # the heads of all kinds call them so
                 head: Any = part
-                head.score_thresh, head.nms_thresh, head.detections_per_img = _LEAST_SCORE, iou_threshold, _MOST_KEPT
+                head.score_thresh, head.nms_thresh, head.detections_per_img = (
+                    _LEAST_SCORE,
+                    iou_threshold,
+                    _MOST_KEPT,
+                )
 
     @override
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]  # as torchvision's answer
@@ -172,8 +202,13 @@ class TorchvisionDetectionModule(DetectionModule):
     def find_loss(self, batch: Batch) -> Tensor:
         losses = self.net(list(batch["image"]), read_targets(batch))
         if not isinstance(losses, Mapping) or not losses:
-            raise ConfigError(f"the net gives a {type(losses).__name__} in training and no dict of losses")
-        self.log_dict({f"train/{name}": loss.detach() for name, loss in losses.items()}, batch_size=len(batch["image"]))
+            raise ConfigError(
+                f"the net gives a {type(losses).__name__} in training and no dict of losses"
+            )
+        self.log_dict(
+            {f"train/{name}": loss.detach() for name, loss in losses.items()},
+            batch_size=len(batch["image"]),
+        )
         total: Tensor = torch.stack([loss.float() for loss in losses.values()]).sum()
         return total
 
@@ -183,9 +218,13 @@ class TorchvisionDetectionModule(DetectionModule):
         for answer in self(images):
             order = answer["scores"].argsort(descending=True, stable=True)
             # FCOS and RetinaNet score label 0 too, which no target has.
-            order = order[(answer["scores"][order] > score_threshold) & (answer["labels"][order] > 0)]
+            order = order[
+                (answer["scores"][order] > score_threshold) & (answer["labels"][order] > 0)
+            ]
             boxes, scores = answer["boxes"][order].float(), answer["scores"][order].float()
-            objects.append({"boxes": boxes, "scores": scores, "classes": answer["labels"][order] - 1})
+            objects.append(
+                {"boxes": boxes, "scores": scores, "classes": answer["labels"][order] - 1}
+            )
         return objects
 
 
@@ -196,8 +235,8 @@ def read_targets(batch: Batch) -> list[dict[str, Tensor]]:
         batch: As for `DetectionModule`.
 
     Returns:
-        Of each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N] int64 from 1; without
-        boxes that have no area.
+        Of each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N]
+        int64 from 1; without boxes that have no area.
     """
     height_px, width_px = batch["image"].shape[-2:]
     truths = read_truths(batch["boxes"], height_px=height_px, width_px=width_px)

@@ -26,7 +26,14 @@ _INSTALL: Final = {
 }
 _LEAST_PX: Final = 32  # deeper nets halve the resolution five times
 _PATHLIKE: Final = (".pt", ".pth", ".ckpt", ".safetensors", ".bin", ".tar")
-_RESERVED: Final = ("pretrained", "checkpoint", "weights", "encoder_weights", "cache_dir", "progress")
+_RESERVED: Final = (
+    "pretrained",
+    "checkpoint",
+    "weights",
+    "encoder_weights",
+    "cache_dir",
+    "progress",
+)
 _CHATTY: Final = ("huggingface_hub", "timm", "httpx")
 
 
@@ -49,7 +56,9 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
         ) from error
 
 
-def split_weights(weights: PathText | None, names: Sequence[str]) -> tuple[str | None, PathText | None]:
+def split_weights(
+    weights: PathText | None, names: Sequence[str]
+) -> tuple[str | None, PathText | None]:
     """Tell names of weights from files.
 
     Args:
@@ -67,11 +76,14 @@ def split_weights(weights: PathText | None, names: Sequence[str]) -> tuple[str |
     text = str(weights)
     if "/" in text or text.endswith(_PATHLIKE):
         return None, weights
-    raise ConfigError(f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a file")
+    raise ConfigError(
+        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a file"
+    )
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return further arguments of a library's function, without those that would read files or servers by themselves.
+    """Return further arguments of a library's function, without those that would read files or
+    servers by themselves.
 
     Raises:
         ConfigError: One is among these.
@@ -95,12 +107,15 @@ def building(what: str) -> Iterator[None]:
     except LitDataError:
         raise
     except Exception as error:  # each library has its own kinds
-        raise ConfigError(f"{what} cannot be built: {type(error).__name__}: {_first_line(error)}") from error
+        raise ConfigError(
+            f"{what} cannot be built: {type(error).__name__}: {_first_line(error)}"
+        ) from error
 
 
 @contextmanager
 def fetching(weights: str, net: str) -> Iterator[None]:
-    """Turn the many ways in which a server cannot be reached into one line; its tries are not logged.
+    """Turn the many ways in which a server cannot be reached into one line; its tries are not
+    logged.
 
     Raises:
         ConfigError: The weights are not on this machine and could not be fetched.
@@ -126,15 +141,16 @@ def fetching(weights: str, net: str) -> Iterator[None]:
 class NormalisedNet(nn.Module):
     """A net of another library that takes images in 0..1 of any size, as our modules give them.
 
-    Images are brought to the mean and the standard deviation that the weights were trained with, which are kept in
-    checkpoints; sides are padded to what the net can halve, by repeating the edge. In training a single image
-    goes through twice, because batch normalisation behind a mean over the image needs two values; for all other layers
-    the statistics of the batch are the same.
+    Images are brought to the mean and the standard deviation that the weights were trained with,
+    which are kept in checkpoints; sides are padded to what the net can halve, by repeating the
+    edge. In training a single image goes through twice, because batch normalisation behind a mean
+    over the image needs two values; for all other layers the statistics of the batch are the same.
 
     Args:
         net: From [B, channels, H, W] to a tensor, a dict with ``out`` or an object with ``logits``.
         normalise: See `Normalise`.
-        trained: Mean and standard deviation that ``auto`` stands for; those of RGB serve other channels by their mean.
+        trained: Mean and standard deviation that ``auto`` stands for; those of RGB serve other
+            channels by their mean.
         channels: Of the images.
         multiple_px: What the net can halve.
 
@@ -169,7 +185,12 @@ class NormalisedNet(nn.Module):
         """
         height, width = images.shape[-2:]
         normal = (images - self.mean[:, None, None]) / self.std[:, None, None]
-        padding = (0, _missing_px(width, self._multiple_px), 0, _missing_px(height, self._multiple_px))
+        padding = (
+            0,
+            _missing_px(width, self._multiple_px),
+            0,
+            _missing_px(height, self._multiple_px),
+        )
         normal = F.pad(normal, padding, mode="replicate")
         is_single = self.training and len(images) == 1
         answer = _read_answer(self.net(normal.expand(2, -1, -1, -1) if is_single else normal))
@@ -185,7 +206,9 @@ def _missing_px(length: int, multiple: int) -> int:
 def _read_answer(answer: Any) -> Tensor:  # noqa: ANN401 - what the net of a library returns
     if isinstance(answer, Mapping):  # segmentation of torchvision
         answer = answer["out"]
-    found: Tensor = getattr(answer, "logits", answer)  # Inception and GoogLeNet, with their side outputs
+    found: Tensor = getattr(
+        answer, "logits", answer
+    )  # Inception and GoogLeNet, with their side outputs
     return found
 
 
@@ -201,9 +224,13 @@ def _read_normalise(
     elif isinstance(normalise, Mapping) and normalise.keys() == {"mean", "std"}:
         mean, std = list(normalise["mean"]), list(normalise["std"])
     else:
-        raise ConfigError(f"normalise={normalise!r}: choose auto, none or {{mean: [...], std: [...]}}")
+        raise ConfigError(
+            f"normalise={normalise!r}: choose auto, none or {{mean: [...], std: [...]}}"
+        )
     if len(mean) != channels or len(std) != channels or min(std, default=0) <= 0:
-        raise ConfigError(f"normalise has mean {mean} and std {std}: need {channels} of each, std above 0")
+        raise ConfigError(
+            f"normalise has mean {mean} and std {std}: need {channels} of each, std above 0"
+        )
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
 
 

@@ -36,7 +36,13 @@ class SegmenterNet(NormalisedNet):
         options: Of `NormalisedNet`.
     """
 
-    def __init__(self, net: nn.Module, classes: int | Sequence[str] | None, prior: float, **options: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        net: nn.Module,
+        classes: int | Sequence[str] | None,
+        prior: float,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
         super().__init__(net, **options)
         # Beside the bias of the head, which each architecture keeps elsewhere.
         self.bias = nn.Parameter(prior_logits(classes, prior))
@@ -51,18 +57,21 @@ class SmpNet(SegmenterNet):
     """Any architecture and encoder of segmentation_models_pytorch.
 
     Args:
-        classes: Logits of each pixel: how many; or names of classes, of which each has one and the background one more.
-        architecture: ``unet``, ``unetplusplus``, ``fpn``, ``deeplabv3plus``, ``segformer``, ... as its `create_model`.
+        classes: Logits of each pixel: how many; or names of classes, of which each has one and the
+            background one more.
+        architecture: ``unet``, ``unetplusplus``, ``fpn``, ``deeplabv3plus``, ``segformer``, ... as
+            its `create_model`.
         encoder_name: Such as ``resnet34``; ``tu-NAME`` is a net of timm.
-        weights: Name of weights of the encoder, ``imagenet`` for most; None starts at random; a file, see
-            `load_weights_file`.
+        weights: Name of weights of the encoder, ``imagenet`` for most; None starts at random; a
+            file, see `load_weights_file`.
         channels: Of the images.
         prior: Expected share of each class, the output of the untrained net; of all names together.
         normalise: See `Normalise`.
         options: Further arguments of the architecture, such as ``decoder_channels``.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
+            cannot be fetched.
         DataError: The file of weights is none.
         StoreError: It fits not.
     """
@@ -94,13 +103,17 @@ class SmpNet(SegmenterNet):
         name, file = split_weights(weights, names)
         shape = {"in_channels": channels, "classes": count, **check_options(options)}
         if architecture not in (kinds := library.MODEL_ARCHITECTURES_MAPPING):
-            raise ConfigError(f"architecture={architecture!r} is unknown: choose {', '.join(kinds)}")
+            raise ConfigError(
+                f"architecture={architecture!r} is unknown: choose {', '.join(kinds)}"
+            )
         trained: Mapping[str, Any] = IMAGENET
         with building(f"{architecture} with {encoder_name}"):  # before any server is asked
             net = library.create_model(architecture, encoder_name, None, **shape)
         if name is not None:
             with fetching(name, encoder_name):
-                net = library.create_model(architecture, encoder_name, name if encoder_name in known else True, **shape)
+                net = library.create_model(
+                    architecture, encoder_name, name if encoder_name in known else True, **shape
+                )
                 trained = library.encoders.get_preprocessing_params(encoder_name, name)
         multiple_px = _PAN_PX if architecture == "pan" else _HALVINGS_PX
         layout = {"trained": trained, "channels": channels, "multiple_px": multiple_px}
@@ -112,17 +125,19 @@ class TorchvisionSegmenter(SegmenterNet):
     """DeepLab, FCN or LR-ASPP of torchvision.
 
     Args:
-        classes: Logits of each pixel: how many; or names of classes, of which each has one and the background one more.
+        classes: Logits of each pixel: how many; or names of classes, of which each has one and the
+            background one more.
         model_name: Such as ``deeplabv3_resnet50``, ``fcn_resnet50``, ``lraspp_mobilenet_v3_large``.
-        weights: ``imagenet`` for the backbone, ``coco`` for all but the head; None starts at random; a file, see
-            `load_weights_file`.
+        weights: ``imagenet`` for the backbone, ``coco`` for all but the head; None starts at
+            random; a file, see `load_weights_file`.
         channels: Of the images.
         prior: Expected share of each class, the output of the untrained net; of all names together.
         normalise: See `Normalise`.
         options: Further arguments of the model.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
+            cannot be fetched.
         DataError: The file of weights is none.
         StoreError: It fits not.
     """
@@ -144,12 +159,21 @@ class TorchvisionSegmenter(SegmenterNet):
         name, file = split_weights(weights, ("imagenet", "coco"))
         given = check_options(options)
         with building(model_name):
-            net = models.get_model(model_name, weights=None, weights_backbone=None, num_classes=count, **given)
+            net = models.get_model(
+                model_name, weights=None, weights_backbone=None, num_classes=count, **given
+            )
         if name is not None:
             whole = models.get_model_weights(model_name).DEFAULT
-            start_by_name(net, backbone_weights(models, model_name) if name == "imagenet" else whole, name, model_name)
+            start_by_name(
+                net,
+                backbone_weights(models, model_name) if name == "imagenet" else whole,
+                name,
+                model_name,
+            )
         widen_first_layer(net, channels)
-        super().__init__(net, classes, prior, normalise=normalise, trained=IMAGENET, channels=channels)
+        super().__init__(
+            net, classes, prior, normalise=normalise, trained=IMAGENET, channels=channels
+        )
         load_weights_file(self, file)
 
 
@@ -158,15 +182,18 @@ class TimmNet(NormalisedNet):
 
     Args:
         classes: Names of the classes, or how many.
-        model_name: As `timm.list_models` names them, also with a tag: ``resnet34``, ``convnext_tiny.in12k_ft_in1k``.
-        weights: ``imagenet``: those that timm has under this name; None starts at random; a file, see
-            `load_weights_file`.
+        model_name: As `timm.list_models` names them, also with a tag: ``resnet34``,
+            ``convnext_tiny.in12k_ft_in1k``.
+        weights: ``imagenet``: those that timm has under this name; None starts at random; a file,
+            see `load_weights_file`.
         channels: Of the images.
         normalise: See `Normalise`.
-        options: Further arguments of the model, such as ``drop_rate`` or, of transformers, ``img_size``.
+        options: Further arguments of the model, such as ``drop_rate`` or, of transformers,
+            ``img_size``.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
+            cannot be fetched.
         DataError: The file of weights is none.
         StoreError: It fits not.
     """
@@ -182,10 +209,18 @@ class TimmNet(NormalisedNet):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         timm = open_library("timm")
-        if ":" in model_name or not timm.is_model(model_name):  # hf-hub:NAME would read any server's file
-            raise ConfigError(f"model_name={model_name!r} is unknown: choose a name of timm.list_models()")
+        if ":" in model_name or not timm.is_model(
+            model_name
+        ):  # hf-hub:NAME would read any server's file
+            raise ConfigError(
+                f"model_name={model_name!r} is unknown: choose a name of timm.list_models()"
+            )
         name, file = split_weights(weights, ("imagenet",))
-        shape = {"num_classes": count_labels(classes, channels), "in_chans": channels, **check_options(options)}
+        shape = {
+            "num_classes": count_labels(classes, channels),
+            "in_chans": channels,
+            **check_options(options),
+        }
         with building(model_name):  # before any server is asked
             net = timm.create_model(model_name, **shape)
         if name is not None:
@@ -201,14 +236,16 @@ class TorchvisionClassifier(NormalisedNet):
 
     Args:
         classes: Names of the classes, or how many.
-        model_name: As `torchvision.models.list_models` names them, such as ``resnet18``, ``convnext_tiny``.
+        model_name: As `torchvision.models.list_models` names them, such as ``resnet18``,
+            ``convnext_tiny``.
         weights: ``imagenet``; None starts at random; a file, see `load_weights_file`.
         channels: Of the images.
         normalise: See `Normalise`.
         options: Further arguments of the model, such as ``image_size`` of transformers.
 
     Raises:
-        ConfigError: The package is missing, a name is unknown, an option refused, or the weights cannot be fetched.
+        ConfigError: The package is missing, a name is unknown, an option refused, or the weights
+            cannot be fetched.
         DataError: The file of weights is none.
         StoreError: It fits not.
     """
@@ -228,7 +265,9 @@ class TorchvisionClassifier(NormalisedNet):
         check_model_name(model_name, models.list_models(module=models))
         name, file = split_weights(weights, ("imagenet",))
         with building(model_name):
-            net = models.get_model(model_name, weights=None, num_classes=count, **check_options(options))
+            net = models.get_model(
+                model_name, weights=None, num_classes=count, **check_options(options)
+            )
         best = models.get_model_weights(model_name).DEFAULT
         if name is not None:
             start_by_name(net, best, name, model_name)

@@ -39,31 +39,37 @@ MERGE_AFTER: Final = 2**20  # pixels of the states, before each image keeps its 
 class AnomalyScores(PixelScores):
     """`PixelScores`, and what the field states beside them, from patches of images.
 
-    - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the highest `score_fraction`
-      of their pixels; exact, and left out where all images have a defect or none has;
-    - ``image_f1_max`` of the images, and the threshold of their scores that `choose_threshold` gives for it; left out
-      there too;
-    - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there are several `kinds`;
+    - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the
+      highest `score_fraction` of their pixels; exact, and left out where all images have a defect
+      or none has;
+    - ``image_f1_max`` of the images, and the threshold of their scores that `choose_threshold`
+      gives for it; left out there too;
+    - ``image_auroc_KIND``: that of the defective images of a kind among the good ones, where there
+      are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
-    - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive rate, up to 0.3 and
-      0.05, as a share of the limit (Bergmann et al., "The MVTec anomaly detection dataset", IJCV 2021). A region is a
-      connected part (8 neighbours) of the mask of a patch, so one that patches divide counts in each;
-    - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within a quarter of a
-      logit is largest: the single best threshold moves with few pixels.
+    - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive
+      rate, up to 0.3 and 0.05, as a share of the limit (Bergmann et al., "The MVTec anomaly
+      detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of a
+      patch, so one that patches divide counts in each;
+    - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within
+      a quarter of a logit is largest: the single best threshold moves with few pixels.
 
-    The curves have 8192 thresholds. A region weighs 1 in a histogram of its pixels' scores, so the state of the pixels
-    is of fixed size; that of the images is three numbers for each patch, and for each image up to 1024 pixels.
+    The curves have 8192 thresholds. A region weighs 1 in a histogram of its pixels' scores, so the
+    state of the pixels is of fixed size; that of the images is three numbers for each patch, and
+    for each image up to 1024 pixels.
 
-    The patches of an image may come in any batches and on any ranks. A pixel that several of them show counts once, by
-    its highest score, and what was mirrored past an edge does not count, if `sizes_px` and the places of the patches
-    are known; without them all pixels of all patches count.
+    The patches of an image may come in any batches and on any ranks. A pixel that several of them
+    show counts once, by its highest score, and what was mirrored past an edge does not count, if
+    `sizes_px` and the places of the patches are known; without them all pixels of all patches
+    count.
 
     Args:
         kinds: Kind of the defects of each image, by its number; empty where none is known.
         score_fraction: See `count_top_px`.
 
     Attributes:
-        sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they are not known.
+        sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they
+            are not known.
     """
 
     regions: Tensor
@@ -75,7 +81,9 @@ class AnomalyScores(PixelScores):
     top_pixels: list[Tensor]
     top_scores: list[Tensor]
 
-    def __init__(self, kinds: Sequence[str] = (), *, score_fraction: float = SCORE_FRACTION) -> None:
+    def __init__(
+        self, kinds: Sequence[str] = (), *, score_fraction: float = SCORE_FRACTION
+    ) -> None:
         super().__init__(threshold=0.5)
         self.kinds, self.score_fraction = kinds, score_fraction
         self.sizes_px: Tensor | None = None
@@ -86,7 +94,11 @@ class AnomalyScores(PixelScores):
 
     @override
     def update(
-        self, scores: Tensor, masks: Tensor, images: Tensor | None = None, positions: Tensor | None = None
+        self,
+        scores: Tensor,
+        masks: Tensor,
+        images: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> None:
         """Count pixels, regions and images.
 
@@ -94,7 +106,8 @@ class AnomalyScores(PixelScores):
             scores: [B, 1, H, W] float in 0..1.
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
             images: [B] int64, the number of each patch's image; without it images are not scored.
-            positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share no pixel.
+            positions: [B, 2] int64 (y, x) of each patch in its image, px; without it patches share
+                no pixel.
         """
         super().update(scores, masks)
         marked = is_marked(masks)
@@ -105,7 +118,9 @@ class AnomalyScores(PixelScores):
             self.images.append(images)
             self.areas_px.append(torch.full_like(images, scores[0].numel()))
             self.defective.append(defective)
-            self._add(take_highest(scores, masks, images, positions, self.sizes_px, self._count_most()))
+            self._add(
+                take_highest(scores, masks, images, positions, self.sizes_px, self._count_most())
+            )
 
     def _add(self, top: TopPixels) -> None:
         """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
@@ -124,7 +139,11 @@ class AnomalyScores(PixelScores):
         """Pixels that the score of any image is made of, at most."""
         if self.score_fraction == 0:
             return 1
-        return MOST_PX if self.sizes_px is None else count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
+        return (
+            MOST_PX
+            if self.sizes_px is None
+            else count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
+        )
 
     def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
         import cv2
@@ -156,8 +175,8 @@ class AnomalyScores(PixelScores):
         """Score of each image that was seen, in this process alone where there are several.
 
         Returns:
-            [images] int64 numbers of the images, which rise, their scores as float32, and whether any of their patches
-            shows a defect as int64 in {0, 1}, on the host.
+            [images] int64 numbers of the images, which rise, their scores as float32, and whether
+            any of their patches shows a defect as int64 in {0, 1}, on the host.
         """
         numbers, place = torch.unique(dim_zero_cat(self.images).cpu(), return_inverse=True)
         if self.sizes_px is None:
@@ -185,23 +204,32 @@ class AnomalyScores(PixelScores):
             "image_average_precision": binary_average_precision(scores, defective),
             "image_f1_max": torch.tensor(best_f1),
             "image_f1_max_threshold": torch.tensor(threshold),
-        } | {f"image_auroc_{kind}": binary_auroc(scores[rows], defective[rows]) for kind, rows in by_kind.items()}
+        } | {
+            f"image_auroc_{kind}": binary_auroc(scores[rows], defective[rows])
+            for kind, rows in by_kind.items()
+        }
         return {name: score.to(self.device) for name, score in found.items()}
 
     def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
         """Which images are good or of a kind, bool, for each of several kinds."""
         kinds = [
-            self.kinds[number] if bad else "" for number, bad in zip(numbers.tolist(), defective.tolist(), strict=True)
+            self.kinds[number] if bad else ""
+            for number, bad in zip(numbers.tolist(), defective.tolist(), strict=True)
         ]
         told = sorted(set(kinds) - {""})
         if len(told) < 2:
             return {}
-        return {kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device) for kind in told}
+        return {
+            kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device)
+            for kind in told
+        }
 
 
 def _find_best(f1: Tensor) -> int:
     """Where a curve [8192] is largest when each value is the mean of its neighbours; of equal places the middle."""
-    mean_f1 = avg_pool1d(f1[None], 2 * _SMOOTH + 1, stride=1, padding=_SMOOTH, count_include_pad=False)[0]
+    mean_f1 = avg_pool1d(
+        f1[None], 2 * _SMOOTH + 1, stride=1, padding=_SMOOTH, count_include_pad=False
+    )[0]
     best = torch.nonzero(mean_f1 >= mean_f1.max() - 1e-6).flatten()
     return int(best[len(best) // 2])
 

@@ -74,7 +74,12 @@ class TopPixels(NamedTuple):
 
 
 def take_highest(
-    scores: Tensor, masks: Tensor, images: Tensor, positions: Tensor | None, sizes_px: Tensor | None, count: int
+    scores: Tensor,
+    masks: Tensor,
+    images: Tensor,
+    positions: Tensor | None,
+    sizes_px: Tensor | None,
+    count: int,
 ) -> TopPixels:
     """Highest pixels of patches, without those that are ignored or were mirrored past an edge.
 
@@ -82,20 +87,28 @@ def take_highest(
         scores: [B, 1, H, W] float in 0..1.
         masks: The same shape; 255 where pixels are ignored.
         images: [B] int64, the number of each patch's image.
-        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without numbers.
+        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without
+            numbers.
         sizes_px: [images, 2] int64 (height, width); None takes all pixels as those of the image.
         count: How many of each patch.
     """
     height, width = scores.shape[-2:]
     counts = masks != IGNORED
     if positions is not None and sizes_px is not None:
-        rest = sizes_px.to(scores.device)[images] - positions  # rows and columns from the corner to the edges
+        rest = (
+            sizes_px.to(scores.device)[images] - positions
+        )  # rows and columns from the corner to the edges
         rows, columns = (torch.arange(length, device=scores.device) for length in (height, width))
         counts &= (rows < rest[:, :1])[:, None, :, None] & (columns < rest[:, 1:])[:, None, None, :]
-    highest = scores.detach().float().masked_fill(~counts, -1).flatten(1).topk(min(count, height * width))
+    highest = (
+        scores.detach().float().masked_fill(~counts, -1).flatten(1).topk(min(count, height * width))
+    )
     pixel = torch.full_like(highest.indices, _NOWHERE)
     if positions is not None:
-        y, x = highest.indices // width + positions[:, :1], highest.indices % width + positions[:, 1:]
+        y, x = (
+            highest.indices // width + positions[:, :1],
+            highest.indices % width + positions[:, 1:],
+        )
         pixel = y * _SIDE_PX + x
     is_counted = highest.values >= 0
     of_image = images[:, None].expand_as(pixel)
@@ -103,7 +116,8 @@ def take_highest(
 
 
 def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
-    """Highest pixels of each image, each pixel once: where several patches show it, the highest score counts.
+    """Highest pixels of each image, each pixel once: where several patches show it, the highest
+    score counts.
 
     Args:
         top: Of any patches, on any device.
@@ -133,7 +147,8 @@ def mean_by_image(top: TopPixels, count: int) -> Tensor:
         count: Images.
 
     Returns:
-        [count] float64 on the host, so that it is the same on every device; 0 where an image has no pixels.
+        [count] float64 on the host, so that it is the same on every device; 0 where an image has no
+        pixels.
     """
     pixels = torch.bincount(top.image, minlength=count)
     return torch.bincount(top.image, top.score.double(), count) / pixels.clamp(min=1)
@@ -142,9 +157,9 @@ def mean_by_image(top: TopPixels, count: int) -> Tensor:
 def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
     """F1 of images at best, and the score from which an image counts as defective.
 
-    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is largest and the next
-    lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2, 5 % of the best) were no better on other
-    images of the same sets.
+    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is
+    largest and the next lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2,
+    5 % of the best) were no better on other images of the same sets.
 
     Args:
         scores: [images] float in 0..1.
@@ -153,7 +168,9 @@ def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
     ranked, order = scores.double().sort(descending=True)
     hits = defective[order].cumsum(0)
     f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
-    is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))  # of images of equal scores
+    is_last = torch.cat(
+        (ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool))
+    )  # of images of equal scores
     levels, f1 = ranked[is_last], f1[is_last]
     best = int(f1.argmax())
     neighbours = levels[[best, min(best + 1, len(levels) - 1)]]

@@ -13,30 +13,36 @@ from lit_data.errors import ConfigError
 from lit_data.types import IGNORED
 
 _DEFECT_PX: Final = 10.0  # a small defect; the mean over all pixels would drown it in background that is right already
-_SMOOTH_PX: Final = 2.0  # makes overlap finite, and an empty answer right, where a sample has no defect
+_SMOOTH_PX: Final = (
+    2.0  # makes overlap finite, and an empty answer right, where a sample has no defect
+)
 _SETTLED: Final = 30.0
 
 
 class PixelLoss(nn.Module):
-    """Cross entropy of pixels plus the overlap of regions, in float32 whatever the precision of the run.
+    """Cross entropy of pixels plus the overlap of regions, in float32 whatever the precision of the
+    run.
 
-    For each sample the sum of the cross entropy over its pixels divided by 10, the size of a small defect (`rare`), or
-    its mean (`mean`), plus `dice_weight` times soft Dice (Milletari et al., "V-Net", 3DV 2016),
-    ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With `mean` only samples that show a defect have a Dice term: that
-    of the others would be large for a few pixels too many, and outweigh what the defects teach. With more classes it is
-    the mean of the one of any defect and of those of the classes that the sample shows: where each sample lacks most
-    classes, their own terms would drown them. The loss is the mean over the samples. No sample changes the weight of
-    another, so a batch gives the same gradient when it is worked off in micro-batches or on several ranks, each
-    weighted by its samples.
+    For each sample the sum of the cross entropy over its pixels divided by 10, the size of a small
+    defect (`rare`), or its mean (`mean`), plus `dice_weight` times soft Dice (Milletari et al.,
+    "V-Net", 3DV 2016), ``1 - (2 sum(p m) + 2) / (sum(p) + sum(m) + 2)``. With `mean` only samples
+    that show a defect have a Dice term: that of the others would be large for a few pixels too
+    many, and outweigh what the defects teach. With more classes it is the mean of the one of any
+    defect and of those of the classes that the sample shows: where each sample lacks most classes,
+    their own terms would drown them. The loss is the mean over the samples. No sample changes the
+    weight of another, so a batch gives the same gradient when it is worked off in micro-batches or
+    on several ranks, each weighted by its samples.
 
     Args:
-        unit: `rare` for defects of a few pixels; `mean` for masks that fill a part that can be seen from afar.
+        unit: `rare` for defects of a few pixels; `mean` for masks that fill a part that can be seen
+            from afar.
         dice_weight: Weight of the overlap.
-        focal_gamma: The cross entropy of a pixel times ``(1 - p)^gamma``, p what the true class got (Lin et al., "Focal
-            loss for dense object detection", ICCV 2017); 0 leaves it.
-        tversky: In the overlap the weights of false alarms and of misses (Salehi et al., "Tversky loss function", MLMI
-            2017); 0.5 each is Dice.
-        class_weights: [K] factors on the cross entropy of pixels by their true class, the background first.
+        focal_gamma: The cross entropy of a pixel times ``(1 - p)^gamma``, p what the true class got
+            (Lin et al., "Focal loss for dense object detection", ICCV 2017); 0 leaves it.
+        tversky: In the overlap the weights of false alarms and of misses (Salehi et al., "Tversky
+            loss function", MLMI 2017); 0.5 each is Dice.
+        class_weights: [K] factors on the cross entropy of pixels by their true class, the
+            background first.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -60,16 +66,24 @@ class PixelLoss(nn.Module):
                 f"tversky={list(tversky)}, dice_weight={dice_weight}, focal_gamma={focal_gamma}: need two weights of "
                 "false alarms and misses, and nothing below 0"
             )
-        self.unit, self.dice_weight, self.focal_gamma, self.tversky = unit, dice_weight, focal_gamma, tuple(tversky)
+        self.unit, self.dice_weight, self.focal_gamma, self.tversky = (
+            unit,
+            dice_weight,
+            focal_gamma,
+            tuple(tversky),
+        )
         weights = None if class_weights is None else torch.tensor(list(class_weights))
-        self.register_buffer("class_weights", weights, persistent=False)  # the options say them again
+        self.register_buffer(
+            "class_weights", weights, persistent=False
+        )  # the options say them again
 
     @override
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:
         """The loss, a scalar.
 
         Args:
-            logits: [B, 1, H, W], of a defect; or [B, K, H, W], of the background and of each kind of defect.
+            logits: [B, 1, H, W], of a defect; or [B, K, H, W], of the background and of each kind
+                of defect.
             masks: [B, 1, H, W] in 0..1, or numbers of classes; 255 where pixels are ignored.
         """
         logits, truth = logits.float().flatten(2), masks.float().flatten(2)
@@ -84,7 +98,9 @@ class PixelLoss(nn.Module):
         if self.class_weights is not None:
             entropy = entropy * self.class_weights.float()[truth[:, 0].round().long()]
         entropy = entropy * known[:, 0]
-        pixels = entropy.sum(1) / (_DEFECT_PX if self.unit == "rare" else known[:, 0].sum(1).clamp(min=1))
+        pixels = entropy.sum(1) / (
+            _DEFECT_PX if self.unit == "rare" else known[:, 0].sum(1).clamp(min=1)
+        )
         missed = self._miss_regions(probability * known, wanted * known)
         if self.unit == "mean":
             missed = missed * (wanted * known).flatten(1).any(1)
@@ -94,7 +110,9 @@ class PixelLoss(nn.Module):
         """[B] what of the overlap is missing, where both are [B, classes behind the background, H * W]."""
         if wanted.shape[1] == 1:
             return self._miss_overlap(probability, wanted)[:, 0]
-        union = self._miss_overlap(probability.sum(1, keepdim=True), wanted.sum(1, keepdim=True))[:, 0]
+        union = self._miss_overlap(probability.sum(1, keepdim=True), wanted.sum(1, keepdim=True))[
+            :, 0
+        ]
         shown = wanted.any(2)
         own = (self._miss_overlap(probability, wanted) * shown).sum(1) / shown.sum(1).clamp(min=1)
         return torch.where(shown.any(1), (union + own) / 2, union)
@@ -110,7 +128,8 @@ class PixelLoss(nn.Module):
 
 def _compare_two(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Cross entropy [B, H * W], and probability and truth of a defect [B, 1, H * W]."""
-    # The gradient of pixels that are right beyond 30 is stopped: below about 1e-38 it makes CPUs ten times slower.
+    # The gradient of pixels that are right beyond 30 is stopped: below about 1e-38 it makes CPUs
+    # ten times slower.
     settled = torch.where(truth > 0, logits.clamp(max=_SETTLED), logits.clamp(min=-_SETTLED))
     entropy = F.binary_cross_entropy_with_logits(settled, truth, reduction="none")[:, 0]
     return entropy, settled.sigmoid(), truth

@@ -15,58 +15,71 @@ from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
 from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
-from lit_data.modules.segmentation.image_scores import SCORE_FRACTION, check_fraction, tolerate_missing
+from lit_data.modules.segmentation.image_scores import (
+    SCORE_FRACTION,
+    check_fraction,
+    tolerate_missing,
+)
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.types import IGNORED, Batch
 
 _STAGES: Final = ("val", "test")
-_THRESHOLDS: Final = {"predict_threshold": 0.5, "image_threshold": -1.0, "image_threshold_fraction": -1.0}
+_THRESHOLDS: Final = {
+    "predict_threshold": 0.5,
+    "image_threshold": -1.0,
+    "image_threshold_fraction": -1.0,
+}
 
 
 class SegmentationModule(ScoredModule):
     """A net, a loss for rare pixels, and scores beside those of the plain difference.
 
-    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1}, or numbers of
-    `classes`; 255 where pixels are ignored.
+    Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``mask`` [B, 1, H, W] in {0, 1},
+    or numbers of `classes`; 255 where pixels are ignored.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it:
 
     - ``average_precision``: of pixels;
     - ``dice``: of pixels, at probability 0.5;
     - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
-    - with `baseline` each with ``_baseline`` behind it: the same for the score ``|target - mean(ref)|``, its Dice at
-      the best threshold;
-    - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and ``mean_dice`` of those that
-      there are; all else then counts every class as a defect;
-    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold the thresholds of the last validation, which
-      ``predict`` takes: ``predict_threshold`` of pixels, and, where good and defective images were validated,
-      ``image_threshold`` of images, which is else -1, with ``image_threshold_fraction``, the fraction it is for.
+    - with `baseline` each with ``_baseline`` behind it: the same for the score ``|target -
+      mean(ref)|``, its Dice at the best threshold;
+    - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and
+      ``mean_dice`` of those that there are; all else then counts every class as a defect;
+    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold the thresholds of the
+      last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
+      defective images were validated, ``image_threshold`` of images, which is else -1, with
+      ``image_threshold_fraction``, the fraction it is for.
 
-    `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is given again:
-    ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
+    `load_from_checkpoint(path)` restores the plain arguments; a `net` or `optimizer` of your own is
+    given again: ``SegmentationModule.load_from_checkpoint(path, net=CompareNet(width=32))``.
 
     Args:
-        net: From [B, 3, H, W] images to [B, 1, H, W] logits, `CompareNet` by default; with `classes` to a logit for the
-            background and one for each of them.
+        net: From [B, 3, H, W] images to [B, 1, H, W] logits, `CompareNet` by default; with
+            `classes` to a logit for the background and one for each of them.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
-        loss: `rare` for defects of a few pixels, `mean` for masks that fill more, see `PixelLoss`; or a loss of your
-            own, from logits [B, 1, H, W] and masks of that shape, with `classes` from [B, K, H, W] and numbers
-            [B, H, W] int64, with 255 where pixels are ignored.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
+            optimizer has it.
+        loss: `rare` for defects of a few pixels, `mean` for masks that fill more, see `PixelLoss`;
+            or a loss of your own, from logits [B, 1, H, W] and masks of that shape, with `classes`
+            from [B, K, H, W] and numbers [B, H, W] int64, with 255 where pixels are ignored.
         dice_weight: See `PixelLoss`, as `focal_gamma` and `tversky`.
-        class_weights: See there; `balanced`: ``pixels / (K * pixels of the class)`` in the training images.
+        class_weights: See there; `balanced`: ``pixels / (K * pixels of the class)`` in the training
+            images.
         classes: Names of the kinds of defects that are told apart.
         false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
-        baseline: Channel 0 is a target and the others are its references: score their difference too.
-        anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B] tells whose patches
-            they are.
-        image_score_fraction: An image scores as the mean of this fraction of its pixels, the highest ones, at least 1
-            and at most 1024; 0: as its highest pixel.
+        baseline: Channel 0 is a target and the others are its references: score their difference
+            too.
+        anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B]
+            tells whose patches they are.
+        image_score_fraction: An image scores as the mean of this fraction of its pixels, the
+            highest ones, at least 1 and at most 1024; 0: as its highest pixel.
 
     Raises:
-        ConfigError: The schedule or the loss is unknown, or a fraction is out of its range; later, that the net or the
-            datamodule has other classes.
+        ConfigError: The schedule or the loss is unknown, or a fraction is out of its range; later,
+            that the net or the datamodule has other classes.
     """
 
     predict_threshold: Tensor
@@ -97,8 +110,16 @@ class SegmentationModule(ScoredModule):
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
-            weights = [1.0] * (len(self.classes or "1") + 1) if class_weights == "balanced" else class_weights
-            options: dict[str, Any] = {"dice_weight": dice_weight, "focal_gamma": focal_gamma, "tversky": tversky}
+            weights = (
+                [1.0] * (len(self.classes or "1") + 1)
+                if class_weights == "balanced"
+                else class_weights
+            )
+            options: dict[str, Any] = {
+                "dice_weight": dice_weight,
+                "focal_gamma": focal_gamma,
+                "tversky": tversky,
+            }
             self.loss = PixelLoss(loss, class_weights=weights, **options)
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
@@ -107,11 +128,23 @@ class SegmentationModule(ScoredModule):
         fraction = image_score_fraction if anomaly_scores else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         if self.classes:
-            self.class_scores = nn.ModuleDict({f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES})
+            self.class_scores = nn.ModuleDict(
+                {f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES}
+            )
         # Plain values only, so that checkpoints load with weights_only=True.
-        plain = ("schedule", "dice_weight", "focal_gamma", "tversky", "class_weights", "classes", "baseline")
+        plain = (
+            "schedule",
+            "dice_weight",
+            "focal_gamma",
+            "tversky",
+            "class_weights",
+            "classes",
+            "baseline",
+        )
         named = ("loss",) if isinstance(loss, str) else ()
-        self.save_hyperparameters(*plain, *named, "false_alarms_per_patch", "anomaly_scores", "image_score_fraction")
+        self.save_hyperparameters(
+            *plain, *named, "false_alarms_per_patch", "anomaly_scores", "image_score_fraction"
+        )
 
     @override
     def setup(self, stage: str) -> None:
@@ -137,14 +170,17 @@ class SegmentationModule(ScoredModule):
         if self.class_weights == "balanced":
             datamodule: Any = getattr(self.trainer, "datamodule", None)
             if not hasattr(datamodule, "count_classes"):
-                raise ConfigError("class_weights=balanced needs a datamodule that counts: give the weights as a list")
+                raise ConfigError(
+                    "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+                )
             counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             weights: Any = self.loss.class_weights
             weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, 1, H, W] of images [B, 3, H, W]; with classes [B, K, H, W], the background first.
+        """Logits [B, 1, H, W] of images [B, 3, H, W]; with classes [B, K, H, W], the background
+        first.
 
         Raises:
             ConfigError: The net gives others.
@@ -171,10 +207,13 @@ class SegmentationModule(ScoredModule):
         """Probabilities, with what is needed to put them back into their image.
 
         Returns:
-            ``probability`` [B, 1, H, W] float32 in 0..1 of a defect; with classes that of each of them under
-            ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position`` of the batch.
+            ``probability`` [B, 1, H, W] float32 in 0..1 of a defect; with classes that of each of
+            them under ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position``
+            of the batch.
         """
-        found: dict[str, Tensor] = {key: batch[key] for key in ("index", "image_index", "position") if key in batch}
+        found: dict[str, Tensor] = {
+            key: batch[key] for key in ("index", "image_index", "position") if key in batch
+        }
         logits = self(batch["image"]).float()
         found["probability"] = _join_classes(logits).sigmoid()
         return found | ({"classes": logits.softmax(1)[:, 1:]} if self.classes else {})
@@ -186,17 +225,24 @@ class SegmentationModule(ScoredModule):
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]
             scores.update(logits, masks[:, 0].long())
-            logits, masks = _join_classes(logits), torch.where(masks == IGNORED, masks, masks.clamp(max=1))
+            logits, masks = (
+                _join_classes(logits),
+                torch.where(masks == IGNORED, masks, masks.clamp(max=1)),
+            )
         # Probabilities close to 1 are equal in float32, logits are not.
         self._update(stage, logits.sigmoid(), logits, masks, batch)
         if "_baseline" in self.suffixes:
             difference = plain_difference(images)
             self._update(f"{stage}_baseline", difference, difference, masks)
 
-    def _update(self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, batch: Batch | None = None) -> None:
+    def _update(
+        self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, batch: Batch | None = None
+    ) -> None:
         metrics: Any = self.scores[name]
         known = () if batch is None else (batch.get("image_index"), batch.get("position"))
-        metrics["pixels"].update(scores, masks, *(known if isinstance(metrics["pixels"], AnomalyScores) else ()))
+        metrics["pixels"].update(
+            scores, masks, *(known if isinstance(metrics["pixels"], AnomalyScores) else ())
+        )
         if "defects" in metrics:
             metrics["defects"].update(ranks, masks)
 
@@ -234,11 +280,14 @@ class SegmentationModule(ScoredModule):
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Hold the thresholds of the last validation, also where a callback averages weights and with them buffers."""
-        checkpoint["state_dict"] |= {name: value for name, value in self.named_buffers() if name in _THRESHOLDS}
+        checkpoint["state_dict"] |= {
+            name: value for name, value in self.named_buffers() if name in _THRESHOLDS
+        }
 
 
 class ClassScores(MulticlassConfusionMatrix):
-    """IoU and Dice of each class behind the background, and their means, over all pixels that are not ignored.
+    """IoU and Dice of each class behind the background, and their means, over all pixels that are
+    not ignored.
 
     Args:
         classes: Their names.
@@ -256,14 +305,20 @@ class ClassScores(MulticlassConfusionMatrix):
         hits, either = matrix.diagonal()[1:], (matrix.sum(0) + matrix.sum(1))[1:]
         told = [number for number, count in enumerate(either.tolist()) if count]
         iou, dice = (hits / (either - hits))[told].float(), (2 * hits / either)[told].float()
-        named = {f"iou_{self.classes[number]}": score for number, score in zip(told, iou, strict=True)}
-        named |= {f"dice_{self.classes[number]}": score for number, score in zip(told, dice, strict=True)}
+        named = {
+            f"iou_{self.classes[number]}": score for number, score in zip(told, iou, strict=True)
+        }
+        named |= {
+            f"dice_{self.classes[number]}": score for number, score in zip(told, dice, strict=True)
+        }
         return named | ({"mean_iou": iou.mean(), "mean_dice": dice.mean()} if told else {})
 
 
 def _join_classes(logits: Tensor) -> Tensor:
     """[B, 1, H, W] logit of any defect, of those of two classes as they are or of [B, K, H, W]."""
-    return logits if logits.shape[1] == 1 else logits[:, 1:].logsumexp(1, keepdim=True) - logits[:, :1]
+    return (
+        logits if logits.shape[1] == 1 else logits[:, 1:].logsumexp(1, keepdim=True) - logits[:, :1]
+    )
 
 
 def plain_difference(images: Tensor) -> Tensor:
@@ -279,7 +334,9 @@ def plain_difference(images: Tensor) -> Tensor:
 
 
 def _make_scores(
-    suffixes: Sequence[str], false_alarms_per_patch: float | None, image_score_fraction: float | None
+    suffixes: Sequence[str],
+    false_alarms_per_patch: float | None,
+    image_score_fraction: float | None,
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(_STAGES, suffixes):

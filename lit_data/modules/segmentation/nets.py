@@ -17,21 +17,24 @@ from lit_data.types import PathText
 
 
 class UNet(nn.Module):
-    """Two convolutions at each scale on the way down and up, joined across (Ronneberger et al., MICCAI 2015).
+    """Two convolutions at each scale on the way down and up, joined across (Ronneberger et al.,
+    MICCAI 2015).
 
-    Unlike the original, convolutions keep the size, scales are halved by the stride of a convolution, and the way up is
-    bilinear, which leaves no chequerboard. Sides that 2^depth does not divide are padded by repeating the edge, and the
-    padding is cut off again. Weights lie channels last; the head runs in float32 under autocast, too.
+    Unlike the original, convolutions keep the size, scales are halved by the stride of a
+    convolution, and the way up is bilinear, which leaves no chequerboard. Sides that 2^depth does
+    not divide are padded by repeating the edge, and the padding is cut off again. Weights lie
+    channels last; the head runs in float32 under autocast, too.
 
     Args:
         channels: Of the images.
-        classes: Logits of each pixel: how many; or names of classes, of which each has one and the background one more,
-            for a softmax; None stands for 1.
+        classes: Logits of each pixel: how many; or names of classes, of which each has one and the
+            background one more, for a softmax; None stands for 1.
         width: Channels at full resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
         prior: Expected share of each class, the output of the untrained net; of all names together.
-        standardise: Brings each channel to mean 0 and standard deviation 1 first, by running statistics of what trains.
-            The zeros that convolutions pad with are then the mean, not black, which looks like the edge of a part.
+        standardise: Brings each channel to mean 0 and standard deviation 1 first, by running
+            statistics of what trains. The zeros that convolutions pad with are then the mean, not
+            black, which looks like the edge of a part.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
@@ -63,11 +66,14 @@ class UNet(nn.Module):
         self.stem = _convolve_twice(channels, width)
         pairs = list(pairwise(widths))
         self.down = nn.ModuleList(_convolve_twice(fine, coarse, stride=2) for fine, coarse in pairs)
-        self.up = nn.ModuleList(_convolve_twice(fine + coarse, fine) for fine, coarse in reversed(pairs))
+        self.up = nn.ModuleList(
+            _convolve_twice(fine + coarse, fine) for fine, coarse in reversed(pairs)
+        )
         self.head = nn.Conv2d(width, classes, 1)
         with torch.no_grad():
             self.head.bias.copy_(bias)  # type: ignore[union-attr]  # it has one
-        # Of one channel torch cannot see how images lie: the weights decide the format of what follows.
+        # Of one channel torch cannot see how images lie: the weights decide the format of what
+        # follows.
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         load_weights_file(self, weights)
 
@@ -84,7 +90,9 @@ class UNet(nn.Module):
         height, width = images.shape[-2:]
         step = 2**self.depth
         padded = F.pad(images, (0, -width % step, 0, -height % step), mode="replicate")
-        features: Tensor = self.stem(self.standardise(padded.contiguous(memory_format=torch.channels_last)))
+        features: Tensor = self.stem(
+            self.standardise(padded.contiguous(memory_format=torch.channels_last))
+        )
         sides = []
         for layer in self.down:
             sides.append(features)
@@ -97,8 +105,8 @@ class UNet(nn.Module):
 def _double_resolution(features: Tensor) -> Tensor:
     """[B, C, 2 H, 2 W] of [B, C, H, W], whose gradient comes back channels last.
 
-    The gradient of one part of a concatenation is a view with gaps, which torch takes for another format: it copied it,
-    and the backward of the interpolation took five times as long on a CPU.
+    The gradient of one part of a concatenation is a view with gaps, which torch takes for another
+    format: it copied it, and the backward of the interpolation took five times as long on a CPU.
     """
     finer = F.interpolate(features, scale_factor=2.0, mode="bilinear", align_corners=False)
     if finer.requires_grad and not torch.compiler.is_compiling():
@@ -115,8 +123,10 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     """Return the logits of each pixel before anything is learned.
 
     Args:
-        classes: How many logits; or names of classes, of which each has one and the background one more; None: one.
-        prior: Expected share of each class; of all names together. One that is no share gives logits of 0.
+        classes: How many logits; or names of classes, of which each has one and the background one
+            more; None: one.
+        prior: Expected share of each class; of all names together. One that is no share gives
+            logits of 0.
 
     Returns:
         [K] float32.
@@ -136,13 +146,16 @@ def _convolve_twice(inputs: int, outputs: int, *, stride: int = 1) -> nn.Sequent
 
 
 def _convolve(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
-    # Batch normalisation, because in evaluation it is local: a tile of an image gets what the whole image would.
+    # Batch normalisation, because in evaluation it is local: a tile of an image gets what the whole
+    # image would.
     convolution = nn.Conv2d(inputs, outputs, 3, stride=stride, padding=1, bias=False)
     return convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)
 
 
 _POOL_PX: Final = 4
-_WINDOW: Final = 9  # pooled pixels, so 36 px: several stripes, but local enough for a drift along the image
+_WINDOW: Final = (
+    9  # pooled pixels, so 36 px: several stripes, but local enough for a drift along the image
+)
 _LARGEST_SHIFT_PX: Final = 1.5
 _FLOOR: Final = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
 
@@ -168,10 +181,15 @@ def align(target: Tensor, references: Tensor) -> Tensor:
     # Larger differences than a shift can explain are defects; cut, they do not pull the estimate.
     reach = _LARGEST_SHIFT_PX * (gx.abs() + gy.abs()) + 0.02
     difference = (target - references).clamp(-reach, reach)
-    sums = smooth(torch.cat((gx * gx, gy * gy, gx * gy, gx * difference, gy * difference), dim=1), upsample=False)
+    sums = smooth(
+        torch.cat((gx * gx, gy * gy, gx * gy, gx * difference, gy * difference), dim=1),
+        upsample=False,
+    )
     xx, yy, xy, xd, yd = sums.chunk(5, dim=1)
     xx, yy = xx + _FLOOR, yy + _FLOOR
-    shift = torch.cat((yy * xd - xy * yd, xx * yd - xy * xd), dim=1) / (xx * yy - xy * xy).repeat(1, 2, 1, 1)
+    shift = torch.cat((yy * xd - xy * yd, xx * yd - xy * xd), dim=1) / (xx * yy - xy * xy).repeat(
+        1, 2, 1, 1
+    )
     u, v = _upsample(shift.clamp(-_LARGEST_SHIFT_PX, _LARGEST_SHIFT_PX), references).chunk(2, dim=1)
     return _warp(references, u, v)
 
@@ -207,7 +225,9 @@ def _warp(images: Tensor, u: Tensor, v: Tensor) -> Tensor:
     batch, channels, height, width = images.shape
     rows = torch.arange(height, device=images.device)[:, None]
     columns = torch.arange(width, device=images.device)
-    places = torch.stack(((columns + u + 0.5) * 2 / width - 1, (rows + v + 0.5) * 2 / height - 1), dim=-1)
+    places = torch.stack(
+        ((columns + u + 0.5) * 2 / width - 1, (rows + v + 0.5) * 2 / height - 1), dim=-1
+    )
     flat = images.reshape(batch * channels, 1, height, width)
     moved = F.grid_sample(flat, places.flatten(0, 1), padding_mode="border", align_corners=False)
     return moved.view_as(images)
@@ -220,12 +240,13 @@ _SCALE = 30.0  # brings differences of a few hundredths to the order of 1
 class CompareNet(nn.Module):
     """Differences first, then a few convolutions at full resolution.
 
-    A net that is fed raw images spends its training on finding out that it should subtract. Here the references are
-    registered to the target (up to 1.5 px) and the differences to each, and what both agree on, are all that the
-    convolutions see; so they learn what a difference looks like, not what the stripes look like.
+    A net that is fed raw images spends its training on finding out that it should subtract. Here
+    the references are registered to the target (up to 1.5 px) and the differences to each, and what
+    both agree on, are all that the convolutions see; so they learn what a difference looks like,
+    not what the stripes look like.
 
-    There is no normalisation layer: the input is normalised already, and the result for a sample then does not depend
-    on its batch, whether in training or in micro-batches.
+    There is no normalisation layer: the input is normalised already, and the result for a sample
+    then does not depend on its batch, whether in training or in micro-batches.
 
     Args:
         width: Channels of each layer.
@@ -238,14 +259,25 @@ class CompareNet(nn.Module):
     """
 
     def __init__(
-        self, *, width: int = 16, depth: int = 3, prior: float = 1e-3, weights: PathText | None = None
+        self,
+        *,
+        width: int = 16,
+        depth: int = 3,
+        prior: float = 1e-3,
+        weights: PathText | None = None,
     ) -> None:
         super().__init__()
         if width < 1 or depth < 1 or not 0 < prior < 1:
-            raise ConfigError(f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < prior < 1")
+            raise ConfigError(
+                f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < prior < 1"
+            )
         inputs = [_FEATURES] + [width] * (depth - 1)
         self.layers = nn.Sequential(
-            *(layer for count in inputs for layer in (nn.Conv2d(count, width, 3, padding=1), nn.ReLU(inplace=True)))
+            *(
+                layer
+                for count in inputs
+                for layer in (nn.Conv2d(count, width, 3, padding=1), nn.ReLU(inplace=True))
+            )
         )
         self.head = nn.Conv2d(width, 1, 1)
         for layer in self.layers:
@@ -265,7 +297,8 @@ class CompareNet(nn.Module):
         Returns:
             [B, 1, H, W] logits.
         """
-        # Few channels at full resolution: channels last saves a quarter of a training step on the CPU.
+        # Few channels at full resolution: channels last saves a quarter of a training step on the
+        # CPU.
         features = compare(images).contiguous(memory_format=torch.channels_last)
         return run_in_float32(self.head, self.layers(features))
 
@@ -278,8 +311,8 @@ def compare(images: Tensor) -> Tensor:
         images: [B, 3, H, W] float32 in 0..1: target, ref1, ref2.
 
     Returns:
-        [B, 5, H, W] float32: plain difference to each reference, difference to each registered reference, and the
-        smallest of the four where all have the same sign.
+        [B, 5, H, W] float32: plain difference to each reference, difference to each registered
+        reference, and the smallest of the four where all have the same sign.
     """
     with torch.autocast(images.device.type, enabled=False):
         normal = normalise_contrast(images.float())

@@ -17,9 +17,10 @@ _GROUPS: Final = 4
 class PointScatter(nn.Module):
     """Each point alone through a small perceptron, then the mean over the points of each cell.
 
-    Two of the channels are no means: whether there is a point in it, and the share of its voxels that
-    are occupied. Points go through in chunks, and in training each chunk is worked out again in the backward pass, so
-    that memory does not grow with their number but for the points themselves.
+    Two of the channels are no means: whether there is a point in it, and the share of its voxels
+    that are occupied. Points go through in chunks, and in training each chunk is worked out again
+    in the backward pass, so that memory does not grow with their number but for the points
+    themselves.
 
     Args:
         channels: Columns of the points' features.
@@ -31,7 +32,9 @@ class PointScatter(nn.Module):
     def __init__(self, channels: int, width: int, *, grid: int, chunk: int) -> None:
         super().__init__()
         self.grid, self.chunk, self.means = grid, chunk, width - 2
-        self.layers = nn.Sequential(nn.Linear(channels + 3, width), nn.SiLU(), nn.Linear(width, self.means))
+        self.layers = nn.Sequential(
+            nn.Linear(channels + 3, width), nn.SiLU(), nn.Linear(width, self.means)
+        )
 
     @override
     def forward(self, points: Points) -> Tensor:
@@ -92,7 +95,10 @@ def make_encoder(width: int, *, levels: int, latent: int) -> nn.Sequential:
             VoxelResidual(width << level + 1),
         ]
     return nn.Sequential(
-        *layers, nn.GroupNorm(_GROUPS, width << levels), nn.SiLU(), nn.Conv3d(width << levels, latent, 1)
+        *layers,
+        nn.GroupNorm(_GROUPS, width << levels),
+        nn.SiLU(),
+        nn.Conv3d(width << levels, latent, 1),
     )
 
 
@@ -119,8 +125,11 @@ def find_offsets(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
     return ((2 * places + 1) * grid % (2 * shapes)).float() / shapes - 1
 
 
-def read_between(features: Tensor, rows: Tensor, places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """Features of a grid at voxels: linear between the centres of the eight cells around, constant beyond the last.
+def read_between(
+    features: Tensor, rows: Tensor, places: Tensor, shapes: Tensor, grid: int
+) -> Tensor:
+    """Features of a grid at voxels: linear between the centres of the eight cells around, constant
+    beyond the last.
 
     One weighted gather, because the gradient of `grid_sample` has no deterministic kernel on a GPU.
 
@@ -139,11 +148,16 @@ def read_between(features: Tensor, rows: Tensor, places: Tensor, shapes: Tensor,
     share = position - low
     corners, weights = zip(*_find_corners(rows, low, share, grid), strict=True)
     return F.embedding_bag(
-        torch.stack(corners, dim=1), features, mode="sum", per_sample_weights=torch.stack(weights, dim=1)
+        torch.stack(corners, dim=1),
+        features,
+        mode="sum",
+        per_sample_weights=torch.stack(weights, dim=1),
     )
 
 
-def _find_corners(rows: Tensor, low: Tensor, share: Tensor, grid: int) -> Iterator[tuple[Tensor, Tensor]]:
+def _find_corners(
+    rows: Tensor, low: Tensor, share: Tensor, grid: int
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Cell and weight of each of the eight corners."""
     first, steps = flat_cells(rows, low, grid), (grid * grid, grid, 1)
     sides = [(1 - share[:, axis], share[:, axis]) for axis in range(3)]

@@ -22,7 +22,8 @@ class Decoding:
         threshold: Predicted voxels are occupied with a higher probability.
         cell_threshold: Cells with a lower probability of holding anything are not looked into.
         query_chunk: Voxels at once.
-        score_voxels: Most voxels of a batch to score volumes by; of more, this many that lie evenly spread among them.
+        score_voxels: Most voxels of a batch to score volumes by; of more, this many that lie evenly
+            spread among them.
 
     Raises:
         ConfigError: A number is out of range.
@@ -35,7 +36,9 @@ class Decoding:
 
     def __post_init__(self) -> None:
         if not (
-            0 < self.threshold < 1 and 0 <= self.cell_threshold < 1 and min(self.query_chunk, self.score_voxels) > 0
+            0 < self.threshold < 1
+            and 0 <= self.cell_threshold < 1
+            and min(self.query_chunk, self.score_voxels) > 0
         ):
             raise ConfigError(
                 f"threshold={self.threshold}, cell_threshold={self.cell_threshold}, query_chunk={self.query_chunk}, "
@@ -72,7 +75,8 @@ class CellVoxels:
         self._shapes, self._grid = field.shapes, grid
         alive = (field.cells.sigmoid() >= cell_threshold).nonzero()
         self._rows, self._cells = alive[:, 0], alive[:, 1:]
-        # A cell has up to this many voxels along an axis; numbers of places beyond it name no voxel.
+        # A cell has up to this many voxels along an axis; numbers of places beyond it name no
+        # voxel.
         self._sides: list[int] = (-(-field.shapes.amax(0) // grid)).tolist()
         self._per_cell = math.prod(self._sides)
 
@@ -83,10 +87,14 @@ class CellVoxels:
         """Rows [n] and places [n, 3] of those of the numbers [N] that name a voxel."""
         cell, inside = numbers // self._per_cell, numbers % self._per_cell
         _, height, width = self._sides
-        step = torch.stack((inside // (height * width), inside // width % height, inside % width), dim=1)
+        step = torch.stack(
+            (inside // (height * width), inside // width % height, inside % width), dim=1
+        )
         rows, cells = self._rows[cell], self._cells[cell]
         shapes = self._shapes[rows]
-        places = (2 * shapes * cells + self._grid - 1) // (2 * self._grid) + step  # from the first voxel of the cell
+        places = (2 * shapes * cells + self._grid - 1) // (
+            2 * self._grid
+        ) + step  # from the first voxel of the cell
         real = (find_cells(places, shapes, self._grid) == cells).all(1) & (places < shapes).all(1)
         return rows[real], places[real]
 
@@ -100,19 +108,26 @@ def reconstruct(net: PointVoxelNet, field: Field, options: Decoding) -> list[dic
         options: Thresholds and chunks.
 
     Returns:
-        For each volume, in the order z, y, x: ``coords`` [n, 3] int32, ``values`` [n] float32 in 0..1, ``scores`` [n]
+        For each volume, in the order z, y, x: ``coords`` [n, 3] int32, ``values`` [n] float32 in
+            0..1, ``scores`` [n]
         float32 in 0..1, the probabilities.
     """
     kept = [_keep(answers, options) for answers, _ in _decode(net, field, options)]
     rows, places, logits, values = (torch.cat(parts) for parts in zip(*kept, strict=True))
     order = find_key(rows, places).argsort()
     counts = torch.bincount(rows, minlength=len(field.shapes)).tolist()
-    answers = {"coords": places[order].int(), "values": values[order], "scores": logits[order].sigmoid()}
+    answers = {
+        "coords": places[order].int(),
+        "values": values[order],
+        "scores": logits[order].sigmoid(),
+    }
     parts = {name: torch.split(part, counts) for name, part in answers.items()}
     return [{name: part[row] for name, part in parts.items()} for row in range(len(counts))]
 
 
-def compare(net: PointVoxelNet, field: Field, points: Points, options: Decoding) -> tuple[Tensor, ...]:
+def compare(
+    net: PointVoxelNet, field: Field, points: Points, options: Decoding
+) -> tuple[Tensor, ...]:
     """What `VoxelScores` counts.
 
     Args:
@@ -122,8 +137,9 @@ def compare(net: PointVoxelNet, field: Field, points: Points, options: Decoding)
         options: Thresholds, chunks, and how many voxels are looked at.
 
     Returns:
-        ``both``, ``true``, ``predicted`` [B] float64 voxels, and ``errors`` [3] float64. Where points are a subset of
-        the occupied voxels, ``both`` is the share of the points that is found, of all occupied voxels.
+        ``both``, ``true``, ``predicted`` [B] float64 voxels, and ``errors`` [3] float64. Where
+        points are a subset of the occupied voxels, ``both`` is the share of the points that is
+        found, of all occupied voxels.
     """
     exact = widest_float(field.shapes.device)
     found, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
@@ -133,7 +149,9 @@ def compare(net: PointVoxelNet, field: Field, points: Points, options: Decoding)
         answers = _ask(net, field, points.rows[part], points.places[part], options)
         found.index_add_(0, answers.rows, _is_found(answers, options).to(exact))
         error = (answers.values - points.feats[part, 0]).to(exact)
-        errors += torch.stack((error.abs().sum(), error.square().sum(), torch.ones_like(error).sum()))
+        errors += torch.stack(
+            (error.abs().sum(), error.square().sum(), torch.ones_like(error).sum())
+        )
     for answers, weight in _decode(net, field, options, most=options.score_voxels):
         predicted.index_add_(0, answers.rows, _is_found(answers, options).to(exact) * weight)
     return found / points.kept_share(), points.totals.to(exact), predicted, errors
@@ -147,12 +165,16 @@ def _decode(
     total = len(voxels)
     count = total if most is None else min(total, most)
     for start in range(0, max(count, 1), options.query_chunk):
-        numbers = torch.arange(start, min(start + options.query_chunk, count), device=field.cells.device)
+        numbers = torch.arange(
+            start, min(start + options.query_chunk, count), device=field.cells.device
+        )
         rows, places = voxels.find((2 * numbers + 1) * total // max(2 * count, 1))
         yield _ask(net, field, rows, places, options), total / max(count, 1)
 
 
-def _ask(net: PointVoxelNet, field: Field, rows: Tensor, places: Tensor, options: Decoding) -> Answers:
+def _ask(
+    net: PointVoxelNet, field: Field, rows: Tensor, places: Tensor, options: Decoding
+) -> Answers:
     logits, values = net.ask(field, rows, places)
     z, y, x = find_cells(places, field.shapes[rows], net.grid).unbind(1)
     dead = field.cells[rows, z, y, x].sigmoid() < options.cell_threshold

@@ -21,24 +21,28 @@ from lit_data.types import Batch
 class VoxelModule(ScoredModule):
     """An autoencoder of occupied voxels, its losses, and scores of whole volumes.
 
-    Takes batches with ``coords`` [N, 4] int (row, z, y, x), ``feats`` [N, C] float32 whose column 0 is the value in
-    0..1, ``shape`` [B, 3] and ``index`` [B]; see `read_points` for ``coords_count`` and ``occupied_total``.
+    Takes batches with ``coords`` [N, 4] int (row, z, y, x), ``feats`` [N, C] float32 whose column 0
+    is the value in 0..1, ``shape`` [B, 3] and ``index`` [B]; see `read_points` for ``coords_count``
+    and ``occupied_total``.
 
-    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/`` before it:
+    Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
+    before it:
 
-    - ``iou``, ``f1``: of occupancy in whole volumes, see `VoxelScores`. Predicted are voxels above `threshold` in cells
-      above `cell_threshold`. Every voxel of these cells is asked for, up to `score_voxels` for a batch; of more, an
-      even choice, scaled up. Where points are a subset, so is what is found of them.
+    - ``iou``, ``f1``: of occupancy in whole volumes, see `VoxelScores`. Predicted are voxels above
+      `threshold` in cells above `cell_threshold`. Every voxel of these cells is asked for, up to
+      `score_voxels` for a batch; of more, an even choice, scaled up. Where points are a subset, so
+      is what is found of them.
     - ``value_mae``, ``psnr``: of the values at the points;
     - ``perplexity``: codes in use, where there is a quantiser.
 
-    `load_from_checkpoint(path, net=PointVoxelNet())` restores the plain arguments; net, optimizer and queries are given
-    again.
+    `load_from_checkpoint(path, net=PointVoxelNet())` restores the plain arguments; net, optimizer
+    and queries are given again.
 
     Args:
         net: The autoencoder.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
-        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the optimizer has it.
+        schedule: Learning rate over the run, see `learning_rate_factor`; `none` leaves it as the
+            optimizer has it.
         seed: Draws the places that are asked for in training, see `draw_queries`.
         queries: How many places.
         value_weight: Weight of the values in the loss.
@@ -74,10 +78,16 @@ class VoxelModule(ScoredModule):
         super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         self.decoding = Decoding(threshold, cell_threshold, query_chunk, score_voxels)
         self.seed, self.queries = check_seed(seed), queries or QueryCounts()
-        self.value_weight, self.cell_weight, self.code_weight = value_weight, cell_weight, code_weight
+        self.value_weight, self.cell_weight, self.code_weight = (
+            value_weight,
+            cell_weight,
+            code_weight,
+        )
         self.scores = nn.ModuleDict({"val": VoxelScores(), "test": VoxelScores()})
         if net.quantiser is not None:
-            self.uses = nn.ModuleDict({stage: CodePerplexity(net.quantiser.codes) for stage in ("val", "test")})
+            self.uses = nn.ModuleDict(
+                {stage: CodePerplexity(net.quantiser.codes) for stage in ("val", "test")}
+            )
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "seed", "value_weight", "cell_weight", "code_weight")
         self.save_hyperparameters("threshold", "cell_threshold", "query_chunk", "score_voxels")
@@ -100,7 +110,9 @@ class VoxelModule(ScoredModule):
             epoch=self.current_epoch,
         )
         losses = find_losses(self.net, self(points), points, queries)
-        whole = losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
+        whole = (
+            losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
+        )
         return (whole + self.code_weight * losses.codes).mean()
 
     @override
@@ -114,8 +126,8 @@ class VoxelModule(ScoredModule):
         """The reconstruction of each volume.
 
         Returns:
-            For each volume its predicted voxels, in the order z, y, x: ``coords`` [n, 3] int32, ``values`` [n] float32
-            in 0..1, ``scores`` [n] float32 in 0..1, the probabilities.
+            For each volume its predicted voxels, in the order z, y, x: ``coords`` [n, 3] int32,
+            ``values`` [n] float32 in 0..1, ``scores`` [n] float32 in 0..1, the probabilities.
         """
         return reconstruct(self.net, self(read_points(batch)), self.decoding)
 

@@ -43,14 +43,16 @@ class Field:
 class PointVoxelNet(nn.Module):
     """An autoencoder of sets of voxels of any number, in volumes of any size.
 
-    Encoder: a small perceptron on each point (features, and its place in its cell), their mean in each cell of a coarse
-    grid over the volume (Qi et al., "PointNet", CVPR 2017; Liu et al., "Point-Voxel CNN", NeurIPS 2019), 3-D
-    convolutions down to the latents; these may be quantised. Decoder: convolutions back up to the grid. A voxel is
-    asked for by reading the grid between the cells around it, and a perceptron says whether it is occupied and its
-    value (Peng et al., "Convolutional occupancy networks", ECCV 2020). One more head says which cells hold anything, so
+    Encoder: a small perceptron on each point (features, and its place in its cell), their mean in
+    each cell of a coarse grid over the volume (Qi et al., "PointNet", CVPR 2017; Liu et al.,
+    "Point-Voxel CNN", NeurIPS 2019), 3-D convolutions down to the latents; these may be quantised.
+    Decoder: convolutions back up to the grid. A voxel is asked for by reading the grid between the
+    cells around it, and a perceptron says whether it is occupied and its value (Peng et al.,
+    "Convolutional occupancy networks", ECCV 2020). One more head says which cells hold anything, so
     that a volume can be written without asking for every voxel of the air around the patient.
 
-    No volume sees another: normalisation is within a volume, and points come in one order, whatever theirs was.
+    No volume sees another: normalisation is within a volume, and points come in one order, whatever
+    theirs was.
 
     Args:
         channels: Columns of the points' features.
@@ -79,7 +81,12 @@ class PointVoxelNet(nn.Module):
         point_chunk: int = 131072,
     ) -> None:
         super().__init__()
-        if min(channels, grid, levels, latent, hidden, point_chunk) < 1 or grid % 2**levels or width < 4 or width % 4:
+        if (
+            min(channels, grid, levels, latent, hidden, point_chunk) < 1
+            or grid % 2**levels
+            or width < 4
+            or width % 4
+        ):
             raise ConfigError(
                 f"channels={channels}, grid={grid}, width={width}, levels={levels}, latent={latent}, hidden={hidden}, "
                 f"point_chunk={point_chunk}: need positive numbers, a grid that is a multiple of 2^levels, and a width "
@@ -93,7 +100,11 @@ class PointVoxelNet(nn.Module):
         self.decoder = make_decoder(latent, width, levels=levels)
         self.cells = nn.Conv3d(width, 1, 1)
         self.answer = nn.Sequential(
-            nn.Linear(width + 6, hidden), nn.SiLU(), nn.Linear(hidden, hidden), nn.SiLU(), nn.Linear(hidden, 2)
+            nn.Linear(width + 6, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, hidden),
+            nn.SiLU(),
+            nn.Linear(hidden, 2),
         )
         nn.init.constant_(self.cells.bias, math.log(_PRIOR / (1 - _PRIOR)))  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a third faster on the CPU
@@ -125,12 +136,15 @@ class PointVoxelNet(nn.Module):
             places: [Q, 3] int64 (z, y, x).
 
         Returns:
-            [Q] float32 logits of being occupied, and [Q] float32 values, which are learned within 0..1.
+            [Q] float32 logits of being occupied, and [Q] float32 values, which are learned within
+            0..1.
         """
         shapes = field.shapes[rows]
         features = read_between(field.features, rows, places, shapes, self.grid)
         angle = math.pi * find_offsets(places, shapes, self.grid)
-        logits, values = self.answer(torch.cat((features, angle.sin(), angle.cos()), dim=1)).float().unbind(1)
+        logits, values = (
+            self.answer(torch.cat((features, angle.sin(), angle.cos()), dim=1)).float().unbind(1)
+        )
         return logits, values
 
     def _quantise(self, latents: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:

@@ -7,7 +7,9 @@ from torch import Tensor
 
 from lit_data.types import COUNT_SUFFIX, Batch
 
-_AXIS_BITS: Final = 14  # volumes of up to 16384 voxels along an axis; with them a key leaves 21 bits for rows
+_AXIS_BITS: Final = (
+    14  # volumes of up to 16384 voxels along an axis; with them a key leaves 21 bits for rows
+)
 
 
 class Points(NamedTuple):
@@ -19,7 +21,8 @@ class Points(NamedTuple):
         places: [N, 3] int64 (z, y, x).
         feats: [N, C] float32: column 0 is the value in 0..1.
         counts: [B] int64: points of each volume.
-        totals: [B] int64: occupied voxels of the whole volume, of which these points may be a uniform subset.
+        totals: [B] int64: occupied voxels of the whole volume, of which these points may be a
+            uniform subset.
         shapes: [B, 3] int64 (z, y, x) voxels.
     """
 
@@ -50,7 +53,9 @@ class Points(NamedTuple):
             [...] bool.
         """
         wanted = find_key(rows, places)
-        keys = torch.cat((self.keys, self.keys.new_full((1,), -1)))  # what is beyond the last key is no point
+        keys = torch.cat(
+            (self.keys, self.keys.new_full((1,), -1))
+        )  # what is beyond the last key is no point
         return keys[torch.searchsorted(self.keys, wanted)] == wanted
 
 
@@ -61,7 +66,8 @@ def find_key(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """The cell that the centre of a voxel lies in, when a volume is cut into `grid` cells along each axis.
+    """The cell that the centre of a voxel lies in, when a volume is cut into `grid` cells along
+    each axis.
 
     Args:
         places: [..., 3] int64 (z, y, x).
@@ -78,10 +84,11 @@ def read_points(batch: Batch) -> Points:
     """The points of a batch or of a piece of one.
 
     Args:
-        batch: ``coords`` [N, 4] (row, z, y, x), ``feats`` [N, C], ``shape`` [B, 3]. Where there is ``coords_count``
-            [B], it says whose the points are, in order, and the rows are not read: a piece of a batch still has the row
-            numbers of the whole. Where there is ``occupied_total`` [B], it says how many voxels are occupied in the
-            whole volume; otherwise the points are all of them.
+        batch: ``coords`` [N, 4] (row, z, y, x), ``feats`` [N, C], ``shape`` [B, 3]. Where there is
+            ``coords_count`` [B], it says whose the points are, in order, and the rows are not read:
+            a piece of a batch still has the row numbers of the whole. Where there is
+            ``occupied_total`` [B], it says how many voxels are occupied in the whole volume;
+            otherwise the points are all of them.
     """
     shapes, coords = batch["shape"].long(), batch["coords"].long()
     given = torch.arange(len(shapes), device=coords.device)
@@ -93,4 +100,6 @@ def read_points(batch: Batch) -> Points:
         rows = given.repeat_interleave(counts, output_size=len(coords))
     keys, order = find_key(rows, coords[:, 1:]).sort()
     totals = batch.get("occupied_total", counts)
-    return Points(keys, rows[order], coords[order, 1:], batch["feats"][order].float(), counts, totals, shapes)
+    return Points(
+        keys, rows[order], coords[order, 1:], batch["feats"][order].float(), counts, totals, shapes
+    )

@@ -18,8 +18,8 @@ class QueryCounts:
 
     Attributes:
         points: Occupied voxels, where the value is asked.
-        near: Voxels around occupied ones, where occupancy is asked; the distance along each axis is up to a radius
-            between one voxel and two cells, short ones as likely as long ones.
+        near: Voxels around occupied ones, where occupancy is asked; the distance along each axis is
+            up to a radius between one voxel and two cells, short ones as likely as long ones.
         anywhere: Voxels of the whole volume, where occupancy is asked.
 
     Raises:
@@ -32,7 +32,9 @@ class QueryCounts:
 
     def __post_init__(self) -> None:
         if min(self.points, self.near, self.anywhere) < 1:
-            raise ConfigError(f"points={self.points}, near={self.near}, anywhere={self.anywhere}: need 1 or more each")
+            raise ConfigError(
+                f"points={self.points}, near={self.near}, anywhere={self.anywhere}: need 1 or more each"
+            )
 
 
 class Queries(NamedTuple):
@@ -42,7 +44,8 @@ class Queries(NamedTuple):
         places: [B, Q, 3] int64 (z, y, x).
         values: [B, points] float32: true values of the first places.
         value_weights: [B, points] float32: 0 in a volume without points.
-        occupied: [B, near + anywhere] float32: 0, or for a point 1 / share of the occupied voxels that are points.
+        occupied: [B, near + anywhere] float32: 0, or for a point 1 / share of the occupied voxels
+            that are points.
         weights: [B, near + anywhere] float32: 0 for places that say nothing.
     """
 
@@ -53,13 +56,16 @@ class Queries(NamedTuple):
     weights: Tensor
 
 
-def draw_queries(points: Points, counts: QueryCounts, *, grid: int, seed: int, index: Tensor, epoch: int) -> Queries:
+def draw_queries(
+    points: Points, counts: QueryCounts, *, grid: int, seed: int, index: Tensor, epoch: int
+) -> Queries:
     """Draw places; those of a sample are a pure function of (seed, index, epoch) and its points.
 
-    Places for the occupancy are drawn without looking whether they are occupied, so the probabilities that a net
-    learns from them are not shifted. Where the points are a uniform subset, a place that is no point may be occupied
-    all the same: of the occupied places a known share are points, so a point counts for 1 / share, and what this
-    makes too many of, the plain places take away. The expected loss is that for all voxels.
+    Places for the occupancy are drawn without looking whether they are occupied, so the
+    probabilities that a net learns from them are not shifted. Where the points are a uniform
+    subset, a place that is no point may be occupied all the same: of the occupied places a known
+    share are points, so a point counts for 1 / share, and what this makes too many of, the plain
+    places take away. The expected loss is that for all voxels.
 
     Args:
         points: Of B volumes.
@@ -72,18 +78,26 @@ def draw_queries(points: Points, counts: QueryCounts, *, grid: int, seed: int, i
     draws = counts.points + 5 * counts.near + 3 * counts.anywhere
     drawn = uniform_torch(seed, Stream.QUERIES, index, epoch, draws)
     at, choice, radius, offset, anywhere = torch.split(
-        drawn, [counts.points, counts.near, counts.near, 3 * counts.near, 3 * counts.anywhere], dim=1
+        drawn,
+        [counts.points, counts.near, counts.near, 3 * counts.near, 3 * counts.anywhere],
+        dim=1,
     )
     chosen, values = _choose(points, at)
     middle, _ = _choose(points, choice)
-    near, near_weights = _move(middle, points.shapes[:, None], radius, offset.reshape(len(index), -1, 3), grid)
+    near, near_weights = _move(
+        middle, points.shapes[:, None], radius, offset.reshape(len(index), -1, 3), grid
+    )
     free = (anywhere.reshape(len(index), -1, 3) * points.shapes[:, None]).long()
     asked = torch.cat((near, free), dim=1)
     rows = torch.arange(len(index), device=index.device)[:, None].expand(asked.shape[:2])
     occupied = points.look_up(rows, asked) / points.kept_share()[:, None]
     has_points = (points.counts > 0).float()[:, None]
-    weights = torch.cat((near_weights * has_points, torch.ones_like(free[..., 0], dtype=torch.float32)), dim=1)
-    return Queries(torch.cat((chosen, asked), dim=1), values, has_points.expand_as(values), occupied, weights)
+    weights = torch.cat(
+        (near_weights * has_points, torch.ones_like(free[..., 0], dtype=torch.float32)), dim=1
+    )
+    return Queries(
+        torch.cat((chosen, asked), dim=1), values, has_points.expand_as(values), occupied, weights
+    )
 
 
 def _choose(points: Points, drawn: Tensor) -> tuple[Tensor, Tensor]:
@@ -96,11 +110,13 @@ def _choose(points: Points, drawn: Tensor) -> tuple[Tensor, Tensor]:
     return places[number], values[number]
 
 
-def _move(middle: Tensor, shapes: Tensor, radius: Tensor, offset: Tensor, grid: int) -> tuple[Tensor, Tensor]:
+def _move(
+    middle: Tensor, shapes: Tensor, radius: Tensor, offset: Tensor, grid: int
+) -> tuple[Tensor, Tensor]:
     """Places around points, inside the volume, and their weights.
 
-    Places in the line of their point weigh nothing: the point itself is occupied for sure, and subsets that are spread
-    evenly along the lines of a volume take its neighbours less often.
+    Places in the line of their point weigh nothing: the point itself is occupied for sure, and
+    subsets that are spread evenly along the lines of a volume take its neighbours less often.
     """
     farthest = (2 * shapes.amax(-1) / grid).clamp(min=1.5)
     reach = torch.exp(radius * farthest.log())[..., None]

@@ -15,10 +15,12 @@ from lit_data.modules.voxel.queries import Queries
 
 
 class Losses(NamedTuple):
-    """Parts of the loss, each [B] float32: a mean over the places of one volume, so none changes another's weight.
+    """Parts of the loss, each [B] float32: a mean over the places of one volume, so none changes
+    another's weight.
 
     Attributes:
-        occupancy: Cross entropy of voxels being occupied; less than 0 is possible where points are a subset.
+        occupancy: Cross entropy of voxels being occupied; less than 0 is possible where points are
+            a subset.
         value: Mean absolute error at points.
         cells: Cross entropy of cells holding a point.
         codes: Mean squared distance of latents to their codes.
@@ -40,14 +42,20 @@ def find_losses(net: PointVoxelNet, field: Field, points: Points, queries: Queri
         queries: Places in them.
     """
     volumes, count = queries.places.shape[:2]
-    rows = torch.arange(volumes, device=queries.places.device).repeat_interleave(count, output_size=volumes * count)
-    logits, values = (part.view(volumes, count) for part in net.ask(field, rows, queries.places.flatten(0, 1)))
+    rows = torch.arange(volumes, device=queries.places.device).repeat_interleave(
+        count, output_size=volumes * count
+    )
+    logits, values = (
+        part.view(volumes, count) for part in net.ask(field, rows, queries.places.flatten(0, 1))
+    )
     asked = queries.values.shape[1]
     entropy = F.softplus(logits[:, asked:]) - queries.occupied * logits[:, asked:]
     return Losses(
         _mean(entropy, queries.weights),
         _mean((values[:, :asked] - queries.values).abs(), queries.value_weights),
-        F.binary_cross_entropy_with_logits(field.cells, _find_occupied(points, net.grid), reduction="none")
+        F.binary_cross_entropy_with_logits(
+            field.cells, _find_occupied(points, net.grid), reduction="none"
+        )
         .flatten(1)
         .mean(1),
         field.misses,
@@ -72,10 +80,11 @@ _EXACT: Final = 1e-12  # of a squared error: 120 dB
 class VoxelScores(Metric):
     """How well volumes are reconstructed.
 
-    - ``iou`` and ``f1`` of occupancy: intersection over union, and 2 |both| / (|true| + |predicted|), of whole volumes;
-      means over the volumes. A volume where nothing is occupied and nothing predicted has 1.
-    - ``value_mae`` and ``psnr``: mean absolute error of the values, and their peak signal-to-noise ratio in dB with
-      a peak of 1; over all true voxels together, found or not.
+    - ``iou`` and ``f1`` of occupancy: intersection over union, and 2 |both| / (|true| +
+      |predicted|), of whole volumes; means over the volumes. A volume where nothing is occupied and
+      nothing predicted has 1.
+    - ``value_mae`` and ``psnr``: mean absolute error of the values, and their peak signal-to-noise
+      ratio in dB with a peak of 1; over all true voxels together, found or not.
     """
 
     full_state_update = False
@@ -97,7 +106,8 @@ class VoxelScores(Metric):
         """Count a batch of volumes.
 
         Args:
-            both: [B] voxels that are occupied and predicted; with fractions where they are estimated.
+            both: [B] voxels that are occupied and predicted; with fractions where they are
+                estimated.
             true: [B] voxels that are occupied.
             predicted: [B] voxels that are predicted.
             errors: [3] float64 over the true voxels: sum of |error|, sum of error^2, number.
@@ -125,7 +135,8 @@ class VoxelScores(Metric):
 
 
 class CodePerplexity(Metric):
-    """How many codes are in use: e to the power of the entropy of their shares, from 1 to the size of the codebook.
+    """How many codes are in use: e to the power of the entropy of their shares, from 1 to the size
+    of the codebook.
 
     Args:
         codes: Size of the codebook.
@@ -143,7 +154,9 @@ class CodePerplexity(Metric):
     def update(self, codes: Tensor) -> None:
         """Count codes, int64 of any shape."""
         flat = codes.flatten()
-        self.uses += torch.zeros_like(self.uses).index_add(0, flat, torch.ones_like(flat, dtype=self.uses.dtype))
+        self.uses += torch.zeros_like(self.uses).index_add(
+            0, flat, torch.ones_like(flat, dtype=self.uses.dtype)
+        )
 
     @override
     def compute(self) -> Tensor:

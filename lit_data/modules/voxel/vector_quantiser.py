@@ -9,9 +9,7 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 
-_SPREAD: Final = (
-    2654435761  # prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat
-)
+_SPREAD: Final = 2654435761  # prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat
 
 
 class Quantised(NamedTuple):
@@ -20,7 +18,8 @@ class Quantised(NamedTuple):
     Attributes:
         latents: [M, D] float32: codes in value, while gradients pass straight to what came in.
         codes: [M] int64: which code.
-        misses: [M] float32: mean squared distance to the code, whose gradient pulls latents to their codes.
+        misses: [M] float32: mean squared distance to the code, whose gradient pulls latents to
+            their codes.
     """
 
     latents: Tensor
@@ -29,12 +28,14 @@ class Quantised(NamedTuple):
 
 
 class VectorQuantiser(nn.Module):
-    """A codebook that follows the latents as a running mean (van den Oord et al., NeurIPS 2017, appendix A.1).
+    """A codebook that follows the latents as a running mean (van den Oord et al., NeurIPS 2017,
+    appendix A.1).
 
-    In training `forward` only counts; `update`, once after each step, moves the codes. So the pieces of a batch that
-    is worked off in several count together, and ranks meet once a step, whatever each of them did in it. A code that is
-    used less than `restart_share` of what it would be if all were used alike starts again at a latent of the last
-    batch; so do all codes at the first update. All state lies in buffers, and nothing draws from torch's generators.
+    In training `forward` only counts; `update`, once after each step, moves the codes. So the
+    pieces of a batch that is worked off in several count together, and ranks meet once a step,
+    whatever each of them did in it. A code that is used less than `restart_share` of what it would
+    be if all were used alike starts again at a latent of the last batch; so do all codes at the
+    first update. All state lies in buffers, and nothing draws from torch's generators.
 
     Args:
         codes: Size of the codebook.
@@ -54,7 +55,9 @@ class VectorQuantiser(nn.Module):
     candidates: Tensor
     updates: Tensor
 
-    def __init__(self, codes: int = 512, width: int = 16, *, decay: float = 0.97, restart_share: float = 0.1) -> None:
+    def __init__(
+        self, codes: int = 512, width: int = 16, *, decay: float = 0.97, restart_share: float = 0.1
+    ) -> None:
         super().__init__()
         if codes < 2 or width < 1 or not 0 <= decay < 1 or not 0 <= restart_share < 1:
             raise ConfigError(
@@ -78,7 +81,9 @@ class VectorQuantiser(nn.Module):
         """
         with torch.autocast(latents.device.type, enabled=False):
             latents = latents.float()
-            near = torch.addmm(self.codebook.square().sum(1), latents.detach(), self.codebook.T, alpha=-2)
+            near = torch.addmm(
+                self.codebook.square().sum(1), latents.detach(), self.codebook.T, alpha=-2
+            )
             codes = near.argmin(1)
             nearest = self.codebook[codes]
             if self.training:
@@ -108,10 +113,15 @@ class VectorQuantiser(nn.Module):
 
     @torch.no_grad()
     def _count(self, latents: Tensor, codes: Tensor) -> None:
-        # A step whose loss overflows is skipped by the gradient scaler; here it must not count either.
+        # A step whose loss overflows is skipped by the gradient scaler; here it must not count
+        # either.
         finite = latents.isfinite().all(1)
         latents = latents.nan_to_num(0.0, 0.0, 0.0)
         self.seen_sizes.index_add_(0, codes, finite.float())
         self.seen_sums.index_add_(0, codes, latents * finite[:, None])
-        places = (torch.arange(self.codes, device=codes.device) + self.updates * self.codes) * _SPREAD % len(latents)
+        places = (
+            (torch.arange(self.codes, device=codes.device) + self.updates * self.codes)
+            * _SPREAD
+            % len(latents)
+        )
         self.candidates.copy_(latents[places])

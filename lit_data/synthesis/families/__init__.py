@@ -27,15 +27,20 @@ def build_families(given: Mapping[str, Any] | tuple[Family, ...]) -> tuple[Famil
     """Families from their names.
 
     Args:
-        given: For each name the options of its class, a family, or none to leave it out; or families.
+        given: For each name the options of its class, a family, or none to leave it out; or
+            families.
 
     Raises:
         ConfigError: A name or an option is unknown, or nothing is left.
     """
-    named = given.items() if isinstance(given, Mapping) else ((family.name, family) for family in given)
+    named = (
+        given.items() if isinstance(given, Mapping) else ((family.name, family) for family in given)
+    )
     families = tuple(_build(str(name), value) for name, value in named if value is not None)
     if not families:
-        raise ConfigError(f"families is empty: give at least one of {', '.join(FAMILIES)}, or leave synthesis out")
+        raise ConfigError(
+            f"families is empty: give at least one of {', '.join(FAMILIES)}, or leave synthesis out"
+        )
     return families
 
 

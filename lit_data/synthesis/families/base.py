@@ -40,15 +40,16 @@ Parameters = dict[str, "Tensor"]
 class Family(ABC):
     """One kind of defect.
 
-    A family says which parameters a defect has (`sample`, on the host, NumPy), how large a window they need
-    (`window_px`), how far it covers the pixels of that window, and what it adds to those (`cover` and `change`, on the
-    device of the images).
+    A family says which parameters a defect has (`sample`, on the host, NumPy), how large a window
+    they need (`window_px`), how far it covers the pixels of that window, and what it adds to those
+    (`cover` and `change`, on the device of the images).
 
     Args:
         weight: How often this family is chosen, relative to the others.
-        amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that of the
-            specification.
-        contrast: The same in standard deviations of the noise around the defect; it takes the place of `amplitude`.
+        amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that
+            of the specification.
+        contrast: The same in standard deviations of the noise around the defect; it takes the place
+            of `amplitude`.
 
     Raises:
         ConfigError: A value is out of its range.
@@ -73,13 +74,19 @@ class Family(ABC):
     def __post_init__(self) -> None:
         """Accept lists, as a configuration gives them, and check every range and the weight."""
         if not isinstance(self.weight, Real) or not self.weight > 0:
-            raise ConfigError(f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family out")
+            raise ConfigError(
+                f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family out"
+            )
         for field in fields(self):
             value = getattr(self, field.name)
             is_strength = field.name in ("amplitude", "contrast") and value is not None
-            if is_strength or (isinstance(field.default, tuple) and isinstance(field.default[0], int | float)):
+            if is_strength or (
+                isinstance(field.default, tuple) and isinstance(field.default[0], int | float)
+            ):
                 limits = _LIMITS.get(field.name, (0.0, math.inf))
-                object.__setattr__(self, field.name, check_range(f"{self.name}.{field.name}", value, limits))
+                object.__setattr__(
+                    self, field.name, check_range(f"{self.name}.{field.name}", value, limits)
+                )
 
     @property
     def variants(self) -> tuple[float, ...]:
@@ -99,7 +106,9 @@ class Family(ABC):
         """
 
     @abstractmethod
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         """Size of the window that holds each defect: [n, 2] (height, width), or [2] for all of them."""
 
     def place(
@@ -117,11 +126,13 @@ class Family(ABC):
             parameters: Their parameters.
 
         Returns:
-            [n, h, w] float32 in 0..1, or in -1..1 for what brightens on one side and darkens on the other.
+            [n, h, w] float32 in 0..1, or in -1..1 for what brightens on one side and darkens on the
+            other.
         """
 
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        """What is added to covered pixels: by default the strength of the defect times the cover, for all channels.
+        """What is added to covered pixels: by default the strength of the defect times the cover,
+        for all channels.
 
         Args:
             pixels: K pixels.
@@ -140,8 +151,14 @@ def check_range(name: str, bounds: Any, limits: Range = (0.0, math.inf)) -> tupl
         ConfigError: They are not.
     """
     pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
-    if len(pair) != 2 or not all(isinstance(bound, Real) for bound in pair) or not 0 <= pair[0] <= pair[1]:
-        raise ConfigError(f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= largest")
+    if (
+        len(pair) != 2
+        or not all(isinstance(bound, Real) for bound in pair)
+        or not 0 <= pair[0] <= pair[1]
+    ):
+        raise ConfigError(
+            f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= largest"
+        )
     if pair[0] < limits[0] or pair[1] > limits[1]:
         raise ConfigError(f"{name}={list(pair)} must lie between {limits[0]:g} and {limits[1]:g}")
     return pair[0], pair[1]
@@ -155,6 +172,8 @@ def spread(draws: Floats, bounds: Range) -> Floats:
 
 def square_window(half_px: NDArray[np.floating]) -> NDArray[np.int64]:
     """Square windows that reach `half_px` from their centre, of few different sizes: [n, 2]."""
-    needed = 2 * np.ceil(half_px + 0.5) + 1  # odd, so that the exponent is that of the next power of 2
+    needed = (
+        2 * np.ceil(half_px + 0.5) + 1
+    )  # odd, so that the exponent is that of the next power of 2
     side = np.maximum(16, 1 << np.frexp(needed)[1].astype(np.int64))
     return np.repeat(side[:, None], 2, axis=1)

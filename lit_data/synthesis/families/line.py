@@ -9,7 +9,14 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
+from lit_data.synthesis.families.base import (
+    Family,
+    Floats,
+    Parameters,
+    Range,
+    spread,
+    square_window,
+)
 from lit_data.synthesis.outlines import band
 
 if TYPE_CHECKING:
@@ -59,11 +66,17 @@ class Line(Family):
         }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         thick = np.full(len(parameters["width_px"]), self.width_px[1] + 2)
         is_column = parameters["is_column"] > 0
         return np.stack(
-            (np.where(is_column, shape_px[0] + 1, thick), np.where(is_column, thick, shape_px[1] + 1)), axis=1
+            (
+                np.where(is_column, shape_px[0] + 1, thick),
+                np.where(is_column, thick, shape_px[1] + 1),
+            ),
+            axis=1,
         )
 
     @override
@@ -115,7 +128,15 @@ class Scratch(Family):
     beat_px: Range = (5.0, 12.0)
 
     name: ClassVar[str] = "scratch"
-    parameters: ClassVar[tuple[str, ...]] = ("length_px", "width_px", "angle", "bend", "swing", "taper", "beat_px")
+    parameters: ClassVar[tuple[str, ...]] = (
+        "length_px",
+        "width_px",
+        "angle",
+        "bend",
+        "swing",
+        "taper",
+        "beat_px",
+    )
     turns_inwards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -139,7 +160,9 @@ class Scratch(Family):
         }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         reach = np.hypot(np.float32(0.5), parameters["bend"] / 8)  # of its ends, in lengths
         return square_window(parameters["length_px"] * reach + parameters["width_px"] / 2)
 
@@ -149,11 +172,18 @@ class Scratch(Family):
         along, across = windows.turned(p["angle"])
         share = along / p["length_px"]
         squared = share.square()
-        # A parabola for the bend, and a cubic that swings back: near enough to arcs, and cheap in closed form.
+        # A parabola for the bend, and a cubic that swings back: near enough to arcs, and cheap in
+        # closed form.
         middle = p["length_px"] * (p["bend"] * squared / 2 + p["swing"] * share * (squared - 0.25))
         slope = p["bend"] * share + p["swing"] * (3 * squared - 0.25)
         distance = (across - middle) / (1 + slope.square()).sqrt_()
         half_width = p["width_px"] / 2 * (1 - p["taper"] * (4 * squared).clamp_(max=1))
         cover = band(distance, half_width) * band(along, p["length_px"] / 2)
-        wave = (along * (2 * np.pi) / p["beat_px"].clamp(min=1)).cos_().mul_(1.5).add_(0.5).clamp_(0, 1)
+        wave = (
+            (along * (2 * np.pi) / p["beat_px"].clamp(min=1))
+            .cos_()
+            .mul_(1.5)
+            .add_(0.5)
+            .clamp_(0, 1)
+        )
         return cover * wave.where(p["beat_px"] > 0, wave.new_ones(()))

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.devices import constant
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
+from lit_data.synthesis.families.base import (
+    Family,
+    Floats,
+    Parameters,
+    Range,
+    spread,
+    square_window,
+)
 from lit_data.synthesis.outlines import band
 from lit_data.synthesis.windows import SEARCH_PX
 
@@ -25,7 +32,8 @@ _COMPASS_X: Final = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nick(Family):
-    """A disc at the strongest edge nearby, filled with what is on the dark (or on the bright) side of it.
+    """A disc at the strongest edge nearby, filled with what is on the dark (or on the bright) side
+    of it.
 
     Args:
         weight: See `Family`.
@@ -44,16 +52,24 @@ class Nick(Family):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return {"radius_px": spread(draws[:, 0], self.radius_px), "opacity": spread(draws[:, 1], self.opacity)}
+        return {
+            "radius_px": spread(draws[:, 0], self.radius_px),
+            "opacity": spread(draws[:, 1], self.opacity),
+        }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         return square_window(parameters["radius_px"] + SEARCH_PX)
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         shift_y, shift_x = windows.edge
-        radius = ((windows.y - shift_y[:, None, None]).square() + (windows.x - shift_x[:, None, None]).square()).sqrt_()
+        radius = (
+            (windows.y - shift_y[:, None, None]).square()
+            + (windows.x - shift_x[:, None, None]).square()
+        ).sqrt_()
         return band(radius, parameters["radius_px"])
 
     @override
@@ -61,8 +77,12 @@ class Nick(Family):
         windows = pixels.windows
         shift_y, shift_x = windows.edge
         radius = parameters["radius_px"].view(-1) + 1
-        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * constant(_COMPASS_Y, radius.device)
-        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * constant(_COMPASS_X, radius.device)
+        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * constant(
+            _COMPASS_Y, radius.device
+        )
+        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * constant(
+            _COMPASS_X, radius.device
+        )
         sign = windows.strength.sign()[:, None]
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
         level = (around * sign[..., None]).amax(1) * sign
@@ -78,10 +98,11 @@ _REACH_SIGMAS: Final = 3.85
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relief(Family):
-    """A Gaussian bump (positive) or pit (negative): bright on the side that faces the light, dark on the other.
+    """A Gaussian bump (positive) or pit (negative): bright on the side that faces the light, dark
+    on the other.
 
-    The brightness of a flat Lambertian surface changes with its slope towards the light; the slope of a Gaussian is
-    steepest one sigma from its top, where the change is `amplitude`.
+    The brightness of a flat Lambertian surface changes with its slope towards the light; the slope
+    of a Gaussian is steepest one sigma from its top, where the change is `amplitude`.
 
     Args:
         weight: See `Family`.
@@ -89,7 +110,8 @@ class Relief(Family):
         contrast: See `Family`.
         sigma_px: Standard deviation along the longer axis.
         elongation: Longer axis over shorter one.
-        light_deg: Where the light comes from, from the x axis towards the y axis; none draws it for each defect.
+        light_deg: Where the light comes from, from the x axis towards the y axis; none draws it for
+            each defect.
     """
 
     sigma_px: Range = (1.5, 4.0)
@@ -111,13 +133,18 @@ class Relief(Family):
         }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         return square_window(parameters["sigma_px"] * _REACH_SIGMAS)
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         p = parameters
-        along, across = (way / p[name] for way, name in zip(windows.turned(p["angle"]), self.parameters, strict=False))
+        along, across = (
+            way / p[name]
+            for way, name in zip(windows.turned(p["angle"]), self.parameters, strict=False)
+        )
         turn = p["light"] - p["angle"]
         towards = along * turn.cos() + across * turn.sin()
         slope = towards * (0.5 - (along.square() + across.square()) / 2).exp_()

@@ -7,7 +7,14 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
+from lit_data.synthesis.families.base import (
+    Family,
+    Floats,
+    Parameters,
+    Range,
+    spread,
+    square_window,
+)
 from lit_data.synthesis.outlines import WOBBLE, blob, real_shape
 
 if TYPE_CHECKING:
@@ -27,7 +34,8 @@ class Region(Family):
         contrast: See `Family`.
         size_px: Longer side.
         elongation: Longer side over shorter one, for wavy outlines.
-        shapes_from: Folder of masks of real defects, whose pieces are the outlines; none draws wavy ones.
+        shapes_from: Folder of masks of real defects, whose pieces are the outlines; none draws wavy
+            ones.
     """
 
     size_px: Range = (6.0, 28.0)
@@ -50,10 +58,14 @@ class Region(Family):
         }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         if self.shapes_from is not None:
             return square_window(parameters["half_px"] * np.float32(np.sqrt(2)))
-        edge_px = np.maximum(parameters["half_px"] * self.soft, parameters["half_px"] / parameters["half_across_px"])
+        edge_px = np.maximum(
+            parameters["half_px"] * self.soft, parameters["half_px"] / parameters["half_across_px"]
+        )
         return square_window(parameters["half_px"] * np.float32(1 + 2 * WOBBLE) + edge_px / 2)
 
     @override
@@ -88,7 +100,9 @@ class Blur(Region):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return super(Blur, self).sample(draws, variant) | {"sigma_px": spread(draws[:, 5], self.sigma_px)}
+        return super(Blur, self).sample(draws, variant) | {
+            "sigma_px": spread(draws[:, 5], self.sigma_px)
+        }
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
@@ -101,7 +115,10 @@ class Blur(Region):
         # Whole windows: neighbours share nearly all that is read for them.
         blurred = windows.canvas.read_channels(windows.row, *windows.find_pixels(REACH_PX))
         for axis, length in ((1, height), (2, width)):
-            shifted = (blurred.narrow(axis, n, length) * weights[:, :, n, None, None] for n in range(len(offset)))
+            shifted = (
+                blurred.narrow(axis, n, length) * weights[:, :, n, None, None]
+                for n in range(len(offset))
+            )
             blurred = sum(shifted, start=blurred.new_zeros(()))
         return (blurred[pixels.at] - pixels.before) * pixels.cover[:, None]
 
@@ -129,13 +146,20 @@ class CutPaste(Region):
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
         way, distance = draws[:, 5] * np.float32(2 * np.pi), spread(draws[:, 6], self.distance_px)
-        shift = {"shift_y": np.rint(distance * np.sin(way)), "shift_x": np.rint(distance * np.cos(way))}
+        shift = {
+            "shift_y": np.rint(distance * np.sin(way)),
+            "shift_x": np.rint(distance * np.cos(way)),
+        }
         return super(CutPaste, self).sample(draws, variant) | shift
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        shift_y, shift_x = (pixels.of_each(parameters[name]).view(-1).long() for name in ("shift_y", "shift_x"))
-        return (pixels.look(pixels.y + shift_y, pixels.x + shift_x) - pixels.before) * pixels.cover[:, None]
+        shift_y, shift_x = (
+            pixels.of_each(parameters[name]).view(-1).long() for name in ("shift_y", "shift_x")
+        )
+        return (pixels.look(pixels.y + shift_y, pixels.x + shift_x) - pixels.before) * pixels.cover[
+            :, None
+        ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,14 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.errors import ConfigError
-from lit_data.synthesis.families.base import Family, Floats, Parameters, Range, spread, square_window
+from lit_data.synthesis.families.base import (
+    Family,
+    Floats,
+    Parameters,
+    Range,
+    spread,
+    square_window,
+)
 from lit_data.synthesis.outlines import stretch
 
 if TYPE_CHECKING:
@@ -39,10 +46,15 @@ class ExtraStripe(Family):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return {"length_px": spread(draws[:, 0], self.length_px), "width_px": spread(draws[:, 1], self.width_px)}
+        return {
+            "length_px": spread(draws[:, 0], self.length_px),
+            "width_px": spread(draws[:, 1], self.width_px),
+        }
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         return square_window(np.maximum(parameters["length_px"], parameters["width_px"]) / 2)
 
     @override
@@ -54,7 +66,8 @@ class ExtraStripe(Family):
 class StripeBreak(Family):
     """A stretch of a stripe where the ground shows through.
 
-    Bright stripes get the darkest value across, dark ones the brightest; which way they run is found in the image.
+    Bright stripes get the darkest value across, dark ones the brightest; which way they run is
+    found in the image.
 
     Args:
         weight: See `Family`.
@@ -87,7 +100,9 @@ class StripeBreak(Family):
         return {name: spread(draws[:, n], ranges[n]) for n, name in enumerate(self.parameters)}
 
     @override
-    def window_px(self, parameters: dict[str, Floats], shape_px: tuple[int, int]) -> NDArray[np.int64]:
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
         return square_window(np.maximum(parameters["length_px"], parameters["width_px"]) / 2)
 
     @override

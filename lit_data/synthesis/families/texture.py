@@ -36,7 +36,8 @@ def load_textures(folder: str | None) -> NDArray[np.float32]:
         folder: Images of any depth; none gives smooth noise.
 
     Returns:
-        [T, TEXTURE_PX, TEXTURE_PX] float32 with mean 0 and variance 1 each, in the order of the paths.
+        [T, TEXTURE_PX, TEXTURE_PX] float32 with mean 0 and variance 1 each, in the order of the
+        paths.
 
     Raises:
         DataError: The folder is missing or holds no image.
@@ -70,10 +71,11 @@ def _standardise(image: NDArray[np.generic]) -> NDArray[np.float32]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texture(Region):
-    """A region whose surface is another texture of the same mean brightness, behind a mask of Perlin noise.
+    """A region whose surface is another texture of the same mean brightness, behind a mask of
+    Perlin noise.
 
-    After Zavrtanik et al., "DRAEM", ICCV 2021: there the texture is an image of another data set and the mask
-    thresholded Perlin noise.
+    After Zavrtanik et al., "DRAEM", ICCV 2021: there the texture is an image of another data set
+    and the mask thresholded Perlin noise.
 
     Args:
         weight: See `Family`.
@@ -104,9 +106,13 @@ class Texture(Region):
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         textures = textures_on(self.textures_from, pixels.cover.device)
-        place = [pixels.of_each(parameters[name]).view(-1) for name in ("texture_y", "texture_x", "texture")]
+        place = [
+            pixels.of_each(parameters[name]).view(-1)
+            for name in ("texture_y", "texture_x", "texture")
+        ]
         row, column = (
-            (start * TEXTURE_PX).long() + way for start, way in zip(place, (pixels.y, pixels.x), strict=False)
+            (start * TEXTURE_PX).long() + way
+            for start, way in zip(place, (pixels.y, pixels.x), strict=False)
         )
         tile = textures[(place[2] * len(textures)).long(), row % TEXTURE_PX, column % TEXTURE_PX]
         source = pixels.of_each(pixels.windows.brightness) + (pixels.strength.abs() * tile)[:, None]

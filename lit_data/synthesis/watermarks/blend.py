@@ -18,9 +18,9 @@ _BLOCK: Final = 8
 _MCU_PX: Final = 16
 """Blocks of colour cover this many pixels along each axis."""
 _UNIT: Final = 4096.0
-"""Weights are whole multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the weights of a coefficient
-add up to 8 at most; coefficients have at most the length 2048, the weights of a pixel the length 1: all sums stay below
-2^24."""
+"""Weights are whole multiples of 1 / _UNIT. Pixels are at most 128 and the magnitudes of the
+weights of a coefficient add up to 8 at most; coefficients have at most the length 2048, the weights
+of a pixel the length 1: all sums stay below 2^24."""
 
 _LUMA: Final = (
     16, 11, 10, 16, 24, 40, 51, 61, 12, 12, 14, 19, 26, 58, 60, 55,
@@ -52,7 +52,11 @@ def compress(images: Tensor, quality: Tensor) -> Tensor:
     luma, cb, cr = _split_colours(padded.mul(255).round_())
     luma = _quantise(luma[:, None], _scale_table(_LUMA, quality)).add_(128)[:, 0]
     halved = _quantise(torch.stack((cb, cr), dim=1), _scale_table(_CHROMA, quality))
-    cb, cr = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False).round_().unbind(1)
+    cb, cr = (
+        F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)
+        .round_()
+        .unbind(1)
+    )
     whole = torch.empty_like(padded)
     torch.add(luma, cr * 1.402, out=whole[:, 0])
     torch.sub(luma, (cb * 0.344136).add_(cr * 0.714136), out=whole[:, 1])
@@ -61,13 +65,17 @@ def compress(images: Tensor, quality: Tensor) -> Tensor:
 
 
 def _split_colours(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Y - 128 [J, h, w], and Cb - 128 and Cr - 128 [J, h/2, w/2], from whole numbers [J, 3, h, w] in 0..255.
+    """Y - 128 [J, h, w], and Cb - 128 and Cr - 128 [J, h/2, w/2], from whole numbers [J, 3, h, w]
+    in 0..255.
 
     Weights of Y are whole numbers too, so that neither order nor fused arithmetic can turn a tie.
     """
     red, green, blue = images.unbind(1)
     luma = (red * 299).add_(green * 587).add_(blue * 114).div_(1000).round_()
-    cb, cr = (_halve(colour - luma).div_(4 * unit).round_() for colour, unit in ((blue, 1.772), (red, 1.402)))
+    cb, cr = (
+        _halve(colour - luma).div_(4 * unit).round_()
+        for colour, unit in ((blue, 1.772), (red, 1.402))
+    )
     return luma.sub_(128), cb, cr
 
 
@@ -83,7 +91,9 @@ def _quantise(planes: Tensor, tables: Tensor) -> Tensor:
     rows, columns = height // _BLOCK, width // _BLOCK
     exact = torch.float64 if planes.is_cuda else torch.float32  # TF32 on a GPU would not be exact
     weights, table = _transform(planes.device, exact), tables.to(exact)[:, None]
-    blocks = planes.reshape(count, channels, rows, _BLOCK, columns, _BLOCK).transpose(3, 4).to(exact)
+    blocks = (
+        planes.reshape(count, channels, rows, _BLOCK, columns, _BLOCK).transpose(3, 4).to(exact)
+    )
     flat = blocks.reshape(count, -1, _BLOCK * _BLOCK)
     coefficients = (flat @ weights.T).div_(table * _UNIT).round_().mul_(table)
     pixels = (coefficients @ weights).div_(_UNIT).round_().clamp_(-128, 127).to(planes.dtype)
@@ -112,7 +122,8 @@ _IN_CACHE: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the watermarks of a batch look; a few numbers for each sample, which move to a device as a tensor does.
+    """How the watermarks of a batch look; a few numbers for each sample, which move to a device as
+    a tensor does.
 
     Attributes:
         opacity: [B] float32.
@@ -139,7 +150,9 @@ class Look:
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "Look":
         """The same on a device."""
-        moved = (getattr(self, item.name).to(device, non_blocking=non_blocking) for item in fields(self))
+        moved = (
+            getattr(self, item.name).to(device, non_blocking=non_blocking) for item in fields(self)
+        )
         return Look(*moved)
 
     def slice_samples(self, start: int, stop: int) -> "Look":
@@ -147,7 +160,14 @@ class Look:
         own = (self.compressed >= start) & (self.compressed < stop)
         here = slice(start, stop)
         compressed, quality = self.compressed[own] - start, self.quality[own]
-        return Look(self.opacity[here], self.base[here], self.below[here], self.above[here], compressed, quality)
+        return Look(
+            self.opacity[here],
+            self.base[here],
+            self.below[here],
+            self.above[here],
+            compressed,
+            quality,
+        )
 
 
 @torch.no_grad()
@@ -160,8 +180,8 @@ def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
         look: Of these B samples.
 
     Returns:
-        [B, 3, H, W] float32 in 0..1: whole multiples of 1/255, as files hold them, so that marks do not stand out by
-        other values.
+        [B, 3, H, W] float32 in 0..1: whole multiples of 1/255, as files hold them, so that marks do
+        not stand out by other values.
     """
     if images.device.type != "cpu":
         return _blend(images, cover, (look.opacity, look.base, look.below, look.above))

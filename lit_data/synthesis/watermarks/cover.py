@@ -42,11 +42,14 @@ def _place(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> No
     centre = plan.centre[number].tolist()
     top, left = (max(0, math.floor(c - half)) for c, half in zip(centre, half_px, strict=True))
     bottom, right = (
-        min(size, math.ceil(c + half) + 1) for c, half, size in zip(centre, half_px, rows.shape, strict=True)
+        min(size, math.ceil(c + half) + 1)
+        for c, half, size in zip(centre, half_px, rows.shape, strict=True)
     )
     window = rows[top:bottom, left:right]
     matrix = _find_matrix(plan, number, bitmap, scale, (top, left))
-    drawn = cv2.warpAffine(bitmap, matrix, (right - left, bottom - top), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP)
+    drawn = cv2.warpAffine(
+        bitmap, matrix, (right - left, bottom - top), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    )
     np.maximum(window, drawn, out=window)
 
 
@@ -62,7 +65,9 @@ def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> Non
     cell[height + gap_y :] = np.roll(cell[: height + gap_y], cell.shape[1] // 2, axis=1)
     matrix = _find_matrix(plan, number, bitmap, scale, (0, 0))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    rows[...] = cv2.warpAffine(cell, matrix, rows.shape[::-1], flags=flags, borderMode=cv2.BORDER_WRAP)
+    rows[...] = cv2.warpAffine(
+        cell, matrix, rows.shape[::-1], flags=flags, borderMode=cv2.BORDER_WRAP
+    )
 
 
 def _get_bitmap(plan: WatermarkPlan, bank: GlyphBank, number: int) -> tuple[Array, float]:
@@ -81,7 +86,9 @@ def _half_extents(bitmap: Array, scale: float, angle_deg: float) -> tuple[float,
     return width * sine + height * cosine, width * cosine + height * sine
 
 
-def _find_matrix(plan: WatermarkPlan, number: int, bitmap: Array, scale: float, origin_px: tuple[int, int]) -> Array:
+def _find_matrix(
+    plan: WatermarkPlan, number: int, bitmap: Array, scale: float, origin_px: tuple[int, int]
+) -> Array:
     """[2, 3]: from (x, y) px of a window of the sample to those of the bitmap."""
     angle, (y, x) = math.radians(float(plan.angle_deg[number])), plan.centre[number].tolist()
     sine, cosine = math.sin(angle) / scale, math.cos(angle) / scale
@@ -120,10 +127,11 @@ def probe_under(images: Array, cover: Array) -> Array:
 
 
 def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
-    """Paint marks in black, white or grey that would leave too much of what lies under them as it is.
+    """Paint marks in black, white or grey that would leave too much of what lies under them as it
+    is.
 
-    What then is still too faint for the contrast of the ground gets more opacity, at most the largest of the
-    specification.
+    What then is still too faint for the contrast of the ground gets more opacity, at most the
+    largest of the specification.
 
     Args:
         plan: The watermarks.
@@ -136,7 +144,11 @@ def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
     shares = np.stack([_share_changed(plan, ground, other, mode) for other in others])
     hidden = least < np.minimum(_LEAST_SHARE, shares.max(0))
     best = others[shares.argmax(0), np.arange(len(mode))]
-    painted = replace(plan, mode=np.where(hidden, mode, plan.mode), colour=np.where(hidden[:, None], best, plan.colour))
+    painted = replace(
+        plan,
+        mode=np.where(hidden, mode, plan.mode),
+        colour=np.where(hidden[:, None], best, plan.colour),
+    )
     return replace(painted, opacity=_raise_opacity(painted, ground))
 
 
@@ -151,7 +163,9 @@ def _raise_opacity(plan: WatermarkPlan, ground: Floats) -> Floats:
 
 def _share_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Array) -> Floats:
     """[B] share of the pixels [B, PROBES, 3] that a mark changes enough in one channel at least."""
-    change = np.abs(mix(ground, colour[:, None], mode[:, None]) - ground).max(2) * plan.opacity[:, None]
+    change = (
+        np.abs(mix(ground, colour[:, None], mode[:, None]) - ground).max(2) * plan.opacity[:, None]
+    )
     shares: Floats = (change >= plan.spec.least_change).mean(1, dtype=np.float32)
     return shares
 
@@ -159,16 +173,19 @@ def _share_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Ar
 def mix(ground: Floats, colour: Floats, mode: Array) -> Floats:
     """What a mark of full opacity makes of a ground: [..., 3] in 0..1; see `find_lines`."""
     base, below, above = find_lines(colour, mode)
-    mixed: Floats = base + below * np.minimum(ground, 0.5) + above * np.maximum(ground - np.float32(0.5), 0)
+    mixed: Floats = (
+        base + below * np.minimum(ground, 0.5) + above * np.maximum(ground - np.float32(0.5), 0)
+    )
     return mixed
 
 
 def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
-    """The blend modes of W3C "Compositing and Blending Level 1", each as two lines over the ground g that meet at 1/2.
+    """The blend modes of W3C "Compositing and Blending Level 1", each as two lines over the ground
+    g that meet at 1/2.
 
-    A mark of full opacity makes ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a ground: its colour c with
-    `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and with `overlay` ``2 c g`` below 1/2 and
-    ``1 - 2 (1 - c) (1 - g)`` above.
+    A mark of full opacity makes ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a
+    ground: its colour c with `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and
+    with `overlay` ``2 c g`` below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
 
     Args:
         colour: [..., 3] in 0..1.
@@ -178,7 +195,12 @@ def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
         base, below, above: [..., 3] each.
     """
     zero, rest = np.zeros_like(colour), 1 - colour
-    lines = (colour, zero, zero), (zero, colour, colour), (colour, rest, rest), (zero, 2 * colour, 2 * rest)
+    lines = (
+        (colour, zero, zero),
+        (zero, colour, colour),
+        (colour, rest, rest),
+        (zero, 2 * colour, 2 * rest),
+    )
     number = mode[..., None]
     base, below, above = (np.choose(number, [each[part] for each in lines]) for part in range(3))
     return base, below, above

@@ -35,8 +35,8 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
         texts: What will be written.
 
     Returns:
-        Their paths in the order of their names; `BUILT_IN` for Pillow's own font. Of installed fonts those that lack a
-        character are left out.
+        Their paths in the order of their names; `BUILT_IN` for Pillow's own font. Of installed
+        fonts those that lack a character are left out.
 
     Raises:
         ConfigError: A font is missing, cannot be read or lacks a character, or none is left.
@@ -46,7 +46,9 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
     if fonts == SYSTEM:
         return _find_installed(characters)
     named = (fonts,) if isinstance(fonts, str) else fonts
-    paths = (BUILT_IN,) if named is None else tuple(path for name in named for path in _expand(name))
+    paths = (
+        (BUILT_IN,) if named is None else tuple(path for name in named for path in _expand(name))
+    )
     if not paths:
         raise ConfigError("fonts=[] names no font: use null for the one that comes with Pillow")
     for path in paths:
@@ -82,7 +84,9 @@ def _check_pillow() -> None:
     from PIL import features
 
     if not features.check("freetype2"):
-        raise ConfigError("this Pillow was built without FreeType and cannot draw text: install one from PyPI")
+        raise ConfigError(
+            "this Pillow was built without FreeType and cannot draw text: install one from PyPI"
+        )
 
 
 def _expand(name: str) -> tuple[str, ...]:
@@ -101,14 +105,20 @@ def _expand(name: str) -> tuple[str, ...]:
 
 
 def _list_folder(folder: Path) -> tuple[str, ...]:
-    return tuple(sorted(str(path) for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES))
+    return tuple(
+        sorted(str(path) for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
+    )
 
 
 def _find_installed(characters: str) -> tuple[str, ...]:
-    found = [path for folder in system_folders() if folder.is_dir() for path in _list_folder(folder)]
+    found = [
+        path for folder in system_folders() if folder.is_dir() for path in _list_folder(folder)
+    ]
     usable = tuple(path for path in sorted(found) if _is_usable(path, characters))
     if not usable:
-        raise ConfigError(f"fonts=system: none of the {len(found)} installed fonts holds all characters of the texts")
+        raise ConfigError(
+            f"fonts=system: none of the {len(found)} installed fonts holds all characters of the texts"
+        )
     return usable
 
 
@@ -119,7 +129,12 @@ def system_folders() -> tuple[Path, ...]:
         return Path("/System/Library/Fonts"), Path("/Library/Fonts"), home / "Library" / "Fonts"
     if sys.platform == "win32":
         return (Path(os.environ.get("WINDIR", "C:/Windows")) / "Fonts",)
-    return Path("/usr/share/fonts"), Path("/usr/local/share/fonts"), home / ".fonts", home / ".local/share/fonts"
+    return (
+        Path("/usr/share/fonts"),
+        Path("/usr/local/share/fonts"),
+        home / ".fonts",
+        home / ".local/share/fonts",
+    )
 
 
 def _is_usable(path: str, characters: str) -> bool:
@@ -148,7 +163,8 @@ _FREETYPE: Final = threading.Lock()  # a face of FreeType must not be used by tw
 
 
 class GlyphBank:
-    """The texts of a specification, drawn when they are first asked for; bounded, and safe to share between threads.
+    """The texts of a specification, drawn when they are first asked for; bounded, and safe to share
+    between threads.
 
     A pickled copy knows the same fonts and starts with an empty cache.
 
@@ -176,7 +192,9 @@ class GlyphBank:
         Returns:
             [h, w] uint8 in 0..255, read-only, with an empty edge of one pixel.
         """
-        load = partial(draw_text, self.spec.words[text], self.fonts[font], size_of(level), outline_px)
+        load = partial(
+            draw_text, self.spec.words[text], self.fonts[font], size_of(level), outline_px
+        )
         return self.cache.get_or_load((text, font, level, outline_px), load)
 
 
@@ -197,7 +215,10 @@ def draw_text(text: str, font: str, size_px: int, outline_px: int) -> Array:
     with _FREETYPE:
         face = open_font(font, size_px)
         left, top, right, bottom = face.getbbox(text, stroke_width=outline_px)
-        width, height = math.ceil(right) - math.floor(left) + 2, math.ceil(bottom) - math.floor(top) + 2
+        width, height = (
+            math.ceil(right) - math.floor(left) + 2,
+            math.ceil(bottom) - math.floor(top) + 2,
+        )
         image = Image.new("L", (width, height))
         place = 1 - math.floor(left), 1 - math.floor(top)
         pen = ImageDraw.Draw(image)

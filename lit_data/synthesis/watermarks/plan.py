@@ -65,7 +65,8 @@ class WatermarkPlan:
 def sample_watermarks(
     spec: WatermarkSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int]
 ) -> WatermarkPlan:
-    """Draw the watermarks of a batch; each sample's are a pure function of (seed, epoch, its index).
+    """Draw the watermarks of a batch; each sample's are a pure function of (seed, epoch, its
+    index).
 
     Args:
         spec: The distribution.
@@ -75,11 +76,15 @@ def sample_watermarks(
         shape: (H, W) of a sample.
     """
     most = spec.count[1]
-    draws = uniform(seed, Stream.WATERMARK, index, epoch, CROP_DRAWS + _SAMPLE_DRAWS + _MARK_DRAWS * most)
+    draws = uniform(
+        seed, Stream.WATERMARK, index, epoch, CROP_DRAWS + _SAMPLE_DRAWS + _MARK_DRAWS * most
+    )
     own, texts = np.split(draws[:, CROP_DRAWS:], [_SAMPLE_DRAWS], axis=1)
     u = own.T
     present, tiled = u[0] < spec.probability, u[1] < spec.tiling
-    wanted = np.where(tiled, 1, spec.count[0] + (u[2] * np.float32(most - spec.count[0] + 1)).astype(np.int64))
+    wanted = np.where(
+        tiled, 1, spec.count[0] + (u[2] * np.float32(most - spec.count[0] + 1)).astype(np.int64)
+    )
     row, slot = np.nonzero(present[:, None] & (np.arange(most) < wanted[:, None]))
     mark = texts.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
     return WatermarkPlan(
@@ -92,7 +97,9 @@ def sample_watermarks(
         colour=_mix_colours(spec, u[7:11]),
         outline=np.where(u[11] < spec.outline, spread(u[12], spec.outline_share), np.float32(0)),
         soft_px=spread(u[13], spec.soft_px),
-        quality=np.where(u[14] < spec.jpeg, np.rint(spread(u[15], spec.jpeg_quality)), np.float32(0)),
+        quality=np.where(
+            u[14] < spec.jpeg, np.rint(spread(u[15], spec.jpeg_quality)), np.float32(0)
+        ),
         row=row,
         text=(mark[0] * np.float32(len(spec.words))).astype(np.int64),
         font=mark[1],
@@ -128,7 +135,9 @@ def _choose_modes(spec: WatermarkSpec, draws: Floats) -> Ints:
 def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
     """[B, 3] from lightness, whether it is coloured, hue and saturation: the usual cone of hue, saturation, value."""
     value, hue = spread(draws[0], spec.lightness), draws[2]
-    saturation = np.where(draws[1] < spec.coloured, spread(draws[3], spec.saturation), np.float32(0))
+    saturation = np.where(
+        draws[1] < spec.coloured, spread(draws[3], spec.saturation), np.float32(0)
+    )
     sector = (np.array([5, 3, 1], np.float32)[:, None] + hue * 6) % 6
     share = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     colours: Floats = (value * (1 - saturation * share)).T.astype(np.float32)
@@ -136,6 +145,10 @@ def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
 
 
 def _draw_sizes(spec: WatermarkSpec, draws: Floats, height_px: int) -> Floats:
-    low, high = spec.size_px if spec.size_share is None else (share * height_px for share in spec.size_share)
+    low, high = (
+        spec.size_px
+        if spec.size_share is None
+        else (share * height_px for share in spec.size_share)
+    )
     sizes: Floats = (low * (high / low) ** draws.astype(np.float64)).astype(np.float32)
     return np.maximum(sizes, np.float32(4))

@@ -53,7 +53,9 @@ class _Draws:
     """Random numbers, taken one after the other."""
 
     def __init__(self, seed: int, number: int) -> None:
-        self._left = iter(uniform(seed, Stream.WATERMARK, np.array([number]), _EPOCH, _DRAWS)[0].tolist())
+        self._left = iter(
+            uniform(seed, Stream.WATERMARK, np.array([number]), _EPOCH, _DRAWS)[0].tolist()
+        )
 
     def below(self, count: int) -> int:
         return int(next(self._left) * count)
@@ -86,7 +88,9 @@ def _write_phrase(draws: _Draws) -> str:
 
 
 def _write_word(draws: _Draws, syllables: int) -> str:
-    return "".join(draws.choose(_STARTS) + draws.choose(_MIDDLES) for _ in range(syllables)) + draws.choose(_ENDS)
+    return "".join(
+        draws.choose(_STARTS) + draws.choose(_MIDDLES) for _ in range(syllables)
+    ) + draws.choose(_ENDS)
 
 
 def _write_name(draws: _Draws) -> str:
@@ -96,7 +100,9 @@ def _write_name(draws: _Draws) -> str:
 
 def _write_date(draws: _Draws) -> str:
     year, month, day = 1995 + draws.below(36), 1 + draws.below(12), 1 + draws.below(28)
-    return (f"{year}-{month:02}-{day:02}", f"{day:02}.{month:02}.{year}", f"{month}/{day}/{year}")[draws.below(3)]
+    return (f"{year}-{month:02}-{day:02}", f"{day:02}.{month:02}.{year}", f"{month}/{day}/{year}")[
+        draws.below(3)
+    ]
 
 
 def _write_number(draws: _Draws) -> str:
@@ -106,7 +112,9 @@ def _write_number(draws: _Draws) -> str:
 
 def _write_address(draws: _Draws) -> str:
     word = _write_word(draws, 2)
-    return draws.choose((f"www.{word}.{draws.choose(_TAILS)}", f"@{word}", f"{word}.{draws.choose(_TAILS)}"))
+    return draws.choose(
+        (f"www.{word}.{draws.choose(_TAILS)}", f"@{word}", f"{word}.{draws.choose(_TAILS)}")
+    )
 
 
 def _write_owner(draws: _Draws) -> str:
@@ -140,16 +148,17 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
 class WatermarkSpec:
     """How text watermarks are distributed over samples.
 
-    A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is repeated over the
-    whole sample. All marks of a sample share colour, opacity and blend mode.
+    A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is
+    repeated over the whole sample. All marks of a sample share colour, opacity and blend mode.
 
     Args:
         probability: Chance that a sample has a watermark, 0 to 1.
         texts: What is written; none draws `text_count` words, dates, numbers and addresses.
         text_count: How many texts are drawn.
         text_seed: Chooses them.
-        fonts: None is the free font that comes with Pillow; a font file, a folder of them, several of both, or
-            ``system`` for those installed on the machine (another machine then gives other samples).
+        fonts: None is the free font that comes with Pillow; a font file, a folder of them, several
+            of both, or ``system`` for those installed on the machine (another machine then gives
+            other samples).
         size_px: Smallest and largest font size, drawn evenly on a logarithmic scale.
         size_share: The same as a share of the height of a sample; takes the place of `size_px`.
         angle_deg: Smallest and largest angle, counter-clockwise.
@@ -161,23 +170,26 @@ class WatermarkSpec:
         coloured: Share of marks that are not grey.
         saturation: Smallest and largest saturation of those.
         opacity: Smallest and largest opacity.
-        modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`, `overlay`.
+        modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`,
+            `overlay`.
         outline: Share of samples whose letters are outlines.
         outline_share: Smallest and largest width of the outline, as a share of the font size.
         soft_px: Smallest and largest standard deviation by which edges are softened.
         jpeg: Share of samples, with and without a watermark, that are compressed as a JPEG file is.
         jpeg_quality: Smallest and largest quality, as libjpeg counts.
-        least_change: A mark that would change most of what lies under it by less than this, in units of the 0..1 value
-            range, is painted in black, white or grey instead: the mask should not mark what cannot be seen.
-        least_contrast: A mark whose change is less than this share of the standard deviation of what lies under it gets
-            more opacity, at most the largest of `opacity`.
-        mask: `alpha`: opacity times how far a pixel is covered. `binary`: 1 where a pixel is covered by
-            `mask_threshold` at least, whatever the opacity.
+        least_change: A mark that would change most of what lies under it by less than this, in
+            units of the 0..1 value range, is painted in black, white or grey instead: the mask
+            should not mark what cannot be seen.
+        least_contrast: A mark whose change is less than this share of the standard deviation of
+            what lies under it gets more opacity, at most the largest of `opacity`.
+        mask: `alpha`: opacity times how far a pixel is covered. `binary`: 1 where a pixel is
+            covered by `mask_threshold` at least, whatever the opacity.
         mask_threshold: See `mask`.
         cache_bytes: Bound of the drawn texts that each worker process keeps.
 
     Raises:
-        ConfigError: A range is empty, a share is outside 0..1, a mode or mask is unknown, or there is no text.
+        ConfigError: A range is empty, a share is outside 0..1, a mode or mask is unknown, or there
+            is no text.
     """
 
     probability: float = 0.9
@@ -220,7 +232,9 @@ class WatermarkSpec:
             raise ConfigError(f"count={list(self.count)} must be two whole numbers")
         object.__setattr__(self, "angle_deg", _check_angles(self.angle_deg))
         for name in ("texts", "modes"):
-            if isinstance(getattr(self, name), Sequence) and not isinstance(getattr(self, name), str):
+            if isinstance(getattr(self, name), Sequence) and not isinstance(
+                getattr(self, name), str
+            ):
                 object.__setattr__(self, name, tuple(getattr(self, name)))
         if self.fonts is not None and not isinstance(self.fonts, str):
             object.__setattr__(self, "fonts", tuple(map(str, self.fonts)))
@@ -243,15 +257,23 @@ class WatermarkSpec:
         if self.texts is not None and (
             not isinstance(self.texts, tuple)
             or not self.texts
-            or not all(isinstance(text, str) and text.strip() and text.isprintable() for text in self.texts)
+            or not all(
+                isinstance(text, str) and text.strip() and text.isprintable() for text in self.texts
+            )
         ):
-            raise ConfigError(f"texts={self.texts!r} must be a list of lines that are not empty; null draws some")
+            raise ConfigError(
+                f"texts={self.texts!r} must be a list of lines that are not empty; null draws some"
+            )
 
 
 def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
     pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
-    if len(pair) != 2 or not all(isinstance(bound, Real) and math.isfinite(bound) for bound in pair):
+    if len(pair) != 2 or not all(
+        isinstance(bound, Real) and math.isfinite(bound) for bound in pair
+    ):
         raise ConfigError(f"angle_deg={list(pair)} must be [smallest, largest]")
     if not pair[0] <= pair[1]:
-        raise ConfigError(f"angle_deg={list(pair)} must be [smallest, largest] with smallest <= largest")
+        raise ConfigError(
+            f"angle_deg={list(pair)} must be [smallest, largest] with smallest <= largest"
+        )
     return pair[0], pair[1]

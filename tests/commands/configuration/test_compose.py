@@ -17,7 +17,14 @@ from lit_data.errors import ConfigError
 
 CONF = Path(commands.__file__).parents[1] / "conf"
 OWN_GROUPS = (
-    *("debug", "hparams_search", "hydra", "hydra/hydra_logging", "hydra/job_logging", "hydra/launcher"),
+    *(
+        "debug",
+        "hparams_search",
+        "hydra",
+        "hydra/hydra_logging",
+        "hydra/job_logging",
+        "hydra/launcher",
+    ),
     *("hydra/sweeper", "logger", "paths", "trainer"),
 )
 
@@ -42,13 +49,27 @@ def test_every_command_has_a_configuration(command: str) -> None:
     cfg = compose(command)
     assert cfg.command == command
     assert "hydra" not in cfg
-    assert {"data", "model", "callbacks", "trainer", "logger", "paths", "name", "seed", "ckpt"} <= set(cfg)
+    assert {
+        "data",
+        "model",
+        "callbacks",
+        "trainer",
+        "logger",
+        "paths",
+        "name",
+        "seed",
+        "ckpt",
+    } <= set(cfg)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "word",
-    [f"{group}={path.stem}" for group in OWN_GROUPS for path in sorted((CONF / group).glob("*.yaml"))],
+    [
+        f"{group}={path.stem}"
+        for group in OWN_GROUPS
+        for path in sorted((CONF / group).glob("*.yaml"))
+    ],
 )
 def test_every_option_composes(word: str) -> None:
     assert compose("fit", [word]).command == "fit"
@@ -63,10 +84,14 @@ def test_plus_before_an_optional_group_may_be_left_out(group: str) -> None:
 def test_each_file_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
     load = OmegaConf.load
-    monkeypatch.setattr(OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1])
+    monkeypatch.setattr(
+        OmegaConf, "load", lambda file: (read.append(str(file.name)), load(file))[1]
+    )
     first = compose("fit", ["experiment=stripe", "paths.run=r"])
     assert len(read) == len(set(read)) > 10
-    assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(compose("fit", ["experiment=stripe", "paths.run=r"]))
+    assert OmegaConf.to_yaml(first) == OmegaConf.to_yaml(
+        compose("fit", ["experiment=stripe", "paths.run=r"])
+    )
 
 
 def test_run_folder_and_logging_follow_the_command() -> None:
@@ -98,24 +123,42 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
     ("word", "message"),
     [
         # keys: the nearest last part, in the same node first
-        ("data.loader.bacth_size=4", "unknown key 'data.loader.bacth_size'. Did you mean 'data.loader.batch_size'?"),
-        ("data.bacth_size=4", "unknown key 'data.bacth_size'. Did you mean 'data.loader.batch_size'?"),
+        (
+            "data.loader.bacth_size=4",
+            "unknown key 'data.loader.bacth_size'. Did you mean 'data.loader.batch_size'?",
+        ),
+        (
+            "data.bacth_size=4",
+            "unknown key 'data.bacth_size'. Did you mean 'data.loader.batch_size'?",
+        ),
         ("batch_size=4", "unknown key 'batch_size'. Did you mean 'data.loader.batch_size'?"),
-        ("trainer.max_epoch=4", "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?"),
-        ("~trainer.max_epoch", "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?"),
+        (
+            "trainer.max_epoch=4",
+            "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?",
+        ),
+        (
+            "~trainer.max_epoch",
+            "unknown key 'trainer.max_epoch'. Did you mean 'trainer.max_epochs'?",
+        ),
         ("sed=4", "unknown key 'sed'. Did you mean 'seed'?"),
         ("+sed=4", "unknown key 'sed'. Did you mean 'seed'? No command reads it."),
         ("hydra.rum.dir=x", "unknown key 'hydra.rum.dir'. Did you mean 'hydra.run.dir'?"),
         ("zzzzzz=4", "unknown key 'zzzzzz'."),
         # groups and their options
         ("experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'?"),
-        ("+experimnt=stripe", "unknown key 'experimnt'. Did you mean 'experiment'? No command reads it."),
+        (
+            "+experimnt=stripe",
+            "unknown key 'experimnt'. Did you mean 'experiment'? No command reads it.",
+        ),
         ("trainr=cpu", "unknown key 'trainr'. Did you mean 'trainer'?"),
         (
             "trainer=gpuu",
             "unknown option 'gpuu' of 'trainer'. Did you mean 'gpu'? There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu.",
         ),
-        ("trainer=zzz", "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu."),
+        (
+            "trainer=zzz",
+            "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu.",
+        ),
         (
             "hydra/launcher=paralel",
             "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'parallel'? "
@@ -125,9 +168,15 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
             "logger=null",
             "'logger=null': 'logger' is a group; choose one of: csv, default, mlflow, none, tensorboard, wandb.",
         ),
-        ("+trainer=cpu", "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it."),
+        (
+            "+trainer=cpu",
+            "'+trainer=cpu': 'trainer' has an option already; write trainer=cpu to replace it.",
+        ),
         # values
-        ("trainer=[a", "cannot read the override 'trainer=[a' (no viable alternative at input '[a'). Write key=value."),
+        (
+            "trainer=[a",
+            "cannot read the override 'trainer=[a' (no viable alternative at input '[a'). Write key=value.",
+        ),
         (
             "seed=[a=b]",
             "cannot read the override 'seed=[a=b]' (no viable alternative at input '[a='). Write key=value; "
@@ -140,9 +189,18 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
         ),
         ("trainer.devices=???", "'trainer.devices' has no value yet: write trainer.devices=VALUE."),
         ("seed=???", "'seed' has no value yet: write seed=VALUE."),
-        ("trainer.devices=${sed}", "'trainer.devices': Interpolation key 'sed' not found. Did you mean 'seed'?"),
-        ("trainer.devices=${trainer.devices}", "'trainer.devices': Recursive interpolation detected."),
-        ("trainer.devices=${nothing:}", "'trainer.devices': Unsupported interpolation type nothing."),
+        (
+            "trainer.devices=${sed}",
+            "'trainer.devices': Interpolation key 'sed' not found. Did you mean 'seed'?",
+        ),
+        (
+            "trainer.devices=${trainer.devices}",
+            "'trainer.devices': Recursive interpolation detected.",
+        ),
+        (
+            "trainer.devices=${nothing:}",
+            "'trainer.devices': Unsupported interpolation type nothing.",
+        ),
         (
             "hydra.mode=x",
             "'hydra.mode': Error merging override hydra.mode=x Invalid value 'x', expected one of [RUN, MULTIRUN].",
@@ -157,7 +215,9 @@ def test_mistake_is_named_in_one_line(word: str, message: str) -> None:
 
 
 def test_misspelt_experiment_is_named_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match=r"^unknown experiment 'strpe'\. Did you mean 'stripe'\? There (is|are): "):
+    with pytest.raises(
+        ConfigError, match=r"^unknown experiment 'strpe'\. Did you mean 'stripe'\? There (is|are): "
+    ):
         compose("fit", ["experiment=strpe"])
 
 
@@ -177,26 +237,37 @@ def test_misspelt_experiment_is_named_with_the_nearest() -> None:
     ],
 )
 def test_option_outside_its_group_is_refused(word: str) -> None:
-    with pytest.raises(ConfigError, match=r"an option is a name of the group '.*', without '\.\.' or a leading '/'\.$"):
+    with pytest.raises(
+        ConfigError,
+        match=r"an option is a name of the group '.*', without '\.\.' or a leading '/'\.$",
+    ):
         compose("fit", [word])
 
 
 def test_defaults_list_that_leaves_the_folders_is_refused(write: Write) -> None:
     write("../secret.yaml", "seed: 5\n")
     folder = write("experiment/mine.yaml", "# @package _global_\ndefaults:\n  - /../secret\n")
-    with pytest.raises(ConfigError, match=r"^the defaults list names '.*\.\./secret': '\.\.' leaves the configuration"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^the defaults list names '.*\.\./secret': '\.\.' leaves the configuration",
+    ):
         compose("fit", ["experiment=mine"], config_dir=folder)
 
 
 def test_own_folder_joins_the_packaged_groups(write: Write) -> None:
     write("trainer/slow.yaml", "defaults:\n  - auto\n  - _self_\nmax_epochs: 99\n")
     folder = write(
-        "experiment/deep/mine.yaml", "# @package _global_\ndefaults:\n  - override /trainer: slow\nname: mine\n"
+        "experiment/deep/mine.yaml",
+        "# @package _global_\ndefaults:\n  - override /trainer: slow\nname: mine\n",
     )
     by_option = compose("fit", ["experiment=deep/mine"], config_dir=folder)
     by_search_path = compose("fit", [f"hydra.searchpath=[{folder}]", "experiment=deep/mine"])
     assert by_option == by_search_path
-    assert (by_option.name, by_option.trainer.max_epochs, by_option.trainer.devices) == ("mine", 99, 1)
+    assert (by_option.name, by_option.trainer.max_epochs, by_option.trainer.devices) == (
+        "mine",
+        99,
+        1,
+    )
 
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
@@ -209,7 +280,8 @@ def test_missing_folder_is_named(tmp_path: Path) -> None:
 def test_own_file_that_would_never_be_read_is_refused(write: Write) -> None:
     folder = write("trainer/cpu.yaml", "max_epochs: 99\n")
     with pytest.raises(
-        ConfigError, match=r"trainer/cpu\.yaml would never be read, for lit_data has a file of that name"
+        ConfigError,
+        match=r"trainer/cpu\.yaml would never be read, for lit_data has a file of that name",
     ):
         compose("fit", config_dir=folder)
 
@@ -217,17 +289,32 @@ def test_own_file_that_would_never_be_read_is_refused(write: Write) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("# @package _global_\nsed: 3\n", r"^unknown key 'sed'\. Did you mean 'seed'\? No command reads it\.$"),
-        ("seed: 3\n", r"^the file chosen for 'experiment' must start with the line '# @package _global_'\.$"),
-        ("# @package _global_\nseed: ${sed}\n", r"^'.*': Interpolation key 'sed' not found\. Did you mean 'seed'\?$"),
+        (
+            "# @package _global_\nsed: 3\n",
+            r"^unknown key 'sed'\. Did you mean 'seed'\? No command reads it\.$",
+        ),
+        (
+            "seed: 3\n",
+            r"^the file chosen for 'experiment' must start with the line '# @package _global_'\.$",
+        ),
+        (
+            "# @package _global_\nseed: ${sed}\n",
+            r"^'.*': Interpolation key 'sed' not found\. Did you mean 'seed'\?$",
+        ),
         ("# @package _global_\nseed: [1,\n", r"expected the node content"),
         (
             "# @package _global_\ndefaults:\n  - override /trainer: cpuu\n",
             r"'cpuu' of 'trainer'\. Did you mean 'cpu'\?",
         ),
         ("# @package _global_\ndefaults: 3\n", r"defaults must be a list"),
-        ("# @package _global_\nhydra:\n  searchpath: [/tmp]\n", r"Overriding hydra\.searchpath is only supported"),
-        ("# @package _global_\nmodel:\n  _target_: os.system\n", r"^'model\._target_' is 'os\.system', which is not"),
+        (
+            "# @package _global_\nhydra:\n  searchpath: [/tmp]\n",
+            r"Overriding hydra\.searchpath is only supported",
+        ),
+        (
+            "# @package _global_\nmodel:\n  _target_: os.system\n",
+            r"^'model\._target_' is 'os\.system', which is not",
+        ),
     ],
 )
 def test_mistake_in_an_experiment_is_named(write: Write, text: str, message: str) -> None:
@@ -238,7 +325,10 @@ def test_mistake_in_an_experiment_is_named(write: Write, text: str, message: str
 
 
 def test_own_key_may_be_used_in_interpolations(write: Write) -> None:
-    folder = write("experiment/mine.yaml", "# @package _global_\nepochs: 3\ntrainer:\n  max_epochs: ${epochs}\n")
+    folder = write(
+        "experiment/mine.yaml",
+        "# @package _global_\nepochs: 3\ntrainer:\n  max_epochs: ${epochs}\n",
+    )
     assert compose("fit", ["experiment=mine"], config_dir=folder).trainer.max_epochs == 3
 
 
@@ -246,7 +336,8 @@ def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
     folder = write("experiment/mine.yaml", "# @package _global_\ntrainer:\n  max_epochs: ???\n")
     write("experiment/also.yaml", "# @package _global_\ntrainer:\n  max_epochs: 7\n")
     with pytest.raises(
-        ConfigError, match=r"^'trainer\.max_epochs' has no value yet: write trainer\.max_epochs=VALUE\.$"
+        ConfigError,
+        match=r"^'trainer\.max_epochs' has no value yet: write trainer\.max_epochs=VALUE\.$",
     ):
         compose("fit", ["experiment=mine"], config_dir=folder)
     given = compose("fit", ["experiment=mine", "trainer.max_epochs=5"], config_dir=folder)
@@ -264,26 +355,50 @@ def test_value_that_an_experiment_asks_for_must_be_given(write: Write) -> None:
             ["hydra.sweeper._target_=hydra_plugins"],
             r"'hydra\.sweeper\._target_' is 'hydra_plugins'.* there is no|not allowed",
         ),
-        (["+hydra.callbacks.x._target_=hydra.utils.get_method"], r"'hydra\.callbacks\.x\._target_'"),
+        (
+            ["+hydra.callbacks.x._target_=hydra.utils.get_method"],
+            r"'hydra\.callbacks\.x\._target_'",
+        ),
         (
             ["+hydra.callbacks.x={_target_: hydra._internal.core_plugins.basic_launcher.log.info}"],
             "neither a class nor",
         ),
-        (["+hydra.callbacks.x={_target_: hydra._internal.core_plugins.basic_launcher.Path}"], "is really 'pathlib"),
+        (
+            ["+hydra.callbacks.x={_target_: hydra._internal.core_plugins.basic_launcher.Path}"],
+            "is really 'pathlib",
+        ),
         # log handlers, which logging.config instantiates
-        (["hydra.job_logging.handlers.console.class=subprocess.Popen"], "'subprocess.Popen', which is not allowed"),
-        (["hydra.job_logging.handlers.console.stream=ext://os.environ"], "'ext://os.environ', which is not allowed"),
+        (
+            ["hydra.job_logging.handlers.console.class=subprocess.Popen"],
+            "'subprocess.Popen', which is not allowed",
+        ),
+        (
+            ["hydra.job_logging.handlers.console.stream=ext://os.environ"],
+            "'ext://os.environ', which is not allowed",
+        ),
         # lines of a shell script
-        (["hydra/launcher=slurm", 'hydra.launcher.comment="a\nid"'], r"'hydra\.launcher\.comment' is"),
+        (
+            ["hydra/launcher=slurm", 'hydra.launcher.comment="a\nid"'],
+            r"'hydra\.launcher\.comment' is",
+        ),
         # what a sweeper imports, and groups that it would choose from unseen
         (
             ["hydra/sweeper=search", "hydra.sweeper.custom_search_space=os.system"],
             r"'hydra\.sweeper\.custom_search_space\._target_' is 'os\.system', which is not allowed",
         ),
-        (["hydra/sweeper=search", "hydra.sweeper.sampler._target_=os.system"], r"'hydra\.sweeper\.sampler\._target_'"),
-        (["hydra/sweeper=search", "hydra.sweeper.search_space={trainer: {}}"], r"search_space' is outdated: write"),
+        (
+            ["hydra/sweeper=search", "hydra.sweeper.sampler._target_=os.system"],
+            r"'hydra\.sweeper\.sampler\._target_'",
+        ),
+        (
+            ["hydra/sweeper=search", "hydra.sweeper.search_space={trainer: {}}"],
+            r"search_space' is outdated: write",
+        ),
         # what child processes load
-        (["+hydra.job.env_set.LD_PRELOAD=/x.so"], r"'hydra\.job\.env_set\.LD_PRELOAD' is not allowed"),
+        (
+            ["+hydra.job.env_set.LD_PRELOAD=/x.so"],
+            r"'hydra\.job\.env_set\.LD_PRELOAD' is not allowed",
+        ),
         (["+hydra.job.env_set.PYTHONPATH=/x"], r"'hydra\.job\.env_set\.PYTHONPATH' is not allowed"),
     ],
 )
@@ -301,7 +416,10 @@ def test_hydra_node_is_checked(words: list[str], message: str) -> None:
             "job_logging:\n    handlers:\n      x: {class: logging.handlers.QueueHandler}\n",
             "logging.handlers.QueueHandler",
         ),
-        ("job_logging:\n    handlers:\n      x: {class: logging.StreamHandler, queue: os.system}\n", "os.system"),
+        (
+            "job_logging:\n    handlers:\n      x: {class: logging.StreamHandler, queue: os.system}\n",
+            "os.system",
+        ),
         ("job_logging:\n    loggers:\n      x: {handlers: ['cfg://handlers']}\n", "cfg://handlers"),
     ],
 )
@@ -313,8 +431,13 @@ def test_log_handlers_of_a_file_are_checked(write: Write, text: str, name: str) 
 
 @pytest.mark.parametrize("name", ["OPENSSL_CONF", "CXX", "AWS_CONFIG_FILE", "HOME", "BASH_ENV"])
 def test_variables_are_set_by_the_command_line_alone(write: Write, name: str) -> None:
-    folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  job:\n    env_set: {{{name}: /x}}\n")
-    with pytest.raises(ConfigError, match=rf"'hydra\.job\.env_set\.{name}' is not allowed in a file"):
+    folder = write(
+        "experiment/mine.yaml",
+        f"# @package _global_\nhydra:\n  job:\n    env_set: {{{name}: /x}}\n",
+    )
+    with pytest.raises(
+        ConfigError, match=rf"'hydra\.job\.env_set\.{name}' is not allowed in a file"
+    ):
         compose("fit", ["experiment=mine"], config_dir=folder)
     assert compose("fit", [f"+hydra.job.env_set.{name}=/x"]).command == "fit"
 
@@ -333,7 +456,9 @@ def test_variables_are_set_by_the_command_line_alone(write: Write, name: str) ->
 )
 def test_a_file_does_not_lead_logs_out_of_the_run_folder(write: Write, text: str) -> None:
     folder = write("experiment/mine.yaml", f"# @package _global_\nhydra:\n  {text}\n")
-    with pytest.raises(ConfigError, match=r"may only name a \.log in the run folder|must be a plain name"):
+    with pytest.raises(
+        ConfigError, match=r"may only name a \.log in the run folder|must be a plain name"
+    ):
         compose("fit", ["experiment=mine"], config_dir=folder)
 
 
@@ -390,21 +515,33 @@ def test_shell_commands_are_taken_from_the_command_line_alone(write: Write, text
         f"hydra:\n  launcher:\n    {text}\n  sweeper:\n    params:\n      hydra.launcher.{key}: '{value}'\n",
     )
     with pytest.raises(
-        ConfigError, match=rf"'hydra\.launcher\.{key}' goes into a shell script: give it on the command"
+        ConfigError,
+        match=rf"'hydra\.launcher\.{key}' goes into a shell script: give it on the command",
     ):
         compose("fit", ["experiment=mine"], config_dir=folder)
-    assert compose("fit", ["experiment=mine", f"hydra.launcher.{key}={value}"], config_dir=folder).command == "fit"
+    assert (
+        compose(
+            "fit", ["experiment=mine", f"hydra.launcher.{key}={value}"], config_dir=folder
+        ).command
+        == "fit"
+    )
 
 
 @pytest.mark.parametrize(
     ("word", "missing", "package"),
     [
         ("hydra/launcher=parallel", "hydra_plugins.hydra_joblib_launcher", "hydra-joblib-launcher"),
-        ("hydra/launcher=slurm_local", "hydra_plugins.hydra_submitit_launcher", "hydra-submitit-launcher"),
+        (
+            "hydra/launcher=slurm_local",
+            "hydra_plugins.hydra_submitit_launcher",
+            "hydra-submitit-launcher",
+        ),
         ("hydra/sweeper=search", "optuna", "hydra-optuna-sweeper"),
     ],
 )
-def test_missing_extra_is_named(word: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_named(
+    word: str, missing: str, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(hydra_node, "find_spec", lambda name: None if name == missing else True)
     with pytest.raises(ConfigError, match=rf"which needs a package: pip install {package}\.$"):
         compose("fit", [word])
@@ -413,7 +550,9 @@ def test_missing_extra_is_named(word: str, missing: str, package: str, monkeypat
 def test_packages_are_allowed_by_the_caller_alone() -> None:
     words = ["model={_target_: my_project.Model}"]
     assert compose("fit", words, packages=["my_project"]).model._target_ == "my_project.Model"
-    with pytest.raises(ConfigError, match=r"'model\._target_' is 'my_project\.Model', which is not allowed"):
+    with pytest.raises(
+        ConfigError, match=r"'model\._target_' is 'my_project\.Model', which is not allowed"
+    ):
         compose("fit", words)
 
 
@@ -429,25 +568,38 @@ def test_packages_are_allowed_by_the_caller_alone() -> None:
 def test_every_option_of_a_swept_group_is_checked(write: Write, words: list[str]) -> None:
     evil = "# @package _global_\nhydra:\n  job_logging:\n    handlers:\n      console:\n        class: os.system\n"
     write("trainer/evil.yaml", evil)
-    write("experiment/sweep.yaml", "# @package _global_\nhydra: {sweeper: {params: {trainer: 'cpu,evil'}}}\n")
+    write(
+        "experiment/sweep.yaml",
+        "# @package _global_\nhydra: {sweeper: {params: {trainer: 'cpu,evil'}}}\n",
+    )
     folder = write("experiment/evil.yaml", evil)
-    with open_hydra(folder) as hydra, pytest.raises(ConfigError, match=r"'os\.system', which is not allowed"):
+    with (
+        open_hydra(folder) as hydra,
+        pytest.raises(ConfigError, match=r"'os\.system', which is not allowed"),
+    ):
         check_run(hydra, "fit", words, multirun=True)
 
 
 def test_first_job_of_a_sweep_is_returned() -> None:
     with open_hydra() as hydra:
-        cfg, words = check_run(hydra, "fit", ["seed=range(4,9)", "trainer.devices=interval(2,3)"], multirun=True)
+        cfg, words = check_run(
+            hydra, "fit", ["seed=range(4,9)", "trainer.devices=interval(2,3)"], multirun=True
+        )
         assert (cfg.seed, cfg.trainer.devices) == (4, 2.0)
     assert words == ["seed=range(4,9)", "trainer.devices=interval(2,3)"]
 
 
 def test_sweep_without_values_is_refused() -> None:
-    with open_hydra() as hydra, pytest.raises(ConfigError, match=r"^'\+experiment=glob\(zzz\)' matches nothing\.$"):
+    with (
+        open_hydra() as hydra,
+        pytest.raises(ConfigError, match=r"^'\+experiment=glob\(zzz\)' matches nothing\.$"),
+    ):
         check_run(hydra, "fit", ["experiment=glob(zzz)"], multirun=True)
 
 
-@pytest.mark.parametrize("word", ["trainer=auto", "trainer=cpu", "debug=fast", "debug=overfit", "debug=profiler"])
+@pytest.mark.parametrize(
+    "word", ["trainer=auto", "trainer=cpu", "debug=fast", "debug=overfit", "debug=profiler"]
+)
 def test_trainer_and_loggers_can_be_built(word: str, tmp_path: Path) -> None:
     cfg = compose("fit", [word, "trainer.accelerator=cpu", f"paths.run={tmp_path}"])
     loggers = instantiate(cfg.logger)

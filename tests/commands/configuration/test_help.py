@@ -36,21 +36,28 @@ def test_each_command_lists_its_own_keys(
         ("experiment=nothing", "data.patch_px=128"),
     ],
 )
-def test_the_keys_of_the_chosen_data_are_listed(word: str, key: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_keys_of_the_chosen_data_are_listed(
+    word: str, key: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["fit", word, "--help"]) == 0
     page = capsys.readouterr().out
     assert f"\n  {key}" in page
     assert "_target_" not in page
 
 
-def test_a_comment_stands_beside_its_key(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comment_stands_beside_its_key(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     main(["benchmark", "--help"])
     page = capsys.readouterr().out
     assert (
         "  benchmark.mode=loaders          the ways to load | collate: samples in memory" in page
     )  # it stands above it
-    assert "  benchmark.repeats=3             measurements of each row, in turn; the table holds medians" in page
+    assert (
+        "  benchmark.repeats=3             measurements of each row, in turn; the table holds medians"
+        in page
+    )
 
 
 def test_a_mistyped_command_is_named(capsys: pytest.CaptureFixture[str]) -> None:

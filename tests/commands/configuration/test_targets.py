@@ -11,7 +11,13 @@ from lit_data.commands.configuration.targets import allow_packages, check_target
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
-GRID = {"_target_": "lit_data.grid.PatchGrid", "heights_px": 976, "widths_px": 176, "patch_px": 128, "stride_px": 112}
+GRID = {
+    "_target_": "lit_data.grid.PatchGrid",
+    "heights_px": 976,
+    "widths_px": 176,
+    "patch_px": 128,
+    "stride_px": 112,
+}
 
 HOSTILE_NAMES = [
     # run programs or Python text
@@ -151,7 +157,9 @@ def test_refusal_names_key_target_and_what_is_allowed() -> None:
     ],
 )
 def test_alias_is_refused_and_not_called(target: str) -> None:
-    with pytest.raises(ConfigError, match=r"is another name of|is really|neither a class nor a function"):
+    with pytest.raises(
+        ConfigError, match=r"is another name of|is really|neither a class nor a function"
+    ):
         instantiate({"_target_": target})
 
 
@@ -242,7 +250,10 @@ def test_allowed_class_is_found_under_its_own_name(target: str) -> None:
 
 def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
     cfg = OmegaConf.create(
-        {"size": 176, "node": {"first": [{**GRID, "widths_px": "${size}"}], "rest": {"a": [1, "x"]}}}
+        {
+            "size": 176,
+            "node": {"first": [{**GRID, "widths_px": "${size}"}], "rest": {"a": [1, "x"]}},
+        }
     )
     made = instantiate(cfg.node)
     assert isinstance(made["first"][0], PatchGrid)
@@ -253,7 +264,9 @@ def test_instantiate_builds_nested_nodes_and_hands_out_plain_data() -> None:
 
 def test_instantiate_takes_further_arguments() -> None:
     node = {key: value for key, value in GRID.items() if key not in ("stride_px", "patch_px")}
-    assert len(instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)) == len(instantiate(GRID))
+    assert len(instantiate(OmegaConf.create(node), patch_px=128, stride_px=112)) == len(
+        instantiate(GRID)
+    )
 
 
 def test_instantiate_of_none_is_none() -> None:
@@ -274,7 +287,10 @@ def test_partial_binds_arguments() -> None:
             r"^unknown key 'grid\.strid_px': PatchGrid has no such argument\. Did you mean 'grid\.stride_px'\?$",
         ),
         ({**GRID, "zzz": 3}, r"^unknown key 'grid\.zzz': PatchGrid has no such argument\.$"),
-        ({"_target_": "lit_data.grid.PatchGrid"}, r"^'grid': PatchGrid: missing a required argument: 'heights_px'\.$"),
+        (
+            {"_target_": "lit_data.grid.PatchGrid"},
+            r"^'grid': PatchGrid: missing a required argument: 'heights_px'\.$",
+        ),
         ({**GRID, "_args_": "xy"}, r"^'grid\._args_' is 'xy'; it must be a list\.$"),
         ({**GRID, "_partial_": "yes"}, r"^'grid\._partial_' is 'yes'; it must be true or false\.$"),
         ({**GRID, "_convert_": "all"}, r"^'grid\._convert_' is not known"),
@@ -283,7 +299,10 @@ def test_partial_binds_arguments() -> None:
             {"_target_": "lit_data.grid.PatchGird"},
             r"there is no 'lit_data\.grid\.PatchGird'\. Did you mean 'PatchGrid'\?$",
         ),
-        ({"_target_": "lit_data.gird.PatchGrid"}, r"there is no 'lit_data\.gird'\. Did you mean 'grid'\?$"),
+        (
+            {"_target_": "lit_data.gird.PatchGrid"},
+            r"there is no 'lit_data\.gird'\. Did you mean 'grid'\?$",
+        ),
         (
             {"_target_": "lightning.pytorch.Trainer", "accelerator": "gpx"},
             r"^'grid': Trainer refuses its arguments: .*gpx",
@@ -337,7 +356,10 @@ def test_errors_of_constructors_pass_through() -> None:
             instantiate({"_target_": "own_targets.divide"})
         with pytest.raises(ConfigError, match="needs the package 'package_that_nobody_has'"):
             instantiate({"_target_": "own_needy.Model"})
-    with allow_packages(["package_that_nobody_has"]), pytest.raises(ConfigError, match=r"Is it installed\?$"):
+    with (
+        allow_packages(["package_that_nobody_has"]),
+        pytest.raises(ConfigError, match=r"Is it installed\?$"),
+    ):
         instantiate({"_target_": "package_that_nobody_has.Model"})
 
 

@@ -53,16 +53,41 @@ CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
     (partial(device.judge_precision, has_bf16=True, used="auto"), ("cpu",), "ok", ""),
     (partial(device.judge_precision, has_bf16=True, used="bf16-mixed"), ("cpu",), "ok", ""),
     (partial(device.judge_precision, has_bf16=False, used="auto"), ("cpu",), "ok", ""),
-    (partial(device.judge_precision, has_bf16=True, used="fp32"), ("cpu",), "note", "callbacks.amp.precision=auto"),
-    (partial(device.judge_precision, has_bf16=True, used="fp16"), ("cuda",), "note", "callbacks.amp.precision=auto"),
-    (partial(device.judge_precision, has_bf16=False, used="bf16"), ("cpu",), "warning", "callbacks.amp.precision=auto"),
+    (
+        partial(device.judge_precision, has_bf16=True, used="fp32"),
+        ("cpu",),
+        "note",
+        "callbacks.amp.precision=auto",
+    ),
+    (
+        partial(device.judge_precision, has_bf16=True, used="fp16"),
+        ("cuda",),
+        "note",
+        "callbacks.amp.precision=auto",
+    ),
+    (
+        partial(device.judge_precision, has_bf16=False, used="bf16"),
+        ("cpu",),
+        "warning",
+        "callbacks.amp.precision=auto",
+    ),
     (device.judge_share, (16, 2), "ok", ""),
     (device.judge_share, (6, 2), "warning", "data.cache=device"),
     (machine.judge_opencv, (["opencv-python-headless"],), "ok", ""),
-    (machine.judge_opencv, (["opencv-python", "opencv-python-headless"],), "warning", "pip uninstall opencv-python"),
+    (
+        machine.judge_opencv,
+        (["opencv-python", "opencv-python-headless"],),
+        "warning",
+        "pip uninstall opencv-python",
+    ),
     (machine.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
     (machine.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
-    (machine.judge_requirements, ([Requirement("lit-data-no-such-package")],), "fault", "pip install"),
+    (
+        machine.judge_requirements,
+        ([Requirement("lit-data-no-such-package")],),
+        "fault",
+        "pip install",
+    ),
 ]
 
 
@@ -104,7 +129,9 @@ def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.Monkey
     found = list(device.check_devices(2, pins=False, accelerator="cpu"))
     warned = [finding.what for finding in found if finding.level == "warning"]
     assert warned == ["GPU", "pinned batches", "cores for each GPU", "trainer"]
-    assert "GPU 1: 19.0 GiB" in next(finding.found for finding in found if finding.level == "warning")
+    assert "GPU 1: 19.0 GiB" in next(
+        finding.found for finding in found if finding.level == "warning"
+    )
 
 
 @pytest.mark.parametrize(
@@ -119,14 +146,20 @@ def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.Monkey
         ({"SLURM_NTASKS": "8", "SLURM_JOB_NAME": "bash"}, [("warning", "ranks")]),
     ],
 )
-def test_finds_variables_that_hurt(environ: dict[str, str], expected: list[tuple[str, str]]) -> None:
+def test_finds_variables_that_hurt(
+    environ: dict[str, str], expected: list[tuple[str, str]]
+) -> None:
     found = [(finding.level, finding.what) for finding in machine.check_environment(environ)]
     assert [item for item in found if item[0] != "ok"] == expected
 
 
 @pytest.mark.parametrize(("version", "faults"), [("2.6.2", 1), ("2.6.6", 0)])
-def test_names_malicious_uploads(version: str, faults: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "find_version", lambda name: version if name == "lightning" else None)
+def test_names_malicious_uploads(
+    version: str, faults: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        machine, "find_version", lambda name: version if name == "lightning" else None
+    )
     found = list(machine.find_malicious())
     assert [finding.level for finding in found] == ["fault"] * faults
 
@@ -144,14 +177,24 @@ def test_an_extra_is_installed_when_all_of_it_is() -> None:
 
 
 def test_every_extra_of_the_project_is_described() -> None:
-    extras = set(metadata.metadata("lit_data").get_all("Provides-Extra") or []) - {"dev", "test", "notebooks"}
+    extras = set(metadata.metadata("lit_data").get_all("Provides-Extra") or []) - {
+        "dev",
+        "test",
+        "notebooks",
+    }
     found = {finding.what: finding.found for finding in machine.check_packages()}
     assert all(extra in found["extras"] for extra in extras)
 
 
 @pytest.mark.parametrize(
     ("path", "kind"),
-    [("/data/x", "nfs4"), ("/data", "nfs4"), ("/database/x", "ext4"), ("/data/local/x", "xfs"), ("/", "ext4")],
+    [
+        ("/data/x", "nfs4"),
+        ("/data", "nfs4"),
+        ("/database/x", "ext4"),
+        ("/data/local/x", "xfs"),
+        ("/", "ext4"),
+    ],
 )
 def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None:
     mounts = [("/", "ext4"), ("/data", "nfs4"), ("/data/local", "xfs")]
@@ -167,5 +210,8 @@ def test_reads_the_mounts_of_the_system(tmp_path: Path, monkeypatch: pytest.Monk
     part = namedtuple("part", "mountpoint fstype")
     mounts: Sequence[object] = [part("/", "ext4"), part(str(tmp_path), "lustre")]
     monkeypatch.setattr(disk.psutil, "disk_partitions", lambda all: mounts)
-    found = {finding.what: finding for finding in disk.check_disks({"paths.cache": str(tmp_path / "not" / "yet")})}
+    found = {
+        finding.what: finding
+        for finding in disk.check_disks({"paths.cache": str(tmp_path / "not" / "yet")})
+    }
     assert found["paths.cache, disk"].found == "lustre"

@@ -60,7 +60,11 @@ def make_run(
 ) -> Path:
     """A run folder; each part may be left out or replaced."""
     (folder / ".hydra").mkdir(parents=True)
-    runtime = {"choices": {"experiment": "stripe", "trainer": "cpu"}, "output_dir": str(folder), "config_sources": []}
+    runtime = {
+        "choices": {"experiment": "stripe", "trainer": "cpu"},
+        "output_dir": str(folder),
+        "config_sources": [],
+    }
     hydra = {"hydra": {"overrides": {"task": list(overrides)}, "runtime": runtime}}
     for name, content in (("config", dict(config)), ("hydra", hydra)):
         (folder / ".hydra" / f"{name}.yaml").write_text(yaml.safe_dump(content), encoding="utf-8")

@@ -6,7 +6,14 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.charts import COLOURS, AxisRange, Chart, ChartLine, clip_line, draw_chart
+from lit_data.commands.reports.charts import (
+    COLOURS,
+    AxisRange,
+    Chart,
+    ChartLine,
+    clip_line,
+    draw_chart,
+)
 from lit_data.commands.reports.curves import Series
 from lit_data.commands.reports.units import find_direction, format_value
 
@@ -15,7 +22,9 @@ SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"
 
 def make_line(values: list[float], *, name: str = "val/dice", look: int = 0) -> ChartLine:
     steps = np.arange(len(values))
-    return ChartLine(name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look)
+    return ChartLine(
+        name, "val", Series(steps, np.zeros_like(steps), np.array(values, np.float64)), look
+    )
 
 
 def read_svg(chart: Chart) -> ElementTree.Element:
@@ -28,7 +37,11 @@ def read_paths(chart: Chart, colour: int, property_: str = "stroke") -> list[str
     """Paths that are drawn in the colour of a line; some are defined first and used by their name."""
     svg, wanted = read_svg(chart), f"{property_}: var(--v{colour})"
     defined = {path.get("id"): path.get("d", "") for path in svg.iter(f"{SVG}path")}
-    used = [use.attrib[f"{LINK}href"][1:] for use in svg.iter(f"{SVG}use") if wanted in use.get("style", "")]
+    used = [
+        use.attrib[f"{LINK}href"][1:]
+        for use in svg.iter(f"{SVG}use")
+        if wanted in use.get("style", "")
+    ]
     own = [path.get("d", "") for path in svg.iter(f"{SVG}path") if wanted in path.get("style", "")]
     return own + [defined[name] for name in used]
 
@@ -49,11 +62,21 @@ def test_curve_fills_the_frame_and_breaks_at_gaps() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [[np.nan, np.nan], [5.0, 5.0], [0.0], [1e308, -1e308], [1e-300, 1e-299], [1e15, 1e15 + 1], [-1e-9, 1e-9, np.inf]],
+    [
+        [np.nan, np.nan],
+        [5.0, 5.0],
+        [0.0],
+        [1e308, -1e308],
+        [1e-300, 1e-299],
+        [1e15, 1e15 + 1],
+        [-1e-9, 1e-9, np.inf],
+    ],
 )
 def test_any_numbers_give_a_chart(values: list[float]) -> None:
     chart = draw_chart("dice", [make_line(values)])
-    assert not re.search(r"\b(nan|inf)\b", " ".join(p for n in range(len(COLOURS) + 2) for p in read_paths(chart, n)))
+    assert not re.search(
+        r"\b(nan|inf)\b", " ".join(p for n in range(len(COLOURS) + 2) for p in read_paths(chart, n))
+    )
     assert ("no number" in chart.lines[0].end) == (not np.isfinite(values).any())
 
 
@@ -71,8 +94,20 @@ def test_a_wide_range_is_logarithmic_and_says_so() -> None:
 
 def test_what_is_not_positive_has_no_place_on_a_logarithmic_axis() -> None:
     values = np.array([1.0, 0.0, -3.0, np.nan, np.inf])
-    assert np.isnan(clip_line(values, AxisRange(1e-3, 1e3, is_log=True))).tolist() == [False, True, True, True, True]
-    assert np.isnan(clip_line(values, AxisRange(-4, 4))).tolist() == [False, False, False, True, True]
+    assert np.isnan(clip_line(values, AxisRange(1e-3, 1e3, is_log=True))).tolist() == [
+        False,
+        True,
+        True,
+        True,
+        True,
+    ]
+    assert np.isnan(clip_line(values, AxisRange(-4, 4))).tolist() == [
+        False,
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_many_points_are_thinned_to_a_band() -> None:
@@ -84,7 +119,10 @@ def test_many_points_are_thinned_to_a_band() -> None:
 
 
 def test_parts_of_a_step_lie_on_each_other() -> None:
-    lines = [make_line([1.0, 2.0], name="time/forward_s"), make_line([1.0, 1.0], name="time/wait_s", look=1)]
+    lines = [
+        make_line([1.0, 2.0], name="time/forward_s"),
+        make_line([1.0, 1.0], name="time/wait_s", look=1),
+    ]
     chart = draw_chart("time", lines, stacked=True)
     (lower,), (upper,) = (read_paths(chart, look, "fill") for look in (0, 1))
     top_of_lower = {tuple(point) for point in read_points(lower)}
@@ -94,7 +132,9 @@ def test_parts_of_a_step_lie_on_each_other() -> None:
 def test_colours_follow_the_page_into_the_dark() -> None:
     svg = unquote(draw_chart("dice", [make_line([0.0, 1.0], look=3)]).uri)
     assert "@media(prefers-color-scheme:dark)" in svg
-    assert not [colour for colour in COLOURS if f" {colour}" in svg]  # but as values of the variables
+    assert not [
+        colour for colour in COLOURS if f" {colour}" in svg
+    ]  # but as values of the variables
 
 
 def test_chart_says_its_numbers_in_words_and_to_the_pointer() -> None:
@@ -126,7 +166,10 @@ def test_values_have_their_units(name: str, value: object, text: str) -> None:
 
 
 def test_names_tell_what_is_better() -> None:
-    better = {name: find_direction(name) for name in ("val/dice", "samples_per_s", "train/loss", "seconds", "x/y")}
+    better = {
+        name: find_direction(name)
+        for name in ("val/dice", "samples_per_s", "train/loss", "seconds", "x/y")
+    }
     assert better == {"val/dice": 1, "samples_per_s": 1, "train/loss": -1, "seconds": -1, "x/y": 0}
 
 

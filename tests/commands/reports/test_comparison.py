@@ -17,12 +17,21 @@ def read_runs(folder: Path, *parts: dict[str, Any]) -> list[Run]:
 
 def test_only_options_that_differ_are_columns(tmp_path: Path) -> None:
     both = ("+experiment=stripe", "trainer=cpu", "paths.runs=x")
-    runs = read_runs(tmp_path, {"overrides": (*both, "seed=2"), "config": {**CONFIG, "seed": 2}}, {"overrides": both})
-    assert find_differences(runs) == {"seed": ["2", "1"]}  # the default stands where no override does
+    runs = read_runs(
+        tmp_path,
+        {"overrides": (*both, "seed=2"), "config": {**CONFIG, "seed": 2}},
+        {"overrides": both},
+    )
+    assert find_differences(runs) == {
+        "seed": ["2", "1"]
+    }  # the default stands where no override does
 
 
 def test_groups_and_keys_that_a_run_lacks_are_compared(tmp_path: Path) -> None:
-    one = {"overrides": ("trainer=cpu", "+model.depth=3"), "config": {**CONFIG, "model": {"depth": 3, "width": 8}}}
+    one = {
+        "overrides": ("trainer=cpu", "+model.depth=3"),
+        "config": {**CONFIG, "model": {"depth": 3, "width": 8}},
+    }
     runs = read_runs(tmp_path, one, {"overrides": ("data.loader={batch_size:16}",)})
     assert find_differences(runs) == {"model.depth": ["3", "-"]}
 
@@ -35,30 +44,59 @@ def test_without_such_options_the_configuration_is_compared(tmp_path: Path) -> N
 def test_ranks_follow_the_monitor_and_leave_out_what_has_no_number(tmp_path: Path) -> None:
     config = {**CONFIG, "callbacks": {"checkpoint": {"monitor": "val/odd", "mode": "min"}}}
     values = (3.0, None, 1.0)
-    runs = read_runs(tmp_path, *({"config": config, "summary": {**SUMMARY, "val/odd": value}} for value in values))
+    runs = read_runs(
+        tmp_path,
+        *({"config": config, "summary": {**SUMMARY, "val/odd": value}} for value in values),
+    )
     assert rank(runs, "val/odd") == [2, 0]
     assert rank(runs, "val/unheard_of") == []
-    assert choose_metrics(runs, []) == ["test/dice", "samples_per_s", "data_wait_fraction", "peak_rss_bytes", "seconds"]
+    assert choose_metrics(runs, []) == [
+        "test/dice",
+        "samples_per_s",
+        "data_wait_fraction",
+        "peak_rss_bytes",
+        "seconds",
+    ]
     assert choose_metrics(runs, [], first="val/odd")[0] == "val/odd"
     assert choose_metrics(runs, ["a"]) == ["a"]
 
 
 @pytest.mark.parametrize(
     ("ago_s", "words"),
-    [(5, "5 seconds"), (180, "3 minutes"), (7200, "2 hours"), (3 * 86400, "3 days"), (-5, "0 seconds")],
+    [
+        (5, "5 seconds"),
+        (180, "3 minutes"),
+        (7200, "2 hours"),
+        (3 * 86400, "3 days"),
+        (-5, "0 seconds"),
+    ],
 )
 def test_age_is_said_in_words(ago_s: float, words: str) -> None:
     assert describe_age(1e9, 1e9 + ago_s).endswith(f", {words} before this page was written")
 
 
 def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path: Path) -> None:
-    memory = {"memory/peak_allocated_bytes": 5 * 2**20, "memory/peak_rss_bytes": 6 * 2**20, "peak_rss_bytes": 7 * 2**20}
-    summary = {"command": "fit", "valid_iou": 0.5, "test_iou": 0.25, "test_f1": 0.75, "train/mean_step_s": 1.0} | memory
+    memory = {
+        "memory/peak_allocated_bytes": 5 * 2**20,
+        "memory/peak_rss_bytes": 6 * 2**20,
+        "peak_rss_bytes": 7 * 2**20,
+    }
+    summary = {
+        "command": "fit",
+        "valid_iou": 0.5,
+        "test_iou": 0.25,
+        "test_f1": 0.75,
+        "train/mean_step_s": 1.0,
+    } | memory
     folder = make_run(tmp_path / "run", summary=summary)
     (folder / "machine.json").write_text(json.dumps({"device": "cpu"}))
     run = read_run(folder, 0, "run")
     assert find_scores(run) == ["test_iou", "test_f1"]
     titles = [tile.title for tile in list_tiles(run)]
-    assert ("iou" in titles, "device memory" in titles, "host memory" in titles) == (True, False, True)
+    assert ("iou" in titles, "device memory" in titles, "host memory" in titles) == (
+        True,
+        False,
+        True,
+    )
     (folder / "machine.json").write_text(json.dumps({"device": "NVIDIA"}))
     assert "device memory" in [tile.title for tile in list_tiles(read_run(folder, 0, "run"))]

@@ -7,9 +7,15 @@ from lit_data.commands.reports.curves import Series, read_log, split_off_last, t
 from tests.commands.reports.folders import CSV, make_run
 
 
-def make_series(values: list[float], steps: list[int] | None = None, epochs: list[int] | None = None) -> Series:
+def make_series(
+    values: list[float], steps: list[int] | None = None, epochs: list[int] | None = None
+) -> Series:
     count = len(values)
-    return Series(np.array(steps or range(count)), np.array(epochs or [0] * count), np.array(values, np.float64))
+    return Series(
+        np.array(steps or range(count)),
+        np.array(epochs or [0] * count),
+        np.array(values, np.float64),
+    )
 
 
 def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
@@ -27,7 +33,10 @@ def test_series_of_a_log_keep_steps_epochs_and_gaps(tmp_path: Path) -> None:
     ("tail", "note"),
     [
         (",,,2,,4", "csv/metrics.csv: 1 line is damaged or cut off, and left out"),
-        ("x,,,2,,41,,,,,\n,,,2,,4\0", "csv/metrics.csv: 2 lines are damaged or cut off, and left out"),
+        (
+            "x,,,2,,41,,,,,\n,,,2,,4\0",
+            "csv/metrics.csv: 2 lines are damaged or cut off, and left out",
+        ),
     ],
 )
 def test_cut_lines_are_left_out_and_said(tmp_path: Path, tail: str, note: str) -> None:

@@ -41,7 +41,8 @@ def _text(name: str, text: str) -> Callable[[Path], None]:
 
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
-    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
 )
 HOSTILE = {
     "references to itself": _yaml("b: '" + "${b}" * 12 + "'"),
@@ -89,7 +90,8 @@ def test_a_folder_behind_a_link_is_not_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("a: &b 1\nc: *b", "aliases"), ("[" * 70 + "]" * 70, "deep"), ("[x," * 3 + "]" * 3, None)]
+    ("text", "message"),
+    [("a: &b 1\nc: *b", "aliases"), ("[" * 70 + "]" * 70, "deep"), ("[x," * 3 + "]" * 3, None)],
 )
 def test_yaml_is_bounded(text: str, message: str | None) -> None:
     if message is None:
@@ -99,7 +101,9 @@ def test_yaml_is_bounded(text: str, message: str | None) -> None:
         parse_yaml(text)
 
 
-@pytest.mark.parametrize(("text", "found"), [("9" * 41, None), ("9" * 40, int("9" * 40)), ('{"a": [1]}', {"a": [1]})])
+@pytest.mark.parametrize(
+    ("text", "found"), [("9" * 41, None), ("9" * 40, int("9" * 40)), ('{"a": [1]}', {"a": [1]})]
+)
 def test_json_is_bounded(text: str, found: Any) -> None:
     assert parse_json(text) == found
 

@@ -106,10 +106,18 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     site: Callable[[str], None], capfd: pytest.CaptureFixture[str]
 ) -> None:
     site(FATES)
-    words = ["show", "-m", "+logger.fate=fine,killed,oom", "sweep.columns=[val/loss]", "hydra.sweep.dir=out"]
+    words = [
+        "show",
+        "-m",
+        "+logger.fate=fine,killed,oom",
+        "sweep.columns=[val/loss]",
+        "hydra.sweep.dir=out",
+    ]
     assert main(words) == 6
     out, err = capfd.readouterr()
-    cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+    cells = [
+        [cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line
+    ]
     assert [cell[:3] for cell in cells] == [
         ["0", "fate=fine", "done"],
         ["1", "fate=killed", "killed"],
@@ -142,7 +150,9 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
     ("number", "code"),
     [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
 )
-def test_a_signal_ends_the_whole_sweep(site: Callable[[str], None], number: signal.Signals, code: int) -> None:
+def test_a_signal_ends_the_whole_sweep(
+    site: Callable[[str], None], number: signal.Signals, code: int
+) -> None:
     site(WAITING)
     with _started("show", "-m", "seed=1,2", "hydra.sweep.dir=out") as program:
         _wait_until_ready(program)
@@ -151,7 +161,10 @@ def test_a_signal_ends_the_whole_sweep(site: Callable[[str], None], number: sign
         out, err = program.communicate(timeout=LIMIT_S)
     assert psutil.wait_procs(family, timeout=10)[1] == []
     assert program.returncode == code
-    assert [line.split("│")[3].strip() for line in out.splitlines() if "│" in line] == ["interrupted", "not run"]
+    assert [line.split("│")[3].strip() for line in out.splitlines() if "│" in line] == [
+        "interrupted",
+        "not run",
+    ]
     assert f"go on with\npython -m lit_data show -m seed=1,2 sweep.resume={Path.cwd()}/out\n" in err
     assert read_json("out/sweep.json")["jobs_not_run"] == 1
 
@@ -169,7 +182,9 @@ def test_the_job_ends_with_a_sweep_that_is_killed(site: Callable[[str], None]) -
 
 
 @pytest.mark.slow
-def test_jobs_in_one_process_fail_alone_and_hold_no_memory(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_jobs_in_one_process_fail_alone_and_hold_no_memory(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
     import weakref
 
     alive: list[weakref.ref[Any]] = []
@@ -209,12 +224,18 @@ def test_the_best_job_is_named_where_it_is_known_what_is_good(install: Install) 
     install(score)
     assert sweep("seed=3,1,2", "sweep.metric=val/loss", "sweep.mode=min") == 0
     summary = read_json("out/sweep.json")
-    assert (summary["metric"], summary["best_job"], summary["best_overrides"]) == ("val/loss", 0, "seed=3")
+    assert (summary["metric"], summary["best_job"], summary["best_overrides"]) == (
+        "val/loss",
+        0,
+        "seed=3",
+    )
     assert summary["best_value"] == pytest.approx(1 / 3)
 
 
 @pytest.mark.slow
-def test_a_metric_that_no_job_has_is_said_once(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_metric_that_no_job_has_is_said_once(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
     install(score)
     assert sweep("seed=1,2", "sweep.metric=test/scor") == 0
     message = "holds no 'test/scor', which sweep.metric names. Did you mean 'test/score'?"
@@ -245,7 +266,9 @@ def test_other_overrides_are_named_and_a_sweep_is_left_alone(
 
 
 @pytest.mark.slow
-def test_a_changed_file_is_named_before_anything_runs(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_changed_file_is_named_before_anything_runs(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
     ran: list[int] = []
 
     def run(cfg: Any) -> dict[str, Any]:
@@ -261,8 +284,9 @@ def test_a_changed_file_is_named_before_anything_runs(install: Install, capfd: p
     (own / "mine.yaml").write_text("# @package _global_\ntrainer:\n  max_epochs: 4\n")
     capfd.readouterr()
     assert main(["show", "-m", *words, "sweep.resume=out", "sweep.isolate=none"]) == 2
-    assert "job 0 was another configuration when the sweep began (trainer.max_epochs: 3 then, 4 now)" in (
-        capfd.readouterr().err
+    assert (
+        "job 0 was another configuration when the sweep began (trainer.max_epochs: 3 then, 4 now)"
+        in (capfd.readouterr().err)
     )
     assert ran == [1, 2]
 
@@ -288,10 +312,22 @@ def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "message"),
     [
-        (["-m", "seed=1,2", "sweep.resume=latest"], 3, "sweep.resume=latest: no sweep of show stripe below "),
-        (["-m", "seed=1,2", "sweep.resume=gone"], 3, "gone is not the folder of a sweep: it has no readable plan.json"),
+        (
+            ["-m", "seed=1,2", "sweep.resume=latest"],
+            3,
+            "sweep.resume=latest: no sweep of show stripe below ",
+        ),
+        (
+            ["-m", "seed=1,2", "sweep.resume=gone"],
+            3,
+            "gone is not the folder of a sweep: it has no readable plan.json",
+        ),
         (["sweep.resume=latest"], 2, "sweep.resume goes on with a sweep: add -m."),
-        (["-m", "trainer.max_epochs=interval(1,2)"], 2, "is a range without steps, which needs a sweeper"),
+        (
+            ["-m", "trainer.max_epochs=interval(1,2)"],
+            2,
+            "is a range without steps, which needs a sweeper",
+        ),
     ],
 )
 def test_mistakes_end_with_one_line(
@@ -341,7 +377,9 @@ def test_an_unheard_of_folder_name_reaches_the_job(site: Callable[[str], None]) 
 
 
 @pytest.mark.slow
-def test_optuna_learns_from_the_metric_and_from_failures(install: Install, capfd: pytest.CaptureFixture[str]) -> None:
+def test_optuna_learns_from_the_metric_and_from_failures(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
     ran: list[float] = []
 
     def run(cfg: Any) -> dict[str, Any]:
@@ -351,7 +389,13 @@ def test_optuna_learns_from_the_metric_and_from_failures(install: Install, capfd
         return {"test/score": (cfg.data.loader.timeout_s - 40.0) ** 2}
 
     install(run)
-    words = ["show", "-m", "hydra/sweeper=search", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=minimize"]
+    words = [
+        "show",
+        "-m",
+        "hydra/sweeper=search",
+        "hydra.sweeper.n_trials=4",
+        "hydra.sweeper.direction=minimize",
+    ]
     words += ["data.loader.timeout_s=interval(1.0,99.0)", "seed=3", "sweep.isolate=none"]
     assert main([*words, "hydra.sweep.dir=out"]) == 3
     first = ran.copy()
@@ -361,7 +405,9 @@ def test_optuna_learns_from_the_metric_and_from_failures(install: Install, capfd
     scores = [(value - 40.0) ** 2 for place, value in enumerate(first) if place != 1]
     assert float(best[1]) == pytest.approx(min(scores))
 
-    assert main([*words, "sweep.resume=out"]) == 0  # the search repeats itself, and one job of it has no result
+    assert (
+        main([*words, "sweep.resume=out"]) == 0
+    )  # the search repeats itself, and one job of it has no result
     assert ran == [*first, first[1]]
     assert [row["status"] for row in read_rows()] == ["done"] * 4
 
@@ -369,7 +415,13 @@ def test_optuna_learns_from_the_metric_and_from_failures(install: Install, capfd
 @pytest.mark.slow
 def test_optuna_with_other_proposals_keeps_the_jobs_before(install: Install) -> None:
     install(score)
-    words = ["show", "-m", "hydra/sweeper=search", "hydra/sweeper/sampler=seeded_random", "hydra.sweeper.n_trials=1"]
+    words = [
+        "show",
+        "-m",
+        "hydra/sweeper=search",
+        "hydra/sweeper/sampler=seeded_random",
+        "hydra.sweeper.n_trials=1",
+    ]
     words += ["seed=range(1,1000)", "sweep.isolate=none"]
     assert main([*words, "hydra.sweeper.sampler.seed=1", "hydra.sweep.dir=out"]) == 0
     plan = read_json("out/plan.json")

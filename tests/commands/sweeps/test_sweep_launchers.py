@@ -75,26 +75,42 @@ def test_a_launcher_runs_the_jobs(launcher: str) -> None:
     code, out = fit("-m", *TOY, f"hydra/launcher={launcher}", "seed=1,2")
     assert code == 0, out
     summary = read_json("out/sweep.json")
-    assert (summary["jobs"], summary["jobs_done"], summary["metric"]) == (2, 2, "val/average_precision")
+    assert (summary["jobs"], summary["jobs_done"], summary["metric"]) == (
+        2,
+        2,
+        "val/average_precision",
+    )
     assert out.endswith(f"{Path.cwd()}/out/sweep.json\n")
     assert [read_json(f"out/{number}/job.json")["status"] for number in (0, 1)] == ["done", "done"]
     assert Path("out/sweep.png").is_file()
 
 
 def test_optuna_searches_with_the_ready_options() -> None:
-    words = ["+hparams_search=stripe_optuna", "hydra.sweeper.n_trials=2", "hydra.sweeper.storage=sqlite:///study.db"]
+    words = [
+        "+hparams_search=stripe_optuna",
+        "hydra.sweeper.n_trials=2",
+        "hydra.sweeper.storage=sqlite:///study.db",
+    ]
     code, out = fit("-m", *[word for word in TOY if "batch_size" not in word], *words)
     assert code == 0, out
     found = yaml.safe_load(Path("out/optimization_results.yaml").read_text())
     assert found["best_params"].keys() == {"model.optimizer.lr", "data.loader.batch_size"}
     summary = read_json("out/sweep.json")
-    assert (summary["metric"], summary["best_value"]) == ("val/average_precision", found["best_value"])
+    assert (summary["metric"], summary["best_value"]) == (
+        "val/average_precision",
+        found["best_value"],
+    )
     assert Path("study.db").is_file()
 
 
 def test_a_training_that_was_killed_goes_on_to_the_same_end() -> None:
     Path("own_killer.py").write_text(KILLER)
-    words = ["--package=own_killer", "+callbacks.killer._target_=own_killer.Killer", "trainer.max_epochs=4", "-m"]
+    words = [
+        "--package=own_killer",
+        "+callbacks.killer._target_=own_killer.Killer",
+        "trainer.max_epochs=4",
+        "-m",
+    ]
     code, out = fit(*TOY, *words, "seed=1")
     assert code == 6, out
     assert "killed" in out

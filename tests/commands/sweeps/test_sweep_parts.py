@@ -19,13 +19,32 @@ from lit_data.commands.sweeps.options import (
     optimized_metric,
     settle_direction,
 )
-from lit_data.commands.sweeps.plan import JobRecord, check_same, digest_config, read_record, write_record
+from lit_data.commands.sweeps.plan import (
+    JobRecord,
+    check_same,
+    digest_config,
+    read_record,
+    write_record,
+)
 from lit_data.commands.sweeps.process import describe_failure, run_process
-from lit_data.commands.sweeps.report import ReportedJob, _print_table, draw_sweep, shorten_keys, sort_values
+from lit_data.commands.sweeps.report import (
+    ReportedJob,
+    _print_table,
+    draw_sweep,
+    shorten_keys,
+    sort_values,
+)
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
-METRICS = {"command": "fit", "val/loss": 0.5, "test/ap": 0.25, "test/count": 3, "test/name": "a", "test/none": None}
+METRICS = {
+    "command": "fit",
+    "val/loss": 0.5,
+    "test/ap": 0.25,
+    "test/count": 3,
+    "test/name": "a",
+    "test/none": None,
+}
 
 
 @pytest.mark.parametrize(
@@ -37,15 +56,23 @@ METRICS = {"command": "fit", "val/loss": 0.5, "test/ap": 0.25, "test/count": 3, 
         (None, None, 0.25),
     ],
 )
-def test_a_sweeper_learns_from_the_metric(metric: str | None, monitor: str | None, value: float) -> None:
+def test_a_sweeper_learns_from_the_metric(
+    metric: str | None, monitor: str | None, value: float
+) -> None:
     assert optimized_metric(SweepOptions(metric=metric), monitor, METRICS) == value
 
 
 def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
     assert optimized_metric(SweepOptions(), None, {"seconds": 3.0}) is None
-    with pytest.raises(ConfigError, match=r"holds no 'test/app', which sweep\.metric names\. Did you mean 'test/ap'\?"):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds no 'test/app', which sweep\.metric names\. Did you mean 'test/ap'\?",
+    ):
         optimized_metric(SweepOptions(metric="test/app"), None, METRICS)
-    with pytest.raises(ConfigError, match=r"sweep\.metric=test/name is 'a' in the job's summary\.json, which is not a"):
+    with pytest.raises(
+        ConfigError,
+        match=r"sweep\.metric=test/name is 'a' in the job's summary\.json, which is not a",
+    ):
         optimized_metric(SweepOptions(metric="test/name"), None, METRICS)
 
 
@@ -64,13 +91,17 @@ def test_a_job_may_have_no_metric_unless_it_is_asked_for() -> None:
 )
 def test_options_are_checked(node: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        read_options(SweepOptions, OmegaConf.create(node) if isinstance(node, dict) else node, "sweep")
+        read_options(
+            SweepOptions, OmegaConf.create(node) if isinstance(node, dict) else node, "sweep"
+        )
 
 
 def test_the_checkpoint_says_what_is_good() -> None:
     monitored = find_monitor(compose("fit"))
     assert monitored == ("val/average_precision", "max")
-    assert find_monitor(OmegaConf.create({"callbacks": {"last": {"filename": "last"}, "none": None}})) == (None, None)
+    assert find_monitor(
+        OmegaConf.create({"callbacks": {"last": {"filename": "last"}, "none": None}})
+    ) == (None, None)
     assert choose_direction(SweepOptions(), "val/average_precision", monitored) == "max"
     assert choose_direction(SweepOptions(), "val/loss", monitored) is None
     assert choose_direction(SweepOptions(mode="min"), "val/loss", monitored) == "min"
@@ -79,7 +110,13 @@ def test_the_checkpoint_says_what_is_good() -> None:
 @pytest.mark.slow
 def test_the_digest_is_that_of_what_is_computed() -> None:
     one = digest_config(compose("fit", ["paths.run=a", "data.loader.batch_size=4"]))
-    same = ["paths.run=b", "paths.runs=c", "paths.cache=d", "sweep.resume=e", "data.loader.batch_size=4"]
+    same = [
+        "paths.run=b",
+        "paths.runs=c",
+        "paths.cache=d",
+        "sweep.resume=e",
+        "data.loader.batch_size=4",
+    ]
     assert digest_config(compose("fit", same)) == one
     assert digest_config(compose("fit", ["paths.run=a", "data.loader.batch_size=5"])) != one
 
@@ -93,18 +130,31 @@ def make_record(**config: Any) -> JobRecord:
     [
         ({"a": {"b": 1}}, {"a": {"b": 2}}, r"\(a\.b: 1 then, 2 now\)"),
         ({"a": 1}, {"b": 1}, r"\(a: 1 then, nothing now; b: nothing then, 1 now\)"),
-        ({"a": 1, "sweep": {"mode": "min"}}, {"a": 2, "sweep": {"mode": "max"}}, r"\(a: 1 then, 2 now\)"),
+        (
+            {"a": 1, "sweep": {"mode": "min"}},
+            {"a": 2, "sweep": {"mode": "max"}},
+            r"\(a: 1 then, 2 now\)",
+        ),
         (dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2), r"c: 1 then, 2 now; 2 more\)"),
     ],
 )
-def test_the_difference_between_configurations_is_named(before: Any, now: Any, difference: str) -> None:
-    with pytest.raises(ConfigError, match=f"^job 3 was another configuration when the sweep began .*{difference}"):
+def test_the_difference_between_configurations_is_named(
+    before: Any, now: Any, difference: str
+) -> None:
+    with pytest.raises(
+        ConfigError, match=f"^job 3 was another configuration when the sweep began .*{difference}"
+    ):
         check_same(make_record(**before), make_record(**now))
 
 
 def test_a_value_from_outside_may_differ() -> None:
-    before, now = JobRecord(number=0, overrides=(), digest="1", config={"a": "${b}"}), make_record(a="${b}")
-    with pytest.raises(ConfigError, match=r"an interpolation such as \$\{oc\.env:NAME\} has another value"):
+    before, now = (
+        JobRecord(number=0, overrides=(), digest="1", config={"a": "${b}"}),
+        make_record(a="${b}"),
+    )
+    with pytest.raises(
+        ConfigError, match=r"an interpolation such as \$\{oc\.env:NAME\} has another value"
+    ):
         check_same(before, now)
 
 
@@ -124,7 +174,12 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     [
         (StoreSpaceError("no room"), "failed", 4, "no room"),
         (BatchMemoryError("too large\nmore"), "out of memory", 5, "too large"),
-        (RuntimeError("CUDA out of memory. Tried to allocate"), "out of memory", 5, "RuntimeError: CUDA out of memory"),
+        (
+            RuntimeError("CUDA out of memory. Tried to allocate"),
+            "out of memory",
+            5,
+            "RuntimeError: CUDA out of memory",
+        ),
         (KeyError(), "failed", 1, "KeyError"),
     ],
 )
@@ -153,7 +208,12 @@ class _Ended:
 @pytest.mark.parametrize(
     ("code", "by_kernel", "status", "reason"),
     [
-        (-signal.SIGKILL, True, "killed", "ended by SIGKILL, while the kernel ended processes for want of memory"),
+        (
+            -signal.SIGKILL,
+            True,
+            "killed",
+            "ended by SIGKILL, while the kernel ended processes for want of memory",
+        ),
         (-signal.SIGSEGV, False, "killed", "ended by SIGSEGV"),
         (128 + signal.SIGTERM, False, "killed", "ended by SIGTERM"),
         (5, False, "out of memory", "its messages say why"),
@@ -162,7 +222,12 @@ class _Ended:
     ],
 )
 def test_how_a_process_ended(
-    code: int, by_kernel: bool, status: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: int,
+    by_kernel: bool,
+    status: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     events = tmp_path / "memory.events"
     events.write_text("low 0\noom_kill 4\n")
@@ -190,7 +255,9 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(sweep_process, "LEFTOVERS_S", 0.05)
     assert run_process([], tmp_path).status == "done"
     assert not Path(f"/proc/{note.read_text()}/cmdline").exists() or not (
-        Path(f"/proc/{note.read_text()}/cmdline").read_bytes()  # ended, and not fetched yet by whoever adopted it
+        Path(
+            f"/proc/{note.read_text()}/cmdline"
+        ).read_bytes()  # ended, and not fetched yet by whoever adopted it
     )
 
 
@@ -202,7 +269,10 @@ def test_numbers_stand_before_texts() -> None:
     "parameters",
     [
         {"data.loader.batch_size": [("8", 0.5), ("16", None), ("8", 0.75)]},
-        {"a": [(f"{10.0**-place}", float(place)) for place in range(14)], "b": [("x" * 60, 1.0), ("[1, 2]", 2.0)]},
+        {
+            "a": [(f"{10.0**-place}", float(place)) for place in range(14)],
+            "b": [("x" * 60, 1.0), ("[1, 2]", 2.0)],
+        },
         {name: [("1", 0.5)] for name in "abcd"},
     ],
 )
@@ -227,7 +297,10 @@ def test_jobs_elsewhere_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptu
     write_record(tmp_path / "1", make_record().end("killed", 6, "ended by SIGKILL", 1.0))
     watch.look()
     watch.look()
-    assert caplog.messages == ["job 3 (4 of 5): running: seed=1", "job 3 (4 of 5): killed: ended by SIGKILL"]
+    assert caplog.messages == [
+        "job 3 (4 of 5): running: seed=1",
+        "job 3 (4 of 5): killed: ended by SIGKILL",
+    ]
 
 
 # --- one direction
@@ -235,7 +308,9 @@ def test_jobs_elsewhere_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptu
 
 def _with_sweeper(direction: object, mode: str = "max", monitor: str | None = "val/score") -> Any:
     callbacks = {"checkpoint": {"monitor": monitor, "mode": mode}} if monitor else {}
-    return OmegaConf.create({"hydra": {"sweeper": {"direction": direction}}, "callbacks": callbacks})
+    return OmegaConf.create(
+        {"hydra": {"sweeper": {"direction": direction}}, "callbacks": callbacks}
+    )
 
 
 @pytest.mark.parametrize(
@@ -249,7 +324,9 @@ def _with_sweeper(direction: object, mode: str = "max", monitor: str | None = "v
         (_with_sweeper("maximize"), SweepOptions(mode="max"), "max", "maximize"),
     ],
 )
-def test_sweeper_and_table_have_one_direction(cfg: Any, options: SweepOptions, mode: str, word: str) -> None:
+def test_sweeper_and_table_have_one_direction(
+    cfg: Any, options: SweepOptions, mode: str, word: str
+) -> None:
     settled, words = settle_direction(cfg, options)
     assert (settled.mode, words) == (mode, [f"hydra.sweeper.direction={word}"])
 
@@ -267,7 +344,9 @@ def test_sweeper_and_table_have_one_direction(cfg: Any, options: SweepOptions, m
         (_with_sweeper("upwards"), SweepOptions(), "hydra.sweeper.direction=upwards is unknown"),
     ],
 )
-def test_a_direction_that_is_unclear_or_contradicts_is_refused(cfg: Any, options: SweepOptions, text: str) -> None:
+def test_a_direction_that_is_unclear_or_contradicts_is_refused(
+    cfg: Any, options: SweepOptions, text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         settle_direction(cfg, options)
 
@@ -280,7 +359,14 @@ def test_a_sweeper_without_a_direction_gets_none() -> None:
 
 
 def test_keys_of_the_table_are_as_short_as_can_be_told_apart() -> None:
-    keys = ["model.optimizer.lr", "seed", "model.net.width", "data.net.width", "val/dice", "net.width"]
+    keys = [
+        "model.optimizer.lr",
+        "seed",
+        "model.net.width",
+        "data.net.width",
+        "val/dice",
+        "net.width",
+    ]
     assert list(shorten_keys(keys).values()) == [
         "lr",
         "seed",
@@ -297,7 +383,12 @@ def test_the_table_fits_80_columns_and_names_failures_where_there_are_any(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     record = JobRecord(
-        number=0, overrides=(), config={}, status="failed" if code else "done", exit_code=code, reason=reason
+        number=0,
+        overrides=(),
+        config={},
+        status="failed" if code else "done",
+        exit_code=code,
+        reason=reason,
     )
     swept = {"model.optimizer.lr": "0.001", "model.net.width": "32"}
     job = ReportedJob(record=record, metrics={"val/average_precision": 0.5}, swept=swept)

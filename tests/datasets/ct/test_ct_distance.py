@@ -52,7 +52,9 @@ def test_a_set_without_a_surface_has_the_largest_distance() -> None:
     assert (measure_signed(everywhere, SPACING_MM, 3.0) == -3).all()
     assert (measure_signed(~everywhere, SPACING_MM, 3.0) == 3).all()
     diagonal_mm = np.linalg.norm(np.multiply(everywhere.shape, SPACING_MM))
-    np.testing.assert_allclose(measure_points(np.arange(24), (2, 3, 4), SPACING_MM, None), -diagonal_mm, rtol=1e-6)
+    np.testing.assert_allclose(
+        measure_points(np.arange(24), (2, 3, 4), SPACING_MM, None), -diagonal_mm, rtol=1e-6
+    )
 
 
 def test_without_the_package_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

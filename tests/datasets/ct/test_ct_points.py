@@ -11,7 +11,9 @@ def _choose(count: int, most: int, index: int = 0, epoch: int = 0) -> NDArray[np
     return found
 
 
-@pytest.mark.parametrize(("count", "most"), [(10, 4), (10, 9), (11, 1), (1000, 999), (70_001, 3_000), (2**31, 7)])
+@pytest.mark.parametrize(
+    ("count", "most"), [(10, 4), (10, 9), (11, 1), (1000, 999), (70_001, 3_000), (2**31, 7)]
+)
 def test_points_are_different_ascending_and_as_many_as_asked(count: int, most: int) -> None:
     for epoch in range(5):
         found = _choose(count, most, epoch=epoch)
@@ -29,7 +31,9 @@ def test_all_voxels_are_taken_where_there_are_few() -> None:
 @pytest.mark.parametrize("most", [3, 7, 12])
 def test_every_voxel_is_equally_likely(most: int) -> None:
     draws = 1500
-    counts = sum(np.bincount(_choose(13, most, epoch=epoch), minlength=13) for epoch in range(draws))
+    counts = sum(
+        np.bincount(_choose(13, most, epoch=epoch), minlength=13) for epoch in range(draws)
+    )
     expected = draws * most / 13
     deviation = (draws * most / 13 * (1 - most / 13)) ** 0.5
     assert abs(counts - expected).max() < 4.5 * deviation

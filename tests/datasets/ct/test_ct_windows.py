@@ -4,7 +4,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets.ct.windows import WindowGrid, WindowSpec, count_inside, draw_start, find_inside
+from lit_data.datasets.ct.windows import (
+    WindowGrid,
+    WindowSpec,
+    count_inside,
+    draw_start,
+    find_inside,
+)
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import SparseVolume
 
@@ -19,7 +25,9 @@ def test_sliding_windows_cover_every_voxel_and_stay_inside() -> None:
         own = grid.windows_of(number)
         assert (volumes[own.start : own.stop] == number).all()
         for z, y, x in starts[volumes == number].tolist():
-            assert all(0 <= s <= max(0, length - 8) for s, length in zip((z, y, x), shape, strict=True))
+            assert all(
+                0 <= s <= max(0, length - 8) for s, length in zip((z, y, x), shape, strict=True)
+            )
             seen[z : z + 8, y : y + 8, x : x + 8] += 1
         assert seen.min() >= 1
     assert len(np.unique(np.column_stack((volumes, starts)), axis=0)) == len(grid)
@@ -33,7 +41,12 @@ def _volume(mask: NDArray[np.bool_]) -> SparseVolume:
 
 @pytest.mark.parametrize(
     ("start", "sides"),
-    [((0, 0, 0), (20, 17, 33)), ((3, 4, 5), (8, 8, 8)), ((12, 9, 25), (8, 8, 8)), ((0, 0, 0), (64, 20, 40))],
+    [
+        ((0, 0, 0), (20, 17, 33)),
+        ((3, 4, 5), (8, 8, 8)),
+        ((12, 9, 25), (8, 8, 8)),
+        ((0, 0, 0), (64, 20, 40)),
+    ],
 )
 def test_voxels_of_a_window_are_those_of_the_dense_volume(start: Any, sides: Any) -> None:
     mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
@@ -48,7 +61,9 @@ def test_voxels_of_a_window_are_those_of_the_dense_volume(start: Any, sides: Any
     np.testing.assert_array_equal(found, expected)
 
 
-@pytest.mark.parametrize(("sides", "steps"), [((8, 8, 8), (6, 8, 5)), ((4, 30, 33), (4, 1, 1)), ((1, 2, 3), (1, 1, 1))])
+@pytest.mark.parametrize(
+    ("sides", "steps"), [((8, 8, 8), (6, 8, 5)), ((4, 30, 33), (4, 1, 1)), ((1, 2, 3), (1, 1, 1))]
+)
 def test_voxels_of_many_windows_are_counted_at_once(sides: Any, steps: Any) -> None:
     mask = np.random.default_rng(0).random((20, 17, 33)) < 0.3
     volume, grid = _volume(mask), WindowGrid([mask.shape], sides, steps)
@@ -59,12 +74,17 @@ def test_voxels_of_many_windows_are_counted_at_once(sides: Any, steps: Any) -> N
 
 def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
     spec = WindowSpec(size=(4, 8, 40))
-    starts = np.array([draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=index) for index in range(300)])
+    starts = np.array(
+        [draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=index) for index in range(300)]
+    )
     assert starts.min(0).tolist() == [0, 0, 0]
     assert starts.max(0).tolist() == [2, 12, 0]
     again = draw_start((6, 20, 30), spec, None, seed=1, epoch=2, index=7)
     assert again.tolist() == starts[7].tolist()
-    other = [draw_start((6, 20, 30), spec, None, seed=1, epoch=3, index=index).tolist() for index in range(300)]
+    other = [
+        draw_start((6, 20, 30), spec, None, seed=1, epoch=3, index=index).tolist()
+        for index in range(300)
+    ]
     assert other != starts.tolist()
 
 
@@ -72,7 +92,10 @@ def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
 def test_so_many_windows_have_a_labelled_voxel_in_their_middle(share: float) -> None:
     shape, spec = (100, 100, 100), WindowSpec(size=10, label_bias=share)
     labelled = np.ravel_multi_index(([40, 41], [50, 50], [60, 2]), shape)
-    starts = [draw_start(shape, spec, labelled, seed=0, epoch=0, index=index).tolist() for index in range(400)]
+    starts = [
+        draw_start(shape, spec, labelled, seed=0, epoch=0, index=index).tolist()
+        for index in range(400)
+    ]
     hits = [starts.count(place) for place in ([35, 45, 55], [36, 45, 0])]
     assert sum(hits) == pytest.approx(400 * share, abs=40 if 0 < share < 1 else 0)
     assert min(hits) >= 140 * share

@@ -42,7 +42,9 @@ def _table() -> LabelTable:
 
 
 def _dataset(bank: Any = None, **options: Any) -> DetectionDataset:
-    return DetectionDataset(bank or Bank(), _table(), ORIGINALS, **({"size_px": (64, 64)} | options))
+    return DetectionDataset(
+        bank or Bank(), _table(), ORIGINALS, **({"size_px": (64, 64)} | options)
+    )
 
 
 def test_an_image_alone_lies_in_the_middle_of_grey_with_all_its_boxes() -> None:
@@ -72,7 +74,10 @@ def test_what_is_written_does_not_depend_on_the_other_rows(mosaic: MosaicSpec | 
     dataset.set_epoch(5)
     alone = [dataset[index] for index in range(len(dataset))]
     indices = np.array([3, 0, 5, 5, 1])
-    rows = {name: np.full((5, *shape), 9, dtype) for name, (shape, dtype) in row_shapes(dataset.fields).items()}
+    rows = {
+        name: np.full((5, *shape), 9, dtype)
+        for name, (shape, dtype) in row_shapes(dataset.fields).items()
+    }
     dataset.write_into(rows, indices, 5)
     for row, index in enumerate(indices.tolist()):
         count = rows["boxes_count"][row]
@@ -91,7 +96,9 @@ def test_mosaics_change_with_the_epoch_and_end_at_theirs() -> None:
     for late in found[2:]:
         for key in ("image", "boxes"):
             assert torch.equal(late[key], plain[4][key])
-    assert len(found[2]["boxes"]) == 3, "the tiny box, below min_box_px, is there as when predicting"
+    assert len(found[2]["boxes"]) == 3, (
+        "the tiny box, below min_box_px, is there as when predicting"
+    )
 
 
 def test_a_split_has_its_own_images_and_partners_and_keeps_the_numbers_of_all() -> None:
@@ -115,7 +122,9 @@ def test_there_is_room_for_the_boxes_of_all_tiles() -> None:
 @pytest.mark.parametrize("tiles", [4, 9])
 def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: Any) -> None:
     spec, images = MosaicSpec(tiles=tiles, probability=0.8), np.arange(len(SIZES))
-    sizes = np.array([(64, 64), (64, 30), (64, 16), (20, 64), (32, 64), (1, 64)])  # each fills the sample
+    sizes = np.array(
+        [(64, 64), (64, 30), (64, 16), (20, 64), (32, 64), (1, 64)]
+    )  # each fills the sample
 
     class Fitted(Bank):
         heights_px, widths_px = sizes.T
@@ -128,7 +137,9 @@ def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: A
     alone = _dataset(Fitted(), mosaic=spec, seed=5, draws_mosaics=False)
     made = alone.plan_batch(images, spec, 3)
     for name in ("row", "image", "scale", "origin", "window", "bounds"):
-        np.testing.assert_array_equal(getattr(made.plan, name), getattr(written.plan(images, 3), name))
+        np.testing.assert_array_equal(
+            getattr(made.plan, name), getattr(written.plan(images, 3), name)
+        )
     np.testing.assert_array_equal(made.counts, rows["boxes_count"])
     expected = [rows["boxes"][row, :count, 1:] for row, count in enumerate(made.counts.tolist())]
     np.testing.assert_array_equal(made.boxes[:, 1:], np.concatenate(expected))
@@ -147,10 +158,19 @@ def test_boxes_found_in_samples_go_back_to_the_image_on_the_disk(size_px: tuple[
     for image, expected in BOXES:
         _, _, cx, cy, w, h = dataset[image]["boxes"].numpy().astype(np.float64).T
         width, height = size_px[1], size_px[0]
-        corners = np.stack(((cx - w / 2) * width, (cy - h / 2) * height, (cx + w / 2) * width, (cy + h / 2) * height))
+        corners = np.stack(
+            (
+                (cx - w / 2) * width,
+                (cy - h / 2) * height,
+                (cx + w / 2) * width,
+                (cy + h / 2) * height,
+            )
+        )
         found = dataset.find_originals(corners.T, np.full(len(cx), image))
         _, cx, cy, w, h = np.array(expected).T
-        true = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1) * np.tile(ORIGINALS[image][::-1], 2)
+        true = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1) * np.tile(
+            ORIGINALS[image][::-1], 2
+        )
         np.testing.assert_allclose(found, true, atol=1e-3)
     beyond = dataset.find_originals(np.array([[-9.0, -9.0, 999.0, 999.0]]), np.array([2]))
     assert beyond.tolist() == [[0, 0, 32, 128]]
@@ -162,5 +182,7 @@ def test_banks_and_tables_that_do_not_fit_are_refused() -> None:
     for name, value in (("channels", 1), ("dtype", np.dtype(np.uint16))):
         bank = Bank()
         setattr(bank, name, value)
-        with pytest.raises(DataError, match=r"detection needs three of uint8; set data\.read\.gray_to_rgb=true"):
+        with pytest.raises(
+            DataError, match=r"detection needs three of uint8; set data\.read\.gray_to_rgb=true"
+        ):
             _dataset(bank)

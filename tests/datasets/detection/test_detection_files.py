@@ -35,14 +35,23 @@ def write(root: Path, **texts: str) -> None:
 
 
 def by_name(found: DetectionFiles) -> dict[str, list[str]]:
-    return {split: [Path(found.images[n]).stem for n in numbers] for split, numbers in found.splits.items()}
+    return {
+        split: [Path(found.images[n]).stem for n in numbers]
+        for split, numbers in found.splits.items()
+    }
 
 
 @pytest.fixture
 def flat(tmp_path: Path) -> Path:
     """Four images with YOLO text beside, and class names."""
     put(tmp_path, *(f"images/{name}.png" for name in "abcd"))
-    write(tmp_path, classes="cat\n", labels__a=LINE, labels__b=LINE * 1 + "0 .2 .2 .1 .1\n", labels__c="")
+    write(
+        tmp_path,
+        classes="cat\n",
+        labels__a=LINE,
+        labels__b=LINE * 1 + "0 .2 .2 .1 .1\n",
+        labels__c="",
+    )
     return tmp_path
 
 
@@ -63,13 +72,24 @@ def test_folders_give_the_splits(tmp_path: Path) -> None:
 
 
 def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
-    put(tmp_path, "train/images/dent/1.png", "train/images/hole/2.png", "validation/images/dent/1.png")
-    for name, kinds in {"train/1": ("dent",), "train/2": (), "validation/1": ("dent", "hole")}.items():
+    put(
+        tmp_path,
+        "train/images/dent/1.png",
+        "train/images/hole/2.png",
+        "validation/images/dent/1.png",
+    )
+    for name, kinds in {
+        "train/1": ("dent",),
+        "train/2": (),
+        "validation/1": ("dent", "hole"),
+    }.items():
         split, stem = name.split("/")
         (tmp_path / split / "annotations").mkdir(exist_ok=True)
         box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
         boxes = "".join(f"<object><name>{kind}</name>{box}</object>" for kind in kinds)
-        (tmp_path / split / "annotations" / f"{stem}.xml").write_text(f"<annotation>{boxes}</annotation>")
+        (tmp_path / split / "annotations" / f"{stem}.xml").write_text(
+            f"<annotation>{boxes}</annotation>"
+        )
     found = find_detection_files(tmp_path)
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 2]
@@ -94,7 +114,9 @@ def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
     assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 0]
     images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("abcd")]
     boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 2, 2]} for n in range(4)]
-    text = json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]})
+    text = json.dumps(
+        {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
+    )
     write(flat, annotations__instances_train=text)
     coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
     assert [Path(path).stem for path in coco.images] == ["a", "c", "d"]
@@ -126,7 +148,9 @@ def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
         "{root}/images/a.png\n{root}/images/b.png",
     ],
 )
-def test_lists_name_images_in_many_ways(flat: Path, rows: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_lists_name_images_in_many_ways(
+    flat: Path, rows: str, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     write(flat, train=rows.format(root=flat), val="d")
     found = find_detection_files(flat)
@@ -151,14 +175,22 @@ def test_data_yaml_with_lists_and_folders(tmp_path: Path, path: str) -> None:
 
 def test_data_yaml_of_a_set_that_was_moved(tmp_path: Path) -> None:
     put(tmp_path, "old/images/one/a.png", "new/images/one/a.png")
-    write(tmp_path / "new", data=f"path: {tmp_path / 'old'}\ntrain: images/one\nnames: [cat]", labels__one__a=LINE)
-    assert find_detection_files(tmp_path / "new").images == (str(tmp_path / "new" / "images" / "one" / "a.png"),)
+    write(
+        tmp_path / "new",
+        data=f"path: {tmp_path / 'old'}\ntrain: images/one\nnames: [cat]",
+        labels__one__a=LINE,
+    )
+    assert find_detection_files(tmp_path / "new").images == (
+        str(tmp_path / "new" / "images" / "one" / "a.png"),
+    )
 
 
 def coco(names: Sequence[str], image: int = 1) -> str:
     images = [{"id": number, "file_name": name} for number, name in enumerate(names, 1)]
     boxes = [{"image_id": image, "category_id": 7, "bbox": [0, 0, 15, 10]}]
-    return json.dumps({"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]})
+    return json.dumps(
+        {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]}
+    )
 
 
 def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
@@ -191,8 +223,14 @@ def test_one_given_coco_file(tmp_path: Path) -> None:
 
 def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png")
-    write(tmp_path, annotations__instances_train=coco(["a.png"]), annotations__instances_val=coco(["a.png"]))
-    with pytest.raises(DataError, match=r"instances_val.json: names an image that .*instances_train.json names too"):
+    write(
+        tmp_path,
+        annotations__instances_train=coco(["a.png"]),
+        annotations__instances_val=coco(["a.png"]),
+    )
+    with pytest.raises(
+        DataError, match=r"instances_val.json: names an image that .*instances_train.json names too"
+    ):
         find_detection_files(tmp_path)
 
 
@@ -203,7 +241,10 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
             {"train": "a\nx\n", "val": "y"},
             r"train.txt: line 2 of 3: no image is named 'x' among 4 images\n.*'y'(.|\n)*2 problems",
         ),
-        ({"train": "a", "val": "b\na"}, "val.txt: line 2: a is listed already, in train.txt, line 1"),
+        (
+            {"train": "a", "val": "b\na"},
+            "val.txt: line 2: a is listed already, in train.txt, line 1",
+        ),
         ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
         (
             {"data": "train: images/x\nnames: [cat]"},
@@ -217,13 +258,17 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
         ({"classes": "cat\ncat"}, "each only once"),
     ],
 )
-def test_row_49_lists_and_files_without_an_image_are_named(flat: Path, texts: dict[str, str], message: str) -> None:
+def test_row_49_lists_and_files_without_an_image_are_named(
+    flat: Path, texts: dict[str, str], message: str
+) -> None:
     write(flat, **texts)
     with pytest.raises(DataError, match=message):
         find_detection_files(flat)
 
 
-def test_skip_leaves_stray_labels_and_bad_images_out(flat: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skip_leaves_stray_labels_and_bad_images_out(
+    flat: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     write(flat, labels__e=LINE, train="a\nb\nc", val="d")
     (flat / "images" / "b.png").write_bytes(b"no image")
     with pytest.raises(DataError, match="1 label files fit none"):
@@ -249,13 +294,17 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     Image.new("RGB", (30, 20)).save(tmp_path / "images" / "a.jpg", exif=exif)
     stated = coco(["a.jpg"]).replace('"id": 1,', '"id": 1, "height": 30, "width": 20,')
     write(tmp_path, annotations__instances_all=stated)
-    with pytest.raises(DataError, match=r"images\[0\] is 30 x 20 pixels, .*a.jpg is 20 x 30: only turned"):
+    with pytest.raises(
+        DataError, match=r"images\[0\] is 30 x 20 pixels, .*a.jpg is 20 x 30: only turned"
+    ):
         find_detection_files(tmp_path, splits={"train": 1.0})
     found = find_detection_files(tmp_path, splits={"train": 1.0}, read=ReadOptions(exif="apply"))
     assert found.labels.boxes[0, 3:] == pytest.approx(np.array([15 / 20, 10 / 30]))
 
 
-def test_labels_behind_a_link_need_leave(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_labels_behind_a_link_need_leave(
+    flat: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = tmp_path_factory.mktemp("elsewhere")
     (flat / "labels").rename(other / "labels")
     (flat / "labels").symlink_to(other / "labels")
@@ -267,7 +316,11 @@ def test_labels_behind_a_link_need_leave(flat: Path, tmp_path_factory: pytest.Te
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"label_format": "json"}, ConfigError, "label_format='json' is unknown: choose one of auto, yolo, coco, voc"),
+        (
+            {"label_format": "json"},
+            ConfigError,
+            "label_format='json' is unknown: choose one of auto, yolo, coco, voc",
+        ),
         ({"on_bad": "ignore"}, ConfigError, "on_bad='ignore' is not allowed"),
         ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
         ({"splits": "folders"}, DataError, "4 images lie in no folder of one of train, val, test"),
@@ -276,14 +329,18 @@ def test_labels_behind_a_link_need_leave(flat: Path, tmp_path_factory: pytest.Te
         ({"classes": ["cat", "cat"]}, ConfigError, "each only once"),
     ],
 )
-def test_wrong_arguments_are_refused(flat: Path, options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_wrong_arguments_are_refused(
+    flat: Path, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         find_detection_files(flat, **options)
 
 
 def test_yolo_text_needs_class_names(flat: Path) -> None:
     (flat / "classes.txt").unlink()
-    with pytest.raises(DataError, match=r"no data.yaml or classes.txt names the classes; give classes="):
+    with pytest.raises(
+        DataError, match=r"no data.yaml or classes.txt names the classes; give classes="
+    ):
         find_detection_files(flat)
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
@@ -291,9 +348,13 @@ def test_yolo_text_needs_class_names(flat: Path) -> None:
 def test_what_does_not_fit_together_is_refused() -> None:
     table = LabelTable(("a",), np.zeros((0, 5), np.float32), np.zeros(1, np.int64))
     with pytest.raises(ConfigError, match="2 images, labels of 1"):
-        DetectionFiles(("a", "b"), table, {"train": [], "val": [], "test": []}, np.ones((2, 2), np.int64))
+        DetectionFiles(
+            ("a", "b"), table, {"train": [], "val": [], "test": []}, np.ones((2, 2), np.int64)
+        )
     with pytest.raises(ConfigError, match="no more than once"):
-        DetectionFiles(("a",), table, {"train": [0], "val": [0], "test": []}, np.ones((1, 2), np.int64))
+        DetectionFiles(
+            ("a",), table, {"train": [0], "val": [0], "test": []}, np.ones((1, 2), np.int64)
+        )
 
 
 def draw_set(seed: int) -> tuple[list[tuple[int, int]], Corners]:
@@ -322,7 +383,10 @@ def write_yolo(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> 
 
 
 def write_coco(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> None:
-    images = [{"id": 9 - n, "file_name": f"{n}.png", "height": h, "width": w} for n, (h, w) in enumerate(sizes)]
+    images = [
+        {"id": 9 - n, "file_name": f"{n}.png", "height": h, "width": w}
+        for n, (h, w) in enumerate(sizes)
+    ]
     annotations = [
         {"image_id": 9 - image, "category_id": 10 * c + 1, "bbox": [x1, y1, x2 - x1, y2 - y1]}
         for image, rows in enumerate(boxes)
@@ -342,7 +406,9 @@ def write_voc(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> N
             for c, x1, y1, x2, y2 in rows.tolist()
         )
         size = f"<size><width>{width}</width><height>{height}</height></size>"
-        (root / "Annotations" / f"{image}.xml").write_text(f"<annotation>{size}{objects}</annotation>")
+        (root / "Annotations" / f"{image}.xml").write_text(
+            f"<annotation>{size}{objects}</annotation>"
+        )
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -367,17 +433,26 @@ def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: 
 
 
 @pytest.mark.data
-def test_the_blood_cells_read_alike_from_text_and_xml(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_blood_cells_read_alike_from_text_and_xml(
+    shared_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     root = shared_data / "detection" / "bccd"
-    with pytest.raises(DataError, match=r"BloodImage_00338.txt: line 13: box .* has no area(.|\n)*1 problems"):
+    with pytest.raises(
+        DataError, match=r"BloodImage_00338.txt: line 13: box .* has no area(.|\n)*1 problems"
+    ):
         find_detection_files(root)
     yolo = find_detection_files(root, on_bad="skip")
     assert "BloodImage_00338.txt: line 13" in caplog.text
     voc = find_detection_files(root, label_format="voc")
-    assert {split: len(numbers) for split, numbers in yolo.splits.items()} == {"train": 40, "val": 10, "test": 10}
+    assert {split: len(numbers) for split, numbers in yolo.splits.items()} == {
+        "train": 40,
+        "val": 10,
+        "test": 10,
+    }
     assert yolo.labels.classes == voc.labels.classes == ("RBC", "WBC", "Platelets")
     assert (yolo.images, yolo.splits) == (voc.images, voc.splits)
-    # The box from 504 to 504 px is one pixel wide in VOC, whose last pixel belongs to the box, and empty in the text.
+    # The box from 504 to 504 px is one pixel wide in VOC, whose last pixel belongs to the box, and
+    # empty in the text.
     assert (len(yolo.labels.boxes), len(voc.labels.boxes)) == (850, 851)
     image = next(number for number, path in enumerate(voc.images) if "00338" in path)
     one = int(voc.labels.ends[image - 1]) + 12
@@ -390,13 +465,24 @@ def test_the_blood_cells_read_alike_from_text_and_xml(shared_data: Path, caplog:
 def corners_px(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
     """(x1, y1, x2, y2) of boxes of images of 640 x 480 pixels."""
     sides = boxes[:, 3:] / 2
-    return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32([640, 480, 640, 480])
+    return np.hstack([boxes[:, 1:3] - sides, boxes[:, 1:3] + sides]) * np.float32(
+        [640, 480, 640, 480]
+    )
 
 
 @pytest.mark.parametrize(
-    "name", ["data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_train.json", "train.txt"]
+    "name",
+    [
+        "data.yaml",
+        "classes.txt",
+        "labels/classes.txt",
+        "annotations/instances_train.json",
+        "train.txt",
+    ],
 )
-def test_a_link_out_of_the_set_is_not_read(flat: Path, tmp_path_factory: pytest.TempPathFactory, name: str) -> None:
+def test_a_link_out_of_the_set_is_not_read(
+    flat: Path, tmp_path_factory: pytest.TempPathFactory, name: str
+) -> None:
     secret = tmp_path_factory.mktemp("home") / "secret"
     secret.write_text("token = 123\n")
     (flat / name).parent.mkdir(exist_ok=True)
@@ -407,7 +493,9 @@ def test_a_link_out_of_the_set_is_not_read(flat: Path, tmp_path_factory: pytest.
     assert "token" not in str(caught.value)
 
 
-def test_a_named_coco_file_is_not_read_behind_a_link(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_a_named_coco_file_is_not_read_behind_a_link(
+    flat: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
     other = tmp_path_factory.mktemp("home") / "other.json"
     other.write_text('{"images": [], "annotations": [], "categories": "token"}')
     (flat / "boxes.json").symlink_to(other)
@@ -435,6 +523,11 @@ def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path)
     with pytest.raises(DataError, match=r"no labels \(label_format=auto\)"):
         find_detection_files(tmp_path)
     for label_format in ("auto", "none"):
-        found = find_detection_files(tmp_path, label_format=label_format, classes=["dot"], splits={"train": 1.0})
-        assert ([Path(image).name for image in found.images], found.labels.classes) == (["a.png", "b.png"], ("dot",))
+        found = find_detection_files(
+            tmp_path, label_format=label_format, classes=["dot"], splits={"train": 1.0}
+        )
+        assert ([Path(image).name for image in found.images], found.labels.classes) == (
+            ["a.png", "b.png"],
+            ("dot",),
+        )
         assert found.labels.ends.tolist() == [0, 0]

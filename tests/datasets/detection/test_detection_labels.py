@@ -5,10 +5,18 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.datasets.detection.labels import BoxCollector, BoxForm, LabelTable, find_split, is_share_box
+from lit_data.datasets.detection.labels import (
+    BoxCollector,
+    BoxForm,
+    LabelTable,
+    find_split,
+    is_share_box,
+)
 from lit_data.errors import ConfigError, DataError
 
-BOXES = np.array([[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32)
+BOXES = np.array(
+    [[0, 0.5, 0.5, 0.2, 0.2], [1, 0.3, 0.3, 0.1, 0.1], [0, 0.6, 0.6, 0.4, 0.4]], np.float32
+)
 SIZES = np.array([[100, 200], [50, 50]])
 FORM = BoxForm(
     "a test",
@@ -52,7 +60,12 @@ def test_an_image_that_is_not_there_is_refused(image: int) -> None:
     [
         ((), BOXES, ends(3), r"classes=\(\) must be one or more names"),
         (("a", "a"), BOXES, ends(3), "each only once"),
-        (("a", "b"), BOXES.astype(np.float64), ends(3), r"boxes must be float32 \[N, 5\], found float64"),
+        (
+            ("a", "b"),
+            BOXES.astype(np.float64),
+            ends(3),
+            r"boxes must be float32 \[N, 5\], found float64",
+        ),
         (("a", "b"), BOXES[:, 1:], ends(3), r"found float32 \(3, 4\)"),
         (("a", "b"), BOXES, ends(3).astype(np.int32), r"ends must be int64 \[I\], found int32"),
         (("a", "b"), BOXES, ends(2), "ascend from 0 to the 3 boxes, found 2 at the end"),
@@ -63,13 +76,17 @@ def test_an_image_that_is_not_there_is_refused(image: int) -> None:
         (("a", "b"), BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
     ],
 )
-def test_a_table_that_does_not_fit_together_is_refused(classes: Any, boxes: Any, counts: Any, message: str) -> None:
+def test_a_table_that_does_not_fit_together_is_refused(
+    classes: Any, boxes: Any, counts: Any, message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         LabelTable(classes, boxes, counts)
 
 
 def test_corners_become_centres_and_sizes_in_shares() -> None:
-    assert collect((20, 10, 60, 50)).boxes.tolist() == pytest.approx(np.float32([[0, 0.2, 0.3, 0.2, 0.4]]))
+    assert collect((20, 10, 60, 50)).boxes.tolist() == pytest.approx(
+        np.float32([[0, 0.2, 0.3, 0.2, 0.4]])
+    )
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,10 @@ from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import DataError
 
 IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
-ENTRIES = [{"id": 70, "file_name": "1.jpg", "height": 100, "width": 200}, {"id": 5, "file_name": "0.jpg"}]
+ENTRIES = [
+    {"id": 70, "file_name": "1.jpg", "height": 100, "width": 200},
+    {"id": 5, "file_name": "0.jpg"},
+]
 CATEGORIES = [{"id": 90, "name": "dog"}, {"id": 3, "name": "cat"}]
 
 
@@ -25,14 +28,18 @@ def write(folder: Path, annotations: object, name: str = "a.json", **changes: ob
     return folder / name
 
 
-def read(folder: Path, annotations: object, *, options: dict[str, Any] | None = None, **changes: object) -> LabelTable:
+def read(
+    folder: Path, annotations: object, *, options: dict[str, Any] | None = None, **changes: object
+) -> LabelTable:
     """Labels of two images of 100 x 200 pixels (height x width)."""
     file = load_coco(write(folder, annotations, **changes))  # type: ignore[arg-type]
     return read_coco_labels(IMAGES, np.array([[100, 200]] * 2), [file], **(options or {}))
 
 
 def test_pixels_become_shares_and_categories_go_by_id(tmp_path: Path) -> None:
-    table = read(tmp_path, [box([20, 10, 40, 40], 90, 70), box([0, 0, 200, 100]), box([0.5, 0, 1, 1])])
+    table = read(
+        tmp_path, [box([20, 10, 40, 40], 90, 70), box([0, 0, 200, 100]), box([0.5, 0, 1, 1])]
+    )
     assert table.classes == ("cat", "dog")
     assert table.ends.tolist() == [2, 3]
     assert table.boxes == pytest.approx(
@@ -41,7 +48,9 @@ def test_pixels_become_shares_and_categories_go_by_id(tmp_path: Path) -> None:
 
 
 def test_given_classes_set_the_order(tmp_path: Path) -> None:
-    table = read(tmp_path, [box([0, 0, 9, 9]), box([0, 0, 9, 8], 90)], options={"classes": ["dog", "cat"]})
+    table = read(
+        tmp_path, [box([0, 0, 9, 9]), box([0, 0, 9, 8], 90)], options={"classes": ["dog", "cat"]}
+    )
     assert table.boxes[:, 0].tolist() == [1, 0]
 
 
@@ -58,9 +67,15 @@ def test_row_56_images_without_annotations_are_valid(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (box([0, 0, 9, 9], image=6), r"annotations\[1\]: image_id 6 is none of the 2 images of the file"),
+        (
+            box([0, 0, 9, 9], image=6),
+            r"annotations\[1\]: image_id 6 is none of the 2 images of the file",
+        ),
         *[
-            (box([0, 0, 9, 9], value), r"annotations\[1\]: category_id .* is not allowed; allowed are 3, 90")
+            (
+                box([0, 0, 9, 9], value),
+                r"annotations\[1\]: category_id .* is not allowed; allowed are 3, 90",
+            )
             for value in (1.5, "cat", "", None, -1, 4, True)
         ],
         (box([0, 0, 0, 9]), r"annotations\[1\]: box \(0, 0, 0, 9\) has no area"),
@@ -82,14 +97,14 @@ def test_rows_49_50_51_52_54_a_bad_box_is_named(tmp_path: Path, bad: object, mes
 
 
 def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
-    message = (
-        r"annotations\[1\]: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
-    )
+    message = r"annotations\[1\]: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
     with pytest.raises(DataError, match=message):
         read(tmp_path, [box([0, 0, 9, 9]), box([0.1, 0.1, 0.5, 0.5])])
 
 
-def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_row_55_duplicates_are_kept_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert len(read(tmp_path, [box([0, 0, 9, 9])] * 2).boxes) == 2
     assert "1 boxes are duplicates" in caplog.text
 
@@ -97,7 +112,10 @@ def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.L
 def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None:
     entries = [*ENTRIES, {"id": 8, "file_name": "gone.jpg"}]
     annotations = [box([0, 0, 9, 9]), *[box([0, 0, 9, 9], image=8)] * 5]
-    with pytest.raises(DataError, match=r"images\[2\] of 3: no image is named 'gone.jpg'(.|\n)*1 problems with labels"):
+    with pytest.raises(
+        DataError,
+        match=r"images\[2\] of 3: no image is named 'gone.jpg'(.|\n)*1 problems with labels",
+    ):
         read(tmp_path, annotations, images=entries)
     assert len(read(tmp_path, annotations, images=entries, options={"on_bad": "skip"}).boxes) == 1
 
@@ -111,13 +129,28 @@ def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        ((200, 100), r"images\[0\] is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
-        ((100, 201), r"images\[0\] is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same size"),
-        ((100, "200"), r"images\[0\]: height and width must be whole numbers, found \(100, '200'\)"),
-        pytest.param((100, 10**400), r"images\[0\]: height and width must be .*, found \(100, 10{73}\n", id="digits"),
+        (
+            (200, 100),
+            r"images\[0\] is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned",
+        ),
+        (
+            (100, 201),
+            r"images\[0\] is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same size",
+        ),
+        (
+            (100, "200"),
+            r"images\[0\]: height and width must be whole numbers, found \(100, '200'\)",
+        ),
+        pytest.param(
+            (100, 10**400),
+            r"images\[0\]: height and width must be .*, found \(100, 10{73}\n",
+            id="digits",
+        ),
     ],
 )
-def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tuple[Any, Any], message: str) -> None:
+def test_another_size_than_the_image_has_is_refused(
+    tmp_path: Path, stated: tuple[Any, Any], message: str
+) -> None:
     entry = {"id": 5, "file_name": "0.jpg", "height": stated[0], "width": stated[1]}
     with pytest.raises(DataError, match=message):
         read(tmp_path, [], images=[entry], options={"on_bad": "skip"})
@@ -128,7 +161,9 @@ def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tupl
     [
         ("{", "damaged JSON"),
         pytest.param("[" * 200_000, "damaged JSON: maximum recursion", id="deep"),
-        pytest.param(f'{{"images": {"9" * 5_000}}}', "damaged JSON: Exceeds the limit", id="digits"),
+        pytest.param(
+            f'{{"images": {"9" * 5_000}}}', "damaged JSON: Exceeds the limit", id="digits"
+        ),
         pytest.param(
             f'{{"images": [], "annotations": [], "categories": [{f"""{{"id": {"9" * 400}, "name": "a"}},""" * 2}0]}}',
             r"categories\[1\] repeats the id 9{80} or",
@@ -136,7 +171,10 @@ def test_another_size_than_the_image_has_is_refused(tmp_path: Path, stated: tupl
         ),
         ("[]", "must hold images, annotations and categories"),
         ('{"images": []}', "'annotations' must be a list, found NoneType"),
-        ('{"images": [{}], "annotations": [], "categories": []}', r"images\[0\] must have a whole number 'id'"),
+        (
+            '{"images": [{}], "annotations": [], "categories": []}',
+            r"images\[0\] must have a whole number 'id'",
+        ),
         (
             '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
             r"categories\[1\] repeats the id 1",
@@ -151,6 +189,9 @@ def test_what_is_no_annotation_file_is_refused(tmp_path: Path, content: str, mes
 
 def test_files_must_agree_about_categories(tmp_path: Path) -> None:
     other = [{"id": 3, "name": "cow"}]
-    files = [load_coco(write(tmp_path, [])), load_coco(write(tmp_path, [], "b.json", categories=other))]
+    files = [
+        load_coco(write(tmp_path, [])),
+        load_coco(write(tmp_path, [], "b.json", categories=other)),
+    ]
     with pytest.raises(DataError, match=r"b.json: category 3 is 'cow', in another file 'cat'"):
         read_coco_labels(IMAGES, np.array([[100, 200]] * 2), files)

@@ -13,12 +13,15 @@ IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
 
 def item(box: tuple[object, ...], name: str = "cat", difficult: int = 0) -> str:
     sides = "".join(
-        f"<{side}>{value}</{side}>" for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
+        f"<{side}>{value}</{side}>"
+        for side, value in zip(("xmin", "ymin", "xmax", "ymax"), box, strict=True)
     )
     return f"<object><name>{name}</name><difficult>{difficult}</difficult><bndbox>{sides}</bndbox></object>"
 
 
-def read(folder: Path, body: str, *, size: tuple[object, object] = (100, 200), **options: Any) -> LabelTable:
+def read(
+    folder: Path, body: str, *, size: tuple[object, object] = (100, 200), **options: Any
+) -> LabelTable:
     """Labels of an image of 100 x 200 pixels (height x width), and of another one without a file."""
     stated = f"<size><width>{size[1]}</width><height>{size[0]}</height><depth>3</depth></size>"
     (folder / "0.xml").write_text(f"<annotation>{stated}{body}</annotation>", encoding="utf-8")
@@ -58,7 +61,10 @@ def test_difficult_objects_are_kept_unless_left_out(tmp_path: Path) -> None:
         (item((1, 1, 9, 9), ""), "object 2: class '' is not allowed"),
         (item((9, 1, 5, 9)), r"object 2: box \(9, 1, 5, 9\) has no area"),
         (item((1, 1, 250, 50)), "object 2: .* lies by 20 % outside its image of 100 x 200 pixels"),
-        (item((1, 1, "x", 9)), "object 2: <bndbox> holds xmax='x'; each must be a number of pixels"),
+        (
+            item((1, 1, "x", 9)),
+            "object 2: <bndbox> holds xmax='x'; each must be a number of pixels",
+        ),
         (item((1, 1, "nan", "3,5")), "xmax='nan', ymax='3,5'"),
         ("<object><name>cat</name></object>", "object 2: <bndbox> holds xmin=''"),
     ],
@@ -66,18 +72,20 @@ def test_difficult_objects_are_kept_unless_left_out(tmp_path: Path) -> None:
 def test_rows_50_51_52_54_a_bad_object_is_named(tmp_path: Path, bad: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"])
-    assert read(tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"], on_bad="skip").ends.tolist() == [1, 1]
+    assert read(
+        tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"], on_bad="skip"
+    ).ends.tolist() == [1, 1]
 
 
 def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
-    message = (
-        r"object 2: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*object 1: box \(1, 1, 9, 9\) is in pixels"
-    )
+    message = r"object 2: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*object 1: box \(1, 1, 9, 9\) is in pixels"
     with pytest.raises(DataError, match=message):
         read(tmp_path, item((1, 1, 9, 9)) + item((0.1, 0.1, 0.5, 0.5)))
 
 
-def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_row_55_duplicates_are_kept_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert len(read(tmp_path, item((1, 1, 9, 9)) * 3).boxes) == 3
     assert "2 boxes are duplicates" in caplog.text
 
@@ -86,11 +94,16 @@ def test_row_55_duplicates_are_kept_and_counted(tmp_path: Path, caplog: pytest.L
     ("size", "message"),
     [
         ((200, 100), r"0.xml is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
-        ((90, 200), r"0.xml is 90 x 200 pixels, /set/images/0.jpg is 100 x 200; they must have the same size"),
+        (
+            (90, 200),
+            r"0.xml is 90 x 200 pixels, /set/images/0.jpg is 100 x 200; they must have the same size",
+        ),
         (("x", 200), "0.xml: <size> states height 'x' and width '200'; whole numbers are allowed"),
     ],
 )
-def test_another_size_than_the_image_has_is_refused(tmp_path: Path, size: tuple[Any, Any], message: str) -> None:
+def test_another_size_than_the_image_has_is_refused(
+    tmp_path: Path, size: tuple[Any, Any], message: str
+) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, item((1, 1, 9, 9)), size=size, on_bad="skip")
 
@@ -117,7 +130,8 @@ def test_what_is_no_annotation_is_refused(tmp_path: Path, content: bytes, messag
 
 
 @pytest.mark.parametrize(
-    "name", ["b", "b.jpg", "train/b", "./train/b.jpg", "/set/images/train/b.jpg", "images\\train\\b.jpg"]
+    "name",
+    ["b", "b.jpg", "train/b", "./train/b.jpg", "/set/images/train/b.jpg", "images\\train\\b.jpg"],
 )
 def test_an_image_is_found_by_any_end_of_its_path(name: str) -> None:
     assert NameIndex(["/set/images/train/a.jpg", "/set/images/train/b.jpg"]).find(name) == 1
@@ -148,7 +162,9 @@ def test_many_images_of_one_name_are_told_apart_by_their_folders_in_time(count: 
     for number in range(count):
         assert index.find(f"{number:04}/image.png") == number
     assert index.find("/set/0003/image") == 3
-    with pytest.raises(DataError, match=f"{count} images are named 'image.png'; name them with their folder"):
+    with pytest.raises(
+        DataError, match=f"{count} images are named 'image.png'; name them with their folder"
+    ):
         index.find("image.png")
     with pytest.raises(DataError, match="no image is named"):
         index.find("9999/image.png")

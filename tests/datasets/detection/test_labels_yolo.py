@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.detection.labels import LabelTable
-from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_lines, read_yolo_labels
+from lit_data.datasets.detection.yolo import (
+    read_class_names,
+    read_data_yaml,
+    read_lines,
+    read_yolo_labels,
+)
 from lit_data.errors import ConfigError, DataError
 
 CLASSES = ("a", "b", "c")
@@ -13,12 +18,16 @@ CLASSES = ("a", "b", "c")
 
 def read(folder: Path, *texts: str | bytes | None, **options: Any) -> LabelTable:
     """Label files of images of 100 x 200 pixels; None is an image without one."""
-    files = [None if text is None else folder / f"{number}.txt" for number, text in enumerate(texts)]
+    files = [
+        None if text is None else folder / f"{number}.txt" for number, text in enumerate(texts)
+    ]
     for path, text in zip(files, texts, strict=True):
         if path is not None and text is not None:
             path.write_bytes(text.encode() if isinstance(text, str) else text)
     images = [f"{number}.jpg" for number in range(len(texts))]
-    return read_yolo_labels(images, np.array([[100, 200]] * len(texts)), files, classes=CLASSES, **options)
+    return read_yolo_labels(
+        images, np.array([[100, 200]] * len(texts)), files, classes=CLASSES, **options
+    )
 
 
 def test_lines_become_boxes(tmp_path: Path) -> None:
@@ -32,7 +41,12 @@ def test_lines_become_boxes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    [b"\xef\xbb\xbf0 .5 .5 .2 .2", b"\r\n0 .5 .5 .2 .2\r\n\r\n", b"\n \n0\t.5  .5 .2 .2 \n", b"\r0 .5 .5 .2 .2\r"],
+    [
+        b"\xef\xbb\xbf0 .5 .5 .2 .2",
+        b"\r\n0 .5 .5 .2 .2\r\n\r\n",
+        b"\n \n0\t.5  .5 .2 .2 \n",
+        b"\r0 .5 .5 .2 .2\r",
+    ],
 )
 def test_row_54_blank_lines_marks_and_line_ends_are_accepted(tmp_path: Path, text: bytes) -> None:
     assert read(tmp_path, text).boxes == pytest.approx(np.array([[0, 0.5, 0.5, 0.2, 0.2]]))
@@ -47,13 +61,22 @@ def test_row_56_an_image_without_boxes_is_valid(tmp_path: Path, text: str | None
     ("line", "message"),
     [
         *[
-            (f"{value} .5 .5 .2 .2", rf"0.txt: line 2: class '{value}' is not allowed; .* from 0 to 2 \(3 classes\)")
+            (
+                f"{value} .5 .5 .2 .2",
+                rf"0.txt: line 2: class '{value}' is not allowed; .* from 0 to 2 \(3 classes\)",
+            )
             for value in ("1.5", "cat", "NaN", "-1", "3", "99999999999")
         ],
-        (" .5 .5 .2 .2", "line 2: .* has 4 columns; a box has 5: class cx cy w h; is the class missing, 0 to 2"),
+        (
+            " .5 .5 .2 .2",
+            "line 2: .* has 4 columns; a box has 5: class cx cy w h; is the class missing, 0 to 2",
+        ),
         ("0 .5 .5 0 .2", r"line 2: box \(0.5, 0.5, 0, 0.2\) has no area"),
         ("0 .5 .5 .2 -.2", r"line 2: box \(0.5, 0.5, 0.2, -0.2\) has no area"),
-        ("0 .05 .5 .2 .2", r"line 2: box \(0.05, 0.5, 0.2, 0.2\) lies by 25 % outside its image of 100 x 200 pixels"),
+        (
+            "0 .05 .5 .2 .2",
+            r"line 2: box \(0.05, 0.5, 0.2, 0.2\) lies by 25 % outside its image of 100 x 200 pixels",
+        ),
         ("0 1e-50 .5 1e-50 .2", "line 2: .* has no area"),
         ("0 1.5 .5 .2 .2", "line 2: .* lies outside its image"),
         ("0 .5 .5 .2 .2 .9", "line 2: .* has 6 columns; .* confidences"),
@@ -76,10 +99,17 @@ def test_classes_that_count_from_1_are_recognised_and_said(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, on_bad: str
 ) -> None:
     boxes = [f"{number} .5 .5 .2 .2" for number in (3, 1, 2)]
-    assert read(tmp_path, boxes[0], "\n".join(boxes[1:]), on_bad=on_bad).boxes[:, 0].tolist() == [2, 0, 1]
+    assert read(tmp_path, boxes[0], "\n".join(boxes[1:]), on_bad=on_bad).boxes[:, 0].tolist() == [
+        2,
+        0,
+        1,
+    ]
     assert "classes of labels count from 1, not from 0: 1 is a, 3 is c" in caplog.text
     caplog.clear()
-    assert read(tmp_path, boxes[1], boxes[2]).boxes[:, 0].tolist() == [1, 2]  # none is beyond the names
+    assert read(tmp_path, boxes[1], boxes[2]).boxes[:, 0].tolist() == [
+        1,
+        2,
+    ]  # none is beyond the names
     assert read(tmp_path, "0 .5 .5 .2 .2", *boxes, on_bad="skip").boxes[:, 0].tolist() == [0, 1, 2]
     assert "count from 1" not in caplog.text
 
@@ -119,13 +149,18 @@ def test_class_names(tmp_path: Path) -> None:
     (tmp_path / "labels" / "classes.txt").write_text("\ufeffred cell\n\nwhite\n", encoding="utf-8")
     assert read_class_names(tmp_path) == ("red cell", "white")
     (tmp_path / "classes.txt").write_text("a\na\n")
-    with pytest.raises(DataError, match=r"classes.txt: classes=\['a', 'a'\] must be one or more names, each only once"):
+    with pytest.raises(
+        DataError,
+        match=r"classes.txt: classes=\['a', 'a'\] must be one or more names, each only once",
+    ):
         read_class_names(tmp_path)
 
 
 @pytest.mark.parametrize("names", ["[x, y]", "{0: x, 1: y}", "\n  1: y\n  0: x"])
 def test_data_yaml_names_classes_and_splits(tmp_path: Path, names: str) -> None:
-    (tmp_path / "data.yaml").write_text(f"path: sub\ntrain: images/train\nval: [a.txt, b.txt]\nnc: 2\nnames: {names}\n")
+    (tmp_path / "data.yaml").write_text(
+        f"path: sub\ntrain: images/train\nval: [a.txt, b.txt]\nnc: 2\nnames: {names}\n"
+    )
     found = read_data_yaml(tmp_path / "data.yaml")
     assert (found.classes, found.folder) == (("x", "y"), "sub")
     assert found.splits == {"train": ("images/train",), "val": ("a.txt", "b.txt")}
@@ -159,7 +194,13 @@ def test_classes_must_be_names(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize(
-    "line", ["0 " + "1" * 100_000, "0 0.5 0.5 0.5 " + "9" * 100_000 + "x", "0 " + "0." * 50_000, "1e" * 50_000]
+    "line",
+    [
+        "0 " + "1" * 100_000,
+        "0 0.5 0.5 0.5 " + "9" * 100_000 + "x",
+        "0 " + "0." * 50_000,
+        "1e" * 50_000,
+    ],
 )
 def test_long_lines_take_no_long_time(line: str, tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text(line)

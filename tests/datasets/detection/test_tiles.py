@@ -70,24 +70,32 @@ def _find_shifts(plan: MosaicPlan, image: Array, step: int) -> list[Array]:
 
 @pytest.mark.parametrize("scale", [0.4, 0.77, 0.999, 1.5, 3.0, 20.0])
 @pytest.mark.parametrize("shift", [(0.0, 0.0), (-3.3, 2.6), (0.5, -1.25)])
-def test_no_pixel_lies_more_than_half_a_pixel_from_its_place(scale: float, shift: tuple[float, float]) -> None:
+def test_no_pixel_lies_more_than_half_a_pixel_from_its_place(
+    scale: float, shift: tuple[float, float]
+) -> None:
     low = np.ceil(np.maximum(0, np.array(shift) * scale) - 0.5).astype(int)
     high = np.minimum(60, np.ceil((np.array([40, 50]) + shift) * scale - 0.5).astype(int))
-    plan = _plan(scale=np.array([scale]), origin=np.array([shift]), window=np.array([[*low, *high]]))
+    plan = _plan(
+        scale=np.array([scale]), origin=np.array([shift]), window=np.array([[*low, *high]])
+    )
     for shifts in _find_shifts(plan, _ramps(40, 50, 5), 5):
         assert np.abs(shifts).max() <= 0.5 + 0.16 * scale + 0.01  # OpenCV's greys are right to 0.8
 
 
 @pytest.mark.parametrize("scale", [0.61, 0.77, 1.23, 1.5])
 def test_the_middle_of_a_tile_lies_where_it_belongs(scale: float) -> None:
-    plan = _plan(scale=np.array([scale]), origin=np.array([[-8.3, -6.8]]), window=np.array([[3, 2, 30, 25]]))
+    plan = _plan(
+        scale=np.array([scale]), origin=np.array([[-8.3, -6.8]]), window=np.array([[3, 2, 30, 25]])
+    )
     for shifts in _find_shifts(plan, _ramps(62, 62, 4), 4):
         assert np.abs(shifts).max() < 0.2 + 0.2 * scale
 
 
 @pytest.mark.parametrize("scale", [1.3, 3.0])
 def test_pixels_are_interpolated_between_those_around_them(scale: float) -> None:
-    plan = _plan(scale=np.array([scale]), origin=np.array([[-3.3, -2.0]]), window=np.array([[0, 0, 20, 20]]))
+    plan = _plan(
+        scale=np.array([scale]), origin=np.array([[-3.3, -2.0]]), window=np.array([[0, 0, 20, 20]])
+    )
     drawn = _draw(plan, [_ramps(40, 50, 5)], (1, 3, 20, 20)).astype(int)
     assert np.diff(drawn[0, 0], axis=0).max() <= 5 / scale + 1
     assert np.diff(drawn[0, 1], axis=1).max() <= 5 / scale + 1
@@ -110,5 +118,7 @@ def test_every_row_gets_its_own_tiles_and_none_is_left_over() -> None:
     for row in range(30):
         shown = set(plan.image[plan.row == row].tolist()) | {FILL}
         assert set(np.unique(rows[row]).tolist()) <= shown
-    for row, image, (top, left, bottom, right) in zip(plan.row, plan.image, plan.window.tolist(), strict=True):
+    for row, image, (top, left, bottom, right) in zip(
+        plan.row, plan.image, plan.window.tolist(), strict=True
+    ):
         assert (rows[row, :, top:bottom, left:right] == image).all()

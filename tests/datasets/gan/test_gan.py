@@ -19,7 +19,9 @@ class Bank:
 
     skipped = ()
 
-    def __init__(self, sizes: list[tuple[int, int]], dtype: str = "uint16", channels: int = 2) -> None:
+    def __init__(
+        self, sizes: list[tuple[int, int]], dtype: str = "uint16", channels: int = 2
+    ) -> None:
         self.channels, self.dtype = channels, np.dtype(dtype)
         self.heights_px, self.widths_px = np.array(sizes).T
 
@@ -28,7 +30,9 @@ class Bank:
 
     def __getitem__(self, index: int) -> Array:
         height, width = int(self.heights_px[index]), int(self.widths_px[index])
-        image = np.arange(self.channels * height * width, dtype=self.dtype) + self.dtype.type(1000 * index)
+        image = np.arange(self.channels * height * width, dtype=self.dtype) + self.dtype.type(
+            1000 * index
+        )
         return image.reshape(self.channels, height, width)
 
     def name(self, index: int) -> str:
@@ -44,7 +48,10 @@ def _sheets(**options: Any) -> GANDataset:
 
 
 def _rows(dataset: GANDataset, indices: list[int], epoch: int = 0) -> dict[str, Array]:
-    rows = {name: np.zeros((len(indices), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    rows = {
+        name: np.zeros((len(indices), *field.shape), field.dtype)
+        for name, field in dataset.fields.items()
+    }
     dataset.write_into(rows, np.array(indices), epoch)
     return rows
 
@@ -56,7 +63,12 @@ def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
     rows = _rows(dataset, [0, 3, 6], epoch=5)
     np.testing.assert_array_equal(rows["image"][1], dataset.bank[1][:, 4:, 6:])
     np.testing.assert_array_equal(rows["image"][2], dataset.bank[2][:, 4:, :6])
-    expected = {"index": [4, 7, 10], "image_index": [1, 1, 2], "object": [1, 1, 2], "label": [1, 1, 2]}
+    expected = {
+        "index": [4, 7, 10],
+        "image_index": [1, 1, 2],
+        "object": [1, 1, 2],
+        "label": [1, 1, 2],
+    }
     expected |= {"view": [0, 3, 2], "epoch": [5] * 3}
     assert {name: rows[name].tolist() for name in expected} == expected
     np.testing.assert_array_equal(rows["pose"], SHEETS.poses(2)[[0, 3, 2]])
@@ -90,14 +102,20 @@ def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored(
     given: dict[str, Any] = {"samples": np.array([0, 2]), "image_px": 8}
     random = GANDataset(bank, table, cut="random", samples_per_image=5, seed=1, **given)
     assert len(random) == 10
-    first, again, later = _rows(random, [*range(10)]), _rows(random, [*range(10)]), _rows(random, [*range(10)], epoch=1)
+    first, again, later = (
+        _rows(random, [*range(10)]),
+        _rows(random, [*range(10)]),
+        _rows(random, [*range(10)], epoch=1),
+    )
     np.testing.assert_array_equal(first["image"], again["image"])
     assert (first["image"] != later["image"]).any()
     assert first["image_index"].tolist() == [0] * 5 + [2] * 5
     for patch in first["image"][:5]:
         y, x = divmod(int(patch[0, 0, 0]), 30)
         np.testing.assert_array_equal(patch, bank[0][:, y : y + 8, x : x + 8])
-    np.testing.assert_array_equal(first["image"][5], np.pad(bank[2], ((0, 0), (0, 3), (0, 3)), mode="reflect"))
+    np.testing.assert_array_equal(
+        first["image"][5], np.pad(bank[2], ((0, 0), (0, 3), (0, 3)), mode="reflect")
+    )
     grid = GANDataset(bank, table, cut="grid", **given)
     assert len(grid) == 3 * 4 + 1
     np.testing.assert_array_equal(_rows(grid, [5])["image"][0], bank[0][:, 8:16, 8:16])
@@ -117,7 +135,9 @@ def test_samples_do_not_depend_on_workers(options: dict[str, Any]) -> None:
     inline = LoaderOptions(**({"worker_kind": "inline", "batch_size": 4, "seed": 3}))
     expected = [batch["image"].clone() for batch in MicroBatchLoader(dataset, inline, shuffle=True)]
     given: dict[str, Any] = {"batch_size": 4, "seed": 3} | options
-    loader = MicroBatchLoader(pickle.loads(pickle.dumps(dataset)), LoaderOptions(**given), shuffle=True)
+    loader = MicroBatchLoader(
+        pickle.loads(pickle.dumps(dataset)), LoaderOptions(**given), shuffle=True
+    )
     found = [batch["image"].clone() for batch in loader]
     loader.close()
     assert torch.equal(torch.cat(found), torch.cat(expected))
@@ -127,11 +147,21 @@ def test_samples_do_not_depend_on_workers(options: dict[str, Any]) -> None:
     ("options", "error", "message"),
     [
         ({"cut": "random"}, ConfigError, "patches of images with views would have no pose"),
-        ({"cut": "halves"}, ConfigError, "cut='halves' is unknown: choose one of whole, random, grid"),
-        ({"image_px": 5}, DataError, r"folder/0.png(.|\n)*3 images are not of \[5, 5\] px for each view"),
+        (
+            {"cut": "halves"},
+            ConfigError,
+            "cut='halves' is unknown: choose one of whole, random, grid",
+        ),
+        (
+            {"image_px": 5},
+            DataError,
+            r"folder/0.png(.|\n)*3 images are not of \[5, 5\] px for each view",
+        ),
         ({"image_px": 0}, ConfigError, "image_px=0 is not usable"),
     ],
 )
-def test_what_does_not_fit_is_refused(options: dict[str, Any], error: type[Exception], message: str) -> None:
+def test_what_does_not_fit_is_refused(
+    options: dict[str, Any], error: type[Exception], message: str
+) -> None:
     with pytest.raises(error, match=message):
         GANDataset(Bank([(8, 12)] * 3), _table(3, SHEETS), **({"image_px": (4, 6)} | options))

@@ -5,7 +5,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.gan.table import Labels, SampleTable, ViewLayout, lie_in_splits, read_layout, tabulate
+from lit_data.datasets.gan.table import (
+    Labels,
+    SampleTable,
+    ViewLayout,
+    lie_in_splits,
+    read_layout,
+    tabulate,
+)
 from lit_data.errors import ConfigError, DataError
 
 FOLDERS = ViewLayout(views="folders")
@@ -21,7 +28,9 @@ def test_views_are_in_the_order_of_their_names_with_2_before_10() -> None:
     assert names[1] == "a/10.png"
     table = tabulate(names, FOLDERS, "none")
     assert table.objects == ("a", "b")
-    assert [names[number] for number in table.images] == [f"{n}/{view}.png" for n in "ab" for view in range(1, 17)]
+    assert [names[number] for number in table.images] == [
+        f"{n}/{view}.png" for n in "ab" for view in range(1, 17)
+    ]
     assert table.view.tolist() == [*range(16)] * 2
     assert table.object.tolist() == [0] * 16 + [1] * 16
     assert table.tiles == 1
@@ -54,8 +63,12 @@ def test_a_sheet_is_an_object_with_a_sample_for_each_tile() -> None:
         ("objects", [0] * 4 + [1] * 4, 2, ()),
     ],
 )
-def test_a_label_is_what_was_asked_for(labels: Labels, expected: list[int], count: int, classes: Any) -> None:
-    names = [f"train/{folder}/{view}.png" for folder in ("red/a", "red/dark/b") for view in range(4)]
+def test_a_label_is_what_was_asked_for(
+    labels: Labels, expected: list[int], count: int, classes: Any
+) -> None:
+    names = [
+        f"train/{folder}/{view}.png" for folder in ("red/a", "red/dark/b") for view in range(4)
+    ]
     table = tabulate(names, FOLDERS, labels, in_splits=True)
     assert table.label.dtype == np.int64
     assert (table.label.tolist(), table.num_labels, table.classes) == (expected, count, classes)
@@ -88,7 +101,9 @@ def test_images_without_views_are_samples_by_themselves() -> None:
         ),
     ],
 )
-def test_other_numbers_of_views_are_listed_with_the_nearest_squares(counts: dict[str, int], message: str) -> None:
+def test_other_numbers_of_views_are_listed_with_the_nearest_squares(
+    counts: dict[str, int], message: str
+) -> None:
     with pytest.raises(DataError) as caught:
         tabulate(_objects(**counts), FOLDERS, "none")
     assert str(caught.value) == message
@@ -118,14 +133,18 @@ def _rows(table: SampleTable) -> int:
         (["train/a.png"], {"train": 1.0}, False),
     ],
 )
-def test_the_first_folder_is_a_split_where_all_are(names: list[str], splits: object, expected: bool) -> None:
+def test_the_first_folder_is_a_split_where_all_are(
+    names: list[str], splits: object, expected: bool
+) -> None:
     assert lie_in_splits(names, splits) is expected
 
 
 def test_a_file_in_the_root_says_how_views_lie(tmp_path: Path) -> None:
     assert read_layout(tmp_path) == ViewLayout()
     path = tmp_path / "views.json"
-    path.write_text(json.dumps({"views": "sheet", "tiles": 3, "elevation_deg": [10, 20], "author": "me"}))
+    path.write_text(
+        json.dumps({"views": "sheet", "tiles": 3, "elevation_deg": [10, 20], "author": "me"})
+    )
     assert read_layout(tmp_path) == ViewLayout(views="sheet", tiles=3, elevation_deg=(10, 20))
     for text in ("{", "[]", '{"views": "films"}', '{"tiles": 3}', '{"azimuth_deg": 3}'):
         path.write_text(text)

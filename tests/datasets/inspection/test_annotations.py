@@ -54,12 +54,19 @@ def _coco(folder: Path, segmentation: Any, **changed: Any) -> None:
     images = [{"id": 1, "file_name": "a.png", "width": 30, "height": 20}]
     images.append({"id": 2, "file_name": "b.png", "width": 30, "height": 20})
     annotation = {"id": 1, "image_id": 1, "category_id": 3, "segmentation": segmentation, **changed}
-    content = {"images": images, "annotations": [annotation], "categories": [{"id": 3, "name": "crack"}]}
+    content = {
+        "images": images,
+        "annotations": [annotation],
+        "categories": [{"id": 3, "name": "crack"}],
+    }
     (folder / "instances.json").write_text(json.dumps(content))
 
 
 def _labelme(folder: Path, points: Any = BOX, kind: str = "polygon") -> None:
-    content = {"shapes": [{"label": "x", "points": points, "shape_type": kind}], "imagePath": "C:\\a.png"}
+    content = {
+        "shapes": [{"label": "x", "points": points, "shape_type": kind}],
+        "imagePath": "C:\\a.png",
+    }
     (folder / "a.json").write_text(json.dumps(content))
 
 
@@ -82,8 +89,14 @@ FLAT = [float(value) for point in BOX for value in point]
 RUNS = " ".join(map(str, to_runs(_expected())))
 KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "COCO polygons": ("coco", lambda folder: _coco(folder, [FLAT])),
-    "COCO counts": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": _to_counts(_expected())})),
-    "COCO text": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": _pack(_to_counts(_expected()))})),
+    "COCO counts": (
+        "coco",
+        lambda folder: _coco(folder, {"size": SIZE, "counts": _to_counts(_expected())}),
+    ),
+    "COCO text": (
+        "coco",
+        lambda folder: _coco(folder, {"size": SIZE, "counts": _pack(_to_counts(_expected()))}),
+    ),
     "LabelMe": ("labelme", _labelme),
     "runs": ("csv", lambda folder: _csv(folder, f"a.png,1,{RUNS}", "b.png,,")),
     "runs in several rows": (
@@ -95,7 +108,10 @@ KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
             head="ImageId_ClassId,EncodedPixels",
         ),
     ),
-    "YOLO": ("yolo", lambda folder: _yolo(folder, "0 " + " ".join(f"{x / 30} {y / 20}" for x, y in BOX))),
+    "YOLO": (
+        "yolo",
+        lambda folder: _yolo(folder, "0 " + " ".join(f"{x / 30} {y / 20}" for x, y in BOX)),
+    ),
     "CVAT": ("cvat", lambda folder: _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))),
 }
 
@@ -127,25 +143,58 @@ def test_each_kind_gives_the_same_mask(name: str, folder: Path) -> None:
 
 
 FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "outside": (lambda f: _coco(f, [[0, 0, 50, 0, 50, 10]]), "an outline that leaves the image of 20 x 30 px"),
+    "outside": (
+        lambda f: _coco(f, [[0, 0, 50, 0, 50, 10]]),
+        "an outline that leaves the image of 20 x 30 px",
+    ),
     "empty polygon": (lambda f: _coco(f, []), "an outline of 0 points; three at least are needed"),
     "two points": (lambda f: _labelme(f, BOX[:2]), "an outline of 2 points"),
     "no polygon": (lambda f: _labelme(f, BOX, "circle"), "a circle: polygons are read"),
     "no numbers": (lambda f: _cvat(f, "a,b"), "an outline that is no list of points"),
-    "beyond the image": (lambda f: _csv(f, "a.png,1,595 10"), "runs up to pixel 604 of an image of 600"),
+    "beyond the image": (
+        lambda f: _csv(f, "a.png,1,595 10"),
+        "runs up to pixel 604 of an image of 600",
+    ),
     "half a run": (lambda f: _csv(f, "a.png,1,595 1 7"), "runs of 3 numbers"),
     "no run": (lambda f: _csv(f, "a.png,1,x"), "runs that are no whole numbers"),
-    "another size": (lambda f: _coco(f, {"size": [5, 5], "counts": [25]}), r"runs of an image of \[5, 5\]"),
+    "another size": (
+        lambda f: _coco(f, {"size": [5, 5], "counts": [25]}),
+        r"runs of an image of \[5, 5\]",
+    ),
     "cut text": (lambda f: _coco(f, {"size": SIZE, "counts": "oooo"}), "runs that cannot be read"),
-    "a size that is none": (lambda f: _coco(f, {"size": 5, "counts": [600]}), "runs of an image of 5, found"),
-    "counts beyond int64": (lambda f: _coco(f, {"size": SIZE, "counts": [2**62] * 4}), f"runs up to pixel {2**62} of"),
-    "runs beyond int64": (lambda f: _csv(f, f"a.png,1,{2**62} {2**62}"), f"runs up to pixel {2**62} of"),
+    "a size that is none": (
+        lambda f: _coco(f, {"size": 5, "counts": [600]}),
+        "runs of an image of 5, found",
+    ),
+    "counts beyond int64": (
+        lambda f: _coco(f, {"size": SIZE, "counts": [2**62] * 4}),
+        f"runs up to pixel {2**62} of",
+    ),
+    "runs beyond int64": (
+        lambda f: _csv(f, f"a.png,1,{2**62} {2**62}"),
+        f"runs up to pixel {2**62} of",
+    ),
     "400 digits": (lambda f: _coco(f, [[10**400] * 6]), "an outline that is no list of points"),
-    "400 digits in XML": (lambda f: _cvat(f, ";".join(["9" * 400 + ",1"] * 3)), "an outline that leaves the image"),
-    "a long image": (lambda f: _coco(f, [FLAT], image_id=10**400), "an image 10{79} that images does not hold"),
-    "letters beyond those of runs": (lambda f: _coco(f, {"size": SIZE, "counts": "é"}), "runs that cannot be read"),
-    "unknown category": (lambda f: _coco(f, [FLAT], category_id=9), "a category 9 that categories does not hold"),
-    "unknown image": (lambda f: _coco(f, [FLAT], image_id=9), "an image 9 that images does not hold"),
+    "400 digits in XML": (
+        lambda f: _cvat(f, ";".join(["9" * 400 + ",1"] * 3)),
+        "an outline that leaves the image",
+    ),
+    "a long image": (
+        lambda f: _coco(f, [FLAT], image_id=10**400),
+        "an image 10{79} that images does not hold",
+    ),
+    "letters beyond those of runs": (
+        lambda f: _coco(f, {"size": SIZE, "counts": "é"}),
+        "runs that cannot be read",
+    ),
+    "unknown category": (
+        lambda f: _coco(f, [FLAT], category_id=9),
+        "a category 9 that categories does not hold",
+    ),
+    "unknown image": (
+        lambda f: _coco(f, [FLAT], image_id=9),
+        "an image 9 that images does not hold",
+    ),
     "no such image": (lambda f: _csv(f, f"a.png,1,{RUNS}", "c.png,1,1 1"), r"row 3: .*"),
 }
 
@@ -166,7 +215,11 @@ def test_several_faults_are_listed_together(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["notes.json", "table.csv", "classes.txt", "settings.xml"])
 def test_other_files_are_left_alone(name: str, folder: Path) -> None:
-    texts = {"notes.json": '{"a": 1}', "table.csv": "name,size\na,1", "classes.txt": "crack\nhole\n"}
+    texts = {
+        "notes.json": '{"a": 1}',
+        "table.csv": "name,size\na,1",
+        "classes.txt": "crack\nhole\n",
+    }
     (folder / name).write_text(texts.get(name, "<settings/>"))
     found = read_annotations(folder, [folder / "a.png", folder / "b.png"])
     assert found is None or not found.marks
@@ -203,7 +256,8 @@ def test_classes_that_overlap_are_listed_with_their_image(folder: Path) -> None:
     part = " ".join(str(number) for number in to_runs(np.where(np.arange(30) < 9, _expected(), 0)))
     _csv(folder, f"a.png,1,{RUNS}", f"a.png,2,{part}")
     with pytest.raises(
-        DataError, match=r"row 3: .*a\.png: '2' overlaps other classes in 32(.|\n)*1 annotations are bad"
+        DataError,
+        match=r"row 3: .*a\.png: '2' overlaps other classes in 32(.|\n)*1 annotations are bad",
     ):
         _draw(folder, ["1", "2"])
     annotated = read_annotations(folder, [folder / "a.png", folder / "b.png"])
@@ -220,11 +274,16 @@ def test_names_of_yolo_classes_come_from_the_file_beside_them(folder: Path) -> N
     assert annotated.count_categories() == {"crack": 1}
 
 
-@pytest.mark.parametrize("layout", ["images/train/1.png labels/train/1.txt", "train/1.png train/1.txt"])
+@pytest.mark.parametrize(
+    "layout", ["images/train/1.png labels/train/1.txt", "train/1.png train/1.txt"]
+)
 def test_label_files_find_the_image_of_their_folder(layout: str, tmp_path: Path) -> None:
     image, label = layout.split()
     for split, x in (("train", 0.1), ("val", 0.5)):
-        one, two = tmp_path / image.replace("train", split), tmp_path / label.replace("train", split)
+        one, two = (
+            tmp_path / image.replace("train", split),
+            tmp_path / label.replace("train", split),
+        )
         one.parent.mkdir(parents=True, exist_ok=True)
         two.parent.mkdir(parents=True, exist_ok=True)
         cv2.imwrite(str(one), np.full(SIZE, 9, np.uint8))
@@ -239,7 +298,9 @@ def test_label_files_find_the_image_of_their_folder(layout: str, tmp_path: Path)
 def test_values_of_another_kind_are_a_fault_and_no_crash(folder: Path) -> None:
     _labelme(folder)
     (folder / "b.json").write_text(json.dumps({"shapes": [1, 2]}))
-    with pytest.raises(DataError, match=r"b\.json: cannot be read \(AttributeError(.|\n)*1 annotations are bad"):
+    with pytest.raises(
+        DataError, match=r"b\.json: cannot be read \(AttributeError(.|\n)*1 annotations are bad"
+    ):
         _draw(folder)
 
 
@@ -257,7 +318,9 @@ def test_runs_may_be_longer_than_python_takes_for_a_field(tmp_path: Path) -> Non
 def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
     _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))
     text, count = (folder / "annotations.xml").read_text(), 20_000
-    inner = '<image name="b.png"><polygon label="x" points="1,1;9,1;9,9"/>' * count + "</image>" * count
+    inner = (
+        '<image name="b.png"><polygon label="x" points="1,1;9,1;9,9"/>' * count + "</image>" * count
+    )
     (folder / "annotations.xml").write_text(text.replace("</image>", f"{inner}</image>"))
     begin = time.perf_counter()
     _, masks = _draw(folder)
@@ -277,7 +340,9 @@ def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
 def test_json_that_python_does_not_take_is_named_in_a_line(text: str, folder: Path) -> None:
     _labelme(folder)
     (folder / "b.json").write_text(text)
-    with pytest.raises(DataError, match=r"b\.json: damaged JSON: .*\n1 annotations are bad$") as raised:
+    with pytest.raises(
+        DataError, match=r"b\.json: damaged JSON: .*\n1 annotations are bad$"
+    ) as raised:
         _draw(folder)
     assert len(str(raised.value)) < 600
 
@@ -286,9 +351,12 @@ def test_a_table_of_images_in_another_encoding_is_named(folder: Path) -> None:
     (folder / "notes.csv").write_bytes("größe,n\n1,2\n".encode("latin-1"))  # no table of images
     _csv(folder, f"a.png,1,{RUNS}")
     assert _draw(folder)[0] == "csv"
-    (folder / "more.csv").write_bytes("ImageId,ClassId,EncodedPixels\nb.png,größer,1 3\n".encode("latin-1"))
+    (folder / "more.csv").write_bytes(
+        "ImageId,ClassId,EncodedPixels\nb.png,größer,1 3\n".encode("latin-1")
+    )
     with pytest.raises(
-        DataError, match=r"more\.csv: no UTF-8 text \(byte 0xf6 at 38; .* UTF-8\n1 annotations are bad$"
+        DataError,
+        match=r"more\.csv: no UTF-8 text \(byte 0xf6 at 38; .* UTF-8\n1 annotations are bad$",
     ):
         _draw(folder)
 
@@ -310,7 +378,9 @@ def test_a_link_out_of_the_folder_is_refused(name: str, folder: Path) -> None:
 def _zigzag(points: int) -> list[float]:
     """An outline that crosses all rows of an image of 2,000 x 2,000 px with each edge."""
     numbers = np.arange(points)
-    return np.stack([numbers % 2000, np.where(numbers % 2, 1900.0, 20.0)], axis=1).reshape(-1).tolist()
+    return (
+        np.stack([numbers % 2000, np.where(numbers % 2, 1900.0, 20.0)], axis=1).reshape(-1).tolist()
+    )
 
 
 @pytest.mark.parametrize("name", ["circle", "zigzag", "text"])
@@ -338,7 +408,11 @@ def test_crossings_are_the_same_in_parts(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_many_small_shapes_of_a_large_image_take_no_long_time(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "a.png"), np.zeros((3000, 3000), np.uint8))
-    corners = [[[x, y], [x + 2, y], [x + 2, y + 2], [x, y + 2]] for y in range(0, 400, 4) for x in range(0, 400, 4)]
+    corners = [
+        [[x, y], [x + 2, y], [x + 2, y + 2], [x, y + 2]]
+        for y in range(0, 400, 4)
+        for x in range(0, 400, 4)
+    ]
     shapes = [{"label": str(place % 2), "points": points} for place, points in enumerate(corners)]
     (tmp_path / "a.json").write_text(json.dumps({"shapes": shapes}))
     annotated = read_annotations(tmp_path, [tmp_path / "a.png"])

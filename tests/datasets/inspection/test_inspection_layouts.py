@@ -21,7 +21,9 @@ def _touch(folder: Path, *names: str) -> Path:
     return folder
 
 
-def _pairs(folder: Path, masks: str | None = None) -> tuple[str, dict[str, str | None], tuple[str, ...]]:
+def _pairs(
+    folder: Path, masks: str | None = None
+) -> tuple[str, dict[str, str | None], tuple[str, ...]]:
     found = find_inspection_set(folder, masks)
     names = [None if mask is None else mask.relative_to(folder).as_posix() for mask in found.masks]
     images = [path.relative_to(folder).as_posix() for path in found.images]
@@ -48,9 +50,17 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str, Mapping[str, str | None], tuple[s
         ("", ""),
     ),
     "beside, another type": (
-        ("MT_Crack/Imgs/e1.jpg", "MT_Crack/Imgs/e1.png", "MT_Free/Imgs/e1.jpg", "MT_Free/Imgs/e1.png"),
+        (
+            "MT_Crack/Imgs/e1.jpg",
+            "MT_Crack/Imgs/e1.png",
+            "MT_Free/Imgs/e1.jpg",
+            "MT_Free/Imgs/e1.png",
+        ),
         "beside",
-        {"MT_Crack/Imgs/e1.jpg": "MT_Crack/Imgs/e1.png", "MT_Free/Imgs/e1.jpg": "MT_Free/Imgs/e1.png"},
+        {
+            "MT_Crack/Imgs/e1.jpg": "MT_Crack/Imgs/e1.png",
+            "MT_Free/Imgs/e1.jpg": "MT_Free/Imgs/e1.png",
+        },
         ("MT_Crack", "good"),
     ),
     "beside, an ending": (
@@ -60,7 +70,12 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str, Mapping[str, str | None], tuple[s
         ("", "", ""),
     ),
     "anomaly": (
-        ("train/good/000.png", "test/good/000.png", "test/bent/000.png", "ground_truth/bent/000_mask.png"),
+        (
+            "train/good/000.png",
+            "test/good/000.png",
+            "test/bent/000.png",
+            "ground_truth/bent/000_mask.png",
+        ),
         "anomaly",
         {
             "test/bent/000.png": "ground_truth/bent/000_mask.png",
@@ -70,18 +85,36 @@ LAYOUTS: dict[str, tuple[tuple[str, ...], str, Mapping[str, str | None], tuple[s
         ("bent", "good", "good"),
     ),
     "anomaly of several products": (
-        ("nut/test/ko/1.bmp", "nut/ground_truth/ko/1.png", "cap/test/ko/1.bmp", "cap/ground_truth/ko/1.png"),
+        (
+            "nut/test/ko/1.bmp",
+            "nut/ground_truth/ko/1.png",
+            "cap/test/ko/1.bmp",
+            "cap/ground_truth/ko/1.png",
+        ),
         "anomaly",
-        {"cap/test/ko/1.bmp": "cap/ground_truth/ko/1.png", "nut/test/ko/1.bmp": "nut/ground_truth/ko/1.png"},
+        {
+            "cap/test/ko/1.bmp": "cap/ground_truth/ko/1.png",
+            "nut/test/ko/1.bmp": "nut/ground_truth/ko/1.png",
+        },
         ("ko", "ko"),
     ),
     "anomaly, a folder of masks for each image": (
-        ("test/lost/001.png", "ground_truth/lost/001/000.png", "ground_truth/lost/001/001.png", "train/good/001.png"),
+        (
+            "test/lost/001.png",
+            "ground_truth/lost/001/000.png",
+            "ground_truth/lost/001/001.png",
+            "train/good/001.png",
+        ),
         "anomaly",
         {"test/lost/001.png": "ground_truth/lost/001/000.png", "train/good/001.png": None},
         ("lost", "good"),
     ),
-    "none": (("rust/1.jpg", "good/1.jpg"), "none", {"good/1.jpg": None, "rust/1.jpg": None}, ("good", "rust")),
+    "none": (
+        ("rust/1.jpg", "good/1.jpg"),
+        "none",
+        {"good/1.jpg": None, "rust/1.jpg": None},
+        ("good", "rust"),
+    ),
 }
 
 
@@ -103,9 +136,18 @@ def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        (("images/a.png", "masks/a.png", "masks/b.png"), r"b\.png: a mask without an im(.|\n)*1 of 2 masks do not fit"),
-        (("images/a.png", "masks/a.png", "masks/a_mask.png"), r"a_mask\.png: a second mask of .*images/a\.png"),
-        (("x/1.png", "y/1.png", "masks/1.png"), r"masks/1\.png: a mask without an image of its name"),
+        (
+            ("images/a.png", "masks/a.png", "masks/b.png"),
+            r"b\.png: a mask without an im(.|\n)*1 of 2 masks do not fit",
+        ),
+        (
+            ("images/a.png", "masks/a.png", "masks/a_mask.png"),
+            r"a_mask\.png: a second mask of .*images/a\.png",
+        ),
+        (
+            ("x/1.png", "y/1.png", "masks/1.png"),
+            r"masks/1\.png: a mask without an image of its name",
+        ),
         (("masks/a.png",), r"no images but the masks in .*masks; check data\.root"),
         (("a.txt",), r"no image matches '\*\*/\*'; found 1 of another type"),
     ],
@@ -128,7 +170,15 @@ def test_a_line_says_what_was_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("stem", "plain"), [("007", "7"), ("0", "0"), ("A_Mask", "a"), ("x-gt", "x"), ("mask", "mask"), ("1_2_seg", "1_2")]
+    ("stem", "plain"),
+    [
+        ("007", "7"),
+        ("0", "0"),
+        ("A_Mask", "a"),
+        ("x-gt", "x"),
+        ("mask", "mask"),
+        ("1_2_seg", "1_2"),
+    ],
 )
 def test_stems_are_compared_without_endings(stem: str, plain: str) -> None:
     assert plain_stem(stem) == plain
@@ -143,11 +193,17 @@ def test_each_kind_is_in_each_split_and_groups_stay_together() -> None:
     for numbers in splits.values():
         assert (numbers < 10).sum() >= 1
         assert len({20, 21, 22} & set(numbers.tolist())) in (0, 3)
-    assert not np.array_equal(splits["train"], split_stratified(kinds, groups, SHARES, seed=4)["train"])
+    assert not np.array_equal(
+        splits["train"], split_stratified(kinds, groups, SHARES, seed=4)["train"]
+    )
 
 
-@pytest.mark.parametrize("name", ["masks/{0}.png", "images/{0}_mask.png", "ground_truth/bad/{0}.png"])
-def test_the_work_grows_as_the_set_does(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "name", ["masks/{0}.png", "images/{0}_mask.png", "ground_truth/bad/{0}.png"]
+)
+def test_the_work_grows_as_the_set_does(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     hashed, own_hash = Counter[str](), PurePath.__hash__
 
     def count(path: PurePath) -> int:
@@ -162,11 +218,16 @@ def test_the_work_grows_as_the_set_does(tmp_path: Path, name: str, monkeypatch: 
                 path.touch()
         with monkeypatch.context() as patch:
             patch.setattr(PurePath, "__hash__", count)
-            assert sum(mask is not None for mask in find_inspection_set(tmp_path / size).masks) == files
+            assert (
+                sum(mask is not None for mask in find_inspection_set(tmp_path / size).masks)
+                == files
+            )
     assert 0 < hashed["large"] < 5 * hashed["small"]
 
 
-def test_the_working_folder_may_be_the_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_working_folder_may_be_the_root(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _touch(tmp_path, "dent/a.jpg", "dent/b.jpg", "masks/dent/a.png")
     monkeypatch.chdir(tmp_path)
     wanted = ("folder", {"dent/a.jpg": "masks/dent/a.png", "dent/b.jpg": None}, ("dent", "dent"))

@@ -26,7 +26,11 @@ def _read_cells(shared: Path) -> Images:
         pixels = cv2.imread(str(path))
         lines = (path.parents[1] / "labels" / f"{path.stem}.txt").read_text().splitlines()
         size = np.array(pixels.shape[1::-1])
-        rows = [np.array(line.split()[1:], float).reshape(2, 2) * size for line in lines if line.startswith("1 ")]
+        rows = [
+            np.array(line.split()[1:], float).reshape(2, 2) * size
+            for line in lines
+            if line.startswith("1 ")
+        ]
         images[path.name] = pixels, [_round(middle, extent) for middle, extent in rows]
     return images
 
@@ -64,7 +68,9 @@ def _corners(box: Box) -> list[tuple[int, int]]:
     return [(left, top), (right, top), (right, bottom), (left, bottom)]
 
 
-def _write_masks(folder: Path, images: Images, place: Callable[[str], str], *, blank: bool = True) -> None:
+def _write_masks(
+    folder: Path, images: Images, place: Callable[[str], str], *, blank: bool = True
+) -> None:
     for name, (pixels, boxes) in images.items():
         path = folder / place(Path(name).stem)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,12 +100,18 @@ def _write_coco(folder: Path, images: Images) -> None:
         for box in boxes
     ]
     annotations = [{"id": n, **row} for n, row in enumerate(annotations)]
-    table = {"images": listed, "annotations": annotations, "categories": [{"id": 1, "name": "spot"}]}
+    table = {
+        "images": listed,
+        "annotations": annotations,
+        "categories": [{"id": 1, "name": "spot"}],
+    }
     (folder / "instances.json").write_text(json.dumps(table))
 
 
 def _write_runs(folder: Path, images: Images) -> None:
-    rows = [f"{name},1,{' '.join(map(str, to_runs(_draw(*found))))}" for name, found in images.items()]
+    rows = [
+        f"{name},1,{' '.join(map(str, to_runs(_draw(*found))))}" for name, found in images.items()
+    ]
     (folder / "train.csv").write_text("\n".join(["ImageId,ClassId,EncodedPixels", *rows]))
 
 
@@ -107,14 +119,21 @@ def _write_yolo(folder: Path, images: Images) -> None:
     (folder / "labels").mkdir()
     for name, (pixels, boxes) in images.items():
         size = np.array(pixels.shape[1::-1])
-        lines = ["0 " + " ".join(f"{value:.7f}" for value in np.ravel(_corners(box) / size)) for box in boxes]
+        lines = [
+            "0 " + " ".join(f"{value:.7f}" for value in np.ravel(_corners(box) / size))
+            for box in boxes
+        ]
         (folder / "labels" / f"{Path(name).stem}.txt").write_text("\n".join(lines))
 
 
 def _write_labelme(folder: Path, images: Images) -> None:
     for name, (_, boxes) in images.items():
-        shapes = [{"label": "spot", "points": _corners(box), "shape_type": "polygon"} for box in boxes]
-        (folder / f"{Path(name).stem}.json").write_text(json.dumps({"shapes": shapes, "imagePath": name}))
+        shapes = [
+            {"label": "spot", "points": _corners(box), "shape_type": "polygon"} for box in boxes
+        ]
+        (folder / f"{Path(name).stem}.json").write_text(
+            json.dumps({"shapes": shapes, "imagePath": name})
+        )
 
 
 def _write_cvat(folder: Path, images: Images) -> None:
@@ -123,12 +142,17 @@ def _write_cvat(folder: Path, images: Images) -> None:
         outlines = (";".join(f"{x},{y}" for x, y in _corners(box)) for box in boxes)
         polygons = "".join(f'<polygon label="spot" points="{points}"/>' for points in outlines)
         height, width = pixels.shape[:2]
-        text += f'<image id="{n}" name="{name}" width="{width}" height="{height}">{polygons}</image>'
+        text += (
+            f'<image id="{n}" name="{name}" width="{width}" height="{height}">{polygons}</image>'
+        )
     (folder / "annotations.xml").write_text(f"<annotations>{text}</annotations>")
 
 
 LAYOUTS: dict[str, tuple[str, Callable[[Path, Images], None]]] = {
-    "folder": ("folder", lambda folder, images: _write_masks(folder, images, "masks/{}_GT.png".format)),
+    "folder": (
+        "folder",
+        lambda folder, images: _write_masks(folder, images, "masks/{}_GT.png".format),
+    ),
     "folder, defects only": (
         "folder",
         lambda folder, images: _write_masks(folder, images, "masks/{}.png".format, blank=False),
@@ -155,7 +179,9 @@ def test_each_layout_gives_the_masks_that_were_written(
     for image, (pixels, _) in images.items():
         cv2.imwrite(str(inside / image), pixels)
     write(folder, images)
-    data = InspectionDataModule(str(folder), cache_dir=str(tmp_path / "cache"), splits={"train": 1.0})
+    data = InspectionDataModule(
+        str(folder), cache_dir=str(tmp_path / "cache"), splits={"train": 1.0}
+    )
     data.setup("fit")
     assert data.describe()["layout"] == layout
     for number in range(len(data.bank)):

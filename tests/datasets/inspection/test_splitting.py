@@ -52,7 +52,9 @@ def test_one_fixture_and_one_lamp_do_not_make_images_similar(tmp_path: Path) -> 
     fixture = np.zeros((96, 96), np.float32)
     cv2.circle(fixture, (48, 48), 30, 120, 4)
     lamp = np.linspace(0, 60, 96)[:, None]
-    parts = [fixture + lamp * rng.uniform(0.5, 1.5) + rng.normal(60, 6, (96, 96)) for _ in range(12)]
+    parts = [
+        fixture + lamp * rng.uniform(0.5, 1.5) + rng.normal(60, 6, (96, 96)) for _ in range(12)
+    ]
     images = [part.clip(0, 255).astype(np.uint8) for part in parts]
     assert len(np.unique(group_similar(_bank(tmp_path, images), None))) == 12
 
@@ -63,9 +65,14 @@ def test_places_of_two_fabrics_are_apart_and_those_saved_anew_are_found(tmp_path
     for _ in range(2):
         bands = 18 * cv2.GaussianBlur(rng.normal(0, 3.3, (96, 1)), (1, 5), 1.5)
         for _ in range(20):
-            own = 6 * rng.normal(0, 1, (96, 384)) + 48 * cv2.GaussianBlur(rng.normal(0, 1, (96, 384)), (0, 0), 4)
+            own = 6 * rng.normal(0, 1, (96, 384)) + 48 * cv2.GaussianBlur(
+                rng.normal(0, 1, (96, 384)), (0, 0), 4
+            )
             images.append((128 + bands + own).clip(0, 255).astype(np.uint8))
-    again = [np.clip(images[number].astype(np.float32) * 0.9 + 5, 0, 255).astype(np.uint8) for number in (0, 7, 31)]
+    again = [
+        np.clip(images[number].astype(np.float32) * 0.9 + 5, 0, 255).astype(np.uint8)
+        for number in (0, 7, 31)
+    ]
     groups = group_similar(_bank(tmp_path, [*images, *again]), None)
     assert groups[40:].tolist() == groups[[0, 7, 31]].tolist()
     assert len(np.unique(groups)) == 40
@@ -73,17 +80,25 @@ def test_places_of_two_fabrics_are_apart_and_those_saved_anew_are_found(tmp_path
 
 def test_frames_of_one_part_that_does_not_move_stay_together(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    frames = [(_texture(0) + rng.normal(0, 3, (120, 160))).clip(0, 255).astype(np.uint8) for _ in range(12)]
+    frames = [
+        (_texture(0) + rng.normal(0, 3, (120, 160))).clip(0, 255).astype(np.uint8)
+        for _ in range(12)
+    ]
     groups = group_similar(_bank(tmp_path, [*frames, *map(_texture, range(1, 10))]), None)
     assert len(np.unique(groups[:12])) == 1
     assert len(np.unique(groups)) == 10
 
 
 def test_flat_images_are_no_group(tmp_path: Path) -> None:
-    assert len(np.unique(group_similar(_bank(tmp_path, [np.full((40, 40), 7, np.uint8)] * 3), None))) == 3
+    assert (
+        len(np.unique(group_similar(_bank(tmp_path, [np.full((40, 40), 7, np.uint8)] * 3), None)))
+        == 3
+    )
 
 
-def test_many_images_are_compared_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_many_images_are_compared_in_buckets(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr("lit_data.datasets.inspection.splitting.BUCKET", 8)
     plain = [_texture(seed) for seed in range(24)]
     again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
@@ -100,13 +115,23 @@ def test_names_give_groups() -> None:
     assert len(set(groups.tolist())) == 4
     with pytest.raises(ConfigError, match=r"data.groups='\(' is no regular expression"):
         group_by_name(names, "(")
-    with pytest.raises(ConfigError, match=r"data.groups='panel' is found in no name, such as 'a/lot1_1.png'"):
+    with pytest.raises(
+        ConfigError, match=r"data.groups='panel' is found in no name, such as 'a/lot1_1.png'"
+    ):
         group_by_name(names, "panel")
 
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(a+)+$", "(a|aa)+$", "(a?){30}a{30}$", "(?:(?:a?){4}){4}$", "(?=(a*)*$)", "(?>(a+)+$)", "(?:a{1,4}){1,30}$"],
+    [
+        "(a+)+$",
+        "(a|aa)+$",
+        "(a?){30}a{30}$",
+        "(?:(?:a?){4}){4}$",
+        "(?=(a*)*$)",
+        "(?>(a+)+$)",
+        "(?:a{1,4}){1,30}$",
+    ],
 )
 def test_expressions_that_take_for_ever_are_refused(pattern: str) -> None:
     message = rf"^data\.groups={re.escape(repr(pattern))} can match one name in so many ways .* as '\(a\+\)\+' does"
@@ -115,7 +140,13 @@ def test_expressions_that_take_for_ever_are_refused(pattern: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "pattern", [r"^((?:[^_]+_){2})", r"^(.*?)_\d+_(?:top|side)\.png$", r"(?i:LOT|cam)(\d+)", r"^(?:[a-z]+\d?)++"]
+    "pattern",
+    [
+        r"^((?:[^_]+_){2})",
+        r"^(.*?)_\d+_(?:top|side)\.png$",
+        r"(?i:LOT|cam)(\d+)",
+        r"^(?:[a-z]+\d?)++",
+    ],
 )
 def test_expressions_that_repeat_little_or_never_come_back_are_taken(pattern: str) -> None:
     groups = group_by_name(["lot1_2_top.png", "lot1_2_side.png", "x"], pattern)
@@ -147,7 +178,9 @@ def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixtur
         return splitter.split("auto", is_anomaly_set=False)
 
     even = split(np.arange(40))
-    nameless = describe_splits({"train": np.arange(4)}, [""] * 4, np.array([True, False, True, False]))
+    nameless = describe_splits(
+        {"train": np.arange(4)}, [""] * 4, np.array([True, False, True, False])
+    )
     assert nameless == "train 4 (2 positive)"
     assert describe_splits(even, ["good", "dent"] * 20) == (
         "train 28 (dent 14, good 14), val 6 (dent 3, good 3), test 6 (dent 3, good 3)"

@@ -34,7 +34,9 @@ def _write(folder: Path, images: Sequence[Array]) -> list[ImageSource]:
 def make_store(tmp_path: Path) -> MakeStore:
     def make(images: Sequence[Array]) -> DecodedStore:
         folder = tmp_path / f"set-{len(list(tmp_path.iterdir()))}"
-        return DecodedStore.build(_write(folder, images), tmp_path / "cache", decoder=ImageDecoder())
+        return DecodedStore.build(
+            _write(folder, images), tmp_path / "cache", decoder=ImageDecoder()
+        )
 
     return make
 
@@ -47,12 +49,17 @@ def _images(channels: int, sizes: Sequence[tuple[int, int]], dtype: str = "uint8
 
 
 def _read(dataset: StripeDataset) -> Batch:
-    rows = {name: np.empty((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    rows = {
+        name: np.empty((len(dataset), *field.shape), field.dtype)
+        for name, field in dataset.fields.items()
+    }
     dataset.write_into(rows, np.random.default_rng(1).permutation(len(dataset)), epoch=2)
     return {name: torch.from_numpy(array) for name, array in rows.items()}
 
 
-def _compare(make_store: MakeStore, device: torch.device, edges: Edges, dtype: str, patch_px: tuple[int, int]) -> None:
+def _compare(
+    make_store: MakeStore, device: torch.device, edges: Edges, dtype: str, patch_px: tuple[int, int]
+) -> None:
     store = make_store(_images(3, SIZES, dtype))
     split = [3, 1, 2]
     masks = make_store([mask % 2 for mask in _images(1, [SIZES[image] for image in split])])
@@ -80,7 +87,9 @@ def test_patches_are_those_of_the_dataset(make_store: MakeStore, edges: Edges, d
 @pytest.mark.gpu
 @pytest.mark.parametrize("edges", get_args(Edges))
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
-def test_patches_on_a_gpu_are_those_of_the_dataset(make_store: MakeStore, edges: Edges, dtype: str) -> None:
+def test_patches_on_a_gpu_are_those_of_the_dataset(
+    make_store: MakeStore, edges: Edges, dtype: str
+) -> None:
     _compare(make_store, torch.device("cuda", 0), edges, dtype, (5, 16))
 
 
@@ -108,7 +117,9 @@ def test_an_upload_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert copy.data_ptr() != pixels.data_ptr()
 
 
-def test_pixels_that_do_not_fit_are_refused(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pixels_that_do_not_fit_are_refused(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = make_store([np.zeros((3, 1000, 1000), np.uint8)])
     asked = []
 
@@ -134,14 +145,18 @@ def test_where_free_memory_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None
     assert find_free_bytes(torch.device("mps")) == memory.available
 
 
-def test_the_host_maps_the_store_and_asks_for_no_room(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_host_maps_the_store_and_asks_for_no_room(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(device_bank, "find_free_bytes", lambda device: 0)
     store = make_store(_images(1, SIZES))
     patch = DeviceBank(store, CPU).cut(torch.tensor([2]), torch.tensor([[5, 0]]), (8, 9))
     assert np.array_equal(patch[0].numpy(), store[2][:, 5:13, :9])
 
 
-def test_a_store_goes_to_a_device_once(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_goes_to_a_device_once(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = []
 
     def record(store: DecodedStore, device: torch.device) -> DeviceBank:
@@ -162,7 +177,9 @@ def test_a_store_goes_to_a_device_once(make_store: MakeStore, monkeypatch: pytes
 
 def test_what_a_validation_put_there_serves_training(make_store: MakeStore) -> None:
     store = make_store(_images(1, SIZES, "float32"))
-    dataset = StripeDataset(store, PatchGrid(store.heights_px, store.widths_px, 16, 16), pixels=False)
+    dataset = StripeDataset(
+        store, PatchGrid(store.heights_px, store.widths_px, 16, 16), pixels=False
+    )
     patches = DevicePatches()
     with torch.inference_mode():
         patches.fill(_read(dataset), dataset)
@@ -174,6 +191,10 @@ def test_what_a_validation_put_there_serves_training(make_store: MakeStore) -> N
 
 def test_only_a_store_goes_to_the_device(tmp_path: Path) -> None:
     files = DecodedFiles(_write(tmp_path / "set", _images(1, SIZES)), ImageDecoder(), cache_bytes=0)
-    dataset = StripeDataset(files, PatchGrid(files.heights_px, files.widths_px, 16, 16), pixels=False)
-    with pytest.raises(ConfigError, match="only a decoded store can go to the device, this is DecodedFiles"):
+    dataset = StripeDataset(
+        files, PatchGrid(files.heights_px, files.widths_px, 16, 16), pixels=False
+    )
+    with pytest.raises(
+        ConfigError, match="only a decoded store can go to the device, this is DecodedFiles"
+    ):
         DevicePatches().fill(_read(dataset), dataset)

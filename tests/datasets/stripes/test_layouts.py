@@ -25,7 +25,9 @@ def test_one_file_for_each_image(folder: Callable[..., Path]) -> None:
     root = folder("b.png", "a/c.png", "masks/c.png")
     found = list_sources(root, "channels", masks=(root / "masks",))
     assert found.names == ("a/c.png", "b.png")
-    assert [source.paths for source in found.sources] == [(str(root / name),) for name in found.names]
+    assert [source.paths for source in found.sources] == [
+        (str(root / name),) for name in found.names
+    ]
 
 
 def test_files_of_the_same_key_belong_together(folder: Callable[..., Path]) -> None:
@@ -55,13 +57,18 @@ def test_files_without_partner_are_listed(folder: Callable[..., Path]) -> None:
 @pytest.mark.parametrize(
     "files", [None, {"target": "*_a.png"}, {**FILES, "ref2": "c.png"}, {**FILES, "ref2": "*_*.png"}]
 )
-def test_globs_must_fit_the_layout(folder: Callable[..., Path], files: dict[str, str] | None) -> None:
+def test_globs_must_fit_the_layout(
+    folder: Callable[..., Path], files: dict[str, str] | None
+) -> None:
     with pytest.raises(ConfigError, match=r"layout=files needs files=\{target: <glob with one \*>"):
         list_sources(folder("1_a.png"), "files", files=files)
 
 
 def test_unknown_layout(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="layout='triple' is unknown: choose one of channels, files, pairs, single"):
+    with pytest.raises(
+        ConfigError,
+        match="layout='triple' is unknown: choose one of channels, files, pairs, single",
+    ):
         list_sources(tmp_path, "triple")
 
 

@@ -57,7 +57,10 @@ def _write(folder: Path, options: dict[str, Any]) -> None:
             for letter, pixels in zip("abc", grey, strict=True):
                 cv2.imwrite(str(folder / f"{number}_{letter}.png"), pixels)
         else:
-            cv2.imwrite(str(folder / f"{number}.png"), grey[0] if options["layout"] == "single" else cv2.merge(grey))
+            cv2.imwrite(
+                str(folder / f"{number}.png"),
+                grey[0] if options["layout"] == "single" else cv2.merge(grey),
+            )
         if "masks" in options:
             mask = (rng.random(shape) < 0.1).astype(np.uint8) * 255
             cv2.imwrite(str(folder / "masks" / f"{number}.png"), mask)
@@ -90,7 +93,9 @@ def _read(baseline: Any, epoch: int) -> Batch:
 
 def _read_ours(datamodule: StripeDataModule, epoch: int, *, finished: bool = True) -> Batch:
     dataset = datamodule.dataset("train")
-    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=len(dataset), worker_kind="inline"), shuffle=True)
+    loader = MicroBatchLoader(
+        dataset, LoaderOptions(batch_size=len(dataset), worker_kind="inline"), shuffle=True
+    )
     loader.set_epoch(epoch)
     batch = next(iter(loader))
     batch = datamodule.transform(batch, "train") if finished else batch
@@ -98,9 +103,13 @@ def _read_ours(datamodule: StripeDataModule, epoch: int, *, finished: bool = Tru
     return {key: value[order] for key, value in batch.items()}
 
 
-@pytest.mark.parametrize("options", LAYOUTS, ids=lambda options: "-".join([options["layout"], *list(options)[1:]]))
+@pytest.mark.parametrize(
+    "options", LAYOUTS, ids=lambda options: "-".join([options["layout"], *list(options)[1:]])
+)
 @pytest.mark.parametrize("epoch", [0, 3])
-def test_both_give_the_samples_of_the_stripe_dataset(options: dict[str, Any], epoch: int, make: Make) -> None:
+def test_both_give_the_samples_of_the_stripe_dataset(
+    options: dict[str, Any], epoch: int, make: Make
+) -> None:
     datamodule = make(**options)
     ours = _read_ours(datamodule, epoch)
     assert ours["mask"].any()
@@ -115,7 +124,9 @@ def test_both_give_the_samples_of_the_stripe_dataset(options: dict[str, Any], ep
 
 
 @pytest.mark.parametrize("options", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[6]], ids=str)
-def test_unfinished_samples_are_the_stored_ones_to_the_byte(options: dict[str, Any], make: Make) -> None:
+def test_unfinished_samples_are_the_stored_ones_to_the_byte(
+    options: dict[str, Any], make: Make
+) -> None:
     datamodule = make(**options, backend="device")
     ours = _read_ours(datamodule, 0, finished=False)
     for baseline in datamodule.baseline_datasets("train", finished=False).values():
@@ -142,7 +153,9 @@ def test_after_the_warm_up_nothing_is_decoded(make: Make) -> None:
 
 
 def test_the_warm_up_ends_when_the_cache_is_full(make: Make) -> None:
-    improved = make(layout="channels", cache_bytes=2 * 75 * 50 * 3).baseline_datasets("train")["improved"]
+    improved = make(layout="channels", cache_bytes=2 * 75 * 50 * 3).baseline_datasets("train")[
+        "improved"
+    ]
     assert isinstance(improved, ImprovedStripes)
     improved.warm_up()
     assert improved.cache.misses == 3
@@ -156,7 +169,9 @@ def test_a_copy_in_another_process_gives_the_same_samples(make: Make) -> None:
         assert torch.equal(copy[3]["image"], baseline[3]["image"])
 
 
-def test_a_file_that_is_not_stored_as_it_is_read_is_cast_as_in_the_store(make: Make, tmp_path: Path) -> None:
+def test_a_file_that_is_not_stored_as_it_is_read_is_cast_as_in_the_store(
+    make: Make, tmp_path: Path
+) -> None:
     datamodule = make(layout="channels")
     original = datamodule.baseline_datasets("train", finished=False)["original"]
     assert isinstance(original, StripeBaseline)

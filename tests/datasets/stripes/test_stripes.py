@@ -51,9 +51,13 @@ def _bank(channels: int = 3, sizes: list[tuple[int, int]] = SIZES) -> Bank:
     return Bank([rng.integers(0, 256, (channels, *size), dtype=np.uint8) for size in sizes])
 
 
-def _dataset(edges: Edges = "cover", images: list[int] | None = None, masks: Bank | None = None) -> StripeDataset:
+def _dataset(
+    edges: Edges = "cover", images: list[int] | None = None, masks: Bank | None = None
+) -> StripeDataset:
     bank = _bank()
-    return StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 12, edges), images=images, masks=masks)
+    return StripeDataset(
+        bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 12, edges), images=images, masks=masks
+    )
 
 
 def test_each_sample_is_its_patch() -> None:
@@ -81,7 +85,9 @@ def test_a_split_keeps_the_numbers_of_the_whole_set() -> None:
 def test_rows_are_written_in_place_for_any_order() -> None:
     dataset = _dataset()
     indices = np.array([5, 0, len(dataset) - 1, 5])
-    rows = {name: np.zeros((6, *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    rows = {
+        name: np.zeros((6, *field.shape), field.dtype) for name, field in dataset.fields.items()
+    }
     dataset.write_into({name: array[1:5] for name, array in rows.items()}, indices, epoch=3)
     assert rows["index"].tolist() == [0, *indices.tolist(), 0]
     assert rows["epoch"].tolist() == [0, 3, 3, 3, 3, 0]
@@ -92,7 +98,9 @@ def test_rows_are_written_in_place_for_any_order() -> None:
 
 
 def test_masks_are_cut_with_their_images() -> None:
-    masks = Bank([np.arange(h * w, dtype=np.uint8).reshape(1, h, w) % 2 for h, w in (SIZES[1], SIZES[2])])
+    masks = Bank(
+        [np.arange(h * w, dtype=np.uint8).reshape(1, h, w) % 2 for h, w in (SIZES[1], SIZES[2])]
+    )
     dataset = _dataset(images=[1, 2], masks=masks)
     for number in range(len(dataset)):
         sample = dataset[number]
@@ -103,7 +111,9 @@ def test_masks_are_cut_with_their_images() -> None:
 
 def test_masks_must_fit_their_images() -> None:
     wrong = Bank([np.zeros((1, 16, 16), np.uint8), np.zeros((1, 17, 33), np.uint8)])
-    with pytest.raises(DataError, match=r"image-1: 17 x 33, image-2: 33 x 17 \(turned by 90 degrees\?\)"):
+    with pytest.raises(
+        DataError, match=r"image-1: 17 x 33, image-2: 33 x 17 \(turned by 90 degrees\?\)"
+    ):
         _dataset(images=[1, 2], masks=wrong)
     with pytest.raises(DataError, match="2 masks for 1 images"):
         _dataset(images=[1], masks=wrong)
@@ -137,7 +147,10 @@ def _write_images(folder: Path, channels: int, count: int) -> list[ImageSource]:
     folder.mkdir()
     rng = np.random.default_rng(channels)
     for number in range(count):
-        np.save(folder / f"{number}.npy", rng.integers(0, 2, (channels, 16 + number, 20), dtype=np.uint8))
+        np.save(
+            folder / f"{number}.npy",
+            rng.integers(0, 2, (channels, 16 + number, 20), dtype=np.uint8),
+        )
     return [ImageSource((str(folder / f"{number}.npy"),)) for number in range(count)]
 
 
@@ -148,13 +161,19 @@ def _open(sources: list[ImageSource], folder: Path, kind: str) -> ImageBank:
 
 
 def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
-    images, masks = (_open(_write_images(tmp_path / str(n), n, 3), tmp_path / "cache", "store") for n in (3, 1))
-    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 16), masks=masks)
+    images, masks = (
+        _open(_write_images(tmp_path / str(n), n, 3), tmp_path / "cache", "store") for n in (3, 1)
+    )
+    dataset = StripeDataset(
+        images, PatchGrid(images.heights_px, images.widths_px, 16, 16), masks=masks
+    )
     dataset.check_sources()
     for bank in (masks, images):
         assert isinstance(bank, DecodedStore)
         os.truncate(bank.path / "pixels.npy", 5)
-        with pytest.raises(StoreCorruptError, match=f"{bank.path}/pixels.npy: expected .* bytes, found 5"):
+        with pytest.raises(
+            StoreCorruptError, match=f"{bank.path}/pixels.npy: expected .* bytes, found 5"
+        ):
             dataset.check_sources()
     _dataset().check_sources()
 
@@ -186,12 +205,21 @@ print(hashlib.sha256(b"".join(rows[name].tobytes() for name in sorted(rows))).he
 
 @pytest.mark.parametrize("kind", ["store", "lru", "none"])
 @pytest.mark.parametrize("inline_bytes", [0, 2**14])
-def test_a_child_reads_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, inline_bytes: int) -> None:
+def test_a_child_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, inline_bytes: int
+) -> None:
     monkeypatch.setattr(shared_arrays, "INLINE_BYTES", inline_bytes)
-    images, masks = (_open(_write_images(tmp_path / str(n), n, 4), tmp_path / "cache", kind) for n in (3, 1))
-    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 3), masks=masks)
+    images, masks = (
+        _open(_write_images(tmp_path / str(n), n, 4), tmp_path / "cache", kind) for n in (3, 1)
+    )
+    dataset = StripeDataset(
+        images, PatchGrid(images.heights_px, images.widths_px, 16, 3), masks=masks
+    )
     dataset.set_epoch(5)
-    rows = {name: np.zeros((len(dataset), *field.shape), field.dtype) for name, field in dataset.fields.items()}
+    rows = {
+        name: np.zeros((len(dataset), *field.shape), field.dtype)
+        for name, field in dataset.fields.items()
+    }
     dataset.write_into(rows, np.arange(len(dataset)), 5)
     done = subprocess.run(
         [sys.executable, "-c", READ_IN_A_CHILD],
@@ -210,7 +238,9 @@ WriteFakeStore = Callable[[Path, SourceTable, int], None]
 
 def _fake_files(monkeypatch: pytest.MonkeyPatch, table: SourceTable) -> DecodedFiles:
     ones = np.ones(COUNT, np.int64)
-    survey = Survey(np.arange(COUNT), ones, ones.copy(), 1, "uint8", (("bad.png", "is bad"),) * 50_000)
+    survey = Survey(
+        np.arange(COUNT), ones, ones.copy(), 1, "uint8", (("bad.png", "is bad"),) * 50_000
+    )
     monkeypatch.setattr(files_module, "survey_sources", lambda *_, **__: survey)
     monkeypatch.setattr(files_module, "join_paths", lambda _: table)
     return DecodedFiles([ImageSource(("x.png",))] * COUNT, ImageDecoder(), cache_bytes=0)

@@ -17,7 +17,9 @@ from lit_data.modules import UNet
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 HAS_TORCHAO = find_spec("torchao") is not None
-needs_torchao = pytest.mark.skipif(not HAS_TORCHAO, reason="needs torchao: pip install -e '.[quantise]'")
+needs_torchao = pytest.mark.skipif(
+    not HAS_TORCHAO, reason="needs torchao: pip install -e '.[quantise]'"
+)
 
 
 class Mixer(nn.Module):
@@ -86,7 +88,9 @@ def check_static(net: nn.Module, size: tuple[int, int]) -> None:
     assert all(part.training for part in net.modules())
     net.eval()
     images = [make_tiles(1, (side, side))[0] for side in (size[0], 17, size[0], 30, size[0])]
-    predict = TiledPredictor(quantised, tile_px=size, overlap_px=0, round_px=max(size), batch_size=3).predict
+    predict = TiledPredictor(
+        quantised, tile_px=size, overlap_px=0, round_px=max(size), batch_size=3
+    ).predict
     with torch.inference_mode():
         for image, (_, values) in zip(images, predict(images), strict=True):
             inside = (slice(None), slice(0, image.shape[1] - 4), slice(0, image.shape[2] - 4))
@@ -97,7 +101,10 @@ def check_static(net: nn.Module, size: tuple[int, int]) -> None:
         tiles = make_tiles(1, size)
         tiles[0, 0, 5, 5] = math.nan
         assert torch.equal(quantised(tiles).isnan(), net(tiles).isnan())
-    with pytest.raises(ConfigError, match=r"^tiles of 64 x 48 px are larger than those of the calibration, 32 x 48 px"):
+    with pytest.raises(
+        ConfigError,
+        match=r"^tiles of 64 x 48 px are larger than those of the calibration, 32 x 48 px",
+    ):
         quantised(make_tiles(1, (64, 48)))
     assert all(torch.equal(before[name], tensor) for name, tensor in net.state_dict().items())
 
@@ -135,14 +142,22 @@ def test_convolutions_become_int8_and_are_compiled() -> None:
 @pytest.mark.parametrize(
     ("net", "given", "match"),
     [
-        (Mixer(), {"mode": "int4"}, r"^quantise='int4' is unknown: choose one of dynamic, static, bf16$"),
+        (
+            Mixer(),
+            {"mode": "int4"},
+            r"^quantise='int4' is unknown: choose one of dynamic, static, bf16$",
+        ),
         (
             Marks(),
             {"mode": "dynamic"},
             r"^quantise=dynamic is for linear layers, and Marks has none: use quantise=static",
         ),
         (Marks(), {"mode": "static"}, r"^quantise=static needs calibration images"),
-        (Marks().to("meta"), {"mode": "bf16"}, r"^quantise=bf16 is for the CPU: on a GPU use precision=bf16"),
+        (
+            Marks().to("meta"),
+            {"mode": "bf16"},
+            r"^quantise=bf16 is for the CPU: on a GPU use precision=bf16",
+        ),
         (
             Marks(),
             {"mode": "static", "calibration": [make_tiles(1), make_tiles(1, (16, 16))]},
@@ -173,9 +188,15 @@ def test_what_cannot_be_quantised_is_refused(
             ("lit_data.inference.export.quantise.find_spec", lambda name: None),
             r"^quantise=static needs torchao: pip install",
         ),
-        (("platform.machine", lambda: "arm64"), r"needs an x86 processor with VNNI.*use quantise=bf16$"),
+        (
+            ("platform.machine", lambda: "arm64"),
+            r"needs an x86 processor with VNNI.*use quantise=bf16$",
+        ),
         (("torch.cpu._is_vnni_supported", lambda: False), r"needs an x86 processor with VNNI"),
-        (("shutil.which", lambda name: None), r"^quantise=static compiles the net, and there is no C\+\+ compiler"),
+        (
+            ("shutil.which", lambda name: None),
+            r"^quantise=static compiles the net, and there is no C\+\+ compiler",
+        ),
     ],
 )
 def test_machines_that_lack_something_are_told_what(
@@ -198,7 +219,9 @@ def test_machines_that_lack_something_are_told_what(
         ([0.1, 0.1, 0.1, 0.1], [0.1, 0.5, 0.1, 0.1], 0.0, 0.0),
     ],
 )
-def test_agreement(one: Sequence[float], other: Sequence[float], dice: float, marked: float) -> None:
+def test_agreement(
+    one: Sequence[float], other: Sequence[float], dice: float, marked: float
+) -> None:
     pairs = [(torch.tensor([a]), torch.tensor([b])) for a, b in zip(one, other, strict=True)]
     found = compare_values(pairs, threshold=0.5)
     differences = [abs(a - b) for a, b in zip(one, other, strict=True)]
@@ -207,5 +230,7 @@ def test_agreement(one: Sequence[float], other: Sequence[float], dice: float, ma
     assert found.dice == pytest.approx(dice, nan_ok=True)
     assert found.marked_share == marked
     whole = torch.tensor([one]), torch.tensor([other])
-    by_nets = measure_agreement(lambda _: whole[0], lambda _: whole[1], [torch.zeros(1)], threshold=0.5)
+    by_nets = measure_agreement(
+        lambda _: whole[0], lambda _: whole[1], [torch.zeros(1)], threshold=0.5
+    )
     assert by_nets.mean_difference == pytest.approx(found.mean_difference)

@@ -56,8 +56,12 @@ def test_channels_are_numbers(wrong: Any) -> None:
 
 def test_files_are_stacked_along_the_channels(tmp_path: Path) -> None:
     one, two = _png(tmp_path / "1.png", RGB), _png(tmp_path / "2.png", GRAY + 1)
-    np.testing.assert_array_equal(_decode(ImageDecoder(), one, two), np.concatenate([PLANES, GRAY[None] + 1]))
-    np.testing.assert_array_equal(_decode(ImageDecoder(), two, one), np.concatenate([GRAY[None] + 1, PLANES]))
+    np.testing.assert_array_equal(
+        _decode(ImageDecoder(), one, two), np.concatenate([PLANES, GRAY[None] + 1])
+    )
+    np.testing.assert_array_equal(
+        _decode(ImageDecoder(), two, one), np.concatenate([GRAY[None] + 1, PLANES])
+    )
     np.testing.assert_array_equal(_decode(ImageDecoder(), one), PLANES)
 
 
@@ -70,7 +74,9 @@ def test_channels_are_picked_from_the_stack(tmp_path: Path) -> None:
 # row 13
 def test_a_missing_channel_is_named_with_both_counts(tmp_path: Path) -> None:
     path = _png(tmp_path / "a.png", GRAY)
-    message = r"a.png: channels=\(0, 1, 2\) needs 3 channels, found 1; set data.read.gray_to_rgb=true"
+    message = (
+        r"a.png: channels=\(0, 1, 2\) needs 3 channels, found 1; set data.read.gray_to_rgb=true"
+    )
     decoder = ImageDecoder(channels=(0, 1, 2))
     with pytest.raises(DataError, match=message):
         decoder.header(ImageSource((path,)))
@@ -93,7 +99,8 @@ def test_files_of_one_image_agree_in_size(tmp_path: Path) -> None:
         ImageDecoder()(ImageSource(paths))
     turned = _png(tmp_path / "2.png", RGB.transpose(1, 0, 2))
     with pytest.raises(
-        DataError, match=r"2.png is 8 x 6: only turned, perhaps by an EXIF orientation; set data.read.exif=apply"
+        DataError,
+        match=r"2.png is 8 x 6: only turned, perhaps by an EXIF orientation; set data.read.exif=apply",
     ):
         ImageDecoder().header(ImageSource((paths[0], turned)))
 
@@ -102,7 +109,8 @@ def test_files_of_one_image_agree_in_size(tmp_path: Path) -> None:
 def test_files_of_one_image_agree_in_depth(tmp_path: Path) -> None:
     paths = _npy(tmp_path / "1.npy", GRAY), _npy(tmp_path / "2.npy", GRAY.astype(np.uint16))
     with pytest.raises(
-        DataError, match=r"1.npy is uint8, .*2.npy is uint16; the files of one image must have the same"
+        DataError,
+        match=r"1.npy is uint8, .*2.npy is uint16; the files of one image must have the same",
     ):
         ImageDecoder().header(ImageSource(paths))
 
@@ -112,7 +120,9 @@ def test_the_dtypes_of_a_store_are_kept(tmp_path: Path, dtype: str) -> None:
     path = _npy(tmp_path / "a.npy", GRAY.astype(dtype))
     decoder = ImageDecoder()
     assert _decode(decoder, path).dtype == dtype
-    expected = ("float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",)
+    expected = (
+        "float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",
+    )
     assert decoder(ImageSource((path,))).notes == (expected if dtype == "float32" else ())
 
 
@@ -132,7 +142,9 @@ def test_bool_and_int8_are_cast_with_a_note(tmp_path: Path) -> None:
 def test_wide_integers_need_a_cast(tmp_path: Path, dtype: str) -> None:
     path = _npy(tmp_path / "a.npy", GRAY.astype(dtype))
     for call in (ImageDecoder().header, ImageDecoder()):
-        with pytest.raises(DataError, match=f"a.npy: a store has no room for {dtype}; set data.read.as_float=true"):
+        with pytest.raises(
+            DataError, match=f"a.npy: a store has no room for {dtype}; set data.read.as_float=true"
+        ):
             call(ImageSource((path,)))
     assert _decode(ImageDecoder(ReadOptions(as_float=True)), path).dtype == np.float32
 
@@ -142,7 +154,10 @@ def test_notes_of_all_files_are_listed_once(tmp_path: Path) -> None:
     for path in paths:
         tifffile.imwrite(path, np.zeros((6, 8)), photometric="miniswhite")
     notes = ImageDecoder()(ImageSource(paths)).notes
-    assert notes == ("white is stored as 0; values are kept as stored (invert=False)", "float64 cast to float32")
+    assert notes == (
+        "white is stored as 0; values are kept as stored (invert=False)",
+        "float64 cast to float32",
+    )
 
 
 def test_fingerprints_differ_exactly_when_pixels_may() -> None:

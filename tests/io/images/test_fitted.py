@@ -28,11 +28,15 @@ def test_an_image_is_scaled_as_its_fit_says(fit: Fit, expected: tuple[int, int])
 
 @pytest.mark.parametrize("fit", ["cover", "contain", "stretch", "keep"])
 @pytest.mark.parametrize("size", [(40, 24), (1, 7), (64, 64), (131, 65)])
-def test_header_and_pixels_agree_whatever_the_fit(tmp_path: Path, size: tuple[int, int], fit: Fit) -> None:
+def test_header_and_pixels_agree_whatever_the_fit(
+    tmp_path: Path, size: tuple[int, int], fit: Fit
+) -> None:
     source, pixels = _write(tmp_path / "a.png", *size)
     decoder = FittedDecoder((64, 48), fit)
     header, decoded = decoder.header(source), decoder(source)
-    assert decoded.array.shape == (1, 64, 48) == (header.channels, header.height_px, header.width_px)
+    assert (
+        decoded.array.shape == (1, 64, 48) == (header.channels, header.height_px, header.width_px)
+    )
     assert decoded.array.dtype == np.uint8
     assert decoded.source_crc32 == ImageDecoder()(source).source_crc32
     np.testing.assert_array_equal(FittedDecoder(size, fit)(source).array, pixels)
@@ -44,9 +48,15 @@ def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     padded = place_centred(image, (6, 10), "zeros")
     np.testing.assert_array_equal(padded[:, :5, 2:8], image)
     assert padded.sum() == image.sum()
-    np.testing.assert_array_equal(place_centred(image, (5, 8), "reflect")[..., [0, 7]], image[..., [1, 4]])
-    np.testing.assert_array_equal(place_centred(image, (5, 8), "border")[..., [0, 7]], image[..., [0, 5]])
-    np.testing.assert_array_equal(place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0], [1, 2, 1, 2, 1, 2])
+    np.testing.assert_array_equal(
+        place_centred(image, (5, 8), "reflect")[..., [0, 7]], image[..., [1, 4]]
+    )
+    np.testing.assert_array_equal(
+        place_centred(image, (5, 8), "border")[..., [0, 7]], image[..., [0, 5]]
+    )
+    np.testing.assert_array_equal(
+        place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0], [1, 2, 1, 2, 1, 2]
+    )
 
 
 def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
@@ -83,7 +93,10 @@ def test_the_fingerprint_tells_all_options_apart() -> None:
         ({"size_px": (0, 5)}, "must be at least 1"),
         ({"tiles": 0}, "tiles=0 must be at least 1"),
         ({"fit": "crop"}, "fit='crop' is unknown: choose one of cover, contain, stretch, keep"),
-        ({"padding": "mirror"}, "padding='mirror' is unknown: choose one of reflect, border, zeros"),
+        (
+            {"padding": "mirror"},
+            "padding='mirror' is unknown: choose one of reflect, border, zeros",
+        ),
     ],
 )
 def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:

@@ -32,7 +32,9 @@ def _seeds() -> dict[str, bytes]:
         "progressive.jpg": _written(lambda file: color.save(file, "JPEG", progressive=True)),
         "rgb.bmp": _written(lambda file: color.save(file, "BMP")),
         "palette.bmp": _written(lambda file: color.quantize(8).save(file, "BMP")),
-        "fax.tif": _written(lambda file: gray.convert("1").save(file, "TIFF", compression="group4")),
+        "fax.tif": _written(
+            lambda file: gray.convert("1").save(file, "TIFF", compression="group4")
+        ),
         "palette.tif": _written(lambda file: color.quantize(8).save(file, "TIFF")),
         "array.npy": _written(lambda file: np.save(file, ramp)),
         "packed.npz": _written(lambda file: np.savez_compressed(file, a=ramp, b=ramp[0] / 7)),
@@ -46,7 +48,9 @@ def _seeds() -> dict[str, bytes]:
         "big": {"compression": "zstd", "bigtiff": True, "byteorder": ">"},
     }
     for name, layout in layouts.items():
-        seeds[f"{name}.tif"] = _written(lambda file, k=layout: tifffile.imwrite(file, ramp, photometric="rgb", **k))  # type: ignore[misc]
+        seeds[f"{name}.tif"] = _written(
+            lambda file, k=layout: tifffile.imwrite(file, ramp, photometric="rgb", **k)
+        )  # type: ignore[misc]
     return seeds
 
 
@@ -63,13 +67,19 @@ def _mutate(data: bytes, rng: np.random.Generator) -> bytes:
     for _ in range(int(rng.integers(1, 4))):
         # Sizes and places stand at both ends of a file, so half of the damage goes there.
         span = min(300, len(data))
-        place = int(rng.choice([rng.integers(len(data)), rng.integers(span), len(data) - 1 - rng.integers(span)]))
+        place = int(
+            rng.choice(
+                [rng.integers(len(data)), rng.integers(span), len(data) - 1 - rng.integers(span)]
+            )
+        )
         mutant[place] = int(rng.integers(256))
     return bytes(mutant)
 
 
 @pytest.mark.timeout(120)
-def test_mutants_give_an_array_or_a_data_error(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_mutants_give_an_array_or_a_data_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.CRITICAL, "tifffile")  # it reports each damage
     seeds, rng = _seeds(), np.random.default_rng(2024)
     before_kib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -89,4 +99,6 @@ def test_mutants_give_an_array_or_a_data_error(tmp_path: Path, caplog: pytest.Lo
             outcomes.append(str(error).partition(": ")[0].removeprefix(f"{tmp_path}/"))
     assert set(outcomes) == {"", *seeds}
     assert MUTANTS // 10 < outcomes.count("") < MUTANTS // 2
-    assert (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib) * 1024 < MAX_GROWTH_BYTES
+    assert (
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kib
+    ) * 1024 < MAX_GROWTH_BYTES

@@ -9,7 +9,9 @@ from lit_data.io.images.decoders import SourceHeader
 from lit_data.io.images.header import read_header
 
 
-def _header(height_px: int, width_px: int, *, channels: int = 1, dtype: str = "uint8") -> SourceHeader:
+def _header(
+    height_px: int, width_px: int, *, channels: int = 1, dtype: str = "uint8"
+) -> SourceHeader:
     return SourceHeader(channels, height_px, width_px, np.dtype(dtype))
 
 
@@ -19,9 +21,17 @@ def test_images_of_different_sizes_are_a_set() -> None:
 
 # row 16
 def test_mixed_depths_are_shown_with_one_example_each() -> None:
-    headers = [_header(6, 8), _header(6, 8, dtype="uint16"), _header(6, 8, dtype="uint16"), _header(6, 8)]
+    headers = [
+        _header(6, 8),
+        _header(6, 8, dtype="uint16"),
+        _header(6, 8, dtype="uint16"),
+        _header(6, 8),
+    ]
     problems = check_set(headers, ["a", "b", "c", "d"])
-    assert problems.report() == "b: uint16, but a has uint8; one set has one dtype; convert one of them"
+    assert (
+        problems.report()
+        == "b: uint16, but a has uint8; one set has one dtype; convert one of them"
+    )
 
 
 def test_mixed_channel_counts_are_shown_with_one_example_each() -> None:
@@ -36,7 +46,9 @@ def test_mixed_channel_counts_are_shown_with_one_example_each() -> None:
 # row 43
 def test_a_size_that_is_only_turned_is_called_so() -> None:
     text = describe_size_mismatch(("b.png", "b_mask\n.png"), ((6, 8), (8, 6)))
-    assert text.startswith("b.png is 6 x 8 pixels, b_mask\\n.png is 8 x 6: only turned, perhaps by an EXIF orientation")
+    assert text.startswith(
+        "b.png is 6 x 8 pixels, b_mask\\n.png is 8 x 6: only turned, perhaps by an EXIF orientation"
+    )
     text = describe_size_mismatch(("b.png", "c.png"), ((6, 8), (6, 9)))
     assert text == "b.png is 6 x 8 pixels, c.png is 6 x 9; they must have the same size"
 

@@ -28,19 +28,32 @@ def _write(folder: Path, suffix: str, *masks: np.ndarray) -> list[Path]:
     return paths
 
 
-def test_smooth_edges_get_a_threshold_and_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_smooth_edges_get_a_threshold_and_one_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    masks = _write(tmp_path, ".png", np.zeros((60, 80), np.uint8), cv2.GaussianBlur(_disc(), (0, 0), 0.8))
+    masks = _write(
+        tmp_path, ".png", np.zeros((60, 80), np.uint8), cv2.GaussianBlur(_disc(), (0, 0), 0.8)
+    )
     assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=128)
-    assert "of the pixels of 2 masks): values from 128 on are the defect (data.mask_read.threshold=128)" in caplog.text
+    assert (
+        "of the pixels of 2 masks): values from 128 on are the defect (data.mask_read.threshold=128)"
+        in caplog.text
+    )
 
 
 def test_masks_saved_as_jpeg_get_one_too(tmp_path: Path) -> None:
-    assert choose_mask_options(_write(tmp_path, ".jpg", _disc(), _disc()), MaskOptions()).threshold == 128
+    assert (
+        choose_mask_options(_write(tmp_path, ".jpg", _disc(), _disc()), MaskOptions()).threshold
+        == 128
+    )
 
 
 def test_all_but_black_is_the_defect_where_masks_have_two_values(tmp_path: Path) -> None:
-    assert choose_mask_options(_write(tmp_path, ".png", _disc(38), _disc(38)), MaskOptions()).threshold == 1
+    assert (
+        choose_mask_options(_write(tmp_path, ".png", _disc(38), _disc(38)), MaskOptions()).threshold
+        == 1
+    )
 
 
 def test_all_but_0_is_the_defect_where_masks_hold_numbers_of_classes(tmp_path: Path) -> None:
@@ -59,12 +72,22 @@ COLOURS = ((0, 0, 0), (0, 128, 0), (128, 0, 0))
 
 def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    masks = _write(tmp_path, ".png", _colour(128, 0, 0), _colour(0, 0, 0), _colour(0, 128, 0), _disc(0))
+    masks = _write(
+        tmp_path, ".png", _colour(128, 0, 0), _colour(0, 0, 0), _colour(0, 128, 0), _disc(0)
+    )
     found = choose_mask_options(masks, MaskOptions())
     assert found == MaskOptions(colours=COLOURS)
-    assert "data.mask_read.colours=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]" in caplog.text
+    assert (
+        "data.mask_read.colours=[[0,0,0],[0,128,0],[128,0,0]]; data.classes=[name1,name2]"
+        in caplog.text
+    )
     marked = _disc() > 0
-    assert [np.array_equal(read_mask(path, found)[0], marked) for path in masks] == [True, False, True, False]
+    assert [np.array_equal(read_mask(path, found)[0], marked) for path in masks] == [
+        True,
+        False,
+        True,
+        False,
+    ]
     three = choose_mask_options(masks, MaskOptions(classes=3))
     assert [int(read_mask(path, three).max()) for path in masks] == [2, 0, 1, 0]
     assert MaskDecoder(three).header(ImageSource((str(masks[0]),)))[:3] == (1, 60, 80)
@@ -72,18 +95,32 @@ def test_few_colours_are_those_of_classes(tmp_path: Path, caplog: pytest.LogCapt
         choose_mask_options(masks, MaskOptions(classes=5))
 
 
-def test_a_label_map_of_cvat_gives_order_and_names(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_label_map_of_cvat_gives_order_and_names(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    lines = ["# label:color_rgb:parts:actions", "background:0,0,0::", "scratch:128,0,0::", "dent:0,128,0::", "x:1,2::"]
+    lines = [
+        "# label:color_rgb:parts:actions",
+        "background:0,0,0::",
+        "scratch:128,0,0::",
+        "dent:0,128,0::",
+        "x:1,2::",
+    ]
     (tmp_path / "labelmap.txt").write_text("\n".join(lines))
     masks = _write(tmp_path / "SegmentationClass", ".png", _colour(128, 0, 0), _colour(0, 128, 0))
-    assert choose_mask_options(masks, MaskOptions()).colours == ((0, 0, 0), (128, 0, 0), (0, 128, 0))
+    assert choose_mask_options(masks, MaskOptions()).colours == (
+        (0, 0, 0),
+        (128, 0, 0),
+        (0, 128, 0),
+    )
     assert "data.classes=[scratch,dent] tells them apart" in caplog.text
 
 
 def test_a_colour_without_a_name_is_told(tmp_path: Path) -> None:
     path = _write(tmp_path, ".png", _colour(7, 8, 9))[0]
-    with pytest.raises(DataError, match=re.escape("the colours [7, 8, 9]; add them to data.mask_read.colours")):
+    with pytest.raises(
+        DataError, match=re.escape("the colours [7, 8, 9]; add them to data.mask_read.colours")
+    ):
         read_mask(path, MaskOptions(colours=COLOURS))
 
 
@@ -107,9 +144,15 @@ def test_wrong_colours_are_refused(options: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("masks", "options"),
     [
-        ([np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)], {}),  # a picture in colours
+        (
+            [np.random.default_rng(0).integers(0, 255, (60, 80, 3), np.uint8)],
+            {},
+        ),  # a picture in colours
         ([_disc(255), _disc(1)], {}),  # each file says by itself what it means
-        ([np.where(_disc() > 0, 255, np.arange(80, dtype=np.uint8) % 20).astype(np.uint8)], {}),  # 255 is ignored
+        (
+            [np.where(_disc() > 0, 255, np.arange(80, dtype=np.uint8) % 20).astype(np.uint8)],
+            {},
+        ),  # 255 is ignored
         ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"threshold": 90}),
         ([cv2.GaussianBlur(_disc(), (0, 0), 0.8)], {"classes": 200}),
         ([np.tile(np.arange(0, 240, 3, dtype=np.uint8), (60, 1))], {}),  # a picture
@@ -133,15 +176,27 @@ def test_a_mask_that_cannot_be_read_is_left_to_those_who_read_all(tmp_path: Path
 @pytest.mark.parametrize("name", ["mask-images", "training_masks", "defect_masks", "annot"])
 def test_folders_of_masks_are_known_by_their_names(tmp_path: Path, name: str) -> None:
     rng = np.random.default_rng(0)
-    _write(tmp_path / "training-images", ".png", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)))
+    _write(
+        tmp_path / "training-images",
+        ".png",
+        *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)),
+    )
     _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
     found = find_inspection_set(tmp_path)
-    assert (found.layout, len(found.images), sum(mask is not None for mask in found.masks)) == ("folder", 3, 3)
+    assert (found.layout, len(found.images), sum(mask is not None for mask in found.masks)) == (
+        "folder",
+        3,
+        3,
+    )
 
 
 def test_folders_of_voc_are_known_and_those_that_say_it_again_are_left_out(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    _write(tmp_path / "JPEGImages", ".jpg", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)))
+    _write(
+        tmp_path / "JPEGImages",
+        ".jpg",
+        *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)),
+    )
     for name in ("SegmentationClass", "SegmentationObject", "SegmentationClassVisualization"):
         _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
     found = find_inspection_set(tmp_path)
@@ -163,7 +218,9 @@ def test_a_folder_of_black_and_white_twins_holds_masks_whatever_its_name(tmp_pat
 def test_kinds_of_images_with_the_same_names_stay_images(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for kind in ("dent", "good"):
-        _write(tmp_path / kind, ".png", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(4)))
+        _write(
+            tmp_path / kind, ".png", *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(4))
+        )
     assert find_inspection_set(tmp_path).layout == "none"
     for kind in ("white", "black"):  # nothing but black and white, in both
         _write(tmp_path / "flat" / kind, ".png", *(_disc() for _ in range(4)))

@@ -30,7 +30,10 @@ def _png(path: Path, pixels: np.ndarray, **options: Any) -> Path:
         ({"classes": 257}, "classes=257 must be"),
         ({"classes": "2"}, "classes='2' must be"),
         ({"scale": "0-255"}, "scale='0-255' is not one of 'auto', '0_1', '0_255'"),
-        ({"classes": 3, "scale": "0_255"}, "scale='0_255' is for 2 classes; leave it at \"auto\" with classes=3"),
+        (
+            {"classes": 3, "scale": "0_255"},
+            "scale='0_255' is for 2 classes; leave it at \"auto\" with classes=3",
+        ),
         ({"page": -1}, "page=-1 must be a whole number"),
         ({"palette": "error"}, "palette='error' is not one of 'index', 'expand'"),
         ({"alpha": "keep"}, "alpha='keep' is not one of"),
@@ -50,16 +53,16 @@ def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> 
         np.testing.assert_array_equal(mask, BINARY[None])
         assert mask.dtype == np.uint8
     else:  # row 46
-        message = (
-            f"mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set data.mask_read.scale=0_{factor}"
-        )
+        message = f"mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set data.mask_read.scale=0_{factor}"
         with pytest.raises(DataError, match=message):
             read_mask(path, MaskOptions(scale=scale))
 
 
 def test_an_empty_mask_is_all_background(tmp_path: Path) -> None:
     for scale in ("auto", "0_1", "0_255"):
-        mask = read_mask(_png(tmp_path / "a.png", np.zeros((3, 4), np.uint8)), MaskOptions(scale=scale))
+        mask = read_mask(
+            _png(tmp_path / "a.png", np.zeros((3, 4), np.uint8)), MaskOptions(scale=scale)
+        )
         assert (mask.shape, mask.any()) == ((1, 3, 4), False)
 
 
@@ -67,7 +70,9 @@ def test_an_empty_mask_is_all_background(tmp_path: Path) -> None:
 def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
     Image.fromarray(BINARY > 0).save(tmp_path / "a.png", bits=1)
     np.testing.assert_array_equal(read_mask(tmp_path / "a.png"), BINARY[None])
-    with pytest.raises(DataError, match=r"values 0, 255; allowed are 0 and 1; set data.mask_read.scale=0_255"):
+    with pytest.raises(
+        DataError, match=r"values 0, 255; allowed are 0 and 1; set data.mask_read.scale=0_255"
+    ):
         read_mask(tmp_path / "a.png", MaskOptions(scale="0_1"))
 
 
@@ -76,7 +81,9 @@ def test_booleans_have_one_meaning(tmp_path: Path, scale: Any) -> None:
     np.save(tmp_path / "a.npy", BINARY > 0)
     tifffile.imwrite(tmp_path / "a.tif", BINARY > 0)
     for name in ("a.npy", "a.tif"):
-        np.testing.assert_array_equal(read_mask(tmp_path / name, MaskOptions(scale=scale)), BINARY[None])
+        np.testing.assert_array_equal(
+            read_mask(tmp_path / name, MaskOptions(scale=scale)), BINARY[None]
+        )
 
 
 # row 18
@@ -95,7 +102,9 @@ def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Pat
     hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand if they stand for black and white"
     with pytest.raises(DataError, match=f"values 0, 215; .*; set data.mask_read.{hint}"):
         read_mask(tmp_path / "a.png")
-    np.testing.assert_array_equal(read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None])
+    np.testing.assert_array_equal(
+        read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None]
+    )
     image.putpalette(bytes(645) + b"\xff\0\0")
     image.save(tmp_path / "a.png")
     with pytest.raises(DataError, match="3 channels that differ"):
@@ -127,9 +136,21 @@ def test_alpha_is_no_class(tmp_path: Path) -> None:
             {},
             "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set data.mask_read.classes=3 if these are class numbers",
         ),
-        ([0, 1, 255], {}, "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling"),
-        ([0, 4, 7], {"classes": 4}, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set data.mask_read.classes=8"),
-        ([0, 255], {"classes": 4}, "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2"),
+        (
+            [0, 1, 255],
+            {},
+            "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling",
+        ),
+        (
+            [0, 4, 7],
+            {"classes": 4},
+            r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set data.mask_read.classes=8",
+        ),
+        (
+            [0, 255],
+            {"classes": 4},
+            "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2",
+        ),
         (list(range(12)), {}, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
         ([0, 300], {"classes": 256}, "values 0, 300; allowed are 0 to 255"),
         ([-1, 1], {"classes": 5}, "values -1, 1; allowed are 0 to 4"),
@@ -146,7 +167,9 @@ def test_a_value_that_is_no_class_is_shown(
 
 @pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246], [0, 38, 50, 255]])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_no_number_of_classes_is_proposed_for_scattered_values(tmp_path: Path, values: list[int], classes: int) -> None:
+def test_no_number_of_classes_is_proposed_for_scattered_values(
+    tmp_path: Path, values: list[int], classes: int
+) -> None:
     path = _png(tmp_path / "a.png", np.array([values] * 20, np.uint8))
     hint = "without gaps" if classes > 2 else "mask_read.threshold="
     with pytest.raises(DataError, match=hint) as caught:
@@ -155,7 +178,9 @@ def test_no_number_of_classes_is_proposed_for_scattered_values(tmp_path: Path, v
 
 
 # row 47
-@pytest.mark.parametrize(("value", "shown"), [(0.5, "0.0, 0.5"), (1.0, "0.0, 1.0"), (np.nan, "0.0, nan")])
+@pytest.mark.parametrize(
+    ("value", "shown"), [(0.5, "0.0, 0.5"), (1.0, "0.0, 1.0"), (np.nan, "0.0, nan")]
+)
 def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.where(BINARY, value, 0).astype(np.float32))
     message = f"a.tif: mask of float32 with the values {shown}; masks are whole numbers, save them as 8-bit PNG"
@@ -169,7 +194,8 @@ def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
     mask[5:20, 7:23] = 255
     _png(tmp_path / "a.jpg", mask)
     with pytest.raises(
-        DataError, match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* set data.mask_read.threshold=128"
+        DataError,
+        match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* set data.mask_read.threshold=128",
     ):
         read_mask(tmp_path / "a.jpg")
     mask[:] = 0
@@ -190,7 +216,9 @@ def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
     exif[274] = 6
     path = _png(tmp_path / "a.png", BINARY, exif=exif)
     np.testing.assert_array_equal(read_mask(path), BINARY[None])
-    np.testing.assert_array_equal(read_mask(path, MaskOptions(exif="apply")), np.rot90(BINARY, -1)[None])
+    np.testing.assert_array_equal(
+        read_mask(path, MaskOptions(exif="apply")), np.rot90(BINARY, -1)[None]
+    )
 
 
 def test_reading_errors_name_the_file_once(tmp_path: Path) -> None:

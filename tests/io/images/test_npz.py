@@ -51,18 +51,29 @@ GOOD = _npy(np.arange(4))
         ([("a/b.npy", GOOD)], r"member 'a/b.npy'; names are"),
         ([("a.txt", b"text")], r"member 'a.txt'; names are"),
         ([("b\n.npy", GOOD)], r"member 'b\\n.npy'; names are"),
-        ([("a.npy", _npy(np.array([1, None])))], "a.npz: a.npy: array of Python objects; they could run code"),
-        ([("a.npy", GOOD + b"x")], r"a.npy: array of shape \(4,\), int64: 32 bytes expected, 33 found"),
+        (
+            [("a.npy", _npy(np.array([1, None])))],
+            "a.npz: a.npy: array of Python objects; they could run code",
+        ),
+        (
+            [("a.npy", GOOD + b"x")],
+            r"a.npy: array of shape \(4,\), int64: 32 bytes expected, 33 found",
+        ),
         ([("a.npy", GOOD[:-1])], "32 bytes expected, 31 found"),
         ([("a.npy", b"")], "a.npy: not a NumPy array"),
-        ([("a.npy", b"text")], "a.npy: not a NumPy array of version 1, 2 or 3, starts with b'text'"),
+        (
+            [("a.npy", b"text")],
+            "a.npy: not a NumPy array of version 1, 2 or 3, starts with b'text'",
+        ),
         (
             [("a.npy", b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(99))],
             "array header of 2147483647 bytes; at most 111",
         ),
     ],
 )
-def test_a_hostile_member_is_refused(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
+def test_a_hostile_member_is_refused(
+    tmp_path: Path, members: list[tuple[str, bytes]], message: str
+) -> None:
     _write(tmp_path / "a.npz", *members)
     with pytest.raises(DataError, match=message):
         read_npz(tmp_path / "a.npz")
@@ -71,19 +82,25 @@ def test_a_hostile_member_is_refused(tmp_path: Path, members: list[tuple[str, by
 # 237 bytes that made NumPy ask for 8 TiB
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     text = b"{'descr': '|u1', 'fortran_order': False, 'shape': (8796093022208,), }"
-    _write(tmp_path / "a.npz", ("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text))
+    _write(
+        tmp_path / "a.npz", ("a.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(text)) + text)
+    )
     with pytest.raises(DataError, match="8796093022208 bytes expected, 0 found"):
         read_npz(tmp_path / "a.npz")
 
 
 def test_the_total_is_limited(tmp_path: Path) -> None:
     np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1000, np.uint8), b=np.zeros(1000, np.uint8))
-    with pytest.raises(DataError, match="2256 bytes unpacked, more than max_total_bytes=2255; raise that"):
+    with pytest.raises(
+        DataError, match="2256 bytes unpacked, more than max_total_bytes=2255; raise that"
+    ):
         read_npz(tmp_path / "a.npz", max_total_bytes=2255)
     assert len(read_npz(tmp_path / "a.npz", max_total_bytes=2256)) == 2
 
 
-@pytest.mark.filterwarnings("ignore:Duplicate name")  # zipfile warns when such an archive is written
+@pytest.mark.filterwarnings(
+    "ignore:Duplicate name"
+)  # zipfile warns when such an archive is written
 def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "a.npz", ("a.npy", GOOD), ("a.npy", GOOD))
     with pytest.raises(DataError, match=r"two members are named 'a.npy'"):
@@ -92,7 +109,9 @@ def test_two_members_of_one_name_are_refused(tmp_path: Path) -> None:
 
 def test_other_packings_are_refused(tmp_path: Path) -> None:
     _write(tmp_path / "a.npz", ("a.npy", GOOD), method=zipfile.ZIP_LZMA)
-    with pytest.raises(DataError, match=r"member 'a.npy' is encrypted or packed by method 14; save with numpy"):
+    with pytest.raises(
+        DataError, match=r"member 'a.npy' is encrypted or packed by method 14; save with numpy"
+    ):
         read_npz(tmp_path / "a.npz")
 
 
@@ -102,7 +121,10 @@ def test_other_packings_are_refused(tmp_path: Path) -> None:
         (b"", "a.npz: 0 bytes"),
         (b"this is text", "a.npz: not an .npz archive"),
         (GOOD, "a.npz: not an .npz archive"),
-        (b"PK\x03\x04" + bytes(40), r"a.npz: cannot be read \(BadZipFile: File is not a zip file\)"),
+        (
+            b"PK\x03\x04" + bytes(40),
+            r"a.npz: cannot be read \(BadZipFile: File is not a zip file\)",
+        ),
     ],
 )
 def test_what_is_no_archive_is_named(tmp_path: Path, data: bytes, message: str) -> None:
@@ -121,7 +143,9 @@ def test_a_cut_or_flipped_archive_is_an_error(tmp_path: Path) -> None:
     flipped = bytearray(data)
     flipped[len(data) // 2] ^= 1
     (tmp_path / "a.npz").write_bytes(flipped)
-    with pytest.raises(DataError, match=r"a.npz: a.npy: cannot be read \((BadZipFile: Bad CRC-32|error: Error -3)"):
+    with pytest.raises(
+        DataError, match=r"a.npz: a.npy: cannot be read \((BadZipFile: Bad CRC-32|error: Error -3)"
+    ):
         read_npz(tmp_path / "a.npz")
 
 

@@ -68,7 +68,9 @@ def test_cv2_order_leaves_arrays_and_other_channel_counts(tmp_path: Path) -> Non
     np.testing.assert_array_equal(_read(tmp_path / "a.npy", cv2_order=True), PLANES)
     pixels = np.random.default_rng(0).integers(0, 9, (6, 8, 5), dtype=np.uint8)
     tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="minisblack", planarconfig="contig")
-    np.testing.assert_array_equal(_read(tmp_path / "a.tif", cv2_order=True), _read(tmp_path / "a.tif"))
+    np.testing.assert_array_equal(
+        _read(tmp_path / "a.tif", cv2_order=True), _read(tmp_path / "a.tif")
+    )
 
 
 # row 13
@@ -81,7 +83,11 @@ def test_gray_can_become_three_channels(tmp_path: Path) -> None:
 # rows 14 and 15, and a transparent colour
 @pytest.mark.parametrize(
     ("mode", "saving", "expected"),
-    [("LA", {}, GRAY[None]), ("RGBA", {}, PLANES), ("RGB", {"transparency": tuple(RGB[0, 0].tolist())}, PLANES)],
+    [
+        ("LA", {}, GRAY[None]),
+        ("RGBA", {}, PLANES),
+        ("RGB", {"transparency": tuple(RGB[0, 0].tolist())}, PLANES),
+    ],
 )
 def test_alpha_is_dropped_only_on_request(
     tmp_path: Path, mode: str, saving: dict[str, Any], expected: np.ndarray
@@ -91,9 +97,7 @@ def test_alpha_is_dropped_only_on_request(
         image.putalpha(Image.fromarray(GRAY))
     image.save(tmp_path / "a.png", **saving)
     count = len(expected)
-    message = (
-        rf"a.png: {count} channel\(s\) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without"
-    )
+    message = rf"a.png: {count} channel\(s\) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without"
     with pytest.raises(DataError, match=message):
         read_image(tmp_path / "a.png")
     np.testing.assert_array_equal(_read(tmp_path / "a.png", alpha="drop"), expected)
@@ -113,10 +117,14 @@ def test_alpha_that_is_opaque_everywhere_is_left_out(tmp_path: Path, mode: str) 
 
 def test_alpha_of_a_tiff_is_dropped_wherever_it_stands(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 9, (6, 8, 5), dtype=np.uint8)
-    tifffile.imwrite(tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=("unassalpha", "unspecified"))
+    tifffile.imwrite(
+        tmp_path / "a.tif", pixels, photometric="rgb", extrasamples=("unassalpha", "unspecified")
+    )
     with pytest.raises(DataError, match=r"4 channel\(s\) and alpha"):
         read_image(tmp_path / "a.tif")
-    np.testing.assert_array_equal(_read(tmp_path / "a.tif", alpha="drop"), pixels[..., [0, 1, 2, 4]].transpose(2, 0, 1))
+    np.testing.assert_array_equal(
+        _read(tmp_path / "a.tif", alpha="drop"), pixels[..., [0, 1, 2, 4]].transpose(2, 0, 1)
+    )
 
 
 # row 16
@@ -145,7 +153,9 @@ def test_a_palette_is_expanded_or_kept(tmp_path: Path, name: str) -> None:
     image.save(tmp_path / name)
     np.testing.assert_array_equal(_read(tmp_path / name), palette[indices].transpose(2, 0, 1))
     np.testing.assert_array_equal(_read(tmp_path / name, palette="index"), indices[None])
-    with pytest.raises(DataError, match=r"a palette image; set data.read.palette=expand for its colours or =index"):
+    with pytest.raises(
+        DataError, match=r"a palette image; set data.read.palette=expand for its colours or =index"
+    ):
         read_image(tmp_path / name, ReadOptions(palette="error"))
 
 
@@ -182,33 +192,56 @@ def test_an_index_beyond_the_palette_is_an_error(tmp_path: Path) -> None:
         read_image(tmp_path / "a.png")
 
 
-def _bmp(pixels: bytes, bits: int, palette: bytes = b"", *, compression: int = 0, masks: bytes = b"") -> bytes:
+def _bmp(
+    pixels: bytes, bits: int, palette: bytes = b"", *, compression: int = 0, masks: bytes = b""
+) -> bytes:
     info_bytes = 108 if masks else 40
     start = 14 + info_bytes + len(palette)
-    info = struct.pack("<IiiHHIIiiII", info_bytes, 2, 2, 1, bits, compression, 0, 0, 0, len(palette) // 4, 0)
+    info = struct.pack(
+        "<IiiHHIIiiII", info_bytes, 2, 2, 1, bits, compression, 0, 0, 0, len(palette) // 4, 0
+    )
     body = info + masks + bytes(info_bytes - 40 - len(masks)) + palette + pixels
     return struct.pack("<2sIII", b"BM", 14 + len(body), 0, start) + body
 
 
 _FOUR_BITS = _bmp(bytes([0x01, 0, 0, 0, 0x10, 0, 0, 0]), 4, bytes([1, 2, 3, 0, 4, 5, 6, 0]))
-_MASKED = _bmp(bytes(range(16)), 32, compression=3, masks=struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000))
+_MASKED = _bmp(
+    bytes(range(16)),
+    32,
+    compression=3,
+    masks=struct.pack("<IIII", 0xFF0000, 0xFF00, 0xFF, 0xFF000000),
+)
 
 
 @pytest.mark.parametrize(
     ("data", "options", "expected"),
     [
         # grey palettes: values, not indices, and one channel
-        (_bmp(bytes([1, 0, 0, 0, 0, 1, 0, 0]), 8, bytes([9, 9, 9, 0, 7, 7, 7, 0])), {}, [[[9, 7], [7, 9]]]),
-        (_bmp(bytes([64, 0, 0, 0, 128, 0, 0, 0]), 1, bytes(4) + b"\xff" * 4), {}, [[[255, 0], [0, 255]]]),
+        (
+            _bmp(bytes([1, 0, 0, 0, 0, 1, 0, 0]), 8, bytes([9, 9, 9, 0, 7, 7, 7, 0])),
+            {},
+            [[[9, 7], [7, 9]]],
+        ),
+        (
+            _bmp(bytes([64, 0, 0, 0, 128, 0, 0, 0]), 1, bytes(4) + b"\xff" * 4),
+            {},
+            [[[255, 0], [0, 255]]],
+        ),
         # colour palette of 4 bits
         (_FOUR_BITS, {}, [[[6, 3], [3, 6]], [[5, 2], [2, 5]], [[4, 1], [1, 4]]]),
         (_FOUR_BITS, {"palette": "index"}, [[[1, 0], [0, 1]]]),
         # 32 bits: the fourth byte means nothing, unless a mask says it is alpha
-        (_bmp(bytes(range(16)), 32), {}, [[[10, 14], [2, 6]], [[9, 13], [1, 5]], [[8, 12], [0, 4]]]),
+        (
+            _bmp(bytes(range(16)), 32),
+            {},
+            [[[10, 14], [2, 6]], [[9, 13], [1, 5]], [[8, 12], [0, 4]]],
+        ),
         (_MASKED, {"alpha": "drop"}, [[[10, 14], [2, 6]], [[9, 13], [1, 5]], [[8, 12], [0, 4]]]),
     ],
 )
-def test_bmp_variants(tmp_path: Path, data: bytes, options: dict[str, Any], expected: list[list[list[int]]]) -> None:
+def test_bmp_variants(
+    tmp_path: Path, data: bytes, options: dict[str, Any], expected: list[list[list[int]]]
+) -> None:
     (tmp_path / "a.bmp").write_bytes(data)
     np.testing.assert_array_equal(_read(tmp_path / "a.bmp", **options), expected)
 
@@ -217,13 +250,17 @@ def test_bmp_variants(tmp_path: Path, data: bytes, options: dict[str, Any], expe
 def test_a_cmyk_jpeg_is_three_channels_with_a_note(tmp_path: Path) -> None:
     Image.fromarray(RGB).convert("CMYK").save(tmp_path / "a.jpg")
     assert _read(tmp_path / "a.jpg").shape == (3, 6, 8)
-    assert read_header(tmp_path / "a.jpg").notes == ("CMYK JPEG, converted to RGB without a colour profile",)
+    assert read_header(tmp_path / "a.jpg").notes == (
+        "CMYK JPEG, converted to RGB without a colour profile",
+    )
 
 
 # row 20
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.jpg"])
-def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str, orientation: int) -> None:
+def test_an_orientation_is_applied_only_on_request(
+    tmp_path: Path, name: str, orientation: int
+) -> None:
     exif = Image.Exif()
     exif[274] = orientation
     pixels = np.repeat(np.repeat(GRAY, 8, 0), 8, 1)  # whole JPEG blocks
@@ -240,10 +277,14 @@ def test_an_orientation_is_applied_only_on_request(tmp_path: Path, name: str, or
 # rows 44 and DESIGN 4
 def test_equal_channels_collapse_and_different_ones_are_shown(tmp_path: Path) -> None:
     pixels = np.stack([GRAY] * 3, -1)
-    np.testing.assert_array_equal(_read(_save(tmp_path / "a.png", pixels), equal_channels="collapse"), GRAY[None])
+    np.testing.assert_array_equal(
+        _read(_save(tmp_path / "a.png", pixels), equal_channels="collapse"), GRAY[None]
+    )
     pixels[4, 3, 1] = 7
     _save(tmp_path / "a.png", pixels)
-    with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 4, column 3 \(175, 7, 175\)"):
+    with pytest.raises(
+        DataError, match=r"a.png: 3 channels that differ, first at row 4, column 3 \(175, 7, 175\)"
+    ):
         read_image(tmp_path / "a.png", ReadOptions(equal_channels="collapse"))
     np.testing.assert_array_equal(_read(tmp_path / "a.png"), pixels.transpose(2, 0, 1))
 
@@ -252,7 +293,9 @@ def test_integers_become_floats_on_request(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.array([[-1, 2**24]], np.int64))
     image = _read(tmp_path / "a.npy", as_float=True)
     assert (image.dtype, image.tolist()) == (np.float32, [[[-1.0, 16777216.0]]])
-    assert read_header(tmp_path / "a.npy", ReadOptions(as_float=True)).notes == ("int64 cast to float32",)
+    assert read_header(tmp_path / "a.npy", ReadOptions(as_float=True)).notes == (
+        "int64 cast to float32",
+    )
     assert _read(tmp_path / "a.npy").dtype == np.int64
 
 
@@ -274,7 +317,13 @@ def test_arrays_are_read_in_any_order(
     array = np.asarray(np.arange(np.prod(shape)).reshape(shape) % 100, dtype, order=order)  # type: ignore[call-overload]
     np.save(tmp_path / "a.npy", array)
     image = _read(tmp_path / "a.npy")
-    planes = array[None] if array.ndim == 2 else array if array.shape == expected else array.transpose(2, 0, 1)
+    planes = (
+        array[None]
+        if array.ndim == 2
+        else array
+        if array.shape == expected
+        else array.transpose(2, 0, 1)
+    )
     np.testing.assert_array_equal(image, planes)
     assert image.dtype == array.dtype.newbyteorder("=")
 
@@ -300,7 +349,9 @@ def test_any_name_works(tmp_path: Path, name: str, extension: str) -> None:
     shown.encode("utf-8")
 
 
-def test_what_a_library_raises_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_library_raises_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(*_: object, **__: object) -> None:
         raise cv2.error("out of\nmemory")
 
@@ -311,7 +362,9 @@ def test_what_a_library_raises_names_the_file(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(DataError, match=r"a.png: damaged png: OpenCV cannot decode it"):
         read_image(tmp_path / "a.png")
     monkeypatch.setattr(cv2, "imdecode", lambda *_: GRAY)
-    with pytest.raises(DataError, match=r"the decoder gives uint8 \(6, 8\) where the header says uint8 \(6, 8, 3\)"):
+    with pytest.raises(
+        DataError, match=r"the decoder gives uint8 \(6, 8\) where the header says uint8 \(6, 8, 3\)"
+    ):
         read_image(tmp_path / "a.png")
     monkeypatch.setattr(np, "load", fail)
     np.save(tmp_path / "a.npy", PLANES)

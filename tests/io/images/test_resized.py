@@ -75,7 +75,9 @@ def test_the_fingerprint_tells_sizes_and_inner_options_apart() -> None:
     assert json.loads(decoders[0].fingerprint)["of"] == json.loads(ImageDecoder().fingerprint)
 
 
-def test_a_store_holds_the_small_images_and_another_size_makes_another_store(tmp_path: Path) -> None:
+def test_a_store_holds_the_small_images_and_another_size_makes_another_store(
+    tmp_path: Path,
+) -> None:
     sources = [_write(tmp_path / f"{n}.png", 40 + n, 60)[0] for n in range(3)]
     small = DecodedStore.build(sources, tmp_path / "stores", decoder=ResizedDecoder((20, 20)))
     large = DecodedStore.build(sources, tmp_path / "stores", decoder=ResizedDecoder((30, 30)))

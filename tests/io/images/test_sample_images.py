@@ -23,17 +23,23 @@ def _pages(path: Path) -> Iterator[tuple[ReadOptions, np.ndarray]]:
     with tifffile.TiffFile(path) as tiff:
         for number, page in enumerate(tiff.pages):
             pixels = page.asarray()
-            planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
+            planes = (
+                pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
+            )
             if planes.dtype in (np.float16, np.float64):
                 planes = planes.astype(np.float32)
             alpha = [place for place, kind in enumerate(page.extrasamples) if kind in (1, 2)]
-            planes = np.delete(planes, [len(planes) - len(page.extrasamples) + place for place in alpha], axis=0)
+            planes = np.delete(
+                planes, [len(planes) - len(page.extrasamples) + place for place in alpha], axis=0
+            )
             yield ReadOptions(page=number, palette="index", alpha="drop"), planes
 
 
 def test_every_tiff_is_what_tifffile_gives(shared_data: Path) -> None:
     pages = 0
-    for path in find_images(shared_data, patterns=("tiff/**/*", "documents/*.tif", "inspection/**/*.tif")).paths:
+    for path in find_images(
+        shared_data, patterns=("tiff/**/*", "documents/*.tif", "inspection/**/*.tif")
+    ).paths:
         for rules, expected in _pages(path):
             for strict in (False, True):
                 image = read_image(path, rules, strict=strict)
@@ -100,7 +106,10 @@ def test_headers_of_all_tiffs_are_true(shared_data: Path) -> None:
 
 
 def test_a_volume_is_no_image(shared_data: Path) -> None:
-    with pytest.raises(DataError, match=r"array of shape \(20, 512, 512\); give \[H, W\], \[C, H, W\] or \[H, W, C\]"):
+    with pytest.raises(
+        DataError,
+        match=r"array of shape \(20, 512, 512\); give \[H, W\], \[C, H, W\] or \[H, W, C\]",
+    ):
         read_header(shared_data / "ct" / "abdomen_20x512x512_hu_int16.npy")
 
 

@@ -14,12 +14,19 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import ScaledDecoder, Scaling, scale_classes
 
 SIZES = [(1, 7), (7, 1), (1, 40_000), (3, 5), (64, 48), (131, 65)]
-SCALINGS = [Scaling(size_px=(64, 48)), Scaling(size_px=(5, 5)), Scaling(factor=0.37), Scaling(factor=1.7)]
+SCALINGS = [
+    Scaling(size_px=(64, 48)),
+    Scaling(size_px=(5, 5)),
+    Scaling(factor=0.37),
+    Scaling(factor=1.7),
+]
 
 
 @pytest.mark.parametrize("scaling", SCALINGS)
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("dtype", "channels"), [("uint8", 1), ("uint16", 3), ("int16", 4), ("float32", 1)])
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [("uint8", 1), ("uint16", 3), ("int16", 4), ("float32", 1)]
+)
 def test_header_and_pixels_agree_for_all_sizes_dtypes_and_channels(
     tmp_path: Path, scaling: Scaling, size: tuple[int, int], dtype: str, channels: int
 ) -> None:
@@ -27,7 +34,11 @@ def test_header_and_pixels_agree_for_all_sizes_dtypes_and_channels(
     tifffile.imwrite(path, np.full(size, 90, dtype))
     source, decoder = ImageSource((str(path),) * channels), ScaledDecoder(scaling, ImageDecoder())
     header, array = decoder.header(source), decoder(source).array
-    assert array.shape == (channels, header.height_px, header.width_px) == (channels, *scaling.stored_px(size))
+    assert (
+        array.shape
+        == (channels, header.height_px, header.width_px)
+        == (channels, *scaling.stored_px(size))
+    )
     assert array.dtype == header.dtype == np.dtype(dtype)
     np.testing.assert_allclose(array, 90, rtol=1e-4)  # floats are rounded
     restored = scaling.restore(array, size)
@@ -67,14 +78,18 @@ def test_a_scaled_mask_shows_a_defect_exactly_where_its_file_does(size: tuple[in
 
 
 @pytest.mark.parametrize("size", [(300, 200), (37, 211), (1, 500)])
-@pytest.mark.parametrize("scaling", [Scaling(size_px=(100, 120)), Scaling(factor=0.5), Scaling(factor=1.5)])
+@pytest.mark.parametrize(
+    "scaling", [Scaling(size_px=(100, 120)), Scaling(factor=0.5), Scaling(factor=1.5)]
+)
 def test_positions_come_back_to_the_pixel(scaling: Scaling, size: tuple[int, int]) -> None:
     mask = np.zeros((1, *size), np.uint8)
     top, left = size[0] // 3, size[1] // 2
     mask[0, top : top + 12, left : left + 20] = 1
     there_and_back = scaling.restore(scaling.scale_mask(mask).astype(np.float32), size)[0]
     found, expected = (np.argwhere(each >= 0.5) for each in (there_and_back, mask[0]))
-    one_px = max(length / scaled for length, scaled in zip(size, scaling.scaled_px(size), strict=True))
+    one_px = max(
+        length / scaled for length, scaled in zip(size, scaling.scaled_px(size), strict=True)
+    )
     assert np.abs(found.mean(0) - expected.mean(0)).max() <= one_px / 2
     assert np.abs(found.min(0) - expected.min(0)).max() <= one_px
     restored = scaling.restore_mask(scaling.scale_mask(mask), size)
@@ -92,25 +107,34 @@ def test_padding_mirrors_the_mask_as_the_image() -> None:
 
 
 def test_fingerprints_tell_scalings_apart_and_masks_keep_what_is_ignored(tmp_path: Path) -> None:
-    decoders = [ScaledDecoder(scaling, MaskDecoder(MaskOptions(ignore=200))) for scaling in SCALINGS]
+    decoders = [
+        ScaledDecoder(scaling, MaskDecoder(MaskOptions(ignore=200))) for scaling in SCALINGS
+    ]
     assert len({decoder.fingerprint for decoder in decoders}) == len(SCALINGS)
     pixels = np.zeros((40, 30), np.uint8)
     pixels[:20], pixels[30, 20] = 200, 255
     tifffile.imwrite(tmp_path / "m.tif", pixels)
-    mask = ScaledDecoder(Scaling(factor=0.1), decoders[0].decoder)(ImageSource((str(tmp_path / "m.tif"),))).array
+    mask = ScaledDecoder(Scaling(factor=0.1), decoders[0].decoder)(
+        ImageSource((str(tmp_path / "m.tif"),))
+    ).array
     np.testing.assert_array_equal(mask, [[[255] * 3, [255] * 3, [0] * 3, [0, 0, 1]]])
 
 
 def test_an_image_that_becomes_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", np.zeros((30, 40), np.uint8))
     decoder = ScaledDecoder(Scaling(factor=16), ImageDecoder(ReadOptions(max_pixels=10_000)))
-    with pytest.raises(DataError, match=r"a\.tif: scaled to 480 x 640 px .* read\.max_pixels=10000: choose a smaller"):
+    with pytest.raises(
+        DataError,
+        match=r"a\.tif: scaled to 480 x 640 px .* read\.max_pixels=10000: choose a smaller",
+    ):
         decoder.header(ImageSource((str(tmp_path / "a.tif"),)))
 
 
 @pytest.mark.parametrize("scale", [0, -1, float("nan"), float("inf"), 17, True, "half"])
 def test_a_factor_out_of_its_range_is_refused(scale: Any) -> None:
-    with pytest.raises(ConfigError, match=r"scale=.* is not usable: give a number above 0 and up to 16"):
+    with pytest.raises(
+        ConfigError, match=r"scale=.* is not usable: give a number above 0 and up to 16"
+    ):
         Scaling.of(None, scale)
 
 

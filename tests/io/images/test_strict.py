@@ -16,7 +16,9 @@ from lit_data.errors import DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import decode_strict, read_image
 
-SMOOTH = cv2.GaussianBlur(np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8), (0, 0), 2)
+SMOOTH = cv2.GaussianBlur(
+    np.random.default_rng(0).integers(0, 256, (40, 60, 3), dtype=np.uint8), (0, 0), 2
+)
 
 
 def _saved(kind: str, **options: Any) -> bytes:
@@ -30,7 +32,11 @@ def test_the_file_is_fingerprinted(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(data)
     decoded = decode_strict(tmp_path / "a.png")
     np.testing.assert_array_equal(decoded.array, SMOOTH.transpose(2, 0, 1))
-    assert (decoded.source_crc32, decoded.source_bytes, decoded.notes) == (zlib.crc32(data), len(data), ())
+    assert (decoded.source_crc32, decoded.source_bytes, decoded.notes) == (
+        zlib.crc32(data),
+        len(data),
+        (),
+    )
 
 
 # row 7: OpenCV gives a full-size array for most of these when it reads the file itself
@@ -45,18 +51,28 @@ def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]
                 read_image(path, strict=strict)
 
 
-def test_the_second_decoder_finds_a_cut_on_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_second_decoder_finds_a_cut_on_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("lit_data.io.images.pixels.check_jpeg_end", lambda _: None)
-    monkeypatch.setattr(cv2, "imdecode", lambda *_: SMOOTH)  # what old OpenCV does: a full-size array, no error
+    monkeypatch.setattr(
+        cv2, "imdecode", lambda *_: SMOOTH
+    )  # what old OpenCV does: a full-size array, no error
     data = _saved("JPEG")
     for size in np.linspace(len(data) - 300, len(data) - 3, 10).astype(int):
         (tmp_path / "a.jpg").write_bytes(data[:size])
-        with pytest.raises(DataError, match=r"a.jpg: truncated or damaged JPEG: Premature end of JPEG file"):
+        with pytest.raises(
+            DataError, match=r"a.jpg: truncated or damaged JPEG: Premature end of JPEG file"
+        ):
             decode_strict(tmp_path / "a.jpg")
 
 
-@pytest.mark.parametrize("options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}, {"mode": "CMYK"}])
-def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(tmp_path: Path, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}, {"mode": "CMYK"}]
+)
+def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
     stream, mode = io.BytesIO(), options.pop("mode", "RGB")
     Image.fromarray(SMOOTH).convert(mode).save(stream, "JPEG", **options)
     data, path = stream.getvalue(), tmp_path / "a.jpg"
@@ -66,7 +82,8 @@ def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(tmp_path: 
     for size in np.linspace(scan, end - 20, 10).astype(int):
         path.write_bytes(data[:size].rstrip(b"\xff") + data[end:])
         with pytest.raises(
-            DataError, match=r"a.jpg: (truncated or damaged JPEG: Corrupt JPEG data|truncated JPEG: no end)"
+            DataError,
+            match=r"a.jpg: (truncated or damaged JPEG: Corrupt JPEG data|truncated JPEG: no end)",
         ):
             decode_strict(path)
 
@@ -74,7 +91,9 @@ def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(tmp_path: 
 def test_a_jpeg_whose_header_claims_four_times_the_height_is_refused(tmp_path: Path) -> None:
     data = bytearray(_saved("JPEG"))
     frame = data.index(b"\xff\xc0") + 5
-    data[frame : frame + 2] = (4 * int.from_bytes(data[frame : frame + 2], "big")).to_bytes(2, "big")
+    data[frame : frame + 2] = (4 * int.from_bytes(data[frame : frame + 2], "big")).to_bytes(
+        2, "big"
+    )
     (tmp_path / "a.jpg").write_bytes(data)
     with pytest.raises(DataError, match="premature end of data segment"):
         decode_strict(tmp_path / "a.jpg")
@@ -119,7 +138,8 @@ def test_a_png_cut_anywhere_is_an_error(tmp_path: Path, strict: bool) -> None:
     for size in [*np.linspace(1, len(data) - 13, 30).astype(int), len(data) - 12, len(data) - 1]:
         (tmp_path / "a.png").write_bytes(data[:size])
         with pytest.raises(
-            DataError, match=r"a.png: (truncated PNG: (chunk|no end chunk|\d+ bytes expected)|not a PNG)"
+            DataError,
+            match=r"a.png: (truncated PNG: (chunk|no end chunk|\d+ bytes expected)|not a PNG)",
         ):
             read_image(tmp_path / "a.png", strict=strict)
 
@@ -132,7 +152,9 @@ def test_a_png_with_one_flipped_byte_is_an_error(tmp_path: Path, strict: bool) -
         flipped = bytearray(data)
         flipped[place] ^= 0xFF
         (tmp_path / "a.png").write_bytes(flipped)
-        with pytest.raises(DataError, match=r"a.png: .*(checksum|truncated PNG|damaged PNG|not a PNG)"):
+        with pytest.raises(
+            DataError, match=r"a.png: .*(checksum|truncated PNG|damaged PNG|not a PNG)"
+        ):
             read_image(tmp_path / "a.png", strict=strict)
 
 
@@ -150,7 +172,9 @@ def test_a_chunk_that_claims_gigabytes_is_refused_before_opencv_makes_room(tmp_p
 def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: float) -> None:
     pixels = np.zeros((5, 7), np.float32)
     pixels[3, 4] = pixels[4, 1] = value
-    np.save(tmp_path / name, pixels) if name == "a.npy" else tifffile.imwrite(tmp_path / name, pixels)
+    np.save(tmp_path / name, pixels) if name == "a.npy" else tifffile.imwrite(
+        tmp_path / name, pixels
+    )
     message = r"2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; data.read.nan_fill=0 replaces them"
     with pytest.raises(DataError, match=f"{name}: {message}"):
         decode_strict(tmp_path / name)
@@ -158,7 +182,9 @@ def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: fl
     assert np.flatnonzero(filled).tolist() == [25, 29]
     assert filled[0, 3, 4] == 9
     np.testing.assert_array_equal(read_image(tmp_path / name, ReadOptions(nan_fill=9)), filled)
-    np.testing.assert_array_equal(read_image(tmp_path / name), pixels[None])  # without checks, as stored
+    np.testing.assert_array_equal(
+        read_image(tmp_path / name), pixels[None]
+    )  # without checks, as stored
 
 
 def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
@@ -169,13 +195,19 @@ def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
 
 # row 31
 @pytest.mark.parametrize(
-    ("low", "high", "noted"), [(0, 255, True), (3, 1.5, True), (0, 1, False), (-1, 9, False), (0, 4095, False)]
+    ("low", "high", "noted"),
+    [(0, 255, True), (3, 1.5, True), (0, 1, False), (-1, 9, False), (0, 4095, False)],
 )
-def test_floats_that_look_like_gray_levels_are_noted(tmp_path: Path, low: float, high: float, noted: bool) -> None:
+def test_floats_that_look_like_gray_levels_are_noted(
+    tmp_path: Path, low: float, high: float, noted: bool
+) -> None:
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
     notes = decode_strict(tmp_path / "a.npy").notes
     assert notes == (
-        ("float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",) * noted
+        (
+            "float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",
+        )
+        * noted
     )
 
 
@@ -183,7 +215,10 @@ def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 3
     (tmp_path / "a.png").write_bytes(_saved("JPEG", exif=exif))
-    notes = ("the content is jpeg, the name ends in '.png'", 'orientation 3 not applied (exif="ignore")')
+    notes = (
+        "the content is jpeg, the name ends in '.png'",
+        'orientation 3 not applied (exif="ignore")',
+    )
     assert decode_strict(tmp_path / "a.png").notes == notes
 
 

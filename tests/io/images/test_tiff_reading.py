@@ -26,14 +26,22 @@ def _check(path: Path, expected: np.ndarray, **options: Any) -> None:
         image = read_image(path, rules, strict=strict)
         np.testing.assert_array_equal(image, expected)
         assert image.flags.writeable
-        assert (image.shape, image.dtype) == (header.shape, header.dtype) == (expected.shape, expected.dtype)
+        assert (
+            (image.shape, image.dtype)
+            == (header.shape, header.dtype)
+            == (expected.shape, expected.dtype)
+        )
 
 
 # rows 21, 22, 24, 25
 @pytest.mark.parametrize("dtype", ["?", "u1", "u2", "u4", "u8", "i1", "i2", "i4", "i8", "f4"])
 @pytest.mark.parametrize("byteorder", ["<", ">"])
 def test_every_dtype_in_both_byte_orders(tmp_path: Path, dtype: str, byteorder: str) -> None:
-    pixels = GRAY > 50 if dtype == "?" else (GRAY.astype(dtype) - (50 if dtype[0] in "if" else 0)).astype(dtype)
+    pixels = (
+        GRAY > 50
+        if dtype == "?"
+        else (GRAY.astype(dtype) - (50 if dtype[0] in "if" else 0)).astype(dtype)
+    )
     tifffile.imwrite(tmp_path / "a.tif", pixels, byteorder=byteorder)  # type: ignore[arg-type]
     _check(tmp_path / "a.tif", pixels[None])
 
@@ -63,10 +71,21 @@ def test_both_planar_layouts(
 
 
 @pytest.mark.parametrize("compression", ["lzw", "deflate", "packbits", "zstd", "adobe_deflate"])
-@pytest.mark.parametrize("layout", [{}, {"rowsperstrip": 5}, {"tile": (16, 16)}, {"bigtiff": True, "tile": (64, 64)}])
+@pytest.mark.parametrize(
+    "layout", [{}, {"rowsperstrip": 5}, {"tile": (16, 16)}, {"bigtiff": True, "tile": (64, 64)}]
+)
 @pytest.mark.parametrize("predictor", [None, 2])
-def test_lossless_compressions(tmp_path: Path, compression: str, layout: dict[str, Any], predictor: int | None) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", RGB, photometric="rgb", compression=compression, predictor=predictor, **layout)
+def test_lossless_compressions(
+    tmp_path: Path, compression: str, layout: dict[str, Any], predictor: int | None
+) -> None:
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        RGB,
+        photometric="rgb",
+        compression=compression,
+        predictor=predictor,
+        **layout,
+    )
     _check(tmp_path / "a.tif", RGB.transpose(2, 0, 1))
 
 
@@ -97,7 +116,9 @@ def test_packed_bits(tmp_path: Path, bits: int) -> None:
 def test_white_is_zero_is_kept_and_noted(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", GRAY, photometric="miniswhite")
     _check(tmp_path / "a.tif", GRAY[None])
-    assert read_header(tmp_path / "a.tif").notes == ("white is stored as 0; values are kept as stored (invert=False)",)
+    assert read_header(tmp_path / "a.tif").notes == (
+        "white is stored as 0; values are kept as stored (invert=False)",
+    )
 
 
 # row 27
@@ -135,7 +156,9 @@ def test_a_cut_file_says_what_is_missing(tmp_path: Path) -> None:
     data = (tmp_path / "a.tif").read_bytes()
     for size in (len(data) - 1, len(data) // 2):
         (tmp_path / "a.tif").write_bytes(data[:size])
-        with pytest.raises(DataError, match=f"a.tif: truncated TIFF: {len(data)} bytes expected, {size} found"):
+        with pytest.raises(
+            DataError, match=f"a.tif: truncated TIFF: {len(data)} bytes expected, {size} found"
+        ):
             read_image(tmp_path / "a.tif")
 
 
@@ -162,11 +185,18 @@ def test_tiles_that_are_not_stored_are_noted(tmp_path: Path) -> None:
 
 
 def test_subsampled_pixels_that_tifffile_refuses_are_an_error(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", RGB[:36, :40], photometric="ycbcr", compression="jpeg", subsampling=(2, 2))
+    tifffile.imwrite(
+        tmp_path / "a.tif",
+        RGB[:36, :40],
+        photometric="ycbcr",
+        compression="jpeg",
+        subsampling=(2, 2),
+    )
     data = (tmp_path / "a.tif").read_bytes()
     jpeg, deflate = struct.pack("<HHIHH", 259, 3, 1, 7, 0), struct.pack("<HHIHH", 259, 3, 1, 8, 0)
     (tmp_path / "a.tif").write_bytes(data.replace(jpeg, deflate))
     with pytest.raises(
-        DataError, match=r"a.tif: cannot be read .NotImplementedError: chroma subsampling not supported"
+        DataError,
+        match=r"a.tif: cannot be read .NotImplementedError: chroma subsampling not supported",
     ):
         read_image(tmp_path / "a.tif")

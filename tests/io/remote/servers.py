@@ -22,7 +22,8 @@ class WebServer:
 
     Attributes:
         files: Content by path, without a slash in front.
-        faults: For each path what goes wrong at its next requests: a status, `cut`, `hang`, or `wrong`.
+        faults: For each path what goes wrong at its next requests: a status, `cut`, `hang`, or
+            `wrong`.
         asked: How often each (method, path) was asked for.
         indexed: Whether folders are listed.
         tags: Whether answers have an ETag.
@@ -85,7 +86,12 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self.web.busy += 1
             self.web.most_busy = max(self.web.most_busy, self.web.busy)
         try:
-            self.answer(path, self.web.faults[path].pop(0) if self.command == "GET" and self.web.faults[path] else None)
+            self.answer(
+                path,
+                self.web.faults[path].pop(0)
+                if self.command == "GET" and self.web.faults[path]
+                else None,
+            )
         finally:
             with self.web.lock:
                 self.web.busy -= 1
@@ -100,11 +106,16 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         elif isinstance(fault, int) or content is None:
             self.send_error(fault if isinstance(fault, int) else 404)
         else:
-            self.send_content(content, "text/html" if content is page else "application/octet-stream", fault)
+            self.send_content(
+                content, "text/html" if content is page else "application/octet-stream", fault
+            )
 
     def send_content(self, content: bytes, kind: str, fault: str | None) -> None:
         tag = {"ETag": f'"{md5(content).hexdigest()[:8]}"'} if self.web.tags else {}
-        self.send_head(200, {"Content-Type": kind, "Content-Length": str(len(content)), **tag, **self.web.headers})
+        self.send_head(
+            200,
+            {"Content-Type": kind, "Content-Length": str(len(content)), **tag, **self.web.headers},
+        )
         if self.command == "GET":
             sent = bytes(len(content)) if fault == "wrong" else content
             self.wfile.write(sent[: len(sent) // 2] if fault == "cut" else sent)
@@ -121,7 +132,9 @@ class _Handler(http.server.BaseHTTPRequestHandler):
 
 class _Server(http.server.ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 128  # with the usual 5, one of many connections at once waits a second for its next try
+    request_queue_size = (
+        128  # with the usual 5, one of many connections at once waits a second for its next try
+    )
 
     def __init__(self, web: WebServer) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
@@ -136,7 +149,17 @@ def s3_server(folder: Path) -> Iterator[SimpleNamespace]:
         folder: For what it writes.
     """
     boto3, config = __import__("boto3"), __import__("botocore.config").config
-    words = ["timeout", str(LONGEST_S), sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", "0"]
+    words = [
+        "timeout",
+        str(LONGEST_S),
+        sys.executable,
+        "-m",
+        "moto.server",
+        "-H",
+        "127.0.0.1",
+        "-p",
+        "0",
+    ]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert process.stderr is not None
@@ -146,7 +169,11 @@ def s3_server(folder: Path) -> Iterator[SimpleNamespace]:
             drain.start()
             url = line.decode().split("Running on ")[1].strip()
             settings = config.Config(retries={"total_max_attempts": 1}, read_timeout=30)
-            keys = {"aws_access_key_id": "writer", "aws_secret_access_key": "writer", "region_name": "us-east-1"}
+            keys = {
+                "aws_access_key_id": "writer",
+                "aws_secret_access_key": "writer",
+                "region_name": "us-east-1",
+            }
             client = boto3.client("s3", endpoint_url=url, config=settings, **keys)
             yield SimpleNamespace(url=url, client=client)
             client.close()

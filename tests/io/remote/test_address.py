@@ -38,7 +38,9 @@ def test_credentials_are_refused_and_never_repeated(root: str) -> None:
         lambda: check_words([root]),
         lambda: RemoteOptions(endpoint_url=root),
     ):
-        with pytest.raises(ConfigError, match="holds a user name, password, token or signature") as caught:
+        with pytest.raises(
+            ConfigError, match="holds a user name, password, token or signature"
+        ) as caught:
             refuse()
         assert SECRET not in str(caught.value)
         assert "AWS_PROFILE" in str(caught.value)
@@ -51,7 +53,9 @@ def test_credentials_are_cut_out_of_messages(root: str) -> None:
 
 def test_known_secrets_are_cut_out_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    shown = redact(f"signed with {SECRET} of AKIAIOSFODNN7EXAMPLE\nAuthorization: Bearer abc.def, next")
+    shown = redact(
+        f"signed with {SECRET} of AKIAIOSFODNN7EXAMPLE\nAuthorization: Bearer abc.def, next"
+    )
     assert shown == "signed with *** of *** Authorization: ***, next"
 
 
@@ -62,7 +66,11 @@ def test_known_secrets_are_cut_out_wherever_they_stand(monkeypatch: pytest.Monke
         ("S3://bucket", "s3://bucket", "bucket"),
         ("https://host:8080/a@b/..c/", "https://host:8080/a@b/..c", "c"),
         ("http://[::1]:80/x@y", "http://[::1]:80/x@y", "x_y"),
-        ("abfs://box@account.dfs.core.windows.net/data", "abfs://box@account.dfs.core.windows.net/data", "data"),
+        (
+            "abfs://box@account.dfs.core.windows.net/data",
+            "abfs://box@account.dfs.core.windows.net/data",
+            "data",
+        ),
         ("sftp://user@host/data", "sftp://user@host/data", "data"),
         ("memory://...", "memory://...", "root"),
     ],
@@ -97,14 +105,22 @@ def test_other_addresses_are_refused(root: str, match: str) -> None:
 
 
 def test_words_are_named_by_their_keys() -> None:
-    check_words(["data.root=s3://bucket/a@b:c", "trainer=cpu", "data.remote.endpoint_url=http://host:9000/x@y"])
+    check_words(
+        [
+            "data.root=s3://bucket/a@b:c",
+            "trainer=cpu",
+            "data.remote.endpoint_url=http://host:9000/x@y",
+        ]
+    )
     with pytest.raises(ConfigError, match=r"^'data\.root': the address holds"):
         check_words(["data.root=a,https://me:secret@host"])
 
 
 def test_a_credential_among_the_options_is_refused_by_name() -> None:
     node = {"_target_": "lit_data.io.remote.RemoteOptions", "secret": SECRET}
-    with pytest.raises(ConfigError, match=r"unknown key 'data\.remote\.secret'.*AWS_PROFILE") as caught:
+    with pytest.raises(
+        ConfigError, match=r"unknown key 'data\.remote\.secret'.*AWS_PROFILE"
+    ) as caught:
         check_plain({"data": {"remote": node}})
     assert SECRET not in str(caught.value)
 
@@ -150,7 +166,9 @@ def test_clients_log_no_requests_even_where_all_is_logged(caplog: pytest.LogCapt
 
 
 @pytest.mark.usefixtures("nobody_else_is_quiet")
-def test_clients_are_quiet_until_the_last_connection_is_closed(caplog: pytest.LogCaptureFixture) -> None:
+def test_clients_are_quiet_until_the_last_connection_is_closed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     caplog.set_level(logging.DEBUG)
     first, second = ExitStack(), ExitStack()
     first.enter_context(quiet_clients())

@@ -64,12 +64,16 @@ def _volume(number: int) -> bytes:
 
 
 IMAGES = {f"part/{number}.png": _image(number) for number in range(6)}
-MASKED = IMAGES | {f"marks/{number}.png": _mask() for number in range(6)} | {"raw.zip": b"not wanted"}
+MASKED = (
+    IMAGES | {f"marks/{number}.png": _mask() for number in range(6)} | {"raw.zip": b"not wanted"}
+)
 BOXES = {"classes.txt": b"one\ntwo\n"}
 BOXES |= {f"images/{number}.png": _image(number) for number in range(6)}
 BOXES |= {f"labels/{number}.txt": f"{number % 2} 0.5 0.5 0.4 0.4\n".encode() for number in range(6)}
 POLYGONS = BOXES | {f"labels/{number}.txt": b"0 0.1 0.1 0.5 0.1 0.5 0.5\n" for number in range(6)}
-LABELS = IMAGES | {"labels.csv": b"image,label\n" + b"".join(b"%d.png,kind%d\n" % (n, n % 2) for n in range(7))}
+LABELS = IMAGES | {
+    "labels.csv": b"image,label\n" + b"".join(b"%d.png,kind%d\n" % (n, n % 2) for n in range(7))
+}
 LABELS |= {"part/6.png": _image(6)}
 VOLUMES = {f"{number}.npy": _volume(number) for number in range(6)}
 
@@ -83,11 +87,15 @@ def remote() -> Iterator[MemoryFileSystem]:
 
 
 def _stripes(**options: Any) -> BaseDataModule:
-    return StripeDataModule(masks="marks", synthesis=DefectSpec(), patch_px=32, stride_px=32, loader=LOADER, **options)
+    return StripeDataModule(
+        masks="marks", synthesis=DefectSpec(), patch_px=32, stride_px=32, loader=LOADER, **options
+    )
 
 
 def _watermarks(**options: Any) -> BaseDataModule:
-    return WatermarkDataModule(masks="marks", patch_px=32, samples_per_image=1, loader=LOADER, **options)
+    return WatermarkDataModule(
+        masks="marks", patch_px=32, samples_per_image=1, loader=LOADER, **options
+    )
 
 
 def _inspection(**options: Any) -> BaseDataModule:
@@ -96,7 +104,9 @@ def _inspection(**options: Any) -> BaseDataModule:
 
 def _labelled(**options: Any) -> BaseDataModule:
     classes = ["kind0", "kind1"]
-    return LabelledImageDataModule(size_px=32, classes=classes, similar="apart", loader=LOADER, **options)
+    return LabelledImageDataModule(
+        size_px=32, classes=classes, similar="apart", loader=LOADER, **options
+    )
 
 
 def _detection(**options: Any) -> BaseDataModule:
@@ -116,8 +126,16 @@ MORE_BOXES = {"images/6.png": _image(6), "labels/6.txt": b"0 0.5 0.5 0.4 0.4\n"}
 KINDS = {
     "stripe": (_stripes, MASKED, MORE_MASKED),
     "watermark": (_watermarks, MASKED, MORE_MASKED),
-    "polygons": (_inspection, POLYGONS, {"images/6.png": _image(6), "labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"}),
-    "labels": (_labelled, LABELS, {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"}),
+    "polygons": (
+        _inspection,
+        POLYGONS,
+        {"images/6.png": _image(6), "labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"},
+    ),
+    "labels": (
+        _labelled,
+        LABELS,
+        {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"},
+    ),
     "boxes": (_detection, BOXES, MORE_BOXES),
     "gan": (_gan, IMAGES | {"views.json": b'{"views": "none"}'}, {"part/6.png": _image(6)}),
     "ct": (_ct, VOLUMES, {"6.npy": _volume(6)}),
@@ -125,7 +143,9 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_datamodule_reads_a_root_on_a_server(kind: str, remote: MemoryFileSystem, tmp_path: Path) -> None:
+def test_every_datamodule_reads_a_root_on_a_server(
+    kind: str, remote: MemoryFileSystem, tmp_path: Path
+) -> None:
     make, files, more = KINDS[kind]
     remote.pipe({f"/{kind}/{name}": content for name, content in files.items()})
     options = {"root": f"memory://{kind}", "cache_dir": str(tmp_path)}
@@ -156,17 +176,30 @@ def test_every_datamodule_refuses_credentials_at_once(kind: str) -> None:
 
 
 @pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    for name, value in (SECRETS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}).items():
+def run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> Callable[..., Any]:
+    for name, value in (
+        SECRETS | {"AWS_DEFAULT_REGION": "us-east-1", "AWS_EC2_METADATA_DISABLED": "true"}
+    ).items():
         monkeypatch.setenv(name, value)
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
         monkeypatch.delenv(name)
 
     def call(*words: str) -> dict[str, Any]:
-        code = main([*words, f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache", "hydra.verbose=true"])
+        code = main(
+            [
+                *words,
+                f"paths.runs={tmp_path}/runs",
+                f"paths.cache={tmp_path}/cache",
+                "hydra.verbose=true",
+            ]
+        )
         logging.getLogger().setLevel(logging.WARNING)
         assert code == 0
-        newest = max((tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns)
+        newest = max(
+            (tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns
+        )
         said = "".join(capfd.readouterr()).encode()
         written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
         for secret in [*SECRETS.values(), "hunter2"]:
@@ -190,15 +223,28 @@ QUICK = ["trainer=cpu", "data.loader.batch_size=2", "data.loader.num_workers=0",
 
 
 @pytest.mark.slow
-def test_prepare_reads_s3_and_writes_no_credential(s3: SimpleNamespace, run: Callable[..., Any]) -> None:
-    words = ["+experiment=stripe", *QUICK, "data.root=s3://stripes/line 1", f"data.remote.endpoint_url={s3.url}"]
+def test_prepare_reads_s3_and_writes_no_credential(
+    s3: SimpleNamespace, run: Callable[..., Any]
+) -> None:
+    words = [
+        "+experiment=stripe",
+        *QUICK,
+        "data.root=s3://stripes/line 1",
+        f"data.remote.endpoint_url={s3.url}",
+    ]
     prepared = run("prepare", *words, "data.masks=marks", "data.on_bad=error")
     assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
 
 
 @pytest.mark.slow
 def test_a_model_is_trained_from_s3(s3: SimpleNamespace, run: Callable[..., Any]) -> None:
-    words = ["+experiment=stripe", *QUICK, "data.stride_px=32", "data.root=s3://stripes/line 1", "data.masks=marks"]
+    words = [
+        "+experiment=stripe",
+        *QUICK,
+        "data.stride_px=32",
+        "data.root=s3://stripes/line 1",
+        "data.masks=marks",
+    ]
     fitted = run("fit", *words, f"data.remote.endpoint_url={s3.url}", "trainer.max_epochs=1")
     assert fitted["samples_sha256"]
 
@@ -218,7 +264,11 @@ def test_other_sets_are_read_from_a_web_server(
     with WebServer().running() as web:
         web.files |= {f"set/{name}": content for name, content in files.items()}
         web.faults["set/"] = [503]
-        words = [f"+experiment={experiment}", f"data.root={web.url}/set", "data.loader.num_workers=0"]
+        words = [
+            f"+experiment={experiment}",
+            f"data.root={web.url}/set",
+            "data.loader.num_workers=0",
+        ]
         prepared = run("prepare", *words, "data.remote.backoff_s=0.01")
     assert prepared["prepare/images"] == 6
     assert web.last_authorization

@@ -19,7 +19,10 @@ from lit_data.io.remote.runner import call_each, run_apart
 
 
 def _s3(code: str, status: int) -> BaseException:
-    answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    answer = {
+        "Error": {"Code": code, "Message": "m"},
+        "ResponseMetadata": {"HTTPStatusCode": status},
+    }
     return translate_boto_error(boto.ClientError(answer, "GetObject"))
 
 
@@ -54,7 +57,11 @@ def _web(status: int) -> BaseException:
         (socket.gaierror(-2, "unknown"), True, "no connection"),
         (FileNotFoundError("x"), False, "not found (404)"),
         (PermissionError("x"), False, "access denied (403)"),
-        (ValueError("https://u:hunter2SECRET@h"), False, "cannot be read (ValueError: https://***@h)"),
+        (
+            ValueError("https://u:hunter2SECRET@h"),
+            False,
+            "cannot be read (ValueError: https://***@h)",
+        ),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
 )
@@ -93,7 +100,9 @@ def test_waits_grow_up_to_a_limit_and_differ(waits_s: list[float]) -> None:
 
 
 def test_tries_are_counted(waits_s: list[float]) -> None:
-    with pytest.raises(UnreachableError, match=r"^x: no answer in time, 3 times; try again later") as caught:
+    with pytest.raises(
+        UnreachableError, match=r"^x: no answer in time, 3 times; try again later"
+    ) as caught:
         asyncio.run(insist(_failing([TimeoutError()] * 3), "x", RemoteOptions(retries=2)))
     assert caught.value.__context__ is None
     assert len(waits_s) == 2
@@ -139,7 +148,10 @@ def test_calls_are_bounded_and_end_with_the_first_that_fails() -> None:
 
 @pytest.mark.parametrize(("seconds_each", "shown"), [(1.1, True), (0.9, False)])
 def test_the_bar_appears_after_two_seconds(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], seconds_each: float, shown: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    seconds_each: float,
+    shown: bool,
 ) -> None:
     now_s = iter([0.0, seconds_each, 2 * seconds_each])
     monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(now_s)))

@@ -29,7 +29,14 @@ Open = Callable[..., Path]
 def remote() -> Iterator[MemoryFileSystem]:
     fs = MemoryFileSystem()
     fs.store.clear()
-    fs.pipe({"/set/a/1.png": b"one", "/set/a/2.png": b"two", "/set/notes.txt": b"text", "/else/x.png": b"no"})
+    fs.pipe(
+        {
+            "/set/a/1.png": b"one",
+            "/set/a/2.png": b"two",
+            "/set/notes.txt": b"text",
+            "/else/x.png": b"no",
+        }
+    )
     yield fs
     fs.store.clear()
 
@@ -61,7 +68,11 @@ def fetch(tmp_path: Path) -> Open:
 
 
 def _files(folder: Path) -> dict[str, bytes]:
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder).as_posix(): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 def _break(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, after: int = 0) -> None:
@@ -83,15 +94,23 @@ def test_local_roots_stay_where_they_are(tmp_path: Path) -> None:
     assert not (tmp_path / "remote").exists()
 
 
-def test_a_mirror_holds_what_the_server_has_and_nothing_else(remote: MemoryFileSystem, fetch: Open) -> None:
+def test_a_mirror_holds_what_the_server_has_and_nothing_else(
+    remote: MemoryFileSystem, fetch: Open
+) -> None:
     folder = fetch()
     assert folder.name == "set"
     assert _files(folder) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}
     assert sorted(path.name for path in folder.parent.iterdir()) == [".lock", NAME, "set"]
-    assert not [thread for thread in threading.enumerate() if "lit_data" in thread.name or "fsspec" in thread.name]
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if "lit_data" in thread.name or "fsspec" in thread.name
+    ]
 
 
-def test_only_changes_are_read_again(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+def test_only_changes_are_read_again(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open
+) -> None:
     before = (fetch() / "a" / "2.png").stat().st_mtime_ns
     remote.pipe({"/set/a/2.png": b"TWO", "/set/new.png": b"new"})
     remote.rm("/set/notes.txt")
@@ -99,7 +118,9 @@ def test_only_changes_are_read_again(remote: MemoryFileSystem, reads: list[str],
     folder = fetch()
     assert sorted(reads) == ["a/2.png", "new.png"]
     assert _files(folder) == {"a/1.png": b"one", "a/2.png": b"TWO", "new.png": b"new"}
-    assert (folder / "a" / "2.png").stat().st_mtime_ns != before  # so that a store of it is made anew
+    assert (
+        folder / "a" / "2.png"
+    ).stat().st_mtime_ns != before  # so that a store of it is made anew
     reads.clear()
     fetch()
     assert reads == []
@@ -130,7 +151,9 @@ def test_a_root_refreshes_once(remote: MemoryFileSystem, reads: list[str], tmp_p
     assert reads == []
 
 
-def test_patterns_restrict_what_is_read(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+def test_patterns_restrict_what_is_read(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open
+) -> None:
     images = Scope.of_images(("a/*",))
     assert fetch(scope=images) == fetch()  # one mirror for both
     assert sorted(reads) == ["a/1.png", "a/2.png", "notes.txt"]
@@ -144,7 +167,9 @@ def test_patterns_restrict_what_is_read(remote: MemoryFileSystem, reads: list[st
     assert _files(fetch())["notes.txt"] == b"new text"
 
 
-def test_what_somebody_changed_in_the_mirror_is_mended(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+def test_what_somebody_changed_in_the_mirror_is_mended(
+    remote: MemoryFileSystem, fetch: Open, tmp_path: Path
+) -> None:
     folder, outside = fetch(), tmp_path / "outside"
     outside.mkdir()
     (outside / "keep.png").write_bytes(b"mine")
@@ -156,11 +181,14 @@ def test_what_somebody_changed_in_the_mirror_is_mended(remote: MemoryFileSystem,
     assert _files(outside) == {"keep.png": b"mine"}
 
 
-def test_what_is_not_of_the_server_is_named_and_stays(remote: MemoryFileSystem, fetch: Open) -> None:
+def test_what_is_not_of_the_server_is_named_and_stays(
+    remote: MemoryFileSystem, fetch: Open
+) -> None:
     folder = fetch()
     (folder / "stranger.png").write_bytes(b"?")
     with pytest.raises(
-        StoreError, match=r"1 files of the mirror did not come from memory://set \(.*stranger\.png\): move"
+        StoreError,
+        match=r"1 files of the mirror did not come from memory://set \(.*stranger\.png\): move",
     ):
         fetch()
     assert (folder / "stranger.png").read_bytes() == b"?"
@@ -172,10 +200,15 @@ def test_what_is_gone_from_the_server_goes_and_nothing_else(
     folder = fetch(scope=Scope.of_images(("a/*",)))
     (folder / "mine.txt").write_bytes(b"no image")  # not wanted, so in nobody's way
     remote.rm("/set/a/1.png")
-    assert _files(fetch(scope=Scope.of_images(("a/*",)))) == {"a/2.png": b"two", "mine.txt": b"no image"}
+    assert _files(fetch(scope=Scope.of_images(("a/*",)))) == {
+        "a/2.png": b"two",
+        "mine.txt": b"no image",
+    }
 
 
-def test_a_record_cannot_name_files_elsewhere(remote: MemoryFileSystem, fetch: Open, tmp_path: Path) -> None:
+def test_a_record_cannot_name_files_elsewhere(
+    remote: MemoryFileSystem, fetch: Open, tmp_path: Path
+) -> None:
     folder, thesis = fetch(), tmp_path / "thesis.png"
     thesis.write_bytes(b"mine")
     line = {"name": os.path.relpath(thesis, folder), "version": "", "size_bytes": 4, "mtime_ns": 0}
@@ -190,20 +223,31 @@ def test_links_are_refused_and_nothing_behind_them_is_touched(
     remote: MemoryFileSystem, fetch: Open, tmp_path: Path, place: str
 ) -> None:
     folder = fetch()
-    linked = {"a": folder / "a", "folder": folder, "shelf": folder.parent, "remote": folder.parents[1]}[place]
+    linked = {
+        "a": folder / "a",
+        "folder": folder,
+        "shelf": folder.parent,
+        "remote": folder.parents[1],
+    }[place]
     outside = tmp_path / "outside"
     shutil.move(linked, outside)
     (outside / "thesis.png").write_bytes(b"mine")
     before = _files(outside)
     linked.symlink_to(outside)
-    with pytest.raises(StoreError, match=r"is a link, and a mirror lies in folders of its own|did not come from"):
+    with pytest.raises(
+        StoreError, match=r"is a link, and a mirror lies in folders of its own|did not come from"
+    ):
         fetch()
     assert _files(outside) == before
 
 
 @pytest.mark.parametrize("name", ["../evil.png", "a/../../evil.png", "A/1.png"])
 def test_names_are_not_trusted(
-    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, name: str
+    remote: MemoryFileSystem,
+    fetch: Open,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    name: str,
 ) -> None:
     info = {"name": f"/set/{name}", "size": 3, "type": "file"}
     original = MemoryFileSystem.find
@@ -221,11 +265,14 @@ def test_too_much_is_refused_before_anything_is_read(
     remote: MemoryFileSystem, reads: list[str], fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"3 files of 10 bytes .* more than data\.remote\.max_bytes=9 .*data\.patterns"
+        ConfigError,
+        match=r"3 files of 10 bytes .* more than data\.remote\.max_bytes=9 .*data\.patterns",
     ):
         fetch(max_bytes=9)
     monkeypatch.setattr(mirror.shutil, "disk_usage", lambda _: SimpleNamespace(free=9))
-    with pytest.raises(StoreSpaceError, match=r"it needs 10 bytes, free are 9 bytes; .*paths\.cache"):
+    with pytest.raises(
+        StoreSpaceError, match=r"it needs 10 bytes, free are 9 bytes; .*paths\.cache"
+    ):
         fetch()
     assert reads == []
     assert len(_files(fetch(scope=Scope.of_images(("**/*",)), max_bytes=6))) == 2
@@ -295,7 +342,9 @@ def test_out_of_reach(
         assert "no connection (gone), 3 times" in caplog.text
         assert "going on with the complete mirror" in caplog.text
         (folder / "a" / "1.png").unlink()
-    with pytest.raises(DataError, match=r"memory://set: no connection \(gone\), 3 times; try again later"):
+    with pytest.raises(
+        DataError, match=r"memory://set: no connection \(gone\), 3 times; try again later"
+    ):
         fetch(offline=offline)
 
 
@@ -325,11 +374,15 @@ def test_a_local_file_that_cannot_be_written_is_named(
     remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _break(monkeypatch, "get_file", PermissionError(13, "Permission denied", "/cache/0"))
-    with pytest.raises(StoreError, match=r"cannot be written there \(Permission denied\); make it writable"):
+    with pytest.raises(
+        StoreError, match=r"cannot be written there \(Permission denied\); make it writable"
+    ):
         fetch()
 
 
-def test_a_full_disk_is_named(remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_named(
+    remote: MemoryFileSystem, fetch: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _break(monkeypatch, "get_file", OSError(28, "No space left on device"))
     with pytest.raises(StoreSpaceError, match="the local disk is full"):
         fetch()
@@ -338,12 +391,15 @@ def test_a_full_disk_is_named(remote: MemoryFileSystem, fetch: Open, monkeypatch
 def test_a_mirror_that_cannot_be_written_is_named(remote: MemoryFileSystem, tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(
-        StoreError, match=r"file is no folder of this user, and a mirror lies in folders of its own.*paths\.cache"
+        StoreError,
+        match=r"file is no folder of this user, and a mirror lies in folders of its own.*paths\.cache",
     ):
         Root("memory://set", tmp_path / "file", QUICK).refresh()
 
 
-def test_two_at_once_read_each_file_once(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
+def test_two_at_once_read_each_file_once(
+    remote: MemoryFileSystem, reads: list[str], fetch: Open
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         folders = list(pool.map(lambda _: fetch(refresh=False), range(2)))
     assert folders[0] == folders[1]
@@ -364,13 +420,21 @@ def test_an_interrupted_read_ends_at_once_and_leaves_nothing(
 
 
 def test_a_list_of_sums_is_used_and_left_out(remote: MemoryFileSystem, fetch: Open) -> None:
-    sums = "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed  a/1.png\n" + "0" * 64 + "  a/2.png\n"
+    sums = (
+        "7692c3ad3540bb803c020b3aee66cd8887123234ea0c6e7143c0add73ff431ed  a/1.png\n"
+        + "0" * 64
+        + "  a/2.png\n"
+    )
     remote.pipe("/set/SHA256SUMS", sums.encode())
-    with pytest.raises(DataError, match=r"a/2\.png: its SHA256 sum is 3fc4ccf.*states 0000(.|\n)*1 of 3 files"):
+    with pytest.raises(
+        DataError, match=r"a/2\.png: its SHA256 sum is 3fc4ccf.*states 0000(.|\n)*1 of 3 files"
+    ):
         fetch()
     assert sorted(_files(fetch(checksums=False))) == ["a/1.png", "a/2.png", "notes.txt"]
     remote.pipe("/set/SHA256SUMS", b"0" * 64 + b"  missing.png\n")
-    with pytest.raises(DataError, match=r"missing\.png(.|\n)*1 files of memory://set/SHA256SUMS are not there"):
+    with pytest.raises(
+        DataError, match=r"missing\.png(.|\n)*1 files of memory://set/SHA256SUMS are not there"
+    ):
         fetch()
 
 
@@ -379,13 +443,17 @@ def test_options_of_s3_are_refused_elsewhere(remote: MemoryFileSystem, fetch: Op
         fetch(anon=True)
 
 
-@pytest.mark.parametrize(("root", "match"), [("nosuch://x", "knows no such scheme"), ("gs://x", "needs a package")])
+@pytest.mark.parametrize(
+    ("root", "match"), [("nosuch://x", "knows no such scheme"), ("gs://x", "needs a package")]
+)
 def test_what_cannot_be_read_says_what_to_install(tmp_path: Path, root: str, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Root(root, tmp_path, QUICK).refresh()
 
 
-def test_a_missing_s3fs_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_s3fs_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import fsspec
 
     def fail(scheme: str) -> None:
@@ -396,10 +464,14 @@ def test_a_missing_s3fs_says_what_to_install(tmp_path: Path, monkeypatch: pytest
         Root("s3://bucket/set", tmp_path, QUICK).refresh()
 
 
-def test_what_is_done_is_said(remote: MemoryFileSystem, fetch: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_is_done_is_said(
+    remote: MemoryFileSystem, fetch: Open, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.INFO)
     fetch()
-    assert "memory://set: 3 files, 10 bytes; 3 to read (10 bytes), 0 gone; mirror in " in caplog.text
+    assert (
+        "memory://set: 3 files, 10 bytes; 3 to read (10 bytes), 0 gone; mirror in " in caplog.text
+    )
 
 
 def test_a_server_that_sends_more_than_it_states_is_cut_off(
@@ -422,9 +494,19 @@ def test_a_server_that_sends_more_than_it_states_is_cut_off(
 
 
 @pytest.mark.parametrize(
-    "record", [b"", b"[]", b"\xff\xfe", b"[" * 100_000, b'{"format": 1, "url": 3}', b'{"format": 1, "complete": [1]}']
+    "record",
+    [
+        b"",
+        b"[]",
+        b"\xff\xfe",
+        b"[" * 100_000,
+        b'{"format": 1, "url": 3}',
+        b'{"format": 1, "complete": [1]}',
+    ],
 )
-def test_a_damaged_record_costs_time_and_no_more(remote: MemoryFileSystem, fetch: Open, record: bytes) -> None:
+def test_a_damaged_record_costs_time_and_no_more(
+    remote: MemoryFileSystem, fetch: Open, record: bytes
+) -> None:
     folder = fetch()
     (folder.parent / NAME).write_bytes(record + b"\n")
     assert _files(fetch()) == {"a/1.png": b"one", "a/2.png": b"two", "notes.txt": b"text"}

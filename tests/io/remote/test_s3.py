@@ -40,7 +40,9 @@ def bucket(server: SimpleNamespace, request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fetch(server: SimpleNamespace, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Fetch:
+def fetch(
+    server: SimpleNamespace, bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Fetch:
     for name in [name for name in os.environ if name.startswith("AWS_")]:
         monkeypatch.delenv(name)
     for name, value in (
@@ -53,7 +55,9 @@ def fetch(server: SimpleNamespace, bucket: str, tmp_path: Path, monkeypatch: pyt
         monkeypatch.setenv(name, value)
 
     def read(**options: Any) -> dict[str, bytes]:
-        chosen = RemoteOptions(**{"backoff_s": 0.001, "retries": 2, "endpoint_url": server.url, **options})
+        chosen = RemoteOptions(
+            **{"backoff_s": 0.001, "retries": 2, "endpoint_url": server.url, **options}
+        )
         root = Root(f"s3://{bucket}/my set", tmp_path / "remote", chosen)
         root.refresh()
         paths = (path for path in root.folder.rglob("*") if path.is_file())
@@ -63,14 +67,20 @@ def fetch(server: SimpleNamespace, bucket: str, tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_folder_of_a_bucket(
-    server: SimpleNamespace, bucket: str, fetch: Fetch, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    server: SimpleNamespace,
+    bucket: str,
+    fetch: Fetch,
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
 ) -> None:
     caplog.set_level("DEBUG")
     assert fetch() == FILES
     server.client.put_object(Bucket=bucket, Key="my set/1/1.png", Body=b"another")
     server.client.delete_object(Bucket=bucket, Key="my set/0/0.png")
     caplog.clear()
-    assert fetch() == {key: FILES[key] for key in FILES if key != "0/0.png"} | {"1/1.png": b"another"}
+    assert fetch() == {key: FILES[key] for key in FILES if key != "0/0.png"} | {
+        "1/1.png": b"another"
+    }
     assert "1 to read (7 bytes), 1 gone" in caplog.text
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET not in caplog.text
@@ -92,7 +102,9 @@ def test_another_machine_sees_the_same_times(fetch: Fetch, tmp_path: Path) -> No
 def test_the_tag_of_an_object_is_its_sum(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
     tag = hashlib.md5(b"as it was").hexdigest()
     monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: tag)
-    with pytest.raises(DataError, match=rf"its MD5 sum is \w+, the server states {tag}(.|\n)*6 of 6 files"):
+    with pytest.raises(
+        DataError, match=rf"its MD5 sum is \w+, the server states {tag}(.|\n)*6 of 6 files"
+    ):
         fetch()
     assert fetch(checksums=False) == FILES
 
@@ -101,12 +113,16 @@ def test_the_tag_of_an_encrypted_object_is_none(
     server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for key, content in FILES.items():
-        server.client.put_object(Bucket=bucket, Key=f"my set/{key}", Body=content, ServerSideEncryption="aws:kms")
+        server.client.put_object(
+            Bucket=bucket, Key=f"my set/{key}", Body=content, ServerSideEncryption="aws:kms"
+        )
     monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: "0" * 32)
     assert fetch() == FILES
 
 
-def test_objects_made_of_parts_have_no_sum(server: SimpleNamespace, bucket: str, fetch: Fetch) -> None:
+def test_objects_made_of_parts_have_no_sum(
+    server: SimpleNamespace, bucket: str, fetch: Fetch
+) -> None:
     place = {"Bucket": bucket, "Key": "my set/large.png"}
     upload = server.client.create_multipart_upload(**place)["UploadId"]
     part = server.client.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"x" * 10)
@@ -115,7 +131,9 @@ def test_objects_made_of_parts_have_no_sum(server: SimpleNamespace, bucket: str,
     assert fetch() == FILES | {"large.png": b"x" * 10}
 
 
-def test_keys_are_not_trusted(server: SimpleNamespace, bucket: str, fetch: Fetch, tmp_path: Path) -> None:
+def test_keys_are_not_trusted(
+    server: SimpleNamespace, bucket: str, fetch: Fetch, tmp_path: Path
+) -> None:
     for key in ("my set/../../evil.png", "my set//x.png", "my set/0"):
         server.client.put_object(Bucket=bucket, Key=key, Body=b"evil")
     with pytest.raises(DataError, match="3 bad names"):
@@ -124,16 +142,26 @@ def test_keys_are_not_trusted(server: SimpleNamespace, bucket: str, fetch: Fetch
 
 
 def test_missing_buckets_and_credentials_say_what_to_do(
-    server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    server: SimpleNamespace,
+    bucket: str,
+    fetch: Fetch,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
     with pytest.raises(DataError, match=r"s3://none/x: not found \(404\); check data\.root"):
         Root("s3://none/x", tmp_path, RemoteOptions(endpoint_url=server.url)).refresh()
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(DataError, match=r"no credentials were found; .*AWS_PROFILE.*data\.remote\.anon=true"):
+    with pytest.raises(
+        DataError, match=r"no credentials were found; .*AWS_PROFILE.*data\.remote\.anon=true"
+    ):
         fetch()
     with monkeypatch.context() as patch:
-        patch.setitem(conf, "s3", {"key": "writer", "secret": "writer", "config_kwargs": {"user_agent_extra": "me"}})
+        patch.setitem(
+            conf,
+            "s3",
+            {"key": "writer", "secret": "writer", "config_kwargs": {"user_agent_extra": "me"}},
+        )
         assert fetch() == FILES
     with pytest.raises(DataError, match=r"access denied \(403\)\n.*0/0\.png(.|\n)*6 of 6 files"):
         fetch(anon=True, endpoint_url=f"{server.url}/")  # another mirror, so all are read

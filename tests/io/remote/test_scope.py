@@ -27,12 +27,21 @@ ADDRESS = parse_address("s3://bucket/set")
     ],
 )
 def test_scope_of_images(name: str, wanted: bool) -> None:
-    assert Scope.of_images(("**/*.[pP][nN][gG]",), masks="./masks", also=("views.json",)).wants(name) is wanted
+    assert (
+        Scope.of_images(("**/*.[pP][nN][gG]",), masks="./masks", also=("views.json",)).wants(name)
+        is wanted
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "wanted"),
-    [("images/a.png", True), ("a.png", False), ("deep/boxes.JSON", True), (".boxes.json", False), ("a.zip", False)],
+    [
+        ("images/a.png", True),
+        ("a.png", False),
+        ("deep/boxes.JSON", True),
+        (".boxes.json", False),
+        ("a.zip", False),
+    ],
 )
 def test_scope_of_images_and_what_says_what_they_show(name: str, wanted: bool) -> None:
     scope = Scope.of_images(("images/*",), beside=(".json", ".txt"))
@@ -86,7 +95,9 @@ def test_names_that_cannot_stand_beside_one_another(names: list[str], match: str
 
 def test_lists_of_files() -> None:
     one, two = "a" * 64, "B" * 64
-    text = f"\ufeff# made today\n{one}  x/1.png\r\n{two} *./2.png\n\nwith space.png\n{one}  x/1.png\n"
+    text = (
+        f"\ufeff# made today\n{one}  x/1.png\r\n{two} *./2.png\n\nwith space.png\n{one}  x/1.png\n"
+    )
     found = parse_list(text.encode(), "list")
     assert found == {"x/1.png": one, "2.png": two.lower(), "with space.png": None}
 
@@ -107,7 +118,15 @@ def test_bad_lists(content: bytes, match: str) -> None:
 
 def test_index_pages() -> None:
     links = [
-        *("a.png", "b%20c.png", "/data/set/d.png", "http://host/data/set/e.png", "sub/", "%E9.png", "..%2Fx.png"),
+        *(
+            "a.png",
+            "b%20c.png",
+            "/data/set/d.png",
+            "http://host/data/set/e.png",
+            "sub/",
+            "%E9.png",
+            "..%2Fx.png",
+        ),
         *(
             "../",
             "/",
@@ -119,7 +138,11 @@ def test_index_pages() -> None:
         ),
         *("", "#top", "mailto:me@host", "http://[bad/"),
     ]
-    page = "<html>" + "".join(f"<A class=x HREF='{link}'>{link}</A>" for link in links) + "<img src='no.png'>"
+    page = (
+        "<html>"
+        + "".join(f"<A class=x HREF='{link}'>{link}</A>" for link in links)
+        + "<img src='no.png'>"
+    )
     files, folders = read_index(page, "http://host/data/set/")
     assert files == ["a.png", "b c.png", "d.png", "e.png", "\udce9.png", "../x.png"]
     assert folders == ["sub"]

@@ -29,7 +29,14 @@ Root(sys.argv[1], Path(sys.argv[2]), RemoteOptions()).refresh()
 
 @pytest.fixture
 def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
+    for name in (
+        "http_proxy",
+        "https_proxy",
+        "HTTP_PROXY",
+        "HTTPS_PROXY",
+        "all_proxy",
+        "ALL_PROXY",
+    ):
         monkeypatch.delenv(name, raising=False)
     with WebServer().running() as server:
         server.files |= FILES
@@ -53,11 +60,19 @@ def _below(folder: str, files: dict[str, bytes]) -> dict[str, bytes]:
 
 
 def test_index_pages_are_followed(web: WebServer, fetch: Fetch) -> None:
-    web.files |= {"set/with space/ä #1%.png": b"odd", "set/.hidden/x.png": b"no", "other/y.png": b"no"}
+    web.files |= {
+        "set/with space/ä #1%.png": b"odd",
+        "set/.hidden/x.png": b"no",
+        "other/y.png": b"no",
+    }
     assert fetch() == _below("set", FILES) | {"with space/ä #1%.png": b"odd"}
     assert not [path for _, path in web.asked if ".hidden" in path or "other" in path]
     assert web.most_busy <= 16
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("lit_data", "asyncio"))]
+    assert not [
+        thread
+        for thread in threading.enumerate()
+        if thread.name.startswith(("lit_data", "asyncio"))
+    ]
 
 
 def test_connections_are_bounded(web: WebServer, fetch: Fetch) -> None:
@@ -72,18 +87,22 @@ def test_only_changes_are_read_again(web: WebServer, fetch: Fetch, tags: bool) -
     web.asked.clear()
     web.files["set/0/0.png"] += b"+" if tags else b"another size"
     assert fetch() == _below("set", web.files)
-    assert [path for (method, path), _ in web.asked.items() if method == "GET" and path.endswith(".png")] == [
-        "set/0/0.png"
-    ]
+    assert [
+        path for (method, path), _ in web.asked.items() if method == "GET" and path.endswith(".png")
+    ] == ["set/0/0.png"]
 
 
 def test_only_files_of_the_patterns_are_asked_for(web: WebServer, fetch: Fetch) -> None:
     assert set(fetch(scope=Scope.of_images(("0/*.png",)))) == {"0/0.png", "0/3.png", "0/6.png"}
-    assert not [path for _, path in web.asked if path.startswith("set/1/") and path.endswith(".png")]
+    assert not [
+        path for _, path in web.asked if path.startswith("set/1/") and path.endswith(".png")
+    ]
 
 
 @pytest.mark.parametrize(
-    "faults", [[503, 503], [500], [429, 408], ["cut"], ["hang"], ["cut", "hang", 502]], ids=lambda faults: str(faults)
+    "faults",
+    [[503, 503], [500], [429, 408], ["cut"], ["hang"], ["cut", "hang", 502]],
+    ids=lambda faults: str(faults),
 )
 def test_faults_that_pass_are_passed(web: WebServer, fetch: Fetch, faults: list[int | str]) -> None:
     web.faults["set/0/0.png"] = list(faults)
@@ -95,19 +114,25 @@ def test_faults_that_pass_are_passed(web: WebServer, fetch: Fetch, faults: list[
 @pytest.mark.parametrize(
     ("fault", "match"),
     [
-        (503, r"0/0\.png: the server answers 503 \(.*\), 4 times; try again later, or raise data\.remote\.retries"),
+        (
+            503,
+            r"0/0\.png: the server answers 503 \(.*\), 4 times; try again later, or raise data\.remote\.retries",
+        ),
         ("cut", r"0/0\.png: no connection \(.*\), 4 times"),
         ("hang", r"0/0\.png: no answer in time, 4 times"),
     ],
 )
-def test_faults_that_stay_end_it(web: WebServer, fetch: Fetch, fault: int | str, match: str) -> None:
+def test_faults_that_stay_end_it(
+    web: WebServer, fetch: Fetch, fault: int | str, match: str
+) -> None:
     web.faults["set/0/0.png"] = [fault] * 9
     with pytest.raises(DataError, match=match):
         fetch(timeout_s=0.2 if fault == "hang" else 5)
 
 
 @pytest.mark.parametrize(
-    ("status", "match"), [(403, r"access denied \(403\)(.|\n)*credentials belong"), (404, r"not found \(404\)")]
+    ("status", "match"),
+    [(403, r"access denied \(403\)(.|\n)*credentials belong"), (404, r"not found \(404\)")],
 )
 def test_what_is_forbidden_or_missing_is_not_asked_for_again(
     web: WebServer, fetch: Fetch, status: int, match: str
@@ -123,7 +148,10 @@ def test_what_is_forbidden_or_missing_is_not_asked_for_again(
 
 
 def _sums(files: dict[str, bytes]) -> bytes:
-    lines = (f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in _below("set", files).items())
+    lines = (
+        f"{hashlib.sha256(content).hexdigest()}  {name}"
+        for name, content in _below("set", files).items()
+    )
     return "\n".join(lines).encode()
 
 
@@ -165,7 +193,9 @@ def test_a_page_for_everything_is_no_list(web: WebServer, fetch: Fetch) -> None:
 
 def test_folders_without_an_index_say_what_to_do(web: WebServer, fetch: Fetch) -> None:
     web.files["plain/"] = b"hello"
-    with pytest.raises(DataError, match=r"plain/: no index page but application/octet-stream; .*SHA256SUMS"):
+    with pytest.raises(
+        DataError, match=r"plain/: no index page but application/octet-stream; .*SHA256SUMS"
+    ):
         fetch("plain")
     web.indexed = False
     with pytest.raises(DataError, match=r"/set/?: not found \(404\)"):
@@ -186,7 +216,9 @@ def test_files_arrive_as_they_are_stored(web: WebServer, fetch: Fetch) -> None:
     assert fetch() == {"a.nii.gz": b"\x1f\x8b not undone"}
 
 
-def test_signatures_of_a_redirect_are_not_shown(web: WebServer, fetch: Fetch, caplog: pytest.LogCaptureFixture) -> None:
+def test_signatures_of_a_redirect_are_not_shown(
+    web: WebServer, fetch: Fetch, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("DEBUG")
     web.redirects["set/0/0.png"] = f"{web.url}/gone.png?X-Amz-Signature=hunter2SECRET"
     with pytest.raises(DataError, match=r"0/0\.png: not found") as caught:
@@ -196,7 +228,10 @@ def test_signatures_of_a_redirect_are_not_shown(web: WebServer, fetch: Fetch, ca
 
 
 def test_too_much_is_refused_before_anything_is_read(web: WebServer, fetch: Fetch) -> None:
-    with pytest.raises(ConfigError, match=r"9 files of 18\.0 kB \(18036 bytes\) are more than data\.remote\.max_bytes"):
+    with pytest.raises(
+        ConfigError,
+        match=r"9 files of 18\.0 kB \(18036 bytes\) are more than data\.remote\.max_bytes",
+    ):
         fetch(max_bytes=18035)
     assert not [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")]
 
@@ -204,12 +239,16 @@ def test_too_much_is_refused_before_anything_is_read(web: WebServer, fetch: Fetc
 def test_headers_of_the_users_configuration_are_sent(
     web: WebServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(conf, "https", {"client_kwargs": {"headers": {"Authorization": "Bearer hunter2"}}})
+    monkeypatch.setitem(
+        conf, "https", {"client_kwargs": {"headers": {"Authorization": "Bearer hunter2"}}}
+    )
     assert fetch() == _below("set", FILES)
     assert web.last_authorization == "Bearer hunter2"
 
 
-def test_netrc_gives_credentials(web: WebServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_netrc_gives_credentials(
+    web: WebServer, fetch: Fetch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "netrc").write_text("machine 127.0.0.1 login me password hunter2SECRET\n")
     (tmp_path / "netrc").chmod(0o600)
     monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
@@ -234,5 +273,7 @@ def test_a_reader_that_is_ended_leaves_what_the_next_one_needs(
     assert len(list(tmp_path.glob("remote/*/.build-*"))) == (number == signal.SIGKILL)
     web.asked.clear()
     assert fetch() == _below("set", FILES)
-    assert [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")] == ["set/2/8.png"]
+    assert [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")] == [
+        "set/2/8.png"
+    ]
     assert not list(tmp_path.glob("remote/*/.build-*"))

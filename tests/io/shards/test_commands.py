@@ -33,11 +33,17 @@ MEASURED = (
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
-def test_commands_give_what_they_give_from_files(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_give_what_they_give_from_files(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
 
     def run(command: str, name: str, *words: str) -> Path:
-        places = [f"paths.run={tmp_path}/{name}", f"hydra.run.dir={tmp_path}/{name}", f"paths.cache={tmp_path}/cache"]
+        places = [
+            f"paths.run={tmp_path}/{name}",
+            f"hydra.run.dir={tmp_path}/{name}",
+            f"paths.cache={tmp_path}/cache",
+        ]
         assert main([command, f"+experiment={kind}", *KINDS[kind], *QUICK, *places, *words]) == 0
         return tmp_path / name
 
@@ -46,20 +52,38 @@ def test_commands_give_what_they_give_from_files(kind: str, tmp_path: Path, monk
     files, shards = f"data.root={drawn}", "data.root=set.shards"
     run("prepare", "prepared", files, "prepare.store=set.shards", "prepare.shard_bytes=40000")
     scores = [
-        {key: value for key, value in json.loads((folder / "summary.json").read_text()).items() if "test/" in key}
+        {
+            key: value
+            for key, value in json.loads((folder / "summary.json").read_text()).items()
+            if "test/" in key
+        }
         for folder in (run("fit", "files", files), run("fit", "shards", shards))
     ]
     assert scores[0] == scores[1]
     ckpt = f"ckpt={tmp_path}/files/checkpoints/last.ckpt"
     found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
-    names, others = ({path.relative_to(folder) for path in folder.rglob("*") if path.is_file()} for folder in found)
+    names, others = (
+        {path.relative_to(folder) for path in folder.rglob("*") if path.is_file()}
+        for folder in found
+    )
     assert names == others
-    same = [name for name in names if name.suffix in (".csv", ".png", ".txt", ".npy") or name.name == "detections.json"]
+    same = [
+        name
+        for name in names
+        if name.suffix in (".csv", ".png", ".txt", ".npy") or name.name == "detections.json"
+    ]
     assert len(same) > 1
     for name in same:
         assert _without_seconds(found[0] / name) == _without_seconds(found[1] / name), name
     if kind != "gan":
-        resumed = run("predict", "from_shards", ckpt, shards, "predict.resume=true", f"predict.folder={found[1]}")
+        resumed = run(
+            "predict",
+            "from_shards",
+            ckpt,
+            shards,
+            "predict.resume=true",
+            f"predict.folder={found[1]}",
+        )
         kept = json.loads((resumed / "summary.json").read_text())["predict/images_kept"]
         assert kept == len((resumed / "images.jsonl").read_text().splitlines()) > 4
     run("prepare", "verified", shards, "prepare.verify=true")

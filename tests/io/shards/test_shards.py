@@ -52,7 +52,8 @@ def root(tmp_path: Path) -> Path:
         write_png(tmp_path / "photos/images" / f"{number:02}.png", draw(number))
         if number % 3 == 0:
             write_png(
-                tmp_path / "photos/masks" / f"{number:02}.png", (draw(number) > 250).astype(np.uint8) * np.uint8(255)
+                tmp_path / "photos/masks" / f"{number:02}.png",
+                (draw(number) > 250).astype(np.uint8) * np.uint8(255),
             )
     write_png(tmp_path / "photos/images/23.png", draw(22))  # shows the same as the one before
     return tmp_path / "photos"
@@ -61,10 +62,18 @@ def root(tmp_path: Path) -> Path:
 @pytest.fixture
 def make(tmp_path: Path) -> Make:
     def open_files(root: Path | str, place: str = "cache", **options: Any) -> InspectionFiles:
-        given = {"patterns": ("**/*",), "masks": None, "cache": "store", "cache_bytes": 2**30, "on_bad": "error"}
+        given = {
+            "patterns": ("**/*",),
+            "masks": None,
+            "cache": "store",
+            "cache_bytes": 2**30,
+            "on_bad": "error",
+        }
         remote = {"remote": RemoteOptions(backoff_s=0.01, retries=2)}
         read = {"read": ReadOptions()}
-        return InspectionFiles(root=str(root), cache_dir=str(tmp_path / place), **(given | remote | read | options))  # type: ignore[arg-type]
+        return InspectionFiles(
+            root=str(root), cache_dir=str(tmp_path / place), **(given | remote | read | options)
+        )  # type: ignore[arg-type]
 
     return open_files
 
@@ -73,7 +82,13 @@ def make(tmp_path: Path) -> Make:
 def address(make: Make, root: Path, tmp_path: Path) -> Path:
     address = tmp_path / "there" / "set.shards"
     report = make(root).publish(str(address), SHARD_BYTES)
-    assert report == {"images": 24, "skipped": 0, "shards": 5, "shards_kept": 0, "bytes": report["bytes"]}
+    assert report == {
+        "images": 24,
+        "skipped": 0,
+        "shards": 5,
+        "shards_kept": 0,
+        "bytes": report["bytes"],
+    }
     return address
 
 
@@ -108,7 +123,11 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
 def test_patches_are_those_of_the_images(make: Make, root: Path, address: Path) -> None:
     local, store = make(root).open_images(), open_store(make(address, "other"))
     rng = np.random.default_rng(0)
-    numbers, tops, lefts = rng.integers(0, IMAGES, 50), rng.integers(-30, 60, 50), rng.integers(-30, 100, 50)
+    numbers, tops, lefts = (
+        rng.integers(0, IMAGES, 50),
+        rng.integers(-30, 60, 50),
+        rng.integers(-30, 100, 50),
+    )
     found, wanted = np.zeros((2, 50, 1, 20, 30), np.uint8)
     store.cut_into(numbers, tops, lefts, found)
     local.cut_into(numbers, tops, lefts, wanted)  # type: ignore[attr-defined]
@@ -129,17 +148,23 @@ def test_open_shards_leave_file_descriptors_for_others(
     assert len(os.listdir("/proc/self/fd")) - before <= 6  # noqa: PTH208
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(make: Make, address: Path, tmp_path: Path) -> None:
+def test_names_that_lead_out_of_the_folder_are_refused(
+    make: Make, address: Path, tmp_path: Path
+) -> None:
     store, folder = open_store(make(address, "other")), tmp_path / "folder"
     folder.mkdir()
     evil = join_paths([["../../outside.png"]] * IMAGES)
     ShardIndex.open(store.path)._replace(sources=evil).write(folder)
     write_tar({file.name: file for file in folder.iterdir()}, tmp_path / "evil.tar")
-    with pytest.raises(DataError, match=r"names a file that leads out of the folder: '../../outside.png'"):
+    with pytest.raises(
+        DataError, match=r"names a file that leads out of the folder: '../../outside.png'"
+    ):
         ShardedStore(tmp_path / "evil.tar", tmp_path, store.cache).name(0)
 
 
-def test_shards_are_held_to_the_size_that_the_index_states(make: Make, address: Path, tmp_path: Path) -> None:
+def test_shards_are_held_to_the_size_that_the_index_states(
+    make: Make, address: Path, tmp_path: Path
+) -> None:
     store = open_store(make(address))
     cache = store.cache
     small = [shard._replace(nbytes=1000) for shard in cache.shards]
@@ -149,7 +174,9 @@ def test_shards_are_held_to_the_size_that_the_index_states(make: Make, address: 
     assert not list((tmp_path / "small").glob("*.tar"))
 
 
-def test_a_server_that_sends_more_is_stopped(make: Make, address: Path, web: WebServer, tmp_path: Path) -> None:
+def test_a_server_that_sends_more_is_stopped(
+    make: Make, address: Path, web: WebServer, tmp_path: Path
+) -> None:
     serve(address, web)
     objects = open_objects(f"{web.url}/set.shards", RemoteOptions(backoff_s=0.01, retries=2))
     with pytest.raises(DataError, match="more than the 20 bytes"):
@@ -161,7 +188,9 @@ def test_a_server_that_sends_more_is_stopped(make: Make, address: Path, web: Web
 
 @pytest.mark.parametrize("place", ["set.json", "shards"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_refused(make: Make, address: Path, place: str, kind: str) -> None:
+def test_what_is_no_regular_file_is_refused(
+    make: Make, address: Path, place: str, kind: str
+) -> None:
     store = open_store(make(address, "other"))
     path = address / (place if place == "set.json" else store.cache.shards[0].name)
     path.unlink()
@@ -199,7 +228,22 @@ def put_index(address: Path, folder: Path, facts: dict[str, Any], arrays: dict[s
     (address / "set.json").write_text(json.dumps(pointer | {"index": sum_}))
 
 
-HOSTILE: list[Any] = [5, -1, 2**40, 2**70, 1.5, True, None, "x", [], [5], [[1, 2]], [["a", 1]], {}, {"a": [{}]}]
+HOSTILE: list[Any] = [
+    5,
+    -1,
+    2**40,
+    2**70,
+    1.5,
+    True,
+    None,
+    "x",
+    [],
+    [5],
+    [[1, 2]],
+    [["a", 1]],
+    {},
+    {"a": [{}]},
+]
 
 
 def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path: Path) -> None:
@@ -215,9 +259,13 @@ def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path:
         else:
             name = rng.choice(list(arrays))
             changed = {name: arrays[name].copy()}
-            field = rng.choice([field for field in changed[name].dtype.names or () if field != "crc32"])
+            field = rng.choice(
+                [field for field in changed[name].dtype.names or () if field != "crc32"]
+            )
             kind = changed[name].dtype[field]
-            value = rng.choice([0, 1, 2**31, np.iinfo(kind).max, 2**62 if kind.itemsize == 8 else 7])
+            value = rng.choice(
+                [0, 1, 2**31, np.iinfo(kind).max, 2**62 if kind.itemsize == 8 else 7]
+            )
             changed[name][field][rng.randrange(len(changed[name]))] = value
         put_index(address, tmp_path / str(number), facts, changed)
         try:
@@ -231,7 +279,9 @@ def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path:
     assert not any("\n" in text for text in refused)
 
 
-def test_a_file_that_has_the_name_of_a_folder_is_refused(make: Make, address: Path, tmp_path: Path) -> None:
+def test_a_file_that_has_the_name_of_a_folder_is_refused(
+    make: Make, address: Path, tmp_path: Path
+) -> None:
     (tmp_path / "text").write_text("x")
     write_tar({"a": tmp_path / "text", "a/b": tmp_path / "text"}, tmp_path / "files.tar")
     sum_ = find_sha256(tmp_path / "files.tar")
@@ -242,8 +292,13 @@ def test_a_file_that_has_the_name_of_a_folder_is_refused(make: Make, address: Pa
         open_store(make(address, "new"))
 
 
-def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(make: Make, root: Path, address: Path) -> None:
-    left = [folder / ".build-999999999-1-00000000-gone-0123456789abcdef" for folder in (address, address / "shards")]
+def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(
+    make: Make, root: Path, address: Path
+) -> None:
+    left = [
+        folder / ".build-999999999-1-00000000-gone-0123456789abcdef"
+        for folder in (address, address / "shards")
+    ]
     for folder in left:
         folder.mkdir()
         (folder / "x.tar").write_bytes(b"half")
@@ -254,7 +309,9 @@ def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(make: M
     assert not any(folder.exists() for folder in left)
 
 
-def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, address: Path) -> None:
+def test_what_shows_the_same_is_known_without_reading(
+    make: Make, root: Path, address: Path
+) -> None:
     store = open_store(make(address, "other"))
     groups = group_similar(store, None)
     assert groups.tolist() == group_similar(make(root).open_images(), None).tolist()
@@ -262,7 +319,9 @@ def test_what_shows_the_same_is_known_without_reading(make: Make, root: Path, ad
     assert not list(store.cache.folder.glob("*.tar"))
 
 
-def test_a_run_that_was_ended_goes_on(make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_was_ended_goes_on(
+    make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     address, put, left = tmp_path / "set.shards", FolderObjects.put, iter([True] * 3)
 
     def stop(self: FolderObjects, path: Path, name: str) -> None:
@@ -279,7 +338,9 @@ def test_a_run_that_was_ended_goes_on(make: Make, root: Path, tmp_path: Path, mo
         make(address, "other").open_images()
     monkeypatch.setattr(FolderObjects, "put", put)
     for cache in ("cache", "another machine"):
-        assert make(root, cache).publish(str(address), SHARD_BYTES)["shards_kept"] == (3 if cache == "cache" else 5)
+        assert make(root, cache).publish(str(address), SHARD_BYTES)["shards_kept"] == (
+            3 if cache == "cache" else 5
+        )
         assert first.items() <= list_shards(address).items()
     assert len(open_store(make(address, "other"))) == IMAGES
 
@@ -295,21 +356,27 @@ def test_a_server_that_does_not_answer_is_no_bad_image(
         make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), SHARD_BYTES)
 
 
-def test_only_the_shard_of_a_changed_image_is_written_anew(make: Make, root: Path, address: Path) -> None:
+def test_only_the_shard_of_a_changed_image_is_written_anew(
+    make: Make, root: Path, address: Path
+) -> None:
     reader, before = make(address, "other"), list_shards(address)
     assert not (reader.open_images()[7] == 9).all()
     write_png(root / "images/07.png", np.full((60, 100), 9, np.uint8))
     assert make(root).publish(str(address), SHARD_BYTES)["shards_kept"] == 4
     assert len(list_shards(address).keys() - before.keys()) == 1
     assert before.items() <= list_shards(address).items()  # who reads the old set goes on
-    assert not (make(address, "other").open_images()[7] == 9).all()  # what is here is taken as it is
+    assert not (
+        make(address, "other").open_images()[7] == 9
+    ).all()  # what is here is taken as it is
     newer = make(address, "other")
     newer.refresh()
     assert (newer.open_images()[7] == 9).all()
 
 
 @pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_shards_may_be_compressed_and_in_bands(make: Make, tmp_path: Path, compression: Any) -> None:
+def test_shards_may_be_compressed_and_in_bands(
+    make: Make, tmp_path: Path, compression: Any
+) -> None:
     for number in range(3):
         write_png(tmp_path / "wide" / f"{number}.png", np.tile(draw(number), (1, 12)))
     here = make(tmp_path / "wide", store=StoreOptions(compression=compression))
@@ -327,7 +394,9 @@ def test_bad_images_are_listed_or_left_out(make: Make, root: Path, tmp_path: Pat
     (root / "images/05.png").write_bytes((root / "images/05.png").read_bytes()[:-500])
     with pytest.raises(DataError, match=r"(?s)04\.png.*05\.png.*2 of 24 images are bad"):
         make(root).publish(str(tmp_path / "set.shards"), SHARD_BYTES)
-    report = make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), 1)  # a shard for each image
+    report = make(root, on_bad="skip").publish(
+        str(tmp_path / "set.shards"), 1
+    )  # a shard for each image
     assert (report["images"], report["skipped"], report["shards"]) == (22, 2, 22)
     there = make(tmp_path / "set.shards", "other")
     store = open_store(there)
@@ -335,19 +404,25 @@ def test_bad_images_are_listed_or_left_out(make: Make, root: Path, tmp_path: Pat
     assert "images/04.png" not in there.names(store)
 
 
-def test_copies_take_no_more_than_they_may(make: Make, address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_take_no_more_than_they_may(
+    make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     most = 170_000
     store = open_store(make(address, "other", cache_bytes=most))
     asked = count_gets(monkeypatch)
     taken = []
     for number in [*range(IMAGES), 0]:
         store[number]
-        taken.append(sum(path.stat().st_size for path in store.cache.folder.rglob("*") if path.is_file()))
+        taken.append(
+            sum(path.stat().st_size for path in store.cache.folder.rglob("*") if path.is_file())
+        )
     assert max(taken) <= most
     assert max(taken) > most // 2
     assert len(asked) == 6  # each shard once, and the first again, which had to go
     store.cache.release(4)
-    assert sorted(path.stat().st_mtime for path in store.cache.folder.glob("*.tar"))[0] == 0  # goes first
+    assert (
+        sorted(path.stat().st_mtime for path in store.cache.folder.glob("*.tar"))[0] == 0
+    )  # goes first
     for number in (0, 1, 2):
         np.testing.assert_array_equal(store[number][0], draw(number))
 
@@ -391,12 +466,17 @@ def test_a_shard_that_others_remove_before_it_is_opened_is_fetched_again(
     if succeeds:
         np.testing.assert_array_equal(store[0][0], draw(0))
         return
-    with pytest.raises(StoreError, match=r"removed it 5 times before it was opened: .* raise data.cache_bytes"):
+    with pytest.raises(
+        StoreError, match=r"removed it 5 times before it was opened: .* raise data.cache_bytes"
+    ):
         store[0]
 
 
 def test_too_small_a_bound_is_refused(make: Make, address: Path) -> None:
-    with pytest.raises(ConfigError, match=r"data.cache_bytes=50000 .* must hold at least four shards, .* raise it to"):
+    with pytest.raises(
+        ConfigError,
+        match=r"data.cache_bytes=50000 .* must hold at least four shards, .* raise it to",
+    ):
         make(address, "other", cache_bytes=50_000).open_images()
 
 
@@ -404,7 +484,9 @@ def test_a_damaged_shard_is_named(make: Make, address: Path) -> None:
     for path in (address / "shards").iterdir():
         path.write_bytes(path.read_bytes()[:20_000] + path.read_bytes()[20_001:] + b" ")
     store = open_store(make(address, "other"))
-    with pytest.raises(DataError, match=r"set.shards/shards/[0-9a-f-]*.tar: its SHA-256 sum is wrong, twice"):
+    with pytest.raises(
+        DataError, match=r"set.shards/shards/[0-9a-f-]*.tar: its SHA-256 sum is wrong, twice"
+    ):
         store[0]
     assert not list(store.cache.folder.glob("*.tar"))
 
@@ -424,7 +506,9 @@ def test_other_options_of_reading_are_refused(make: Make, address: Path) -> None
 
 @pytest.mark.parametrize("cache", ["lru", "none"])
 def test_shards_are_read_from_a_store_only(make: Make, address: Path, cache: str) -> None:
-    with pytest.raises(ConfigError, match=f"cache={cache}: a set of shards is read with data.cache=store"):
+    with pytest.raises(
+        ConfigError, match=f"cache={cache}: a set of shards is read with data.cache=store"
+    ):
         make(address, cache=cache)
 
 
@@ -449,7 +533,9 @@ def fetch_all(store: ShardedStore, barrier: Any) -> None:
 
 
 @pytest.mark.slow
-def test_processes_and_threads_share_what_one_of_them_fetches(make: Make, address: Path, web: WebServer) -> None:
+def test_processes_and_threads_share_what_one_of_them_fetches(
+    make: Make, address: Path, web: WebServer
+) -> None:
     serve(address, web)
     store = open_store(make(f"{web.url}/set.shards", "other"))
     context = multiprocessing.get_context("spawn")
@@ -463,7 +549,11 @@ def test_processes_and_threads_share_what_one_of_them_fetches(make: Make, addres
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    asked = {path: times for (method, path), times in web.asked.items() if method == "GET" and "/shards/" in path}
+    asked = {
+        path: times
+        for (method, path), times in web.asked.items()
+        if method == "GET" and "/shards/" in path
+    }
     assert len(asked) == 5
     assert set(asked.values()) == {1}
 
@@ -480,7 +570,9 @@ def serve(address: Path, web: WebServer) -> None:
             web.files[f"set.shards/{path.relative_to(address).as_posix()}"] = path.read_bytes()
 
 
-def test_lost_connections_cost_a_try_and_not_the_run(make: Make, address: Path, web: WebServer) -> None:
+def test_lost_connections_cost_a_try_and_not_the_run(
+    make: Make, address: Path, web: WebServer
+) -> None:
     serve(address, web)
     for path in [path for path in web.files if "/shards/" in path]:
         web.faults[path] = ["cut", 503]
@@ -500,7 +592,9 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
     again.refresh()  # goes on with what is known here
     np.testing.assert_array_equal(again.open_images()[0][0], draw(0))
     web.faults["set.shards/set.json"] = [503] * 9
-    strict = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(retries=0, offline="error"))
+    strict = make(
+        f"{web.url}/set.shards", "other", remote=RemoteOptions(retries=0, offline="error")
+    )
     with pytest.raises(DataError, match="the server answers 503"):
         strict.refresh()
     never = make(f"{web.url}/set.shards", "other", remote=RemoteOptions(offline="always"))
@@ -510,7 +604,9 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
         never.open_images()[IMAGES - 1]
 
 
-def test_what_an_epoch_needs_comes_ahead_of_it(make: Make, address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_an_epoch_needs_comes_ahead_of_it(
+    make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = count_gets(monkeypatch)
     store = open_store(make(address, "other", cache_bytes=170_000))
     asked.clear()
@@ -562,8 +658,13 @@ def leave_behind(cache: ShardCache) -> None:
 
 def test_stripes_in_shards(tmp_path: Path) -> None:
     for number in range(6):
-        write_png(tmp_path / "stripes" / f"{number}.png", np.stack([draw(number + k) for k in range(3)], axis=2))
-        write_png(tmp_path / "stripes/masks" / f"{number}.png", (draw(number) > 250).astype(np.uint8))
+        write_png(
+            tmp_path / "stripes" / f"{number}.png",
+            np.stack([draw(number + k) for k in range(3)], axis=2),
+        )
+        write_png(
+            tmp_path / "stripes/masks" / f"{number}.png", (draw(number) > 250).astype(np.uint8)
+        )
 
     def open_files(root: Path, cache: str) -> StripeFiles:
         return StripeFiles(
@@ -577,7 +678,8 @@ def test_stripes_in_shards(tmp_path: Path) -> None:
     bank, wanted = there.open_images(), here.open_images()
     assert isinstance(bank, ShardedStore)
     masks, wanted_masks = (
-        files.open_masks([4, 1], opened, "train")[0] for files, opened in ((there, bank), (here, wanted))
+        files.open_masks([4, 1], opened, "train")[0]
+        for files, opened in ((there, bank), (here, wanted))
     )
     assert masks is not None
     assert wanted_masks is not None

@@ -57,7 +57,8 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def open_data(sets: Path, tmp_path: Path) -> Open:
     def open_(name: str = "photos.shards", **options: Any) -> InspectionDataModule:
         loader = LoaderOptions(
-            **{"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop("loader", {})
+            **{"batch_size": 4, "num_workers": 2, "worker_kind": "thread"}
+            | options.pop("loader", {})
         )
         given = {
             "patch_px": 32,
@@ -81,7 +82,10 @@ def read_indices(loader: MicroBatchLoader, epoch: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_batches_are_those_of_the_files(open_data: Open, kind: str) -> None:
-    options = {"loader": {"worker_kind": kind}, "sampling": SamplingOptions(positives=0.5, paste=0.5)}
+    options = {
+        "loader": {"worker_kind": kind},
+        "sampling": SamplingOptions(positives=0.5, paste=0.5),
+    }
     local, there = open_data("photos", **options), open_data(**options)
     assert isinstance(there.bank, ShardedStore)
     for batch, wanted in zip(there.make_loader("train"), local.make_loader("train"), strict=True):
@@ -93,26 +97,36 @@ def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
     open_data: Open, monkeypatch: pytest.MonkeyPatch, positives: float | None
 ) -> None:
     sampling = SamplingOptions(positives=positives)
-    everything = [Counter(read_indices(open_data(sampling=sampling).make_loader("train"), epoch)) for epoch in (0, 1)]
+    everything = [
+        Counter(read_indices(open_data(sampling=sampling).make_loader("train"), epoch))
+        for epoch in (0, 1)
+    ]
     data = open_data(cache_bytes=SMALL, sampling=sampling)
     bank = data.bank
     assert isinstance(bank, ShardedStore)
     for path in bank.cache.folder.glob("*.tar"):
         path.unlink()
     asked, get = [], FolderObjects.get
-    monkeypatch.setattr(FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to)))
+    monkeypatch.setattr(
+        FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
+    )
     loader = data.make_loader("train")
     for epoch in (0, 1):
         asked.clear()
         assert Counter(read_indices(loader, epoch)) == everything[epoch]
         assert max(Counter(asked).values()) == 1
-        assert sum(path.stat().st_size for path in bank.cache.folder.rglob("*") if path.is_file()) <= SMALL
+        assert (
+            sum(path.stat().st_size for path in bank.cache.folder.rglob("*") if path.is_file())
+            <= SMALL
+        )
 
 
 def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None:
     def make(rank: int = 0, world_size: int = 1) -> MicroBatchLoader:
         data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5))
-        return MicroBatchLoader(data.dataset("train"), data.loader, shuffle=True, rank=rank, world_size=world_size)
+        return MicroBatchLoader(
+            data.dataset("train"), data.loader, shuffle=True, rank=rank, world_size=world_size
+        )
 
     whole = read_indices(make(), 1)
     first = make()
@@ -130,7 +144,9 @@ def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None
 
 def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) -> None:
     data = open_data(cache_bytes=SMALL, loader={"locality": "none"})
-    with pytest.raises(ConfigError, match=r"locality=none, but the set of shards does not fit data.cache_bytes"):
+    with pytest.raises(
+        ConfigError, match=r"locality=none, but the set of shards does not fit data.cache_bytes"
+    ):
         data.make_loader("train")
     data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5, paste=0.5))
     with pytest.raises(ConfigError, match=r"from anywhere \(mosaics, pasted defects\): raise it"):
@@ -141,7 +157,11 @@ def test_whole_images_with_labels(sets: Path, tmp_path: Path) -> None:
     def open_(name: str) -> LabelledImageDataModule:
         loader = LoaderOptions(batch_size=4, num_workers=0)
         data = LabelledImageDataModule(
-            str(sets / name), classes=["good", "defect"], size_px=48, cache_dir=str(tmp_path), loader=loader
+            str(sets / name),
+            classes=["good", "defect"],
+            size_px=48,
+            cache_dir=str(tmp_path),
+            loader=loader,
         )
         data.prepare_data()
         data.setup("fit")
@@ -152,22 +172,35 @@ def test_whole_images_with_labels(sets: Path, tmp_path: Path) -> None:
         write_png(sets / "labelled" / ("good", "defect")[number % 2] / f"{number}.png", image)
     here = open_("labelled")
     here.source.publish(str(sets / "labelled.shards"), 20_000)
-    for batch, wanted in zip(open_("labelled.shards").train_dataloader(), here.train_dataloader(), strict=True):
+    for batch, wanted in zip(
+        open_("labelled.shards").train_dataloader(), here.train_dataloader(), strict=True
+    ):
         torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("fit", ["cover", "patches"])
 @pytest.mark.parametrize("cache_bytes", [2**30, SMALL // 3])
-def test_images_for_generative_models(tmp_path: Path, fit: Literal["cover", "patches"], cache_bytes: int) -> None:
+def test_images_for_generative_models(
+    tmp_path: Path, fit: Literal["cover", "patches"], cache_bytes: int
+) -> None:
     for number in range(40):
         image = np.random.default_rng(number).integers(0, 200, (40, 48, 3), np.uint8)
         write_png(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", image)
 
     def open_(name: str) -> GANDataModule:
-        options: dict[str, Any] = {"fit": fit, "image_px": 32, "labels": "folders", "samples_per_image": 3}
+        options: dict[str, Any] = {
+            "fit": fit,
+            "image_px": 32,
+            "labels": "folders",
+            "samples_per_image": 3,
+        }
         loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
         data = GANDataModule(
-            str(tmp_path / name), cache_dir=str(tmp_path), cache_bytes=cache_bytes, loader=loader, **options
+            str(tmp_path / name),
+            cache_dir=str(tmp_path),
+            cache_bytes=cache_bytes,
+            loader=loader,
+            **options,
         )
         data.prepare_data()
         data.setup("fit")
@@ -183,8 +216,14 @@ def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
     for number in range(6):
         image = np.random.default_rng(number).integers(0, 200, (32, 32, 3), np.uint8)
         write_png(tmp_path / "set" / f"{number}.png", image)
-    options: dict[str, Any] = {"image_px": 16, "cache_dir": str(tmp_path), "loader": LoaderOptions(num_workers=0)}
-    here = GANDataModule(str(tmp_path / "set"), views="sheet", tiles=tiles, elevation_deg=(10, 20), **options)
+    options: dict[str, Any] = {
+        "image_px": 16,
+        "cache_dir": str(tmp_path),
+        "loader": LoaderOptions(num_workers=0),
+    }
+    here = GANDataModule(
+        str(tmp_path / "set"), views="sheet", tiles=tiles, elevation_deg=(10, 20), **options
+    )
     here.source.publish(str(tmp_path / "set.shards"), 2**20)
     there = GANDataModule(str(tmp_path / "set.shards"), **options)
     for data in (here, there):
@@ -225,7 +264,8 @@ def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes:
 
 
 @pytest.mark.parametrize(
-    ("mosaic_on", "cache_bytes"), [("worker", 2**30), ("device", 2**30), ("device", 200_000), (None, 200_000)]
+    ("mosaic_on", "cache_bytes"),
+    [("worker", 2**30), ("device", 2**30), ("device", 200_000), (None, 200_000)],
 )
 def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_bytes: int) -> None:
     for number in range(IMAGES):
@@ -262,14 +302,21 @@ def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_
 
 
 def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"samples": {"count": 40, "size_px": [64, 64]}, "size_px": 64, "mosaic": MosaicSpec()}
+    options: dict[str, Any] = {
+        "samples": {"count": 40, "size_px": [64, 64]},
+        "size_px": 64,
+        "mosaic": MosaicSpec(),
+    }
     here = DetectionDataModule(cache_dir=str(tmp_path), **options)
     here.source.publish(str(tmp_path / "set.shards"), 3 * 64 * 64)
-    there = DetectionDataModule(str(tmp_path / "set.shards"), cache_dir=str(tmp_path), cache_bytes=SMALL, **options)
+    there = DetectionDataModule(
+        str(tmp_path / "set.shards"), cache_dir=str(tmp_path), cache_bytes=SMALL, **options
+    )
     there.prepare_data()
     there.setup("fit")
     with pytest.raises(
-        ConfigError, match=r"does not fit data.cache_bytes, and DetectionDataset .* set data.mosaic_on=device"
+        ConfigError,
+        match=r"does not fit data.cache_bytes, and DetectionDataset .* set data.mosaic_on=device",
     ):
         there.make_loader("train")
 
@@ -299,7 +346,10 @@ def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
             return value[value[:, 0] == row, 1:]
         return int(value[row]) if key == "index" else value[row].clone()
 
-    return [{key: take(key, value, row) for key, value in batch.items()} for row in range(len(batch["index"]))]
+    return [
+        {key: take(key, value, row) for key, value in batch.items()}
+        for row in range(len(batch["index"]))
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -311,7 +361,11 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_a_bucket(
-    sets: Path, open_data: Open, tmp_path: Path, server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    sets: Path,
+    open_data: Open,
+    tmp_path: Path,
+    server: SimpleNamespace,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2SECRET/abc")
@@ -323,24 +377,54 @@ def test_a_bucket(
     assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 10
     loader = LoaderOptions(batch_size=4, num_workers=2, worker_kind="process", start_method="spawn")
     options = {"patch_px": 32, "splits": {"train": 1.0, "val": 0, "test": 0}, "loader": loader}
-    there = InspectionDataModule(address, cache_dir=str(tmp_path), cache_bytes=SMALL, remote=remote, **options)  # type: ignore[arg-type]
+    there = InspectionDataModule(
+        address, cache_dir=str(tmp_path), cache_bytes=SMALL, remote=remote, **options
+    )  # type: ignore[arg-type]
     there.prepare_data()
     there.setup("fit")
     local = open_data("photos")
-    assert Counter(read_indices(there.make_loader("train"))) == Counter(read_indices(local.make_loader("train")))
+    assert Counter(read_indices(there.make_loader("train"))) == Counter(
+        read_indices(local.make_loader("train"))
+    )
 
 
 @pytest.mark.slow
-def test_from_the_command_line(sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_from_the_command_line(
+    sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     places = [f"paths.cache={tmp_path}/cache", f"paths.runs={tmp_path}/runs", "data.patch_px=32"]
     address = tmp_path / "line.shards"
-    words = ["prepare", "+experiment=inspection", f"data.root={sets}/photos", f"prepare.store={address}"]
+    words = [
+        "prepare",
+        "+experiment=inspection",
+        f"data.root={sets}/photos",
+        f"prepare.store={address}",
+    ]
     assert main([*words, "prepare.shard_bytes=60000", *places]) == 0
     assert f"read it with data.root={address}" in capsys.readouterr().out
-    words = ["fit", "+experiment=inspection", f"data.root={address}", "data.cache_bytes=400000", "+debug=fast"]
+    words = [
+        "fit",
+        "+experiment=inspection",
+        f"data.root={address}",
+        "data.cache_bytes=400000",
+        "+debug=fast",
+    ]
     assert main([*words, "prepare.store=x", *places]) == 2
     assert main([*words, *places]) == 0
-    assert main(["prepare", "+experiment=inspection", f"data.root={address}", "prepare.verify=true", *places]) == 0
+    assert (
+        main(
+            [
+                "prepare",
+                "+experiment=inspection",
+                f"data.root={address}",
+                "prepare.verify=true",
+                *places,
+            ]
+        )
+        == 0
+    )
     capsys.readouterr()
     assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 4
-    assert "no volume shards of version 1 (it holds 'shards' of version 1)" in capsys.readouterr().err
+    assert (
+        "no volume shards of version 1 (it holds 'shards' of version 1)" in capsys.readouterr().err
+    )

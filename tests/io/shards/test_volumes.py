@@ -21,7 +21,10 @@ from lit_data.loading import LoaderOptions
 
 VOLUMES = 12
 SMALL = 160_000  # of twelve shards of about 20 kB
-WINDOWS: dict[str, Any] = {"sample": "windows", "windows": WindowSpec(size=8, per_volume=3, label_bias=0.5)}
+WINDOWS: dict[str, Any] = {
+    "sample": "windows",
+    "windows": WindowSpec(size=8, per_volume=3, label_bias=0.5),
+}
 Open = Callable[..., CTDataModule]
 
 
@@ -31,7 +34,10 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "set/scans").mkdir(parents=True)
     for number in range(VOLUMES):
         rng = np.random.default_rng(number)
-        np.save(folder / f"set/scans/{number:02}.npy", rng.integers(-1000, 400, (12, 14 + number % 3, 16), np.int16))
+        np.save(
+            folder / f"set/scans/{number:02}.npy",
+            rng.integers(-1000, 400, (12, 14 + number % 3, 16), np.int16),
+        )
         if number % 2:
             labels = np.zeros((12, 14 + number % 3, 16), np.uint8)
             labels[4:7, 5:8, 5:9] = 1
@@ -46,9 +52,17 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(root: Path, cache: Path, **options: Any) -> CTDataModule:
-    loader = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop("loader", {})
-    given: dict[str, Any] = {"occupied_hu": (0, None), "processes": 1, "splits": {"train": 0.8, "val": 0.2, "test": 0}}
-    return CTDataModule(str(root), cache_dir=str(cache), loader=LoaderOptions(**loader), **given | options)
+    loader = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop(
+        "loader", {}
+    )
+    given: dict[str, Any] = {
+        "occupied_hu": (0, None),
+        "processes": 1,
+        "splits": {"train": 0.8, "val": 0.2, "test": 0},
+    }
+    return CTDataModule(
+        str(root), cache_dir=str(cache), loader=LoaderOptions(**loader), **given | options
+    )
 
 
 @pytest.fixture
@@ -77,7 +91,11 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
         for row, index in enumerate(batch["index"].tolist()):
             flat = [batch[key] for key in ("coords", "feats", "label") if key in batch]
             own = [part[batch["coords"][:, 0] == row].clone() for part in flat]
-            boxes = [batch[key][row].clone() for key in ("image", "occupied", "mask", "sdf") if key in batch]
+            boxes = [
+                batch[key][row].clone()
+                for key in ("image", "occupied", "mask", "sdf")
+                if key in batch
+            ]
             assert index not in found
             found[index] = [*(part[:, 1:] if part.shape[-1] == 4 else part for part in own), *boxes]
     return found
@@ -85,41 +103,62 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    [("thread", {"max_points": 500, "sdf": 3.0}), ("thread", WINDOWS), ("process", WINDOWS | {"sdf": 3.0})],
+    [
+        ("thread", {"max_points": 500, "sdf": 3.0}),
+        ("thread", WINDOWS),
+        ("process", WINDOWS | {"sdf": 3.0}),
+    ],
 )
-def test_samples_are_those_of_the_files(open_data: Open, kind: str, options: dict[str, Any]) -> None:
+def test_samples_are_those_of_the_files(
+    open_data: Open, kind: str, options: dict[str, Any]
+) -> None:
     here, there = open_data("set", **options), open_data(**options, loader={"worker_kind": kind})
     assert there.describe() == here.describe()
     assert open_bank(there).counts.tolist() == here.volumes.bank.counts.tolist()  # type: ignore[union-attr]
     for stage in ("train", "val", "predict"):
-        torch.testing.assert_close(read_rows(there, stage, 1), read_rows(here, stage, 1), rtol=0, atol=0)
+        torch.testing.assert_close(
+            read_rows(there, stage, 1), read_rows(here, stage, 1), rtol=0, atol=0
+        )
 
 
 @pytest.mark.parametrize("options", [{"max_points": 500}, WINDOWS])
 def test_an_epoch_fetches_each_shard_once(
     open_data: Open, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    files, small = open_data("set", **options), open_data(cache_bytes=SMALL, loader={"batch_size": 2}, **options)
+    files, small = (
+        open_data("set", **options),
+        open_data(cache_bytes=SMALL, loader={"batch_size": 2}, **options),
+    )
     assert small.dataset("train").needs_windows is (options is WINDOWS)
     cache = open_bank(small).cache
     for path in cache.folder.glob("*.tar"):
         path.unlink()
     asked, get = [], FolderObjects.get
-    monkeypatch.setattr(FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to)))
+    monkeypatch.setattr(
+        FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
+    )
     for epoch in (0, 1):
         asked.clear()
         found = read_rows(small, epoch=epoch)
         assert max(Counter(asked).values()) == 1
-        assert sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()) <= SMALL
+        assert (
+            sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()) <= SMALL
+        )
         wanted = read_rows(files, epoch=epoch)
-        torch.testing.assert_close(found, {number: wanted[number] for number in found}, rtol=0, atol=0)
+        torch.testing.assert_close(
+            found, {number: wanted[number] for number in found}, rtol=0, atol=0
+        )
         assert found.keys() == wanted.keys()
 
 
 def test_a_run_goes_on_exactly(open_data: Open) -> None:
     def read(loader: Any, most: int | None = None) -> list[int]:
         batches = iter(loader)
-        found = [next(batches)["index"] for _ in range(most)] if most else [batch["index"] for batch in batches]
+        found = (
+            [next(batches)["index"] for _ in range(most)]
+            if most
+            else [batch["index"] for batch in batches]
+        )
         numbers: list[int] = torch.cat(found).tolist()
         batches.close()
         return numbers
@@ -164,9 +203,13 @@ def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
 
 
 def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: Open) -> None:
-    with pytest.raises(ConfigError, match=r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"):
+    with pytest.raises(
+        ConfigError, match=r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"
+    ):
         open_data(occupied_hu=(100, None))
-    with pytest.raises(ConfigError, match="its volumes come when they are needed: leave precompute=true"):
+    with pytest.raises(
+        ConfigError, match="its volumes come when they are needed: leave precompute=true"
+    ):
         open_data(cache_data=True)
     with pytest.raises(ConfigError, match=r"prepare.check reads files"):
         open_data().check_sources()
@@ -174,9 +217,13 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
     path = bank.cache.fetch(3)
     index = VolumeIndex.open(bank.index)
     (tmp_path / "folder").mkdir()
-    index._replace(facts=index.facts | {"names": ["../../outside"] * VOLUMES}).write(tmp_path / "folder")
+    index._replace(facts=index.facts | {"names": ["../../outside"] * VOLUMES}).write(
+        tmp_path / "folder"
+    )
     write_tar({file.name: file for file in (tmp_path / "folder").iterdir()}, tmp_path / "evil.tar")
-    with pytest.raises(DataError, match=r"names a file that leads out of the folder: '../../outside'"):
+    with pytest.raises(
+        DataError, match=r"names a file that leads out of the folder: '../../outside'"
+    ):
         ShardedVolumes(tmp_path / "evil.tar", tmp_path, bank.cache).list_sources()
     path.write_bytes(bank.cache.fetch(4).read_bytes())
     with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):

@@ -68,7 +68,9 @@ def test_bands_hold_the_images(make_store: MakeStore, dtype: str, band_px: int) 
 
 def test_small_images_stay_whole(make_store: MakeStore) -> None:
     store = make_store(draw())
-    assert [isinstance(store.open_image(number), BandedImage) for number in range(len(store))] == BANDED
+    assert [
+        isinstance(store.open_image(number), BandedImage) for number in range(len(store))
+    ] == BANDED
     assert store.nbytes == sum(image.nbytes for image in draw())
 
 
@@ -77,16 +79,25 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
     banded, whole = make_store(images), make_store(images, band_px=None)
     rng = np.random.default_rng(1)
     for height, width in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30)):
-        numbers, tops, lefts = rng.integers(0, 5, 40), rng.integers(-200, 250, 40), rng.integers(-200, 1200, 40)
+        numbers, tops, lefts = (
+            rng.integers(0, 5, 40),
+            rng.integers(-200, 250, 40),
+            rng.integers(-200, 1200, 40),
+        )
         found, wanted = np.zeros((2, 40, 3, height, width), np.uint8)
         banded.cut_into(numbers, tops, lefts, found)
         whole.cut_into(numbers, tops, lefts, wanted)
         np.testing.assert_array_equal(found, wanted)
-        row, patch = found[0], cut_patch(images[numbers[0]], int(tops[0]), int(lefts[0]), (height, width))
+        row, patch = (
+            found[0],
+            cut_patch(images[numbers[0]], int(tops[0]), int(lefts[0]), (height, width)),
+        )
         np.testing.assert_array_equal(row, patch)
 
 
-def test_threads_read_more_images_than_are_kept_open(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_read_more_images_than_are_kept_open(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(slices, "MOST_OPENED", 1)
     images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
     store, places = make_store(images), np.zeros(40, np.int64)
@@ -122,7 +133,9 @@ def test_partial_masks_cut_their_patches_only(make_store: MakeStore) -> None:
     np.testing.assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
 
 
-def test_another_side_makes_another_store(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_side_makes_another_store(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
     images = draw()
     whole, banded = make_store(images, band_px=None), make_store(images)
     assert whole.key != banded.key
@@ -130,7 +143,9 @@ def test_another_side_makes_another_store(make_store: MakeStore, caplog: pytest.
     assert make_store(images, band_px=None).path == whole.path
 
 
-def test_images_that_are_all_narrow_have_one_store(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_images_that_are_all_narrow_have_one_store(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
     images = [np.zeros((3, 200, 1000), np.uint8)]
     paths = {make_store(images, band_px=band_px).path for band_px in (64, None, 32)}
     assert len(paths) == 1
@@ -139,7 +154,9 @@ def test_images_that_are_all_narrow_have_one_store(make_store: MakeStore, caplog
 
 @pytest.mark.parametrize("band_px", [0, 48, 63, 512, True])
 def test_sides_that_are_none(band_px: int) -> None:
-    with pytest.raises(ConfigError, match=r"store.band_px=.* must be one of 32, 64, 128, 256, or null"):
+    with pytest.raises(
+        ConfigError, match=r"store.band_px=.* must be one of 32, 64, 128, 256, or null"
+    ):
         StoreOptions(band_px=band_px)
 
 
@@ -180,13 +197,22 @@ def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> 
         (WatermarkDataModule, {"synthesis": WatermarkSpec()}),
     ],
 )
-def test_bands_change_no_batch(make: Callable[..., Any], options: dict[str, object], tmp_path: Path) -> None:
+def test_bands_change_no_batch(
+    make: Callable[..., Any], options: dict[str, object], tmp_path: Path
+) -> None:
     rng, taken = np.random.default_rng(0), []
     for number in range(6):
-        write_png(tmp_path / "images" / f"{number}.png", rng.integers(0, 256, (160, 1100, 3), np.uint8))
+        write_png(
+            tmp_path / "images" / f"{number}.png", rng.integers(0, 256, (160, 1100, 3), np.uint8)
+        )
     for store, is_banded in ((StoreOptions(), True), (StoreOptions(band_px=None), False)):
         loader = LoaderOptions(batch_size=8, num_workers=0)
-        given = {"root": str(tmp_path / "images"), "cache_dir": str(tmp_path), "store": store, "loader": loader}
+        given = {
+            "root": str(tmp_path / "images"),
+            "cache_dir": str(tmp_path),
+            "store": store,
+            "loader": loader,
+        }
         data = make(patch_px=96, **given, **options)
         data.prepare_data()
         data.setup("fit")

@@ -52,7 +52,9 @@ class NpyDecoder:
         if array.flat[0] == 77:
             array = array[:, :1]
         notes = (f"{source.paths[0]}: pixel 55",) if array.flat[0] == 55 else ()
-        return DecodedSource(array, notes, tuple(zlib.crc32(Path(path).read_bytes()) for path in source.paths))
+        return DecodedSource(
+            array, notes, tuple(zlib.crc32(Path(path).read_bytes()) for path in source.paths)
+        )
 
     def _load(self, path: str) -> np.ndarray:
         raw = Path(path).read_bytes()
@@ -82,7 +84,11 @@ def sources_of(folder: Path) -> list[ImageSource]:
 
 def build(images: Path, *, decoder: NpyDecoder | None = None, **options: object) -> DecodedStore:
     return DecodedStore.build(
-        sources_of(images), images.parent / "cache", decoder=decoder or NpyDecoder(), progress=False, **options
+        sources_of(images),
+        images.parent / "cache",
+        decoder=decoder or NpyDecoder(),
+        progress=False,
+        **options,
     )
 
 
@@ -95,7 +101,10 @@ def list_cache(images: Path) -> set[str]:
 
 
 def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
-    return {str(path): (path.lstat().st_mtime_ns, path.lstat().st_size) for path in (folder, *folder.rglob("*"))}
+    return {
+        str(path): (path.lstat().st_mtime_ns, path.lstat().st_size)
+        for path in (folder, *folder.rglob("*"))
+    }
 
 
 def test_every_image_is_decoded_once_and_in_order(images: Path) -> None:
@@ -107,7 +116,9 @@ def test_every_image_is_decoded_once_and_in_order(images: Path) -> None:
     assert re.fullmatch("[0-9a-f]{64}", store.key)
 
 
-def test_second_build_opens_and_writes_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_build_opens_and_writes_nothing(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     first = build(images)
     before = snapshot(images.parent)
     opened = os.open
@@ -134,11 +145,11 @@ def refuse_with(number: int) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_folder_that_cannot_be_written(images: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+def test_folder_that_cannot_be_written(
+    images: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
     monkeypatch.setattr(os, "mkdir", refuse_with(number))
-    message = (
-        rf"cache: a decoded store cannot be written there \({os.strerror(number)}\); make it writable.*paths.cache="
-    )
+    message = rf"cache: a decoded store cannot be written there \({os.strerror(number)}\); make it writable.*paths.cache="
     with pytest.raises(StoreError, match=message):
         build(images)
 
@@ -152,12 +163,16 @@ def test_folder_without_write_permission(images: Path) -> None:
 
 def test_cache_path_that_is_a_file(images: Path) -> None:
     (images.parent / "cache").touch()
-    with pytest.raises(StoreError, match=r"cannot be written there \(File exists\); check the path and the disk"):
+    with pytest.raises(
+        StoreError, match=r"cannot be written there \(File exists\); check the path and the disk"
+    ):
         build(images)
 
 
 def test_cache_path_that_cannot_exist(images: Path) -> None:
-    with pytest.raises(StoreError, match=r"cannot be written there \(File name too long\); check the path"):
+    with pytest.raises(
+        StoreError, match=r"cannot be written there \(File name too long\); check the path"
+    ):
         DecodedStore.build(sources_of(images), images.parent / ("x" * 300), decoder=NpyDecoder())
     with pytest.raises(StoreError, match="no store of images at"):
         DecodedStore.open(images.parent / ("x" * 300))
@@ -166,7 +181,9 @@ def test_cache_path_that_cannot_exist(images: Path) -> None:
 def test_bad_headers_are_all_listed_and_nothing_is_written(images: Path) -> None:
     for name in ("1.npy", "4.npy"):
         (images / name).write_text("no image")
-    with pytest.raises(DataError, match=r"1.npy: not an array\n.*4.npy: not an array(.|\n)*2 of 6 images are bad"):
+    with pytest.raises(
+        DataError, match=r"1.npy: not an array\n.*4.npy: not an array(.|\n)*2 of 6 images are bad"
+    ):
         build(images)
     assert not (images.parent / "cache").exists()
 
@@ -197,12 +214,19 @@ def test_file_that_goes_missing_between_header_and_decoding(images: Path) -> Non
         build(images, decoder=Remover())
 
 
-def test_skip_leaves_bad_images_out_and_lists_them(images: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skip_leaves_bad_images_out_and_lists_them(
+    images: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (images / "1.npy").write_text("no image")
     save(images / "4.npy", 66)
     store = build(images, on_bad="skip")
     assert values(store) == [0, 2, 3, 5]
-    assert [Path(store.name(number)).name for number in range(4)] == ["0.npy", "2.npy", "3.npy", "5.npy"]
+    assert [Path(store.name(number)).name for number in range(4)] == [
+        "0.npy",
+        "2.npy",
+        "3.npy",
+        "5.npy",
+    ]
     assert [(Path(path).name, problem.split(": ")[1]) for path, problem in store.skipped] == [
         ("1.npy", "not an array"),
         ("4.npy", "pixels are damaged"),
@@ -224,20 +248,36 @@ def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
 def test_too_many_skipped_for_the_header(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (images / "1.npy").write_text("no image")
     monkeypatch.setattr("lit_data.io.store.arrays.MAX_META_BYTES", 100)
-    with pytest.raises(DataError, match=r"1 bad images are too many to skip; the first: .*1.npy: not an array"):
+    with pytest.raises(
+        DataError, match=r"1 bad images are too many to skip; the first: .*1.npy: not an array"
+    ):
         build(images, on_bad="skip")
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        ((3, 4, 5), "uint16", r"2.npy: uint16, but .*/0.npy has uint8(.|\n)*do not fit into one store"),
-        ((1, 4, 5), "uint8", r"2.npy: 1 channel.*, but .*/0.npy has 3 channel(.|\n)*do not fit into one store"),
-        ((3, 4, 5), "float64", r"2.npy: dtype float64 is not allowed; allowed are uint8, uint16, int16, float32"),
+        (
+            (3, 4, 5),
+            "uint16",
+            r"2.npy: uint16, but .*/0.npy has uint8(.|\n)*do not fit into one store",
+        ),
+        (
+            (1, 4, 5),
+            "uint8",
+            r"2.npy: 1 channel.*, but .*/0.npy has 3 channel(.|\n)*do not fit into one store",
+        ),
+        (
+            (3, 4, 5),
+            "float64",
+            r"2.npy: dtype float64 is not allowed; allowed are uint8, uint16, int16, float32",
+        ),
         ((3, 0, 5), "uint8", r"2.npy: shape \(3, 0, 5\) has no pixels"),
     ],
 )
-def test_images_that_do_not_fit_together(images: Path, shape: tuple[int, ...], dtype: str, message: str) -> None:
+def test_images_that_do_not_fit_together(
+    images: Path, shape: tuple[int, ...], dtype: str, message: str
+) -> None:
     save(images / "2.npy", 1, shape, dtype)
     with pytest.raises(DataError, match=message):
         build(images)
@@ -267,12 +307,18 @@ def test_big_endian_pixels_are_stored_little_endian(images: Path) -> None:
         np.save(images / f"{number}.npy", np.arange(6, dtype=">u2").reshape(1, 2, 3))
     store = build(images)
     np.testing.assert_array_equal(store[5], np.arange(6).reshape(1, 2, 3))
-    assert (store.path / "pixels.npy").read_bytes()[128:] == np.tile(np.arange(6, dtype="<u2"), 6).tobytes()
+    assert (store.path / "pixels.npy").read_bytes()[128:] == np.tile(
+        np.arange(6, dtype="<u2"), 6
+    ).tobytes()
 
 
 def test_several_files_for_one_image(images: Path) -> None:
     paths = sorted(map(str, images.iterdir()))
-    sources = [ImageSource(tuple(paths[:1])), ImageSource(tuple(paths[1:4])), ImageSource(tuple(paths[4:]))]
+    sources = [
+        ImageSource(tuple(paths[:1])),
+        ImageSource(tuple(paths[1:4])),
+        ImageSource(tuple(paths[4:])),
+    ]
     cache = images.parent / "cache"
     store = DecodedStore.build(sources, cache, decoder=NpyDecoder())
     assert [store.name(number) for number in range(3)] == [paths[0], paths[1], paths[4]]
@@ -294,7 +340,9 @@ def test_folder_names_are_shown_escaped(images: Path) -> None:
     folder = images.parent / "new\nline\udcff"
     store = DecodedStore.build(sources_of(images), folder, decoder=NpyDecoder())
     os.truncate(store.path / "pixels.npy", 7)
-    with pytest.raises(StoreCorruptError, match=r"/new\\nline\\xff/[0-9a-f]{64}/pixels.npy: expected 488 bytes"):
+    with pytest.raises(
+        StoreCorruptError, match=r"/new\\nline\\xff/[0-9a-f]{64}/pixels.npy: expected 488 bytes"
+    ):
         DecodedStore.open(store.path)
 
 
@@ -312,7 +360,8 @@ def test_space_is_stated(images: Path, caplog: pytest.LogCaptureFixture) -> None
     assert re.search(r"store: 6 images, 1\.\d MB, free [\d.]+ .B in ", caplog.text)
 
 
-# --- stale stores ---------------------------------------------------------------------------------------------------
+# --- stale stores
+# ---------------------------------------------------------------------------------------------------
 
 
 def change_image(images: Path) -> dict[str, object]:
@@ -352,7 +401,9 @@ CHANGES = [
 ]
 
 
-@pytest.mark.parametrize(("change", "message"), CHANGES, ids=[change.__name__ for change, _ in CHANGES])
+@pytest.mark.parametrize(
+    ("change", "message"), CHANGES, ids=[change.__name__ for change, _ in CHANGES]
+)
 def test_a_change_rebuilds_and_says_why(
     images: Path,
     change: Callable[[Path], dict[str, object]],
@@ -362,7 +413,8 @@ def test_a_change_rebuilds_and_says_why(
     old = build(images)
     options = change(images)
     with pytest.raises(
-        StoreStaleError, match=message.replace("anew", "any more").replace("$", "; allow rebuilding, run .*prepare")
+        StoreStaleError,
+        match=message.replace("anew", "any more").replace("$", "; allow rebuilding, run .*prepare"),
     ):
         build(images, rebuild=False, **options)
     assert list_cache(images) == {old.key}
@@ -409,17 +461,22 @@ def test_restored_time_is_found_by_verify_alone(images: Path) -> None:
 def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
     path = build(images).path
     os.truncate(path / "pixels.npy", 7)
-    with pytest.raises(StoreCorruptError, match=f"expected 488 bytes, found 7; delete the folder {path} and run"):
+    with pytest.raises(
+        StoreCorruptError, match=f"expected 488 bytes, found 7; delete the folder {path} and run"
+    ):
         build(images)
 
 
-def test_other_layout_version_is_another_store(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_layout_version_is_another_store(
+    images: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     old = build(images)
     monkeypatch.setattr("lit_data.io.store.store_retention.VERSION", VERSION + 1)
     assert build(images).key != old.key
 
 
-# --- old stores -----------------------------------------------------------------------------------------------------
+# --- old stores
+# -----------------------------------------------------------------------------------------------------
 
 
 def build_variants(images: Path, count: int) -> Iterator[DecodedStore]:
@@ -440,14 +497,18 @@ def test_two_newest_stores_are_kept_and_readers_read_on(images: Path) -> None:
 def test_stores_of_other_images_and_other_folders_stay(images: Path) -> None:
     cache = images.parent / "cache"
     sources = sources_of(images)
-    halves = [DecodedStore.build(half, cache, decoder=NpyDecoder()) for half in (sources[:3], sources[3:])]
+    halves = [
+        DecodedStore.build(half, cache, decoder=NpyDecoder()) for half in (sources[:3], sources[3:])
+    ]
     (cache / "notes").mkdir()
     (cache / "0123").touch()
     others = images.parent / "others"
     others.mkdir()
     save(others / "a.npy", 1)
     stores = [
-        DecodedStore.build(sources_of(others), cache, decoder=NpyDecoder(str(variant)), progress=False)
+        DecodedStore.build(
+            sources_of(others), cache, decoder=NpyDecoder(str(variant)), progress=False
+        )
         for variant in range(3)
     ]
     assert list_cache(images) == {"notes", "0123", *(store.key for store in (*halves, *stores[1:]))}
@@ -469,7 +530,8 @@ def test_old_store_that_cannot_be_removed(
     assert "an old store cannot be removed (Operation not permitted)" in caplog.text
 
 
-# --- disk space and temporary files ---------------------------------------------------------------------------------
+# --- disk space and temporary files
+# ---------------------------------------------------------------------------------
 
 
 def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -485,9 +547,13 @@ def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
 @pytest.mark.parametrize("call", ["posix_fallocate", "write", "fsync"])
-def test_disk_that_fills_up(images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
+def test_disk_that_fills_up(
+    images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
+) -> None:
     monkeypatch.setattr(os, call, refuse_with(number))
-    with pytest.raises(StoreSpaceError, match=rf"no room for the decoded store \({os.strerror(number)}\): it needs"):
+    with pytest.raises(
+        StoreSpaceError, match=rf"no room for the decoded store \({os.strerror(number)}\): it needs"
+    ):
         build(images)
     assert list_cache(images) == set()
 
@@ -524,7 +590,10 @@ def test_files_are_created_new_follow_no_link_and_get_the_usual_mode(
     finally:
         os.umask(umask)
     assert len(created) == 10
-    assert all(flags & os.O_EXCL and flags & os.O_NOFOLLOW and not flags & os.O_TRUNC for _, flags in created)
+    assert all(
+        flags & os.O_EXCL and flags & os.O_NOFOLLOW and not flags & os.O_TRUNC
+        for _, flags in created
+    )
     assert len({re.search(r"-([0-9a-f]{16})/", path)[1] for path, _ in created}) == 2
     for path in stores[0].path.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o640
@@ -563,7 +632,9 @@ def test_store_that_another_process_publishes_first_is_used(
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)])
-def test_nobody_reads_a_store_who_may_not_read_its_sources(tmp_path: Path, mode: int, expected: int) -> None:
+def test_nobody_reads_a_store_who_may_not_read_its_sources(
+    tmp_path: Path, mode: int, expected: int
+) -> None:
     before = os.umask(0o022)
     try:
         for number in range(3):

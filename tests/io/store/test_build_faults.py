@@ -26,8 +26,12 @@ from lit_data.io.images.decoders import DecodedSource, ImageSource
 from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.store.store import DecodedStore
 
-# Children are forked, so that they begin in a millisecond; they run no thread that was there before.
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
+# Children are forked, so that they begin in a millisecond; they run no thread that was there
+# before.
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
 
 LIMIT_S = 60
 IMAGES = 40
@@ -109,13 +113,17 @@ class Place:
     def __init__(self, folder: Path) -> None:
         self.cache, self.log = folder / "cache", folder / "log"
         self.log.mkdir()
-        self.sources = [ImageSource((str(folder / f"{number:02}.npy"),)) for number in range(IMAGES)]
+        self.sources = [
+            ImageSource((str(folder / f"{number:02}.npy"),)) for number in range(IMAGES)
+        ]
         for number, source in enumerate(self.sources):
             np.save(source.paths[0], np.full((3, 4, 5), number, np.uint8))
 
     def build(self, decoder: NpyDecoder | None = None, **options: object) -> DecodedStore:
         decoder = decoder or NpyDecoder(self.log)
-        return DecodedStore.build(self.sources, self.cache, decoder=decoder, progress=False, **options)
+        return DecodedStore.build(
+            self.sources, self.cache, decoder=decoder, progress=False, **options
+        )
 
     def names(self) -> set[str]:
         return {path.name for path in self.cache.iterdir()} - {".lock"}
@@ -138,7 +146,16 @@ def check_whole(store: DecodedStore) -> None:
 class Killer:
     """Ends this process at the n-th call that changes the disk."""
 
-    CALLS = ("posix_fallocate", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "rmdir")
+    CALLS = (
+        "posix_fallocate",
+        "write",
+        "pwrite",
+        "ftruncate",
+        "fsync",
+        "rename",
+        "unlink",
+        "rmdir",
+    )
 
     def __init__(self, last: int) -> None:
         self.left = last
@@ -167,10 +184,27 @@ def check_after_kill(place: Place, old: DecodedStore, more: int = 0) -> None:
     assert len([name for name in place.names() if not name.startswith(".build-")]) == 2 + more
 
 
-HANDFUL = (1, 2, 25, 43, 44, 45, 46, 47, 48, 57, 62, 63, 64, 65)  # reservation, pixels, index, meta, rename
+HANDFUL = (
+    1,
+    2,
+    25,
+    43,
+    44,
+    45,
+    46,
+    47,
+    48,
+    57,
+    62,
+    63,
+    64,
+    65,
+)  # reservation, pixels, index, meta, rename
 
 
-@pytest.mark.parametrize("nth", [pytest.param(n, marks=() if n in HANDFUL else pytest.mark.slow) for n in range(1, 66)])
+@pytest.mark.parametrize(
+    "nth", [pytest.param(n, marks=() if n in HANDFUL else pytest.mark.slow) for n in range(1, 66)]
+)
 def test_kill_at_any_call_leaves_the_old_store_or_the_new(place: Place, run: Run, nth: int) -> None:
     old = place.build(NpyDecoder(place.log, "old"))
     assert run(lambda: (Killer(nth), place.build())).wait() == -signal.SIGKILL
@@ -331,7 +365,8 @@ def test_file_size_limit(place: Place, run: Run) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         with pytest.raises(
-            StoreSpaceError, match=r"no room for the decoded store \(File too large\): it needs 1\.\d MB"
+            StoreSpaceError,
+            match=r"no room for the decoded store \(File too large\): it needs 1\.\d MB",
         ):
             place.build()
         assert place.names() == set()
@@ -347,6 +382,10 @@ def test_store_opens_in_a_process_that_started_afresh(place: Place) -> None:
         "*{'cv2', 'tifffile', 'PIL', 'torch', 'rich.progress'}.intersection(sys.modules))"
     )
     child = subprocess.run(
-        [sys.executable, "-c", script], input=store, capture_output=True, check=True, timeout=LIMIT_S
+        [sys.executable, "-c", script],
+        input=store,
+        capture_output=True,
+        check=True,
+        timeout=LIMIT_S,
     )
     assert child.stdout.split() == [b"40", b"7"]

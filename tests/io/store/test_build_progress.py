@@ -11,10 +11,15 @@ from lit_data.io.progress import AHEAD, ordered_map, track
 
 
 @pytest.mark.parametrize(
-    ("seconds_each", "enabled", "shown"), [(0.6, True, True), (0.5, True, False), (0.6, False, False)]
+    ("seconds_each", "enabled", "shown"),
+    [(0.6, True, True), (0.5, True, False), (0.6, False, False)],
 )
 def test_bar_appears_after_two_seconds(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], seconds_each: float, enabled: bool, shown: bool
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    seconds_each: float,
+    enabled: bool,
+    shown: bool,
 ) -> None:
     now_s = 0.0
 

@@ -32,7 +32,10 @@ Usage = namedtuple("Usage", "total used free")
 def draw(dtype: str = "uint8", channels: int = 3) -> list[Array]:
     rng = np.random.default_rng(0)
     slopes = [np.add.outer(np.arange(height), np.arange(width)) for height, width in SHAPES]
-    return [(slope // 4 % 200 + rng.integers(0, 8, (channels, *slope.shape))).astype(dtype) for slope in slopes]
+    return [
+        (slope // 4 % 200 + rng.integers(0, 8, (channels, *slope.shape))).astype(dtype)
+        for slope in slopes
+    ]
 
 
 @pytest.fixture
@@ -53,7 +56,9 @@ def make_store(tmp_path: Path) -> MakeStore:
 @pytest.mark.parametrize("compression", PACKINGS)
 @pytest.mark.parametrize("band_px", [None, 64, 128])
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
-def test_every_bit_comes_back(make_store: MakeStore, dtype: str, band_px: int | None, compression: str) -> None:
+def test_every_bit_comes_back(
+    make_store: MakeStore, dtype: str, band_px: int | None, compression: str
+) -> None:
     images = draw(dtype)
     store = make_store(images, band_px=band_px, compression=compression)
     for number, image in enumerate(images):
@@ -69,8 +74,12 @@ def test_every_bit_comes_back(make_store: MakeStore, dtype: str, band_px: int | 
 def test_noise_and_all_values_come_back(dtype: str, compression: str) -> None:
     rng = np.random.default_rng(3)
     for shape in ((1, 1, 1), (3, 64, 64), (2, 17, 1), (1, 1, 300)):
-        block = np.frombuffer(rng.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype).reshape(shape)
-        found = unpack(np.frombuffer(pack(block, compression), np.uint8), shape, block.dtype, compression)
+        block = np.frombuffer(
+            rng.bytes(int(np.prod(shape)) * np.dtype(dtype).itemsize), dtype
+        ).reshape(shape)
+        found = unpack(
+            np.frombuffer(pack(block, compression), np.uint8), shape, block.dtype, compression
+        )
         assert found.tobytes() == block.tobytes()
 
 
@@ -88,7 +97,11 @@ def test_patches_are_those_of_the_image(make_store: MakeStore, compression: str)
     packed, whole = make_store(images, compression=compression), make_store(images, band_px=None)
     rng = np.random.default_rng(1)
     for height, width in ((1, 1), (64, 64), (100, 70), (128, 300), (300, 30)):
-        numbers, tops, lefts = rng.integers(0, 5, 40), rng.integers(-200, 250, 40), rng.integers(-200, 1200, 40)
+        numbers, tops, lefts = (
+            rng.integers(0, 5, 40),
+            rng.integers(-200, 250, 40),
+            rng.integers(-200, 1200, 40),
+        )
         found, wanted = np.zeros((2, 40, 3, height, width), np.uint8)
         packed.cut_into(numbers, tops, lefts, found)
         whole.cut_into(numbers, tops, lefts, wanted)
@@ -105,18 +118,30 @@ def test_a_patch_reads_only_its_blocks(make_store: MakeStore) -> None:
     assert sum(count for _, count in spans) < 2 * 3 * 64 * 64
 
 
-def test_another_compression_makes_another_store(make_store: MakeStore, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_compression_makes_another_store(
+    make_store: MakeStore, caplog: pytest.LogCaptureFixture
+) -> None:
     images = draw()
     plain, packed = make_store(images), make_store(images, compression="zstd")
     assert plain.key != packed.key
     assert "building the decoded store anew: store.compression none -> zstd" in caplog.text
     assert make_store(images).path == plain.path
-    assert "compression" not in read_meta(plain.path / META_NAME)["facts"]  # as versions before wrote it
+    assert (
+        "compression" not in read_meta(plain.path / META_NAME)["facts"]
+    )  # as versions before wrote it
 
 
 def test_narrow_images_have_one_compressed_store(make_store: MakeStore) -> None:
     images = [np.zeros((3, 200, 1000), np.uint8)]
-    assert len({make_store(images, band_px=band_px, compression="lz4").path for band_px in (64, None, 32)}) == 1
+    assert (
+        len(
+            {
+                make_store(images, band_px=band_px, compression="lz4").path
+                for band_px in (64, None, 32)
+            }
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize("compression", PACKINGS)
@@ -129,8 +154,13 @@ def test_damaged_blocks_are_found(make_store: MakeStore, compression: str) -> No
     damaged = DecodedStore.open(store.path)
     (problem,) = damaged.verify()
     assert "0.npy: " in problem
-    with pytest.raises(StoreCorruptError, match=r"pixels.npy: a block of it cannot be decompressed .* prepare` again"):
-        damaged.cut_into(np.array([0]), np.array([0]), np.array([0]), np.zeros((1, 3, 64, 64), np.uint8))
+    with pytest.raises(
+        StoreCorruptError,
+        match=r"pixels.npy: a block of it cannot be decompressed .* prepare` again",
+    ):
+        damaged.cut_into(
+            np.array([0]), np.array([0]), np.array([0]), np.zeros((1, 3, 64, 64), np.uint8)
+        )
 
 
 @pytest.mark.parametrize("change", ["order", "count", "past", "facts", "kind"])
@@ -157,14 +187,21 @@ def store_crc(ends: Array) -> int:
     return zlib.crc32(np.ascontiguousarray(ends).tobytes())
 
 
-def test_a_full_disk_is_told_what_compression_needs(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_told_what_compression_needs(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(10**9, 10**9, 2_400_000))
-    with pytest.raises(StoreSpaceError, match=r"or set data.store.compression=(lz4|zstd), which needs about \d.\d MB"):
+    with pytest.raises(
+        StoreSpaceError,
+        match=r"or set data.store.compression=(lz4|zstd), which needs about \d.\d MB",
+    ):
         make_store(draw("uint16"))
     assert make_store(draw("uint16"), compression="zstd").verify() == []
 
 
-def test_what_it_would_save_is_measured(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_it_would_save_is_measured(
+    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
     images = draw("uint16")
     store, packed = make_store(images), make_store(images, compression="zstd")
     assert store.describe_compression() == ""
@@ -178,7 +215,9 @@ def test_what_it_would_save_is_measured(make_store: MakeStore, monkeypatch: pyte
 
 @pytest.mark.parametrize("cache", ["lru", "none"])
 def test_without_a_store_nothing_is_compressed(cache: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=f"store.compression=lz4 needs data.cache=store, not {cache}"):
+    with pytest.raises(
+        ConfigError, match=f"store.compression=lz4 needs data.cache=store, not {cache}"
+    ):
         InspectionDataModule(str(tmp_path), cache=cache, store=StoreOptions(compression="lz4"))
     with pytest.raises(ConfigError, match="'gzip'"):
         StoreOptions(compression="gzip")  # type: ignore[arg-type]
@@ -187,7 +226,9 @@ def test_without_a_store_nothing_is_compressed(cache: str, tmp_path: Path) -> No
 def test_compression_changes_no_batch(tmp_path: Path) -> None:
     rng, taken = np.random.default_rng(0), []
     for number in range(6):
-        write_png(tmp_path / "images" / f"{number}.png", rng.integers(0, 256, (160, 1100, 3), np.uint8))
+        write_png(
+            tmp_path / "images" / f"{number}.png", rng.integers(0, 256, (160, 1100, 3), np.uint8)
+        )
     for compression in ("none", "lz4", "zstd"):
         loader = LoaderOptions(batch_size=8, num_workers=2, worker_kind="process")
         store = StoreOptions(compression=compression)  # type: ignore[arg-type]
@@ -206,4 +247,6 @@ def test_compression_changes_no_batch(tmp_path: Path) -> None:
 def test_prepare_says_what_compression_saved(tmp_path: Path) -> None:
     words = ["prepare", "+experiment=stripe", "data.samples.count=6", "data.store.compression=zstd"]
     assert main([*words, f"paths.cache={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
-    assert json.loads((tmp_path / "run" / "summary.json").read_text())["prepare/compression"].startswith("zstd")
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())[
+        "prepare/compression"
+    ].startswith("zstd")

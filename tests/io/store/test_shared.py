@@ -124,9 +124,13 @@ def test_what_is_large_beside_arrays_is_shared_too() -> None:
     assert pickle.loads(pickled).lines == lines
 
 
-def test_memory_is_filled_once_and_the_rest_is_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_is_filled_once_and_the_rest_is_as_it_is_now(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     made = []
-    monkeypatch.setattr(shared_arrays, "SharedMemory", lambda n: made.append(SharedMemory(n)) or made[-1])
+    monkeypatch.setattr(
+        shared_arrays, "SharedMemory", lambda n: made.append(SharedMemory(n)) or made[-1]
+    )
     holder = Holder(many=ARRAYS["many"])
     assert _same(holder).epoch == 0
     holder.epoch = 3
@@ -157,7 +161,11 @@ def test_another_process_reads_it() -> None:
     state = share_state(Holder(many=ARRAYS["many"]), ("many",))
     code = "import hashlib, pickle, sys; print(hashlib.sha256(pickle.load(sys.stdin.buffer)[0]['many']).hexdigest())"
     done = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps(state), capture_output=True, timeout=60, check=True
+        [sys.executable, "-c", code],
+        input=pickle.dumps(state),
+        capture_output=True,
+        timeout=60,
+        check=True,
     )
     assert done.stdout.decode().strip() == hashlib.sha256(ARRAYS["many"].tobytes()).hexdigest()
 

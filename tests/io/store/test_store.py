@@ -33,7 +33,9 @@ def make_store(tmp_path: Path) -> MakeStore:
         paths = [str(tmp_path / "images" / f"{number}.npy") for number in range(len(images))]
         for path, image in zip(paths, images, strict=True):
             np.save(path, image)
-        return DecodedStore.build([ImageSource((path,)) for path in paths], tmp_path / "cache", decoder=ImageDecoder())
+        return DecodedStore.build(
+            [ImageSource((path,)) for path in paths], tmp_path / "cache", decoder=ImageDecoder()
+        )
 
     return make
 
@@ -69,7 +71,9 @@ def test_round_trip(make_store: MakeStore, shapes: Sequence[tuple[int, ...]], dt
 
 
 @pytest.mark.parametrize("shapes", [EQUAL, MIXED], ids=["equal", "mixed"])
-def test_writing_into_a_view_raises(make_store: MakeStore, shapes: Sequence[tuple[int, ...]]) -> None:
+def test_writing_into_a_view_raises(
+    make_store: MakeStore, shapes: Sequence[tuple[int, ...]]
+) -> None:
     store = make_store(make_images(shapes))
     with pytest.raises(ValueError, match="read-only"):
         store[0][...] += 1
@@ -127,7 +131,9 @@ def test_check_size_finds_a_file_cut_while_it_is_open(make_store: MakeStore) -> 
     store = make_store(make_images(EQUAL))
     store.check_size()
     os.truncate(store.path / "pixels.npy", 100)
-    with pytest.raises(StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100; delete the folder"):
+    with pytest.raises(
+        StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100; delete the folder"
+    ):
         store.check_size()
     with pytest.raises(StoreCorruptError, match="found 100"):
         store.verify()
@@ -150,8 +156,12 @@ def test_missing_and_irregular_files_are_refused(make_store: MakeStore, name: st
         DecodedStore.open(path)
 
 
-def test_no_store_and_no_permission(make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(StoreError, match=r"no store of images at .*nowhere; run `python -m lit_data prepare`"):
+def test_no_store_and_no_permission(
+    make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(
+        StoreError, match=r"no store of images at .*nowhere; run `python -m lit_data prepare`"
+    ):
         DecodedStore.open(tmp_path / "nowhere")
     path = make_store(make_images(EQUAL)).path
 
@@ -159,7 +169,9 @@ def test_no_store_and_no_permission(make_store: MakeStore, tmp_path: Path, monke
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(StoreError, match=r"meta.json cannot be read: Permission denied; check its permissions"):
+    with pytest.raises(
+        StoreError, match=r"meta.json cannot be read: Permission denied; check its permissions"
+    ):
         DecodedStore.open(path)
 
 
@@ -211,5 +223,9 @@ def test_many_images_are_flat_arrays(
     objects = len(gc.get_objects())
     store = DecodedStore.open(tmp_path)
     assert len(gc.get_objects()) - objects < 150
-    assert (store.name(count - 1), len(store), store[count - 1].shape) == ("folder/199999.png", count, (1, 1, 1))
+    assert (store.name(count - 1), len(store), store[count - 1].shape) == (
+        "folder/199999.png",
+        count,
+        (1, 1, 1),
+    )
     assert len(pickle.dumps(store)) < 1024

@@ -14,14 +14,42 @@ import numpy as np
 import pytest
 
 from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.store.arrays import MAX_META_BYTES, META_NAME, ArrayFolder, ArrayWriter, encode_meta, read_meta
+from lit_data.io.store.arrays import (
+    MAX_META_BYTES,
+    META_NAME,
+    ArrayFolder,
+    ArrayWriter,
+    encode_meta,
+    read_meta,
+)
 from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.packed import PACKINGS, ROWS_PX, pack
 from lit_data.io.store.sources import SOURCE_RECORD, join_paths
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
-NASTY = (0, -1, 1, 2, 5, 255, 2**31, 2**32, 2**63 - 1, 2**63, 2**64 - 1, 10**30, 1.5, True, None, "", "x", [], {}, [[]])
+NASTY = (
+    0,
+    -1,
+    1,
+    2,
+    5,
+    255,
+    2**31,
+    2**32,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+    10**30,
+    1.5,
+    True,
+    None,
+    "",
+    "x",
+    [],
+    {},
+    [[]],
+)
 SHAPES = ((2, 3, 4), (2, 1, 6), (2, 5, 2))
 FACTS = StoreFacts("uint8", 2, "fake", "skip", {"remark": 1}, (("e.png", "bad"),))
 
@@ -42,7 +70,10 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
         writer.add(PIXELS, pixels)
     else:
         parts = np.split(pixels, np.cumsum([math.prod(shape) for shape in SHAPES])[:-1])
-        blocks = [pack(part.reshape(shape), compression) for part, shape in zip(parts, SHAPES, strict=True)]
+        blocks = [
+            pack(part.reshape(shape), compression)
+            for part, shape in zip(parts, SHAPES, strict=True)
+        ]
         with writer.stream(PIXELS, np.dtype(np.uint8), block_px=(ROWS_PX, 0)) as stream:
             stream.append(np.frombuffer(b"".join(blocks), np.uint8))
         writer.add(BLOCKS, np.cumsum([len(block) for block in blocks]).astype(np.uint64))
@@ -51,7 +82,8 @@ def folder(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
 
 
 def write(path: Path, content: bytes) -> None:
-    # Not emptied first: ext4 brings files that were to the disk when they are closed, which takes 2 ms.
+    # Not emptied first: ext4 brings files that were to the disk when they are closed, which takes 2
+    # ms.
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT), "wb") as file:
         file.write(content)
         file.truncate()
@@ -79,7 +111,9 @@ def flip_bytes(rng: random.Random, content: bytes) -> bytes:
     begin = rng.randrange(len(content))
     end = min(len(content), begin + rng.choice((1, 1, 2, 8, 64)))
     piece = content[begin:end]
-    other = rng.choice((rng.randbytes(len(piece)), b"", piece * 2, bytes(len(piece)), b"\xff" * len(piece)))
+    other = rng.choice(
+        (rng.randbytes(len(piece)), b"", piece * 2, bytes(len(piece)), b"\xff" * len(piece))
+    )
     return content[:begin] + other + content[end:]
 
 
@@ -99,7 +133,9 @@ def spoil_records(rng: random.Random, records: Array) -> None:
     for _ in range(rng.choice((1, 1, 2, 3))):
         column = records[rng.choice(records.dtype.names)] if records.dtype.names else records
         info = np.iinfo(column.dtype)
-        value = rng.choice((0, 1, 2, 6, 12, 24, info.max, info.max // 2, info.min, rng.randrange(100)))
+        value = rng.choice(
+            (0, 1, 2, 6, 12, 24, info.max, info.max // 2, info.min, rng.randrange(100))
+        )
         column[rng.randrange(len(column))] = value
 
 
@@ -124,7 +160,11 @@ def read_all(folder: Path) -> bytes:
     """All pixels, by every way a store gives facts about an image."""
     store = DecodedStore.open(folder)
     for number in range(len(store)):
-        assert store[number].shape == (store.channels, store.heights_px[number], store.widths_px[number])
+        assert store[number].shape == (
+            store.channels,
+            store.heights_px[number],
+            store.widths_px[number],
+        )
         store.name(number)
     store.verify(progress=False)
     return b"".join(store[number].tobytes() for number in range(len(store)))
@@ -146,7 +186,9 @@ def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
         for path, content in originals.items():
             if path.stat().st_size != len(content) or path.read_bytes() != content:
                 write(path, content)
-    assert 5_000 < refused < 10_000  # some are harmless, such as another size or remark behind a right checksum
+    assert (
+        5_000 < refused < 10_000
+    )  # some are harmless, such as another size or remark behind a right checksum
 
 
 @pytest.mark.parametrize(
@@ -155,7 +197,13 @@ def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
         ("images", 1, "height_px", 0, "an image has no pixels"),
         ("images", 1, "height_px", 2, r"expected images of 68 values, found \(56,\)"),
         # together with a huge width the sum passes 64 bits
-        ("images", 1, "height_px", 2**32 - 1, r"expected images of 51539607584 values, found \(56,\)"),
+        (
+            "images",
+            1,
+            "height_px",
+            2**32 - 1,
+            r"expected images of 51539607584 values, found \(56,\)",
+        ),
         ("images", 0, "first_source", 1, "the images do not share out the source files"),
         ("images", 2, "first_source", 2, "the images do not share out the source files"),
         ("images", 2, "first_source", 4, "the images do not share out the source files"),
@@ -164,7 +212,9 @@ def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
         ("files", 0, "name_end", 0, "the source paths do not fill their place"),
     ],
 )
-def test_rules_of_the_index(folder: Path, part: str, row: int, field: str, value: int, message: str) -> None:
+def test_rules_of_the_index(
+    folder: Path, part: str, row: int, field: str, value: int, message: str
+) -> None:
     change_array(folder, part, lambda records: records[field].__setitem__(row, value))
     with pytest.raises(StoreCorruptError, match=f"meta.json: {message}; delete the folder"):
         DecodedStore.open(folder)
@@ -182,15 +232,23 @@ def test_a_bare_flip_in_the_index(folder: Path, name: str) -> None:
     content = bytearray((folder / f"{name}.npy").read_bytes())
     content[-1] ^= 1
     (folder / f"{name}.npy").write_bytes(content)
-    with pytest.raises(StoreCorruptError, match=rf"{name}.npy: expected CRC-32 \w{{8}}, found \w{{8}}; delete"):
+    with pytest.raises(
+        StoreCorruptError, match=rf"{name}.npy: expected CRC-32 \w{{8}}, found \w{{8}}; delete"
+    ):
         DecodedStore.open(folder)
 
 
 @pytest.mark.parametrize("name", ["images", "files", "names", "pixels"])
 def test_a_header_of_an_array_is_the_one_that_was_written(folder: Path, name: str) -> None:
-    content = (folder / f"{name}.npy").read_bytes().replace(b"'fortran_order': False", b"'fortran_order': True ", 1)
+    content = (
+        (folder / f"{name}.npy")
+        .read_bytes()
+        .replace(b"'fortran_order': False", b"'fortran_order': True ", 1)
+    )
     (folder / f"{name}.npy").write_bytes(content)
-    with pytest.raises(StoreCorruptError, match=f"{name}.npy: its header is not the one that was written"):
+    with pytest.raises(
+        StoreCorruptError, match=f"{name}.npy: its header is not the one that was written"
+    ):
         DecodedStore.open(folder)
 
 
@@ -231,11 +289,15 @@ def test_rules_of_the_facts(folder: Path, change: dict[str, object], message: st
 )
 def test_rules_of_the_arrays(folder: Path, change: dict[str, object], message: str) -> None:
     change_meta(folder, lambda fields: fields["arrays"]["pixels"].update(change))
-    with pytest.raises(StoreCorruptError, match=rf"meta.json: no images of version 2 \(.*{message}"):
+    with pytest.raises(
+        StoreCorruptError, match=rf"meta.json: no images of version 2 \(.*{message}"
+    ):
         DecodedStore.open(folder)
 
 
-@pytest.mark.parametrize("change", [{"version": 1}, {"kind": "masks"}, {"arrays": []}, {"facts": 1}])
+@pytest.mark.parametrize(
+    "change", [{"version": 1}, {"kind": "masks"}, {"arrays": []}, {"facts": 1}]
+)
 def test_rules_of_the_folder(folder: Path, change: dict[str, object]) -> None:
     change_meta(folder, lambda fields: fields.update(change))
     with pytest.raises(StoreCorruptError, match=r"meta.json: no images of version 2 \("):
@@ -266,7 +328,9 @@ def test_meta_in_another_form(folder: Path) -> None:
     raw = (folder / META_NAME).read_bytes()
     for other in (raw + b" ", raw.replace(b'"skip"', b'"stop"')):
         (folder / META_NAME).write_bytes(other)
-        with pytest.raises(StoreCorruptError, match=r"meta.json: its bytes are not those that were written"):
+        with pytest.raises(
+            StoreCorruptError, match=r"meta.json: its bytes are not those that were written"
+        ):
             DecodedStore.open(folder)
 
 

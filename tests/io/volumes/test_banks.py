@@ -27,7 +27,9 @@ def _write(folder: Path, count: int = 3) -> list[Array]:
 
 
 def _open(tmp_path: Path, **arguments: Any) -> VolumeBank:
-    return open_bank(find_volumes(tmp_path / "ct"), tmp_path / "cache", options=OPTIONS, **arguments)
+    return open_bank(
+        find_volumes(tmp_path / "ct"), tmp_path / "cache", options=OPTIONS, **arguments
+    )
 
 
 def _check(bank: VolumeBank, volumes: list[Array]) -> None:
@@ -65,7 +67,9 @@ def test_every_way_gives_the_same_volumes_also_in_a_copy(
     tmp_path: Path, precompute: Any, cache_data: bool, preload: Any
 ) -> None:
     volumes = _write(tmp_path / "ct")
-    bank = _open(tmp_path, precompute=precompute, cache_data=cache_data, preload=preload, preload_bytes=10**6)
+    bank = _open(
+        tmp_path, precompute=precompute, cache_data=cache_data, preload=preload, preload_bytes=10**6
+    )
     _check(bank, volumes)
     _check(pickle.loads(pickle.dumps(bank)), volumes)
     assert bank.name(2) == str(tmp_path / "ct" / "v2.npy")
@@ -81,12 +85,24 @@ def test_every_way_gives_the_same_volumes_also_in_a_copy(
         ({"precompute": False}, [], ["v0", "v1", "v2"]),
         ({"precompute": False, "cache_data": True}, [], []),
         ({"precompute": False, "preload": True}, ["v0", "v1", "v2"], []),
-        ({"precompute": False, "preload": "auto", "preload_bytes": 3 * 6 * 360}, ["v0", "v1", "v2"], []),
-        ({"precompute": False, "preload": "auto", "preload_bytes": 3 * 6 * 360 - 1}, [], ["v0", "v1", "v2"]),
+        (
+            {"precompute": False, "preload": "auto", "preload_bytes": 3 * 6 * 360},
+            ["v0", "v1", "v2"],
+            [],
+        ),
+        (
+            {"precompute": False, "preload": "auto", "preload_bytes": 3 * 6 * 360 - 1},
+            [],
+            ["v0", "v1", "v2"],
+        ),
     ],
 )
 def test_dense_volumes_are_read_when_they_should_be(
-    tmp_path: Path, reads: list[str], arguments: dict[str, Any], before: list[str], each_time: list[str]
+    tmp_path: Path,
+    reads: list[str],
+    arguments: dict[str, Any],
+    before: list[str],
+    each_time: list[str],
 ) -> None:
     volumes = _write(tmp_path / "ct")
     bank = _open(tmp_path, **arguments)

@@ -58,7 +58,9 @@ def test_what_follows_the_last_voxel_is_not_unpacked_without_end(tmp_path: Path)
 def test_voxels_cannot_begin_in_the_header_or_far_behind_it(tmp_path: Path, offset: float) -> None:
     path = tmp_path / "v.nii"
     path.write_bytes(_nifti_header((2, 2, 2), offset) + bytes(16))
-    with pytest.raises(DataError, match=f"vox_offset {offset:.0f}; voxels of a single file begin at 352"):
+    with pytest.raises(
+        DataError, match=f"vox_offset {offset:.0f}; voxels of a single file begin at 352"
+    ):
         open_volume(path)
 
 
@@ -67,13 +69,17 @@ def test_an_offset_of_zero_means_right_behind_the_header(tmp_path: Path) -> None
     path = tmp_path / "v.nii"
     path.write_bytes(_nifti_header((2, 2, 2), 0) + voxels.tobytes())
     assert _read_all(path).ravel().tolist() == voxels.tolist()
-    path.write_bytes(_nifti_header((2, 2, 2), 0)[:-4] + b"\1\0\0\0" + voxels.tobytes())  # an extension would follow
+    path.write_bytes(
+        _nifti_header((2, 2, 2), 0)[:-4] + b"\1\0\0\0" + voxels.tobytes()
+    )  # an extension would follow
     with pytest.raises(DataError, match="vox_offset 0"):
         open_volume(path)
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-def test_an_archive_is_refused_by_its_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str) -> None:
+def test_an_archive_is_refused_by_its_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: str
+) -> None:
     path = tmp_path / "v.npz"
     np.savez_compressed(path, volume=np.asarray(np.zeros((64, 64, 64), np.int16), order=order))  # type: ignore[call-overload]
     assert _read_all(path).shape == (64, 64, 64)

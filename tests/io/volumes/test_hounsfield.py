@@ -25,7 +25,12 @@ def test_windows_are_read_by_name_or_numbers(value: object) -> None:
 
 @pytest.mark.parametrize(
     ("value", "message"),
-    [("liver", "give one of lung, bone"), ((1, 2, 3), "centre, width"), (7, "centre, width"), ((40, 0), "above 0")],
+    [
+        ("liver", "give one of lung, bone"),
+        ((1, 2, 3), "centre, width"),
+        (7, "centre, width"),
+        ((40, 0), "above 0"),
+    ],
 )
 def test_wrong_windows_are_refused(value: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):

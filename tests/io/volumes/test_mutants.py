@@ -59,14 +59,18 @@ def _mutate(raw: bytes, draws: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("write", [_npy, _npz, _sparse, _nii, _nii_gz, _dicom])
-def test_a_damaged_file_is_read_or_refused(tmp_path: Path, write: Callable[[Path, Array], Path]) -> None:
+def test_a_damaged_file_is_read_or_refused(
+    tmp_path: Path, write: Callable[[Path, Array], Path]
+) -> None:
     path, draws, refused = write(tmp_path, VOLUME), random.Random(0), list[str]()
     raw = path.read_bytes()
     for _ in range(MUTANTS):
         path.write_bytes(_mutate(raw, draws))
         try:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # libraries warn of what they see in damaged headers
+                warnings.simplefilter(
+                    "ignore"
+                )  # libraries warn of what they see in damaged headers
                 with open_volume(path) as volume:
                     for begin, end in volume.slabs(1):
                         assert volume.read(begin, end).shape == (end - begin, *volume.shape[1:])

@@ -85,11 +85,23 @@ def test_spacing_and_affine_come_from_the_header(tmp_path: Path, volume: Array) 
 
 @pytest.mark.parametrize(
     ("slope", "intercept", "factor", "added"),
-    [(np.nan, np.nan, 1, 0), (0.0, 5.0, 1, 0), (np.inf, 0, 1, 0), (2.0, np.nan, 2, 0), (1.0, -1024.0, 1, -1024)],
+    [
+        (np.nan, np.nan, 1, 0),
+        (0.0, 5.0, 1, 0),
+        (np.inf, 0, 1, 0),
+        (2.0, np.nan, 2, 0),
+        (1.0, -1024.0, 1, -1024),
+    ],
 )
 @pytest.mark.parametrize("dtype", ["<i2", "<i4"])
 def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
-    tmp_path: Path, volume: Array, slope: float, intercept: float, factor: int, added: int, dtype: str
+    tmp_path: Path,
+    volume: Array,
+    slope: float,
+    intercept: float,
+    factor: int,
+    added: int,
+    dtype: str,
 ) -> None:
     path = _write_nii(tmp_path, volume.astype(dtype))
     raw = bytearray(path.read_bytes())
@@ -99,13 +111,16 @@ def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
         np.testing.assert_array_equal(opened.read(0, 5), volume.astype(np.int32) * factor + added)
 
 
-def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: Array) -> None:
+def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(
+    tmp_path: Path, volume: Array
+) -> None:
     values = volume.astype(np.float32)
     values[1, 2, 0], values[1, 3, 1], values[4, 0, 0] = np.nan, np.inf, -np.inf
     with open_volume(_write_npz(tmp_path, values)) as opened:
         opened.read(0, 1)
         with pytest.raises(
-            DataError, match=r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; data.nan_fil"
+            DataError,
+            match=r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; data.nan_fil",
         ):
             opened.read(1, 2)
     with open_volume(tmp_path / "v.npz", nan_fill=-1024) as opened:
@@ -115,7 +130,9 @@ def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(tmp_path: Pa
 
 def test_an_archive_of_several_volumes_needs_a_name(tmp_path: Path, volume: Array) -> None:
     np.savez(tmp_path / "v.npz", one=volume, two=volume + 1)
-    with pytest.raises(DataError, match="2 arrays of three axes out of one, two; name one with npz_key="):
+    with pytest.raises(
+        DataError, match="2 arrays of three axes out of one, two; name one with npz_key="
+    ):
         open_volume(tmp_path / "v.npz")
     with pytest.raises(DataError, match="no array 'three'; it holds one, two"):
         open_volume(tmp_path / "v.npz", npz_key="three")
@@ -148,7 +165,9 @@ def test_files_that_are_cut_short_are_refused_when_they_are_opened(
         open_volume(path)
 
 
-def test_a_packed_file_that_is_cut_or_flipped_is_refused_when_it_is_read(tmp_path: Path, volume: Array) -> None:
+def test_a_packed_file_that_is_cut_or_flipped_is_refused_when_it_is_read(
+    tmp_path: Path, volume: Array
+) -> None:
     path = _write_nifti(tmp_path, volume)
     whole = path.read_bytes()
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-7]))
@@ -167,9 +186,15 @@ def test_a_packed_file_that_is_cut_or_flipped_is_refused_when_it_is_read(tmp_pat
     [
         (lambda raw: b"no volume" * 100, "not a NIfTI file"),
         (lambda raw: raw[:344] + b"ni1\0" + raw[348:], "without its voxels"),
-        (lambda raw: raw[:76] + struct.pack("<4f", 1, 0.5, 0.6, np.nan) + raw[92:], "voxel spacing"),
+        (
+            lambda raw: raw[:76] + struct.pack("<4f", 1, 0.5, 0.6, np.nan) + raw[92:],
+            "voxel spacing",
+        ),
         (lambda raw: raw[:70] + struct.pack("<hh", 32, 64) + raw[74:], "dtype complex64"),
-        (lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:], "take one volume out of it"),
+        (
+            lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:],
+            "take one volume out of it",
+        ),
         (lambda raw: raw[:40] + struct.pack("<4h", 3, 32000, 32000, 5) + raw[48:], "a slice takes"),
     ],
 )
@@ -182,7 +207,9 @@ def test_nifti_headers_that_make_no_volume_are_refused(
         open_volume(path)
 
 
-def test_a_missing_library_says_what_to_install(tmp_path: Path, volume: Array, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_library_says_what_to_install(
+    tmp_path: Path, volume: Array, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = _write_nifti(tmp_path, volume)
     monkeypatch.setitem(__import__("sys").modules, "nibabel", None)
     with pytest.raises(ConfigError, match="nibabel is not installed: pip install nibabel"):
@@ -201,7 +228,10 @@ def test_labels_that_lie_elsewhere_are_told(
 ) -> None:
     nib = _nibabel()
     nib.save(nib.Nifti1Image(volume.T, np.eye(4)), tmp_path / "v.nii")
-    nib.save(nib.Nifti1Image(np.ones(SHAPE[::-1], np.uint8), np.diag([1, flip, 1, 1])), tmp_path / "v_labels.nii")
+    nib.save(
+        nib.Nifti1Image(np.ones(SHAPE[::-1], np.uint8), np.diag([1, flip, 1, 1])),
+        tmp_path / "v_labels.nii",
+    )
     (source,) = find_volumes(tmp_path)
     with open_volume(source) as opened:
         labels = open_labels(source, opened)

@@ -42,7 +42,12 @@ def _ramp(dtype: Any = np.float32) -> Array:
 
 @pytest.mark.parametrize(
     "resolution",
-    [Resolution(6), Resolution((25, 8, 5)), Resolution(spacing_mm=1.7), Resolution((14, 6, 12), 0.8, "pad_crop")],
+    [
+        Resolution(6),
+        Resolution((25, 8, 5)),
+        Resolution(spacing_mm=1.7),
+        Resolution((14, 6, 12), 0.8, "pad_crop"),
+    ],
 )
 @pytest.mark.parametrize("nearest", [False, True])
 def test_the_result_does_not_depend_on_the_slabs(resolution: Resolution, nearest: bool) -> None:
@@ -60,9 +65,13 @@ def test_the_result_does_not_depend_on_the_slabs(resolution: Resolution, nearest
 
 
 @pytest.mark.parametrize("steps", [(2, 2, 2), (0.5, 1, 2), (1.25, 0.8, 1.5)])
-def test_a_linear_volume_stays_linear_at_the_centres_of_the_new_voxels(steps: tuple[float, float, float]) -> None:
+def test_a_linear_volume_stays_linear_at_the_centres_of_the_new_voxels(
+    steps: tuple[float, float, float],
+) -> None:
     spacing_mm = tuple(3.0 * step for step in steps)
-    moved = Resolution(spacing_mm=spacing_mm).apply(wrap_array(_ramp(), spacing_mm=(3.0, 3.0, 3.0)), fill=0)
+    moved = Resolution(spacing_mm=spacing_mm).apply(
+        wrap_array(_ramp(), spacing_mm=(3.0, 3.0, 3.0)), fill=0
+    )
     assert moved.spacing_mm == pytest.approx(spacing_mm)
     grid = [
         np.clip((np.arange(n) + 0.5) * step - 0.5, 0, old - 1)
@@ -99,7 +108,11 @@ def test_labels_are_never_blended_and_keep_to_their_voxels() -> None:
     labels[:, :, 6:] = 9
     volume = np.where(labels > 0, np.int16(500), np.int16(-1000))
     sparse = index_volume(
-        wrap_array(volume), 0, resolution=Resolution((5, 16, 24)), labels=wrap_array(labels), slab_bytes=1
+        wrap_array(volume),
+        0,
+        resolution=Resolution((5, 16, 24)),
+        labels=wrap_array(labels),
+        slab_bytes=1,
     )
     assert sparse.shape == (5, 16, 24)
     assert sparse.label_index is not None

@@ -16,9 +16,22 @@ def _touch(folder: Path, *names: str) -> None:
 
 
 def test_volumes_are_sorted_by_name_and_know_their_labels(tmp_path: Path) -> None:
-    _touch(tmp_path, "b/two.nii.gz", "a.npy", "a_seg.nii", "b/two_labels.npz", "c.NPZ", "notes.txt", ".hidden.npy")
+    _touch(
+        tmp_path,
+        "b/two.nii.gz",
+        "a.npy",
+        "a_seg.nii",
+        "b/two_labels.npz",
+        "c.NPZ",
+        "notes.txt",
+        ".hidden.npy",
+    )
     sources = find_volumes(tmp_path)
-    assert [(source.name, source.kind) for source in sources] == [("a", "npy"), ("b/two", "nifti"), ("c", "npz")]
+    assert [(source.name, source.kind) for source in sources] == [
+        ("a", "npy"),
+        ("b/two", "nifti"),
+        ("c", "npz"),
+    ]
     assert [source.labels for source in sources] == [
         str(tmp_path / "a_seg.nii"),
         str(tmp_path / "b" / "two_labels.npz"),
@@ -43,7 +56,9 @@ def test_a_file_is_a_volume_of_its_own(tmp_path: Path) -> None:
         (["notes.txt"], "no volume; .npy"),
     ],
 )
-def test_names_that_contradict_each_other_are_listed(tmp_path: Path, names: list[str], message: str) -> None:
+def test_names_that_contradict_each_other_are_listed(
+    tmp_path: Path, names: list[str], message: str
+) -> None:
     _touch(tmp_path, *names)
     with pytest.raises(DataError, match=message):
         find_volumes(tmp_path)
@@ -64,7 +79,10 @@ def test_links_that_lead_outside_are_followed_only_when_told(tmp_path: Path) -> 
     (tmp_path / "root" / "link").symlink_to(tmp_path / "other")
     with pytest.raises(DataError, match="leads out of the data folder"):
         find_volumes(tmp_path / "root")
-    assert [source.name for source in find_volumes(tmp_path / "root", allow_outside=True)] == ["b", "link/a"]
+    assert [source.name for source in find_volumes(tmp_path / "root", allow_outside=True)] == [
+        "b",
+        "link/a",
+    ]
 
 
 def test_a_path_opens_without_a_search(tmp_path: Path) -> None:

@@ -24,16 +24,21 @@ def _draw(dtype: Any = np.int16, seed: int = 0) -> Array:
     rng = np.random.default_rng(seed)
     if dtype == np.bool_:
         return rng.random(SHAPE) < 0.1
-    volume = rng.integers(0, 200, SHAPE) if dtype == np.uint8 else rng.normal(-500, 400, SHAPE).round(1)
+    volume = (
+        rng.integers(0, 200, SHAPE) if dtype == np.uint8 else rng.normal(-500, 400, SHAPE).round(1)
+    )
     return volume.astype(dtype)
 
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int16, np.float32])
 @pytest.mark.parametrize(
-    ("low", "high"), [(0.5, None), (-700.25, 100.5), (0, 50), (-1e6, 1e6), (1e5, None), (-1e6, -1e5)]
+    ("low", "high"),
+    [(0.5, None), (-700.25, 100.5), (0, 50), (-1e6, 1e6), (1e5, None), (-1e6, -1e5)],
 )
 @pytest.mark.parametrize("slab_bytes", [1, 700, 2**20])
-def test_the_index_is_what_argwhere_gives(dtype: Any, low: float, high: float | None, slab_bytes: int) -> None:
+def test_the_index_is_what_argwhere_gives(
+    dtype: Any, low: float, high: float | None, slab_bytes: int
+) -> None:
     volume = _draw(dtype)
     occupied = (volume > low) & (volume <= (np.inf if high is None else high))
     sparse = index_volume(wrap_array(volume), low, high, slab_bytes=slab_bytes)
@@ -81,8 +86,13 @@ def test_coordinates_of_some_voxels_and_the_dense_volume() -> None:
 
 @pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])
 def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int) -> None:
-    volume, labels = _draw(), np.random.default_rng(2).choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32)
-    sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=slab_bytes)
+    volume, labels = (
+        _draw(),
+        np.random.default_rng(2).choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32),
+    )
+    sparse = index_volume(
+        wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=slab_bytes
+    )
     assert sparse.labels is not None
     assert sparse.label_index is not None
     assert sparse.labels.dtype == np.uint16
@@ -92,7 +102,9 @@ def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int
         np.testing.assert_array_equal(sparse.label_index.of(label), np.flatnonzero(labels == label))
     around = np.pad(labels, 20)
     for start, size in BOXES:
-        expected = around[tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))]
+        expected = around[
+            tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))
+        ]
         np.testing.assert_array_equal(sparse.window_labels(start, size), expected)
 
 
@@ -140,6 +152,10 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
         {"slices": good.slices[:-1]},
         {"positions": good.positions.astype("i8")},
     ):
-        arrays = {"positions": good.positions, "values": good.values, "slices": good.slices} | changed
+        arrays = {
+            "positions": good.positions,
+            "values": good.values,
+            "slices": good.slices,
+        } | changed
         with pytest.raises(DataError, match=r"positions|slices"):
             SparseVolume(shape=SHAPE, spacing_mm=(1.0, 1.0, 1.0), **arrays)

@@ -22,12 +22,27 @@ from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_
 from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.types import Array
 
-# Children are forked, so that they begin in a millisecond; they run no thread that was there before.
-pytestmark = [pytest.mark.timeout(120), pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")]
+# Children are forked, so that they begin in a millisecond; they run no thread that was there
+# before.
+pytestmark = [
+    pytest.mark.timeout(120),
+    pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
+]
 
 SHAPE = (6, 20, 30)
 LIMIT_S = 60
-CALLS = ("open", "mkdir", "write", "fsync", "pread", "pwrite", "rename", "rmdir", "unlink", "posix_fallocate")
+CALLS = (
+    "open",
+    "mkdir",
+    "write",
+    "fsync",
+    "pread",
+    "pwrite",
+    "rename",
+    "rmdir",
+    "unlink",
+    "posix_fallocate",
+)
 
 
 def _write(folder: Path, count: int) -> list[Array]:
@@ -43,7 +58,11 @@ def _write(folder: Path, count: int) -> list[Array]:
 def _build(folder: Path, processes: int = 1) -> SparseStore:
     options = IndexOptions(low_hu=500, slab_bytes=4000)
     return SparseStore.build(
-        find_volumes(folder / "ct"), folder / "cache", options=options, processes=processes, progress=False
+        find_volumes(folder / "ct"),
+        folder / "cache",
+        options=options,
+        processes=processes,
+        progress=False,
     )
 
 
@@ -106,7 +125,9 @@ def test_a_build_that_is_killed_anywhere_is_resumed_and_never_half_read(tmp_path
     assert killed >= 10
     _check(_build(tmp_path), volumes)
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
-    assert sorted(path.suffix for path in folder.iterdir() if path.name != ".lock") == [".voxels"] * 3
+    assert (
+        sorted(path.suffix for path in folder.iterdir() if path.name != ".lock") == [".voxels"] * 3
+    )
 
 
 def test_workers_go_when_their_parent_is_killed_and_the_rest_is_built_later(tmp_path: Path) -> None:
@@ -119,8 +140,13 @@ SparseStore.build(find_volumes({str(tmp_path / "ct")!r}), {str(tmp_path / "cache
 """
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
         ends_s, workers = time.monotonic() + LIMIT_S, list[psutil.Process]()
-        while not (found := list((tmp_path / "cache").glob("*/*.voxels"))) and time.monotonic() < ends_s:
-            workers = max(workers, psutil.Process(parent.pid).children(), key=len)  # on a slow machine all may end here
+        while (
+            not (found := list((tmp_path / "cache").glob("*/*.voxels")))
+            and time.monotonic() < ends_s
+        ):
+            workers = max(
+                workers, psutil.Process(parent.pid).children(), key=len
+            )  # on a slow machine all may end here
             time.sleep(0.002)
         parent.kill()
     assert found
@@ -157,20 +183,29 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, processes: int) 
         _build(tmp_path, processes)
 
     assert _run_in_child(build).startswith("StoreSpaceError: ")
-    assert not [path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"]
+    assert not [
+        path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"
+    ]
 
 
-def test_a_worker_that_dies_is_reported_with_its_volume(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_dies_is_reported_with_its_volume(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _write(tmp_path / "ct", 8)
     code = "import os, sys; sys.stdin.readline(); os._exit(9)"
 
     def start() -> "subprocess.Popen[str]":
         return subprocess.Popen(
-            [sys.executable, "-S", "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [sys.executable, "-S", "-c", code],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
 
     monkeypatch.setattr(sparse_build, "start_worker", start)
-    with pytest.raises(WorkerDiedError, match=r"v0\d\.npy: the process that indexed it died \(exit code 9\)"):
+    with pytest.raises(
+        WorkerDiedError, match=r"v0\d\.npy: the process that indexed it died \(exit code 9\)"
+    ):
         _build(tmp_path, 2)
 
 
@@ -191,7 +226,9 @@ print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024, int(store.c
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "low_hu", "points"), [("npy", -2000, BIG**3 + 2 * BIG**2), ("nii.gz", 300, 88**3)])
+@pytest.mark.parametrize(
+    ("kind", "low_hu", "points"), [("npy", -2000, BIG**3 + 2 * BIG**2), ("nii.gz", 300, 88**3)]
+)
 def test_a_process_stays_under_600_mb_whatever_share_is_occupied(
     tmp_path: Path, kind: str, low_hu: int, points: int
 ) -> None:

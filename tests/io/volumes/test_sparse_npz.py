@@ -7,7 +7,14 @@ import numpy as np
 import pytest
 
 from lit_data.errors import DataError, StoreSpaceError
-from lit_data.io.volumes import SparseVolume, index_volume, open_volume, read_sparse_npz, wrap_array, write_npz
+from lit_data.io.volumes import (
+    SparseVolume,
+    index_volume,
+    open_volume,
+    read_sparse_npz,
+    wrap_array,
+    write_npz,
+)
 from lit_data.types import Array
 
 SHAPE = (6, 5, 4)
@@ -15,7 +22,9 @@ SHAPE = (6, 5, 4)
 
 def _draw() -> tuple[Array, Array]:
     rng = np.random.default_rng(3)
-    return rng.integers(-1000, 1000, SHAPE, dtype=np.int16), rng.choice([0, 0, 2, 5], SHAPE).astype(np.uint8)
+    return rng.integers(-1000, 1000, SHAPE, dtype=np.int16), rng.choice([0, 0, 2, 5], SHAPE).astype(
+        np.uint8
+    )
 
 
 def _index(low_hu: float = 300, high_hu: float | None = 900) -> SparseVolume:
@@ -39,7 +48,9 @@ def test_an_archive_gives_back_what_was_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("low", "high"), [(300, 900), (500.5, 600)])
-def test_an_archive_is_a_source_of_the_volume_it_was_made_from(tmp_path: Path, low: float, high: float) -> None:
+def test_an_archive_is_a_source_of_the_volume_it_was_made_from(
+    tmp_path: Path, low: float, high: float
+) -> None:
     write_npz(_index(), tmp_path / "a.npz")
     with open_volume(tmp_path / "a.npz") as dense:
         found = index_volume(dense, low, high, labels=dense.labels)
@@ -50,9 +61,14 @@ def test_an_archive_is_a_source_of_the_volume_it_was_made_from(tmp_path: Path, l
 
 
 @pytest.mark.parametrize(("low", "high"), [(299, 900), (300, None), (300, 901)])
-def test_an_archive_cannot_give_voxels_that_it_left_out(tmp_path: Path, low: float, high: float | None) -> None:
+def test_an_archive_cannot_give_voxels_that_it_left_out(
+    tmp_path: Path, low: float, high: float | None
+) -> None:
     write_npz(_index(), tmp_path / "a.npz")
-    with open_volume(tmp_path / "a.npz") as dense, pytest.raises(DataError, match=r"made for 300\.0 to 900\.0 HU"):
+    with (
+        open_volume(tmp_path / "a.npz") as dense,
+        pytest.raises(DataError, match=r"made for 300\.0 to 900\.0 HU"),
+    ):
         index_volume(dense, low, high)
 
 
@@ -78,7 +94,9 @@ def test_an_archive_cannot_give_voxels_that_it_left_out(tmp_path: Path, low: flo
         ({"class_positions": lambda a: a + 119}, "not ascending, or not below"),
     ],
 )
-def test_archives_that_lie_are_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_archives_that_lie_are_refused(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
     path = tmp_path / "a.npz"
     write_npz(_index(), path)
     arrays = dict(np.load(path, allow_pickle=False))
@@ -96,7 +114,9 @@ def test_a_name_without_its_ending_is_refused(tmp_path: Path) -> None:
         write_npz(_index(), tmp_path / "a.np")
 
 
-def test_a_full_disk_leaves_the_old_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_leaves_the_old_archive(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_npz(_index(), tmp_path / "a.npz")
     before = (tmp_path / "a.npz").read_bytes()
 

@@ -51,7 +51,9 @@ def test_nobody_reads_an_index_who_may_not_read_its_volume(tmp_path: Path) -> No
     (tmp_path / "ct" / "v1.npy").chmod(0o600)
     store = _build(tmp_path)
     assert [store.file(number).stat().st_mode & 0o044 for number in range(2)][1] == 0
-    assert store.file(0).stat().st_mode & 0o044 == (tmp_path / "ct" / "v0.npy").stat().st_mode & 0o044
+    assert (
+        store.file(0).stat().st_mode & 0o044 == (tmp_path / "ct" / "v0.npy").stat().st_mode & 0o044
+    )
 
 
 def _check(store: SparseStore, volumes: list[Array]) -> None:
@@ -70,7 +72,9 @@ def test_a_store_holds_what_the_volumes_hold(tmp_path: Path, processes: int) -> 
     assert store.name(1) == str(tmp_path / "ct" / "v1.npy")
     assert not store[0].positions.flags.writeable
     for sparse, volume in zip(store, volumes, strict=True):
-        expected = index_volume(wrap_array(volume), 500, labels=wrap_array((volume > 0).astype(np.uint8) * 3))
+        expected = index_volume(
+            wrap_array(volume), 500, labels=wrap_array((volume > 0).astype(np.uint8) * 3)
+        )
         for name in ("positions", "values", "slices", "labels"):
             found, wanted = getattr(sparse, name), getattr(expected, name)
             assert found.dtype == wanted.dtype
@@ -108,7 +112,11 @@ def test_other_options_make_another_store_beside(tmp_path: Path) -> None:
     _write(tmp_path / "ct")
     stores = [
         _build(tmp_path, options=options)
-        for options in (OPTIONS, IndexOptions(low_hu=501), IndexOptions(low_hu=500, resolution=Resolution(4)))
+        for options in (
+            OPTIONS,
+            IndexOptions(low_hu=501),
+            IndexOptions(low_hu=500, resolution=Resolution(4)),
+        )
     ]
     assert len({store.path for store in stores}) == 3
     assert stores[2][0].shape == (4, 4, 4)
@@ -120,7 +128,10 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     np.save(tmp_path / "ct" / "a.npy", np.full(SHAPE, np.nan, np.float32))
     (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
     for processes in (1, 2):
-        with pytest.raises(DataError, match=r"a\.npy: 3600 NaN(.|\n)*z\.npy: not a NumPy(.|\n)*2 of 5 volumes are bad"):
+        with pytest.raises(
+            DataError,
+            match=r"a\.npy: 3600 NaN(.|\n)*z\.npy: not a NumPy(.|\n)*2 of 5 volumes are bad",
+        ):
             _build(tmp_path, processes=processes)
     store = _build(tmp_path, on_bad="skip")
     _check(store, volumes)
@@ -128,11 +139,15 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     report = store.report()
     assert (report.volumes, report.refused, report.points) == (3, 2, int(store.counts.sum()))
     assert report.dense_bytes == sum(volume.nbytes for volume in volumes)
-    assert report.sparse_bytes == sum(path.stat().st_size for path in store.path.glob("*.voxels/*.npy"))
+    assert report.sparse_bytes == sum(
+        path.stat().st_size for path in store.path.glob("*.voxels/*.npy")
+    )
     assert "3 volumes" in str(report)
 
 
-def test_a_set_of_bad_volumes_alone_is_refused_even_if_they_are_to_be_skipped(tmp_path: Path) -> None:
+def test_a_set_of_bad_volumes_alone_is_refused_even_if_they_are_to_be_skipped(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "ct").mkdir()
     (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match="1 of 1 volumes are bad"):
@@ -147,8 +162,12 @@ def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["meta.json", "positions.npy", "values.npy", "slices.npy"])
-@pytest.mark.parametrize("damage", [lambda raw: raw[:-64], lambda raw: raw + bytes(64), lambda raw: b""])
-def test_a_damaged_file_is_never_read(tmp_path: Path, name: str, damage: Callable[[bytes], bytes]) -> None:
+@pytest.mark.parametrize(
+    "damage", [lambda raw: raw[:-64], lambda raw: raw + bytes(64), lambda raw: b""]
+)
+def test_a_damaged_file_is_never_read(
+    tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
+) -> None:
     _write(tmp_path / "ct", 1)
     path = _build(tmp_path).file(0)
     (path / name).write_bytes(damage((path / name).read_bytes()))
@@ -182,15 +201,25 @@ def test_many_volumes_need_few_descriptors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precompute", [True, "lazy"])
-def test_a_file_that_is_cut_while_it_is_mapped_is_found(tmp_path: Path, precompute: Literal[True, "lazy"]) -> None:
+def test_a_file_that_is_cut_while_it_is_mapped_is_found(
+    tmp_path: Path, precompute: Literal[True, "lazy"]
+) -> None:
     _write(tmp_path / "ct")
     bank = open_bank(
-        find_volumes(tmp_path / "ct"), tmp_path / "cache", options=OPTIONS, precompute=precompute, cache_data=True
+        find_volumes(tmp_path / "ct"),
+        tmp_path / "cache",
+        options=OPTIONS,
+        precompute=precompute,
+        cache_data=True,
     )
     assert len(bank[1]) > 0
     bank.check_size()
     path = (
-        next(path for path in (tmp_path / "cache").rglob("*.voxels") if StoredVolume(path).facts.name == "v1")
+        next(
+            path
+            for path in (tmp_path / "cache").rglob("*.voxels")
+            if StoredVolume(path).facts.name == "v1"
+        )
         / "values.npy"
     )
     os.truncate(path, path.stat().st_size - 64)
@@ -211,7 +240,9 @@ def test_every_byte_is_verified(tmp_path: Path) -> None:
     assert all("expected CRC-32" in line for line in lines)
 
 
-def test_an_older_layout_is_indexed_anew_and_said_so(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_older_layout_is_indexed_anew_and_said_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     volumes = _write(tmp_path / "ct")
     store = _build(tmp_path)
     shutil.rmtree(store.file(0))

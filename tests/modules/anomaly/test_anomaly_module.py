@@ -15,17 +15,23 @@ from lit_data.modules import AnomalyModule, TextureEncoder
 from lit_data.testing import QUIET
 
 
-def _draw(count: int, *, seed: int = 0, defects: bool = False, channels: int = 3) -> list[dict[str, Tensor]]:
+def _draw(
+    count: int, *, seed: int = 0, defects: bool = False, channels: int = 3
+) -> list[dict[str, Tensor]]:
     """Samples of fine stripes; those with defects have a flat square."""
     rng, samples = np.random.default_rng(seed), []
     for number in range(count):
         x = np.arange(64) + rng.uniform(0, 8)
-        image = np.tile(0.5 + 0.2 * np.sin(x), (channels, 64, 1)) + rng.normal(0, 0.02, (channels, 64, 64))
+        image = np.tile(0.5 + 0.2 * np.sin(x), (channels, 64, 1)) + rng.normal(
+            0, 0.02, (channels, 64, 64)
+        )
         mask = np.zeros((1, 64, 64), np.float32)
         if defects and number % 2:
             image[:, 20:40, 16:36], mask[:, 20:40, 16:36] = 0.5, 1
         numbers = {"image_index": torch.tensor(number)}
-        samples.append({"image": torch.from_numpy(image).float(), "mask": torch.from_numpy(mask), **numbers})
+        samples.append(
+            {"image": torch.from_numpy(image).float(), "mask": torch.from_numpy(mask), **numbers}
+        )
     return samples
 
 
@@ -33,10 +39,16 @@ def _load(samples: Any) -> DataLoader[Any]:
     return DataLoader(samples, batch_size=4)
 
 
-def _fit(tmp_path: Path, net: nn.Module | None = None, channels: int = 3, **options: Any) -> AnomalyModule:
+def _fit(
+    tmp_path: Path, net: nn.Module | None = None, channels: int = 3, **options: Any
+) -> AnomalyModule:
     model = AnomalyModule(net, **{"bank_size": 60, "candidates": 400, **options})
-    trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "num_sanity_val_steps": 0, "default_root_dir": str(tmp_path)})
-    trainer.fit(model, _load(_draw(8, channels=channels)), _load(_draw(4, seed=1, channels=channels)))
+    trainer = L.Trainer(
+        **{**QUIET, "max_epochs": 1, "num_sanity_val_steps": 0, "default_root_dir": str(tmp_path)}
+    )
+    trainer.fit(
+        model, _load(_draw(8, channels=channels)), _load(_draw(4, seed=1, channels=channels))
+    )
     return model
 
 
@@ -88,8 +100,12 @@ def test_a_tile_is_scored_as_the_whole_image(tmp_path: Path) -> None:
     with torch.no_grad():
         whole, tile = model(image), model(image[:, :, 64:384, 32:352])
         corner = model(image[:, :, 128:, 160:])
-    torch.testing.assert_close(tile[..., 128:-128, 128:-128], whole[..., 192:256, 160:224], atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(corner[..., 128:, 128:], whole[..., 256:, 288:], atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        tile[..., 128:-128, 128:-128], whole[..., 192:256, 160:224], atol=1e-4, rtol=1e-4
+    )
+    torch.testing.assert_close(
+        corner[..., 128:, 128:], whole[..., 256:, 288:], atol=1e-4, rtol=1e-4
+    )
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

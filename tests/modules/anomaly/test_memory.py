@@ -37,7 +37,9 @@ def test_the_coreset_covers_what_a_sample_misses() -> None:
     assert len(set(chosen.tolist())) == 50
     assert (chosen >= 5000).any()
     sampled = torch.randperm(5005, generator=generator)[:50]
-    assert find_distances(rows, rows[chosen]).max() < 0.9 * find_distances(dense, rows[sampled]).max()
+    assert (
+        find_distances(rows, rows[chosen]).max() < 0.9 * find_distances(dense, rows[sampled]).max()
+    )
     assert choose_coreset(rows[:40], 50).tolist() == list(range(40))
 
 
@@ -50,7 +52,9 @@ def test_distances_are_those_of_all_pairs_in_any_chunks(chunk_bytes: int) -> Non
     generator = torch.Generator().manual_seed(1)
     rows, bank = torch.randn(20, 5, generator=generator), torch.randn(70, 5, generator=generator)
     expected = torch.cdist(rows, bank).amin(1)
-    torch.testing.assert_close(find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4
+    )
 
 
 def test_what_is_no_number_has_no_distance() -> None:

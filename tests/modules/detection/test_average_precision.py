@@ -38,13 +38,20 @@ SHIFTED = [0.0, 0.0, 10.0, 7.2]  # IoU 0.72 with the square
         ([(0.9, 0, FAR), (0.5, 0, SQUARE)], [(0, SQUARE)], 0.5, 0.5),
         ([(0.9, 0, SQUARE), (0.5, 0, FAR)], [(0, SQUARE)], 1.0, 1.0),
         # the second box on the same object is false, so the last is the second of three
-        ([(0.9, 0, SQUARE), (0.8, 0, SQUARE), (0.7, 0, FAR)], [(0, SQUARE), (0, FAR)], *[(51 + 50 * 2 / 3) / 101] * 2),
+        (
+            [(0.9, 0, SQUARE), (0.8, 0, SQUARE), (0.7, 0, FAR)],
+            [(0, SQUARE), (0, FAR)],
+            *[(51 + 50 * 2 / 3) / 101] * 2,
+        ),
         # mean over the classes with objects: 1, 0; class 2 has none
         ([(0.9, 0, SQUARE), (0.8, 2, SQUARE)], [(0, SQUARE), (1, FAR)], 0.5, 0.5),
     ],
 )
 def test_known_values(
-    found: list[tuple[float, int, list[float]]], true: list[tuple[int, list[float]]], map50: float, mean: float
+    found: list[tuple[float, int, list[float]]],
+    true: list[tuple[int, list[float]]],
+    map50: float,
+    mean: float,
 ) -> None:
     scores = _compute((_found(*found), _true(*true)))
     assert float(scores["map50"]) == pytest.approx(map50, abs=1e-6)
@@ -57,7 +64,9 @@ def test_boxes_are_ranked_over_all_images_and_matched_in_their_own() -> None:
         (_found((0.9, 0, SQUARE), (0.3, 0, FAR)), _true((0, FAR))),  # false at 0.9, right at 0.3
         (_found(), _true()),
     ]
-    expected = 2 / 3  # precision 1/2 at the first, 2/3 at the second right box, and the highest from there on counts
+    expected = (
+        2 / 3
+    )  # precision 1/2 at the first, 2/3 at the second right box, and the highest from there on counts
     assert float(_compute(*images)["map50"]) == pytest.approx(expected)
     split = BoxScores()
     for found, true in images:
@@ -69,5 +78,8 @@ def test_each_box_takes_the_free_object_it_overlaps_most() -> None:
     near = [0.0, 0.0, 10.0, 9.0]
     both = _true((0, SQUARE), (0, near))
     assert float(_compute((_found((0.9, 0, near), (0.8, 0, near)), both))["map50"]) == 1.0
-    # at IoU 0.95 the second box finds only the object that is taken: 9 thresholds at 1, one at recall 1/2
-    assert float(_compute((_found((0.9, 0, near), (0.8, 0, near)), both))["map"]) == pytest.approx((9 + 51 / 101) / 10)
+    # at IoU 0.95 the second box finds only the object that is taken: 9 thresholds at 1, one at
+    # recall 1/2
+    assert float(_compute((_found((0.9, 0, near), (0.8, 0, near)), both))["map"]) == pytest.approx(
+        (9 + 51 / 101) / 10
+    )

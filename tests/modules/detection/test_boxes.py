@@ -2,7 +2,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.modules.detection.boxes import box_iou, generalised_iou, non_maximum_suppression, to_corners
+from lit_data.modules.detection.boxes import (
+    box_iou,
+    generalised_iou,
+    non_maximum_suppression,
+    to_corners,
+)
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
@@ -13,7 +18,9 @@ def _boxes(*rows: list[float]) -> Tensor:
 
 def _random_boxes(count: int, generator: torch.Generator) -> Tensor:
     low = torch.randint(0, 20, (count, 2), generator=generator)
-    return torch.cat((low, low + torch.randint(1, 12, (count, 2), generator=generator)), dim=1).float()
+    return torch.cat(
+        (low, low + torch.randint(1, 12, (count, 2), generator=generator)), dim=1
+    ).float()
 
 
 def test_forms() -> None:
@@ -53,7 +60,9 @@ def test_all_pairs() -> None:
     assert float(table[2, 4]) == float(box_iou(one[2], other[4]))
 
 
-def _suppress_slowly(boxes: Tensor, scores: Tensor, classes: Tensor, iou_threshold: float, most: int) -> list[int]:
+def _suppress_slowly(
+    boxes: Tensor, scores: Tensor, classes: Tensor, iou_threshold: float, most: int
+) -> list[int]:
     kept: list[int] = []
     for number in sorted(range(len(boxes)), key=lambda place: (-float(scores[place]), place)):
         rivals = [place for place in kept if classes[place] == classes[number]]
@@ -71,7 +80,9 @@ def test_suppression_is_the_greedy_one(count: int, iou_threshold: float, most: i
         boxes = _random_boxes(count, generator)
         scores = torch.randint(0, 8, (count,), generator=generator) / 8  # many are equal
         classes = torch.randint(0, 3, (count,), generator=generator)
-        kept = non_maximum_suppression(boxes, scores, classes, iou_threshold=iou_threshold, most=most)
+        kept = non_maximum_suppression(
+            boxes, scores, classes, iou_threshold=iou_threshold, most=most
+        )
         assert kept.tolist() == _suppress_slowly(boxes, scores, classes, iou_threshold, most)
 
 

@@ -31,7 +31,12 @@ def _draw(row: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         left = int(torch.randint(2, WIDTH_PX - 40, (1,), generator=generator))
         kind = int(torch.randint(0, 2, (1,), generator=generator))
         image[:, top : top + height, left : left + width] += 0.4 if kind == 0 else -0.4
-        place = [(left + width / 2) / WIDTH_PX, (top + height / 2) / HEIGHT_PX, width / WIDTH_PX, height / HEIGHT_PX]
+        place = [
+            (left + width / 2) / WIDTH_PX,
+            (top + height / 2) / HEIGHT_PX,
+            width / WIDTH_PX,
+            height / HEIGHT_PX,
+        ]
         boxes[number] = torch.tensor([row, kind, *place])
     return image, boxes
 
@@ -39,7 +44,10 @@ def _draw(row: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def _batch(images: int = 4) -> Batch:
     generator = torch.Generator().manual_seed(0)
     drawn = [_draw(row, generator) for row in range(images)]
-    return {"image": torch.stack([image for image, _ in drawn]), "boxes": torch.cat([boxes for _, boxes in drawn])}
+    return {
+        "image": torch.stack([image for image, _ in drawn]),
+        "boxes": torch.cat([boxes for _, boxes in drawn]),
+    }
 
 
 def _loader(*batches: Batch) -> DataLoader[Any]:
@@ -69,7 +77,9 @@ def test_it_learns_four_images_by_heart(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_it_trains_in_any_precision_and_with_accumulated_gradients(precision: Any, tmp_path: Path) -> None:
+def test_it_trains_in_any_precision_and_with_accumulated_gradients(
+    precision: Any, tmp_path: Path
+) -> None:
     model = _module(schedule="none")
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     trainer = _trainer(tmp_path, precision=precision, accumulate_grad_batches=2)
@@ -93,8 +103,14 @@ def test_a_piece_of_a_batch_keeps_its_boxes(tmp_path: Path) -> None:
     model, whole = _module().eval(), _batch(3)
     model.trainer = _trainer(tmp_path)
     model.log = lambda *_, **__: None  # type: ignore[assignment,method-assign]
-    expected = model.training_step({"image": whole["image"][1:], "boxes": whole["boxes"][2:] - torch.eye(6)[0]}, 0)
-    piece = {"image": whole["image"][1:], "boxes": whole["boxes"][2:], "boxes_count": torch.tensor([2, 2])}
+    expected = model.training_step(
+        {"image": whole["image"][1:], "boxes": whole["boxes"][2:] - torch.eye(6)[0]}, 0
+    )
+    piece = {
+        "image": whole["image"][1:],
+        "boxes": whole["boxes"][2:],
+        "boxes_count": torch.tensor([2, 2]),
+    }
     assert float(model.training_step(piece, 0).detach()) == float(expected.detach())
 
 
@@ -116,13 +132,17 @@ def test_objects_of_one_image() -> None:
     found = find_objects(logits, boxes, score_threshold=0.1, iou_threshold=0.5)
     assert found["boxes"].tolist() == boxes[[1, 2, 0]].tolist()
     assert found["classes"].tolist() == [0, 1, 1]
-    assert found["scores"].tolist() == pytest.approx(torch.tensor([3.0, 0.5, -1.5]).sigmoid().tolist())
+    assert found["scores"].tolist() == pytest.approx(
+        torch.tensor([3.0, 0.5, -1.5]).sigmoid().tolist()
+    )
 
 
 def test_objects_are_limited_in_number() -> None:
     places = torch.arange(300.0)[:, None] * 10
     boxes = torch.cat((places, places, places + 5, places + 5), dim=1)
-    found = find_objects(torch.linspace(-1, 1, 300)[:, None], boxes, score_threshold=0.1, iou_threshold=0.5)
+    found = find_objects(
+        torch.linspace(-1, 1, 300)[:, None], boxes, score_threshold=0.1, iou_threshold=0.5
+    )
     assert torch.equal(found["boxes"], boxes.flip(0)[:100])
 
 
@@ -142,16 +162,27 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
         **plain,
         "num_parameters": sum(weight.numel() for weight in model.net.parameters()),
     }
-    loaded = DetectionModule.load_from_checkpoint(path, net=DetectorNet(2, width=8), weights_only=True)
+    loaded = DetectionModule.load_from_checkpoint(
+        path, net=DetectorNet(2, width=8), weights_only=True
+    )
     assert (loaded.schedule, loaded.box_weight, loaded.score_threshold) == ("cosine", 1.5, 0.3)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "),
-        ({"score_threshold": 1.0}, "score_threshold=1.0, iou_threshold=0.6: need 0 <= score_threshold < 1 and 0 < iou"),
-        ({"iou_threshold": 0.0}, "score_threshold=0.25, iou_threshold=0.0: need 0 <= score_threshold < 1 and 0 < iou"),
+        (
+            {"schedule": "linear"},
+            "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, ",
+        ),
+        (
+            {"score_threshold": 1.0},
+            "score_threshold=1.0, iou_threshold=0.6: need 0 <= score_threshold < 1 and 0 < iou",
+        ),
+        (
+            {"iou_threshold": 0.0},
+            "score_threshold=0.25, iou_threshold=0.0: need 0 <= score_threshold < 1 and 0 < iou",
+        ),
     ],
 )
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
@@ -166,7 +197,8 @@ def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
 
     trainer = _trainer(tmp_path, max_epochs=-1)
     with pytest.raises(
-        ConfigError, match=r"schedule='warmup_cosine' needs the length of the run: set trainer.max_epochs"
+        ConfigError,
+        match=r"schedule='warmup_cosine' needs the length of the run: set trainer.max_epochs",
     ):
         trainer.fit(_module(), DataLoader(Endless(), batch_size=None), _loader(_batch(1)))
 
@@ -186,7 +218,9 @@ class Named(L.LightningDataModule):
 def test_a_set_must_not_have_more_classes_than_the_net(classes: Any, tmp_path: Path) -> None:
     trainer, module = _trainer(tmp_path), _module()
     assert trainer.predict(module, datamodule=Named(classes))
-    with pytest.raises(ConfigError, match=r"the set has 3 classes, the net 2: set model\.net\.classes=3"):
+    with pytest.raises(
+        ConfigError, match=r"the set has 3 classes, the net 2: set model\.net\.classes=3"
+    ):
         trainer.predict(module, datamodule=Named(("a", "b", "c")))
     del module.net.classes  # a net of another make may not tell
     assert trainer.predict(module, datamodule=Named(("a", "b", "c")))

@@ -38,7 +38,9 @@ def _perfect(predictions: Predictions, truths: Truths) -> Predictions:
 
 
 def test_perfect_predictions_cost_nothing_and_others_do(predictions: Predictions) -> None:
-    truths = _truths([0, 1, 0.3, 0.3, 0.3, 0.4], [1, 0, 0.7, 0.6, 0.5, 0.5], [1, 1, 0.2, 0.2, 0.1, 0.1])
+    truths = _truths(
+        [0, 1, 0.3, 0.3, 0.3, 0.4], [1, 0, 0.7, 0.6, 0.5, 0.5], [1, 1, 0.2, 0.2, 0.1, 0.1]
+    )
     perfect = _perfect(predictions, truths)
     assert float(detection_loss(perfect, truths)) == pytest.approx(0, abs=1e-5)
     assert detection_loss(predictions, truths) > 0.5
@@ -52,7 +54,9 @@ def test_perfect_predictions_cost_nothing_and_others_do(predictions: Predictions
 
 def test_the_weight_of_boxes_leaves_the_rest(predictions: Predictions) -> None:
     truths = _truths([0, 1, 0.3, 0.3, 0.3, 0.4])
-    none, one, two = (detection_loss(predictions, truths, box_weight=weight) for weight in (0.0, 1.0, 2.0))
+    none, one, two = (
+        detection_loss(predictions, truths, box_weight=weight) for weight in (0.0, 1.0, 2.0)
+    )
     assert one > none
     assert float(two - none) == pytest.approx(2 * float(one - none), rel=1e-5)
 
@@ -85,15 +89,24 @@ def test_gradients_are_finite_and_reach_every_weight(rows: list[list[float]]) ->
 def _gradient(net: DetectorNet, images: Tensor, boxes: Tensor) -> Tensor:
     net.zero_grad()
     detection_loss(net(images), _truths(*boxes.tolist())).backward()
-    return torch.cat([weight.grad.flatten() for weight in net.parameters() if weight.grad is not None])
+    return torch.cat(
+        [weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]
+    )
 
 
 def test_pieces_weighted_by_their_images_give_the_gradient_of_the_batch() -> None:
     net, images = _net().eval(), torch.rand(5, 3, SIDE_PX, SIDE_PX)
     generator = torch.Generator().manual_seed(0)
-    rows = torch.tensor([0, 0, 0, 0, 2, 2, 4])  # images of four, two and one object, and two without
+    rows = torch.tensor(
+        [0, 0, 0, 0, 2, 2, 4]
+    )  # images of four, two and one object, and two without
     boxes = torch.cat(
-        (rows[:, None], torch.randint(0, 2, (7, 1)), 0.2 + 0.5 * torch.rand(7, 4, generator=generator)), 1
+        (
+            rows[:, None],
+            torch.randint(0, 2, (7, 1)),
+            0.2 + 0.5 * torch.rand(7, 4, generator=generator),
+        ),
+        1,
     )
     whole, pieces = _gradient(net, images, boxes), torch.zeros(())
     for start, stop in ((0, 2), (2, 3), (3, 5)):

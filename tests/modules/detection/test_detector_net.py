@@ -22,7 +22,9 @@ def test_shapes(height: int, width: int, levels: tuple[tuple[int, int], ...]) ->
     net = DetectorNet(5, width=4).eval()
     with torch.no_grad():
         logits, boxes, found = net(torch.rand(2, 3, height, width))
-    assert found == tuple(Level(stride, *size) for stride, size in zip((8, 16, 32), levels, strict=True))
+    assert found == tuple(
+        Level(stride, *size) for stride, size in zip((8, 16, 32), levels, strict=True)
+    )
     places = sum(rows * columns for rows, columns in levels)
     assert logits.shape == (2, places, 5)
     assert boxes.shape == (2, places, 4)
@@ -36,7 +38,16 @@ def test_it_is_small() -> None:
 
 def test_places_lie_in_the_middle_of_their_cells() -> None:
     centres, strides = place_centres((Level(8, 2, 3), Level(16, 1, 2)), torch.device("cpu"))
-    assert centres.tolist() == [[4, 4], [12, 4], [20, 4], [4, 12], [12, 12], [20, 12], [8, 8], [24, 8]]
+    assert centres.tolist() == [
+        [4, 4],
+        [12, 4],
+        [20, 4],
+        [4, 12],
+        [12, 12],
+        [20, 12],
+        [8, 8],
+        [24, 8],
+    ]
     assert strides.flatten().tolist() == [8] * 6 + [16] * 2
 
 
@@ -60,6 +71,7 @@ def test_outputs_are_float32_and_the_untrained_net_finds_little(precision: torch
 @pytest.mark.parametrize(("classes", "width"), [(0, 16), (3, 0), (3, 7)])
 def test_impossible_sizes(classes: int, width: int) -> None:
     with pytest.raises(
-        ConfigError, match=re.escape(f"classes={classes}, width={width}: need classes >= 1 and an even")
+        ConfigError,
+        match=re.escape(f"classes={classes}, width={width}: need classes >= 1 and an even"),
     ):
         DetectorNet(classes, width=width)

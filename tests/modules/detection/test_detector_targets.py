@@ -14,7 +14,9 @@ PLACES = 48 + 12 + 4
 def _predict(images: int = 1, classes: int = 2, seed: int = 0) -> Predictions:
     generator = torch.Generator().manual_seed(seed)
     codes = 0.2 * torch.randn(images, PLACES, 4, generator=generator)
-    return Predictions(torch.randn(images, PLACES, classes, generator=generator), decode(codes, LEVELS), LEVELS)
+    return Predictions(
+        torch.randn(images, PLACES, classes, generator=generator), decode(codes, LEVELS), LEVELS
+    )
 
 
 def _truths(*rows: tuple[int, int, list[float]]) -> Truths:
@@ -35,7 +37,13 @@ def test_boxes_become_pixels() -> None:
 
 
 @pytest.mark.parametrize(
-    "box", [[0.0, 0.0, 48.0, 64.0], [10.0, 3.0, 31.0, 20.0], [20.0, 40.0, 48.0, 64.0], [9.0, 9.0, 15.0, 15.0]]
+    "box",
+    [
+        [0.0, 0.0, 48.0, 64.0],
+        [10.0, 3.0, 31.0, 20.0],
+        [20.0, 40.0, 48.0, 64.0],
+        [9.0, 9.0, 15.0, 15.0],
+    ],
 )
 def test_candidates_lie_in_the_box_and_near_its_centre(box: list[float]) -> None:
     centres, strides = place_centres(LEVELS, torch.device("cpu"))
@@ -81,14 +89,19 @@ def test_the_best_place_learns_the_best_overlap() -> None:
     left = set(_candidates([6.0, 10.0, 40.0, 50.0])) - set(targets.places.tolist())
     assert left
     others = torch.tensor(sorted(left))
-    other = predictions.logits[0, others, 1].sigmoid().sqrt() * box_iou(predictions.boxes[0, others], truths.boxes) ** 2
+    other = (
+        predictions.logits[0, others, 1].sigmoid().sqrt()
+        * box_iou(predictions.boxes[0, others], truths.boxes) ** 2
+    )
     assert other.max() <= rank.min()
 
 
 def test_objects_find_places_in_their_own_image_only() -> None:
     box = [10.0, 10.0, 30.0, 30.0]
     targets = assign(_predict(3), _truths((2, 0, box), (0, 1, box)))
-    assert {(int(place) // PLACES, int(truth)) for place, truth in zip(*targets[:2], strict=True)} == {(2, 0), (0, 1)}
+    assert {
+        (int(place) // PLACES, int(truth)) for place, truth in zip(*targets[:2], strict=True)
+    } == {(2, 0), (0, 1)}
 
 
 def test_a_place_learns_the_object_it_overlaps_most() -> None:
@@ -96,7 +109,9 @@ def test_a_place_learns_the_object_it_overlaps_most() -> None:
     wide, narrow = [0.0, 8.0, 48.0, 48.0], [8.0, 16.0, 40.0, 40.0]
     targets = assign(predictions, _truths((0, 0, wide), (0, 0, narrow)))
     assert len(targets.places.unique()) == len(targets.places)
-    alone = [set(assign(predictions, _truths((0, 0, box))).places.tolist()) for box in (wide, narrow)]
+    alone = [
+        set(assign(predictions, _truths((0, 0, box))).places.tolist()) for box in (wide, narrow)
+    ]
     wanted = alone[0] & alone[1]
     assert wanted
     overlap = box_iou(predictions.boxes[0][:, None], torch.tensor([wide, narrow]))
@@ -119,7 +134,9 @@ def _far_off(predictions: Predictions) -> Tensor:
 
 def test_an_object_that_no_box_meets_is_learned_from_the_middle_outwards() -> None:
     predictions = _predict()
-    targets = assign(predictions._replace(boxes=_far_off(predictions)), _truths((0, 0, [20.0, 20.0, 38.0, 36.0])))
+    targets = assign(
+        predictions._replace(boxes=_far_off(predictions)), _truths((0, 0, [20.0, 20.0, 38.0, 36.0]))
+    )
     assert float(targets.quality.max()) == pytest.approx(0.5)
     assert targets.places[targets.quality.argmax()] == 3 * 6 + 3  # the place at (28, 28)
 
@@ -129,5 +146,8 @@ def test_no_objects() -> None:
 
 
 def test_unknown_classes() -> None:
-    with pytest.raises(ConfigError, match=r"a box has class 2, but the net knows 2, from 0: set model\.net\.classes"):
+    with pytest.raises(
+        ConfigError,
+        match=r"a box has class 2, but the net knows 2, from 0: set model\.net\.classes",
+    ):
         assign(_predict(), _truths((0, 2, [0.0, 0.0, 9.0, 9.0])))

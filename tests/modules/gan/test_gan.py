@@ -22,7 +22,9 @@ from lit_data.types import Batch
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`.*"
+    ),
     pytest.mark.usefixtures("small_runs_are_fast"),
 ]
 
@@ -34,7 +36,10 @@ def _batches(count: int, *, size: int = BATCH, side: int = SIDE) -> list[Batch]:
     index = torch.arange(count * size)
     poses = torch.stack((index / 9, index / 20), dim=1)
     whole = {"image": images, "index": index, "label": index % 3, "pose": poses}
-    return [{key: value[n * size : (n + 1) * size] for key, value in whole.items()} for n in range(count)]
+    return [
+        {key: value[n * size : (n + 1) * size] for key, value in whole.items()}
+        for n in range(count)
+    ]
 
 
 def _loader(batches: list[Batch]) -> DataLoader[Any]:
@@ -44,28 +49,38 @@ def _loader(batches: list[Batch]) -> DataLoader[Any]:
 def _module(**options: Any) -> GANModule:
     torch.manual_seed(0)
     sizes = {"image_px": SIDE, "num_labels": 3, "posed": True, "width": 4}
-    generator = options.pop("generator", None) or ConvGenerator(**sizes, latent_size=6, style_size=8)  # type: ignore[arg-type]
+    generator = options.pop("generator", None) or ConvGenerator(
+        **sizes, latent_size=6, style_size=8
+    )  # type: ignore[arg-type]
     defaults = {"image_px": SIDE, "latent_size": 6, "num_labels": 3, "r1_every": 2}
     return GANModule(generator, ConvDiscriminator(**sizes), **(defaults | options))  # type: ignore[arg-type]
 
 
 def _rays(**options: Any) -> GANModule:
     torch.manual_seed(0)
-    generator = RayGenerator(image_px=SIDE, latent_size=6, plane_px=4, features=4, width=4, hidden=8, points=4)
+    generator = RayGenerator(
+        image_px=SIDE, latent_size=6, plane_px=4, features=4, width=4, hidden=8, points=4
+    )
     discriminator = ConvDiscriminator(image_px=4, width=4, posed=True, placed=True)
     defaults = {"image_px": SIDE, "latent_size": 6, "r1_every": 2, "patches": RayPatches(4)}
     return GANModule(generator, discriminator, **(defaults | options))  # type: ignore[arg-type]
 
 
-def _fit(module: L.LightningModule, batches: list[Batch], *callbacks: L.Callback, **options: Any) -> L.Trainer:
+def _fit(
+    module: L.LightningModule, batches: list[Batch], *callbacks: L.Callback, **options: Any
+) -> L.Trainer:
     trainer = L.Trainer(**{**QUIET, "max_epochs": 1, "callbacks": list(callbacks), **options})
     trainer.fit(module, _loader(batches))
     return trainer
 
 
 def _assert_close(one: nn.Module, two: nn.Module, atol: float) -> None:
-    for (name, value), other in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
-        torch.testing.assert_close(value, other, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+    for (name, value), other in zip(
+        one.state_dict().items(), two.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(
+            value, other, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )
 
 
 class KeepGradients(L.Callback):
@@ -74,20 +89,33 @@ class KeepGradients(L.Callback):
     def __init__(self) -> None:
         self.found: list[dict[str, Tensor | None]] = []
 
-    def on_before_optimizer_step(self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any) -> None:
+    def on_before_optimizer_step(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Any
+    ) -> None:
         self.found.append(
-            {name: None if p.grad is None else p.grad.clone() for name, p in pl_module.named_parameters()}
+            {
+                name: None if p.grad is None else p.grad.clone()
+                for name, p in pl_module.named_parameters()
+            }
         )
 
 
 @pytest.mark.parametrize("make", [_module, _rays])
-@pytest.mark.parametrize(("loss", "order"), [("non_saturating", "alternating"), ("hinge", "simultaneous")])
+@pytest.mark.parametrize(
+    ("loss", "order"), [("non_saturating", "alternating"), ("hinge", "simultaneous")]
+)
 def test_parts_of_a_batch_give_its_step(make: Any, loss: str, order: str) -> None:
-    whole, parts = make(loss=loss, order=order), make(loss=loss, order=order, micro_batch_size=3, r1_micro_batch_size=1)
-    logged = [_fit(module, _batches(3), precision="64-true").callback_metrics for module in (whole, parts)]
+    whole, parts = (
+        make(loss=loss, order=order),
+        make(loss=loss, order=order, micro_batch_size=3, r1_micro_batch_size=1),
+    )
+    logged = [
+        _fit(module, _batches(3), precision="64-true").callback_metrics for module in (whole, parts)
+    ]
     _assert_close(whole, parts, 1e-9)
     assert set(logged[0]) == {
-        f"train/{name}" for name in ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
+        f"train/{name}"
+        for name in ("generator_loss", "discriminator_loss", "r1", "real_score", "fake_score")
     }
     for name, value in logged[0].items():
         torch.testing.assert_close(value, logged[1][name], rtol=0, atol=1e-9)
@@ -107,7 +135,11 @@ def test_a_step_is_that_of_others(make: Any, step: Any) -> None:
 def test_each_half_leaves_the_other_net_alone() -> None:
     keep, calls = KeepGradients(), []
     module = _module(r1_weight=0.0)
-    wrap(module.generator, "forward", lambda call, *args: (calls.append(torch.is_grad_enabled()), call(*args))[1])
+    wrap(
+        module.generator,
+        "forward",
+        lambda call, *args: (calls.append(torch.is_grad_enabled()), call(*args))[1],
+    )
     _fit(module, _batches(1), keep)
     assert calls == [False, True], "one batch of fakes without a graph, one with"
     for found, own in zip(keep.found, ("discriminator.", "generator."), strict=True):
@@ -122,11 +154,16 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     plain = KeepGradients()
     _fit(_module(r1_weight=0.0), [batch], plain, precision="64-true")
     trainer = _fit(module, [batch], keep, precision="64-true")
-    net, images = _module().discriminator.double(), (2 * batch["image"].double() - 1).requires_grad_()
+    net, images = (
+        _module().discriminator.double(),
+        (2 * batch["image"].double() - 1).requires_grad_(),
+    )
     (part,) = module.draws.cut({**batch, "image": images.detach()}, None, epoch=0, use=0)  # type: ignore[arg-type]
     (inner,) = torch.autograd.grad(net(images, part.conditions).sum(), images, create_graph=True)
     penalty = inner.square().sum((1, 2, 3)).mean()
-    torch.testing.assert_close(trainer.callback_metrics["train/r1"], penalty.detach(), check_dtype=False)
+    torch.testing.assert_close(
+        trainer.callback_metrics["train/r1"], penalty.detach(), check_dtype=False
+    )
     (0.5 * 3.0 * 4 * penalty).backward()
     for name, parameter in net.named_parameters():
         with_penalty, without = (found.found[0][f"discriminator.{name}"] for found in (keep, plain))
@@ -147,23 +184,41 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     ids=["trainer-bf16", "amp-bf16", "amp-fp16-two-scalers", "amp-fp16-one-scaler"],
 )
 @pytest.mark.parametrize("make", [_module, _rays])
-def test_mixed_precision_finds_the_gradients_of_float32(make: Any, options: Any, callbacks: Any) -> None:
+def test_mixed_precision_finds_the_gradients_of_float32(
+    make: Any, options: Any, callbacks: Any
+) -> None:
     exact, mixed = KeepGradients(), KeepGradients()
-    sgd = {f"{net}_optimizer": partial(torch.optim.SGD, lr=1e-4) for net in ("generator", "discriminator")}
+    sgd = {
+        f"{net}_optimizer": partial(torch.optim.SGD, lr=1e-4)
+        for net in ("generator", "discriminator")
+    }
     penalty = _fit(make(**sgd), _batches(1), exact).callback_metrics["train/r1"]
-    trainer = _fit(make(**sgd), _batches(1), mixed, *(callback() for callback in callbacks), **options)
+    trainer = _fit(
+        make(**sgd), _batches(1), mixed, *(callback() for callback in callbacks), **options
+    )
     assert trainer.callback_metrics["train/r1"] == penalty, "it is float32 under autocast too"
     assert trainer.callback_metrics["train/generator_loss"].dtype == torch.float32
-    for one, two, net in zip(exact.found, mixed.found, ("discriminator.", "generator."), strict=True):
+    for one, two, net in zip(
+        exact.found, mixed.found, ("discriminator.", "generator."), strict=True
+    ):
         wanted, found = (
-            torch.cat([grad.flatten() for name, grad in some.items() if name.startswith(net) and grad is not None])
+            torch.cat(
+                [
+                    grad.flatten()
+                    for name, grad in some.items()
+                    if name.startswith(net) and grad is not None
+                ]
+            )
             for some in (one, two)
         )
-        # The gradients of an untrained field nearly cancel out, which leaves few of bfloat16's 8 bits.
+        # The gradients of an untrained field nearly cancel out, which leaves few of bfloat16's 8
+        # bits.
         assert float((found - wanted).norm() / wanted.norm()) < (0.5 if make is _rays else 0.05)
 
 
-@pytest.mark.parametrize("callbacks", [[], [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]])
+@pytest.mark.parametrize(
+    "callbacks", [[], [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]]
+)
 def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
     module = _module(
         gradient_clip_norm=1e-3,
@@ -172,7 +227,10 @@ def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
     )
     before = [parameter.detach().clone() for parameter in module.discriminator.parameters()]
     _fit(module, _batches(1), *(callback() for callback in callbacks))
-    moved = [(one - two).flatten() for one, two in zip(before, module.discriminator.parameters(), strict=True)]
+    moved = [
+        (one - two).flatten()
+        for one, two in zip(before, module.discriminator.parameters(), strict=True)
+    ]
     assert float(torch.cat(moved).detach().norm()) == pytest.approx(1e-3, rel=1e-2)
 
 
@@ -228,7 +286,9 @@ def test_the_running_mean_follows_weights_and_buffers() -> None:
     kept = [weight.detach().clone() for weight in module.generator.parameters()]
     seen: list[list[Tensor]] = []
     end = L.pytorch.callbacks.LambdaCallback(
-        on_train_batch_end=lambda *_: seen.append([weight.detach().clone() for weight in module.generator.parameters()])
+        on_train_batch_end=lambda *_: seen.append(
+            [weight.detach().clone() for weight in module.generator.parameters()]
+        )
     )
     _fit(module, _batches(12), end)
     for step, weights in enumerate(seen):
@@ -237,7 +297,9 @@ def test_the_running_mean_follows_weights_and_buffers() -> None:
     for weight, wanted in zip(module.ema_generator.parameters(), kept, strict=True):
         torch.testing.assert_close(weight.detach(), wanted)
         assert not weight.requires_grad
-    for buffer, wanted in zip(module.ema_generator.buffers(), module.generator.buffers(), strict=True):
+    for buffer, wanted in zip(
+        module.ema_generator.buffers(), module.generator.buffers(), strict=True
+    ):
         assert torch.equal(buffer, wanted)
 
 
@@ -245,11 +307,17 @@ def test_the_running_mean_follows_weights_and_buffers() -> None:
 def test_both_learning_rates_follow_the_schedule(limit: dict[str, int]) -> None:
     rates: list[list[float]] = []
     note = L.pytorch.callbacks.LambdaCallback(
-        on_train_batch_end=lambda trainer, *_: rates.append([o.param_groups[0]["lr"] for o in trainer.optimizers])
+        on_train_batch_end=lambda trainer, *_: rates.append(
+            [o.param_groups[0]["lr"] for o in trainer.optimizers]
+        )
     )
     _fit(_module(schedule="cosine", micro_batch_size=4), _batches(4), note, **limit)
-    wanted = [0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * (step + 0.5) / 8)).item() for step in range(8)]
-    assert [first for first, _ in rates] == pytest.approx([1e-3 * factor for factor in wanted], rel=1e-5)
+    wanted = [
+        0.5 + 0.5 * torch.cos(torch.tensor(torch.pi * (step + 0.5) / 8)).item() for step in range(8)
+    ]
+    assert [first for first, _ in rates] == pytest.approx(
+        [1e-3 * factor for factor in wanted], rel=1e-5
+    )
     assert [first for first, _ in rates] == [second for _, second in rates]
 
 
@@ -262,8 +330,21 @@ def test_scores_of_images_held_out_are_logged() -> None:
 
 def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     plain = {
-        **{"image_px": SIDE, "channels": 3, "latent_size": 6, "num_labels": 3, "seed": 4, "loss": "hinge"},
-        **{"r1_weight": 2.0, "r1_every": 3, "micro_batch_size": 5, "r1_micro_batch_size": 2, "order": "simultaneous"},
+        **{
+            "image_px": SIDE,
+            "channels": 3,
+            "latent_size": 6,
+            "num_labels": 3,
+            "seed": 4,
+            "loss": "hinge",
+        },
+        **{
+            "r1_weight": 2.0,
+            "r1_every": 3,
+            "micro_batch_size": 5,
+            "r1_micro_batch_size": 2,
+            "order": "simultaneous",
+        },
         **{"ema_decay": 0.9, "schedule": "cosine", "gradient_clip_norm": 2.0},
     }
     module = _module(**plain)
@@ -275,19 +356,26 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     nets = {"generator": other.generator, "discriminator": other.discriminator}
     loaded = GANModule.load_from_checkpoint(tmp_path / "a.ckpt", weights_only=True, **nets)
     assert torch.equal(
-        loaded.sample_images(2, poses=torch.zeros(2, 2)), module.sample_images(2, poses=torch.zeros(2, 2))
+        loaded.sample_images(2, poses=torch.zeros(2, 2)),
+        module.sample_images(2, poses=torch.zeros(2, 2)),
     )
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"loss": "wasserstein"}, "loss='wasserstein' is unknown: choose one of non_saturating, hinge"),
+        (
+            {"loss": "wasserstein"},
+            "loss='wasserstein' is unknown: choose one of non_saturating, hinge",
+        ),
         ({"order": "both"}, "order='both' is unknown: choose one of alternating, simultaneous"),
         ({"schedule": "linear"}, "schedule='linear' is unknown"),
         ({"r1_every": 0}, "r1_weight=1.0, r1_every=0: need 0 or more, and 1 or more"),
         ({"gradient_clip_norm": 0.0}, "gradient_clip_norm=0.0: need a number above 0, or none"),
-        ({"micro_batch_size": 0}, "micro_batch_size=0, r1_micro_batch_size=None: need 1 or more each, or none"),
+        (
+            {"micro_batch_size": 0},
+            "micro_batch_size=0, r1_micro_batch_size=None: need 1 or more each, or none",
+        ),
         ({"ema_decay": 1.0}, "ema_decay=1.0: need 0 or more, below 1"),
         ({"seed": -1}, "seed=-1 is not usable"),
         ({"latent_size": 5}, "latent_size=6 of ConvGenerator: the module has 5 - set it to that"),
@@ -327,7 +415,10 @@ class Data(L.LightningDataModule):
 @pytest.mark.parametrize(
     ("facts", "message"),
     [
-        ({"image_px": (8, 16)}, r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\) - set it to that"),
+        (
+            {"image_px": (8, 16)},
+            r"image_px=\(8, 8\) of ConvGenerator: the data have \(8, 16\) - set it to that",
+        ),
         ({"channels": 1}, "channels=3 of ConvGenerator: the data have 1 - set it to that"),
         ({"num_labels": 5}, "num_labels=3: the data have 5 - set model.num_labels to it, or to 0"),
     ],

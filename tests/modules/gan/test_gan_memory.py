@@ -23,7 +23,9 @@ from tests.limited_memory import out_of_memory
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
-    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no `val_dataloader`.*"),
+    pytest.mark.filterwarnings(
+        "ignore:You defined a `validation_step` but have no `val_dataloader`.*"
+    ),
     pytest.mark.usefixtures("small_runs_are_fast"),
 ]
 
@@ -76,7 +78,9 @@ def _fail(module: GANModule, half: str) -> list[int]:
 
 
 def _assert_equal(one: nn.Module, two: nn.Module) -> None:
-    for (name, value), other in zip(one.state_dict().items(), two.state_dict().values(), strict=True):
+    for (name, value), other in zip(
+        one.state_dict().items(), two.state_dict().values(), strict=True
+    ):
         assert torch.equal(value, other), name
 
 
@@ -98,7 +102,9 @@ def test_after_a_step_of_the_discriminator_nothing_is_repeated(half: str) -> Non
     refused = _fail(module, half)
     trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1)])
     if half in ("generator", "backward"):
-        with pytest.raises(BatchMemoryError, match="memory ran out in batch 0 after an optimizer had stepped"):
+        with pytest.raises(
+            BatchMemoryError, match="memory ran out in batch 0 after an optimizer had stepped"
+        ):
             trainer.fit(module, _loader(8, 8))
     else:
         trainer.fit(module, _loader(8, 8))
@@ -109,10 +115,14 @@ def test_after_a_step_of_the_discriminator_nothing_is_repeated(half: str) -> Non
 def test_or_the_rest_of_the_step_is_left_out() -> None:
     module = _module(order="alternating")
     refused = _fail(module, "generator")
-    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1, after_step="skip")])
+    trainer = L.Trainer(
+        **QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1, after_step="skip")]
+    )
     trainer.fit(module, _loader(8, 8))
     assert refused == [8]
-    assert trainer.global_step == 1 + 2 * 2, "a step of the discriminator alone, then two whole ones"
+    assert trainer.global_step == 1 + 2 * 2, (
+        "a step of the discriminator alone, then two whole ones"
+    )
 
 
 def test_parts_keep_a_step_whole() -> None:
@@ -121,7 +131,9 @@ def test_parts_keep_a_step_whole() -> None:
     for module in (failing, plain):
         L.Trainer(**QUIET, max_epochs=1, precision="64-true").fit(module, _loader(8, 8))
     assert refused == [[]] * len(HALVES)
-    for value, other in zip(failing.state_dict().values(), plain.state_dict().values(), strict=True):
+    for value, other in zip(
+        failing.state_dict().values(), plain.state_dict().values(), strict=True
+    ):
         torch.testing.assert_close(value, other, rtol=0, atol=1e-9)
 
 
@@ -132,7 +144,9 @@ class Record(L.Callback):
         self.path = path
         self.found: list[dict[str, Tensor]] = []
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *rest: Any
+    ) -> None:
         logged = {name: value.clone() for name, value in trainer.callback_metrics.items()}
         self.found.append({**{k: v.clone() for k, v in pl_module.state_dict().items()}, **logged})
         if self.path is not None and len(self.found) == FIRST:
@@ -151,12 +165,21 @@ def test_a_resumed_run_takes_the_same_steps_to_the_bit(tmp_path: Path) -> None:
         samples=drawn,
         loader=options,
     )
-    make = partial(_module, micro_batch_size=4, r1_every=4, ema_decay=0.9, schedule="cosine", gradient_clip_norm=1.0)
+    make = partial(
+        _module,
+        micro_batch_size=4,
+        r1_every=4,
+        ema_decay=0.9,
+        schedule="cosine",
+        gradient_clip_norm=1.0,
+    )
     limits: dict[str, Any] = {**QUIET, "max_epochs": 8, "limit_val_batches": 0}
     path = tmp_path / "middle.ckpt"
     whole, resumed = Record(path), Record()
     L.Trainer(**limits, callbacks=[whole]).fit(make(), datamodule=make_data())
-    L.Trainer(**limits, callbacks=[resumed]).fit(make(), datamodule=make_data(), ckpt_path=path, weights_only=False)
+    L.Trainer(**limits, callbacks=[resumed]).fit(
+        make(), datamodule=make_data(), ckpt_path=path, weights_only=False
+    )
     assert len(whole.found) == FIRST + len(resumed.found) == FIRST + 21
     for one, two in zip(whole.found[FIRST:], resumed.found, strict=True):
         assert one.keys() == two.keys()

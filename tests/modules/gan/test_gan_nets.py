@@ -10,7 +10,14 @@ from torch import Tensor, nn
 from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.modules import Conditions, ConvDiscriminator, ConvGenerator, GANModule, RayGenerator, RayPatches
+from lit_data.modules import (
+    Conditions,
+    ConvDiscriminator,
+    ConvGenerator,
+    GANModule,
+    RayGenerator,
+    RayPatches,
+)
 from lit_data.modules.gan.conditions import Use, draw_latents, make_grid, read_at
 from lit_data.modules.gan.rays import find_rays, sum_up
 from lit_data.samples.gan import cast_rays
@@ -28,7 +35,12 @@ def _conditions(count: int, *, labels: int = 1) -> Conditions:
 
 def _ray_generator(**options: Any) -> RayGenerator:
     torch.manual_seed(0)
-    return RayGenerator(**({**SMALL, "image_px": 8, "plane_px": 8, "features": 4, "hidden": 8, "points": 6} | options))
+    return RayGenerator(
+        **(
+            {**SMALL, "image_px": 8, "plane_px": 8, "features": 4, "hidden": 8, "points": 6}
+            | options
+        )
+    )
 
 
 @pytest.mark.parametrize(("image_px", "scales"), [(4, 1), (16, 3), ((24, 40), 3), (64, 5)])
@@ -46,7 +58,10 @@ def test_images_of_many_sizes(image_px: Any, scales: int) -> None:
     ("image_px", "message"),
     [
         (3, "image_px=3: need a height and a width of at least 4 px"),
-        (36, r"image_px=36: halving must lead to .* in whole numbers - the nearest size is \[32, 32\]"),
+        (
+            36,
+            r"image_px=36: halving must lead to .* in whole numbers - the nearest size is \[32, 32\]",
+        ),
         ((16, 18), r"image_px=\(16, 18\): .* the nearest size is \[16, 16\]"),
         ((8, 8, 8), r"image_px=\(8, 8, 8\) is not usable"),
     ],
@@ -56,7 +71,9 @@ def test_sizes_that_cannot_be_halved(image_px: Any, message: str) -> None:
         ConvGenerator(image_px=image_px)
 
 
-@pytest.mark.parametrize("options", [{"radius": 4.0}, {"field_of_view_deg": 0.0}, {"points": 0}, {"features": -1}])
+@pytest.mark.parametrize(
+    "options", [{"radius": 4.0}, {"field_of_view_deg": 0.0}, {"points": 0}, {"features": -1}]
+)
 def test_impossible_cameras_and_fields(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(options))}={next(iter(options.values()))}"):
         _ray_generator(**options)
@@ -72,7 +89,8 @@ def test_no_picture_sees_another(net: nn.Module) -> None:
     with torch.no_grad():
         whole = net(latents, conditions)
         parts = [
-            net(some, wanted) for some, wanted in zip(latents.split([2, 3]), conditions.split([2, 3]), strict=True)
+            net(some, wanted)
+            for some, wanted in zip(latents.split([2, 3]), conditions.split([2, 3]), strict=True)
         ]
     torch.testing.assert_close(torch.cat(parts), whole, rtol=0, atol=1e-5)
 
@@ -92,7 +110,10 @@ def test_every_condition_matters(change: dict[str, Tensor]) -> None:
     score = ConvDiscriminator(image_px=8, num_labels=2, posed=True, placed=True, width=4)
     before = Conditions(torch.zeros(2, dtype=torch.int64), torch.zeros(2, 2))
     after = before._replace(**change)
-    for net, given in ((conv, torch.randn(2, 6)), (_ray_generator(num_labels=2), torch.randn(2, 6))):
+    for net, given in (
+        (conv, torch.randn(2, 6)),
+        (_ray_generator(num_labels=2), torch.randn(2, 6)),
+    ):
         assert (net(given, before) - net(given, after)).abs().max() > 1e-4
     images = torch.randn(2, 3, 8, 8)
     assert (score(images, before) - score(images, after)).abs().max() > 1e-4
@@ -102,10 +123,14 @@ def test_the_camera_is_that_of_the_drawn_objects() -> None:
     poses, (height, width) = torch.tensor([[0.3, 0.2], [4.0, 1.1]]), (5, 7)
     places = make_grid(height, width, CPU).flatten(0, 1).expand(2, -1, -1)
     origins, directions = find_rays(poses, places, 4.0, math.tan(math.radians(15)), width / height)
-    wanted_origins, wanted = (torch.from_numpy(part) for part in cast_rays(poses.numpy(), (height, width)))
+    wanted_origins, wanted = (
+        torch.from_numpy(part) for part in cast_rays(poses.numpy(), (height, width))
+    )
     directions = directions / directions.norm(dim=-1, keepdim=True)
     torch.testing.assert_close(directions, wanted.T.reshape(2, -1, 3))
-    torch.testing.assert_close(origins[:, None].expand(-1, height * width, -1), wanted_origins.T.reshape(2, -1, 3))
+    torch.testing.assert_close(
+        origins[:, None].expand(-1, height * width, -1), wanted_origins.T.reshape(2, -1, 3)
+    )
 
 
 def test_light_is_summed_up_front_to_back() -> None:
@@ -117,12 +142,17 @@ def test_light_is_summed_up_front_to_back() -> None:
     for depth, colour in zip(thickness[0, 0].tolist(), colours[0, 0], strict=True):
         wanted = wanted + passing * (1 - math.exp(-depth)) * colour
         passing *= math.exp(-depth)
-    torch.testing.assert_close(sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0])
+    torch.testing.assert_close(
+        sum_up(thickness, colours, ground)[0, 0], wanted + passing * ground[0, 0]
+    )
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 1000])
 def test_whole_images_are_made_of_the_same_rays(chunk: int) -> None:
-    whole, chunked = _ray_generator(image_px=(8, 12)), _ray_generator(image_px=(8, 12), ray_chunk=chunk)
+    whole, chunked = (
+        _ray_generator(image_px=(8, 12)),
+        _ray_generator(image_px=(8, 12), ray_chunk=chunk),
+    )
     latents, conditions = torch.randn(2, 6), _conditions(2)
     with torch.no_grad():
         images = chunked(latents, conditions)
@@ -157,7 +187,12 @@ def test_latents_are_normal_and_a_sample_has_its_own() -> None:
     assert float(whole.std()) == pytest.approx(1, abs=0.03)
     assert abs(float((whole[:, 0] * whole[:, 4]).mean())) < 0.06, "of one pair"
     assert torch.equal(draw_latents(index[5:9], 7, seed=3, epoch=2, use=Use.GENERATOR), whole[5:9])
-    others = [(3, 2, Use.DISCRIMINATOR), (3, 2, Use.SAMPLES), (3, 1, Use.GENERATOR), (4, 2, Use.GENERATOR)]
+    others = [
+        (3, 2, Use.DISCRIMINATOR),
+        (3, 2, Use.SAMPLES),
+        (3, 1, Use.GENERATOR),
+        (4, 2, Use.GENERATOR),
+    ]
     for seed, epoch, use in others:
         other = draw_latents(index, 7, seed=seed, epoch=epoch, use=use)
         assert abs(float((whole * other).mean())) < 0.03
@@ -183,11 +218,16 @@ def test_reading_at_all_places_gives_the_image() -> None:
 
 @pytest.mark.parametrize(("size", "scale"), [(0, 0.5), (4, 0.0), (4, 1.5)])
 def test_impossible_patches(size: int, scale: float) -> None:
-    with pytest.raises(ConfigError, match=f"size_px={size}, min_scale={scale}: need 1 or more, and 0 < min_scale <= 1"):
+    with pytest.raises(
+        ConfigError,
+        match=f"size_px={size}, min_scale={scale}: need 1 or more, and 0 < min_scale <= 1",
+    ):
         RayPatches(size, scale)
 
 
-@pytest.mark.parametrize(("count", "size", "sizes"), [(8, 8, [8]), (8, 3, [3, 3, 2]), (7, 1, [1] * 7), (2, 5, [2])])
+@pytest.mark.parametrize(
+    ("count", "size", "sizes"), [(8, 8, [8]), (8, 3, [3, 3, 2]), (7, 1, [1] * 7), (2, 5, [2])]
+)
 def test_parts_are_as_equal_as_can_be(count: int, size: int, sizes: list[int]) -> None:
     assert [stop - start for start, stop in cut_evenly(count, size)] == sizes
 
@@ -196,7 +236,9 @@ def _module() -> GANModule:
     torch.manual_seed(0)
     sizes = {"image_px": 8, "num_labels": 3, "posed": True}
     net = ConvGenerator(**sizes, **SMALL)  # type: ignore[arg-type]
-    return GANModule(net, ConvDiscriminator(**sizes, width=4), image_px=8, num_labels=3, latent_size=6)  # type: ignore[arg-type]
+    return GANModule(
+        net, ConvDiscriminator(**sizes, width=4), image_px=8, num_labels=3, latent_size=6
+    )  # type: ignore[arg-type]
 
 
 def test_pictures_do_not_depend_on_their_batches() -> None:
@@ -229,8 +271,14 @@ def test_views_of_one_object_have_its_latent_and_label() -> None:
     ("options", "message"),
     [
         ({}, r"pictures depend on the pose, and no datamodule gives any: give poses, \[count, 2\]"),
-        ({"poses": torch.zeros(3, 2)}, r"labels \[4\] and poses \[3, 2\]: need \[4\] and \[4, 2\] for 4 samples"),
-        ({"poses": torch.zeros(4, 2), "labels": [0, 1]}, r"labels \[2\] and poses \[4, 2\]: need \[4\]"),
+        (
+            {"poses": torch.zeros(3, 2)},
+            r"labels \[4\] and poses \[3, 2\]: need \[4\] and \[4, 2\] for 4 samples",
+        ),
+        (
+            {"poses": torch.zeros(4, 2), "labels": [0, 1]},
+            r"labels \[2\] and poses \[4, 2\]: need \[4\]",
+        ),
         ({"poses": torch.zeros(4, 2), "labels": [0, 1, 3, 3]}, r"labels=\[0, 1, 3\]: need 0 to 2"),
     ],
 )

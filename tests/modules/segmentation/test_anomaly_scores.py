@@ -3,7 +3,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from torchmetrics.functional.classification import binary_auroc, binary_average_precision, binary_f1_score
+from torchmetrics.functional.classification import (
+    binary_auroc,
+    binary_average_precision,
+    binary_f1_score,
+)
 
 from lit_data.modules.scored import PixelScores
 from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
@@ -15,7 +19,13 @@ def _make() -> tuple[Tensor, Tensor]:
     """Ten patches of five images, three of which show defects of several sizes; scores that are right at times."""
     generator = torch.Generator().manual_seed(0)
     masks = torch.zeros(10, 1, 48, 48)
-    for patch, y, x, size in ((0, 4, 4, 3), (0, 20, 20, 12), (3, 1, 40, 6), (3, 30, 5, 5), (6, 10, 10, 20)):
+    for patch, y, x, size in (
+        (0, 4, 4, 3),
+        (0, 20, 20, 12),
+        (3, 1, 40, 6),
+        (3, 30, 5, 5),
+        (6, 10, 10, 20),
+    ):
         masks[patch, 0, y : y + size, x : x + size] = 1
     strengths = 1 + 2 * torch.rand(10, 1, 1, 1, generator=generator)
     logits = torch.randn(masks.shape, generator=generator) * 1.5 - 3 + masks * strengths
@@ -36,11 +46,15 @@ def _integrate(scores: Tensor, masks: Tensor, limit: float) -> float:
     regions = []
     for patch, mask in enumerate(masks[:, 0].numpy().astype(np.uint8)):
         count, labels = cv2.connectedComponents(mask, connectivity=8)
-        regions += [np.sort(scores[patch, 0].numpy()[labels == number]) for number in range(1, count)]
+        regions += [
+            np.sort(scores[patch, 0].numpy()[labels == number]) for number in range(1, count)
+        ]
     background = np.sort(scores[masks == 0].numpy())
     thresholds = np.unique(scores.numpy())[::-1]
     rates = 1 - np.searchsorted(background, thresholds) / len(background)
-    overlap = np.mean([1 - np.searchsorted(region, thresholds) / len(region) for region in regions], axis=0)
+    overlap = np.mean(
+        [1 - np.searchsorted(region, thresholds) / len(region) for region in regions], axis=0
+    )
     rates, overlap = np.r_[0, rates], np.r_[0, overlap]
     grid = np.append(rates[rates < limit], limit)
     heights = np.append(overlap[rates < limit], np.interp(limit, rates, overlap))
@@ -52,7 +66,9 @@ def test_pixels_agree_with_the_exact_scores() -> None:
     found = _score(scores, masks)
     flat, truth = scores.flatten(), masks.flatten().long()
     assert found["pixel_auroc"] == pytest.approx(float(binary_auroc(flat, truth)), abs=1e-3)
-    assert found["average_precision"] == pytest.approx(float(binary_average_precision(flat, truth)), abs=1e-3)
+    assert found["average_precision"] == pytest.approx(
+        float(binary_average_precision(flat, truth)), abs=1e-3
+    )
     assert 0.6 < found["pixel_auroc"] < 0.99
 
 
@@ -68,7 +84,9 @@ def test_the_best_f1_is_nearly_reached_at_its_threshold() -> None:
     scores, masks = _make()
     found = _score(scores, masks)
     flat, truth = scores.flatten(), masks.flatten().long()
-    others = [float(binary_f1_score(flat, truth, threshold)) for threshold in np.linspace(0.01, 0.99, 50)]
+    others = [
+        float(binary_f1_score(flat, truth, threshold)) for threshold in np.linspace(0.01, 0.99, 50)
+    ]
     assert found["f1_max"] >= max(others) - 2e-3
     reached = float(binary_f1_score(flat, truth, found["f1_max_threshold"]))
     assert 0.95 * found["f1_max"] <= reached <= found["f1_max"] + 2e-3
@@ -83,7 +101,9 @@ def test_the_threshold_is_the_middle_of_a_gap_and_leaves_a_single_peak() -> None
     background[:100], defects[:60] = 0.5005, 0.502
     found = _score(torch.cat((defects, background)).view(1, 1, 30, 50), masks, None)
     assert found["f1_max"] == 1
-    assert found["f1_max_threshold"] == pytest.approx(0.565, abs=0.01)  # a quarter of a logit above the peak
+    assert found["f1_max_threshold"] == pytest.approx(
+        0.565, abs=0.01
+    )  # a quarter of a logit above the peak
 
 
 def test_an_image_scores_as_its_highest_pixel() -> None:
@@ -92,7 +112,9 @@ def test_an_image_scores_as_its_highest_pixel() -> None:
     defective = torch.tensor([1, 1, 0, 1, 0])
     found = _score(scores, masks)
     assert found["image_auroc"] == pytest.approx(float(binary_auroc(highest, defective)))
-    assert found["image_average_precision"] == pytest.approx(float(binary_average_precision(highest, defective)))
+    assert found["image_average_precision"] == pytest.approx(
+        float(binary_average_precision(highest, defective))
+    )
 
 
 def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
@@ -103,7 +125,9 @@ def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
     found = metric.compute()
     for kind, rows in {"hole": [0, 2, 3, 4], "scratch": [1, 2, 4]}.items():
         truth = torch.tensor([int(row not in (2, 4)) for row in rows])
-        assert float(found[f"image_auroc_{kind}"]) == pytest.approx(float(binary_auroc(highest[rows], truth)))
+        assert float(found[f"image_auroc_{kind}"]) == pytest.approx(
+            float(binary_auroc(highest[rows], truth))
+        )
 
 
 def test_one_kind_alone_says_nothing_more() -> None:

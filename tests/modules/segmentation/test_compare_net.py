@@ -6,7 +6,9 @@ from lit_data.modules import CompareNet
 from lit_data.modules.segmentation.nets import align, compare
 
 
-def _texture(height: int = 96, width: int = 96, shift: tuple[float, float] = (0.0, 0.0)) -> torch.Tensor:
+def _texture(
+    height: int = 96, width: int = 96, shift: tuple[float, float] = (0.0, 0.0)
+) -> torch.Tensor:
     """Smooth stripes with a second direction, so that both components of a shift can be seen."""
     y = torch.arange(height, dtype=torch.float32)[:, None] + shift[0]
     x = torch.arange(width, dtype=torch.float32) + shift[1]
@@ -51,7 +53,9 @@ def test_gradients_reach_all_weights_in_bfloat16() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         assert torch.equal(compare(images), features)  # small differences would drown in bfloat16
         net(images).float().square().mean().backward()
-    assert all(weight.grad is not None and weight.grad.isfinite().all() for weight in net.parameters())
+    assert all(
+        weight.grad is not None and weight.grad.isfinite().all() for weight in net.parameters()
+    )
     assert all(weight.grad.abs().max() > 0 for weight in net.parameters())  # type: ignore[union-attr]
 
 
@@ -64,7 +68,9 @@ def test_a_sample_does_not_depend_on_its_batch() -> None:
 def test_the_untrained_net_expects_few_defects() -> None:
     torch.manual_seed(0)
     net = CompareNet(prior=1e-3)
-    assert net(torch.full((1, 3, 32, 32), 0.5)).sigmoid().mean().item() == pytest.approx(1e-3, rel=0.1)
+    assert net(torch.full((1, 3, 32, 32), 0.5)).sigmoid().mean().item() == pytest.approx(
+        1e-3, rel=0.1
+    )
     assert sum(weight.numel() for weight in net.parameters()) < 1_000_000
 
 

@@ -24,7 +24,9 @@ SIZES_PX = torch.tensor([[4, 10], [6, 4]])
         (0, 0.5, 1),
     ],
 )
-def test_the_count_of_pixels_goes_by_the_size_of_the_image(pixels: int, fraction: float, expected: int) -> None:
+def test_the_count_of_pixels_goes_by_the_size_of_the_image(
+    pixels: int, fraction: float, expected: int
+) -> None:
     assert count_top_px(pixels, fraction) == expected
 
 
@@ -36,22 +38,37 @@ def _maps() -> list[Tensor]:
 def _cut(maps: list[Tensor], image: int, y: int, x: int) -> Tensor:
     """A patch of 4 x 6 px, mirrored where it reaches past an edge."""
     height, width = maps[image].shape
-    rows, columns = np.pad(np.arange(height), 6, "reflect")[6:], np.pad(np.arange(width), 6, "symmetric")[6:]
+    rows, columns = (
+        np.pad(np.arange(height), 6, "reflect")[6:],
+        np.pad(np.arange(width), 6, "symmetric")[6:],
+    )
     return maps[image][rows[y : y + 4]][:, columns[x : x + 6]][None, None]
 
 
-PLACES = [(0, 0, 0), (1, 2, 0), (0, 0, 4), (1, 0, 0)]  # they overlap; those of image 1 are wider than it is
+PLACES = [
+    (0, 0, 0),
+    (1, 2, 0),
+    (0, 0, 4),
+    (1, 0, 0),
+]  # they overlap; those of image 1 are wider than it is
 
 
 def _update(metric: AnomalyScores, maps: list[Tensor], masks: list[Tensor] | None = None) -> None:
     """See each patch in a batch of its own."""
     masks = masks or [torch.zeros_like(pixels) for pixels in maps]
     for image, y, x in PLACES:
-        metric.update(_cut(maps, image, y, x), _cut(masks, image, y, x), torch.tensor([image]), torch.tensor([[y, x]]))
+        metric.update(
+            _cut(maps, image, y, x),
+            _cut(masks, image, y, x),
+            torch.tensor([image]),
+            torch.tensor([[y, x]]),
+        )
 
 
 @pytest.mark.parametrize("merge_after", [2**20, 3], ids=["at the end", "after each batch"])
-@pytest.mark.parametrize(("fraction", "counts"), [(0, (1, 1)), (0.1, (4, 2)), (0.5, (20, 12)), (1, (40, 24))])
+@pytest.mark.parametrize(
+    ("fraction", "counts"), [(0, (1, 1)), (0.1, (4, 2)), (0.5, (20, 12)), (1, (40, 24))]
+)
 def test_each_pixel_of_an_image_counts_once(
     fraction: float, counts: tuple[int, int], merge_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -60,10 +77,15 @@ def test_each_pixel_of_an_image_counts_once(
     metric.sizes_px = SIZES_PX
     _update(metric, maps)
     numbers, scores, _ = metric.score_images()
-    expected = [np.sort(pixels.numpy().ravel())[-count:].mean() for pixels, count in zip(maps, counts, strict=True)]
+    expected = [
+        np.sort(pixels.numpy().ravel())[-count:].mean()
+        for pixels, count in zip(maps, counts, strict=True)
+    ]
     assert numbers.tolist() == [0, 1]
     assert scores.tolist() == pytest.approx(expected, abs=1e-6)
-    in_slabs = [mean_highest(pixels.numpy(), count_top_px(pixels.numel(), fraction)) for pixels in maps]
+    in_slabs = [
+        mean_highest(pixels.numpy(), count_top_px(pixels.numel(), fraction)) for pixels in maps
+    ]
     assert in_slabs == pytest.approx(expected, abs=1e-6)
 
 
@@ -87,7 +109,11 @@ def test_pixels_that_are_ignored_do_not_count() -> None:
 
 def test_an_image_of_ignored_pixels_alone_scores_0() -> None:
     metric = AnomalyScores()
-    metric.update(torch.ones(2, 1, 3, 3), torch.tensor([255.0, 0]).view(2, 1, 1, 1).expand(2, 1, 3, 3), torch.arange(2))
+    metric.update(
+        torch.ones(2, 1, 3, 3),
+        torch.tensor([255.0, 0]).view(2, 1, 1, 1).expand(2, 1, 3, 3),
+        torch.arange(2),
+    )
     assert metric.score_images()[1].tolist() == [0, 1]
 
 
@@ -105,6 +131,8 @@ def test_an_image_of_ignored_pixels_alone_scores_0() -> None:
 def test_the_threshold_of_images_is_where_their_f1_is_largest(
     scores: list[float], defective: list[int], best: float, expected: float
 ) -> None:
-    found, threshold = choose_threshold(torch.tensor(scores, dtype=torch.float64), torch.tensor(defective))
+    found, threshold = choose_threshold(
+        torch.tensor(scores, dtype=torch.float64), torch.tensor(defective)
+    )
     assert found == pytest.approx(best)
     assert threshold == pytest.approx(expected, abs=1e-8)

@@ -29,7 +29,9 @@ def test_it_is_its_formula() -> None:
 
 @pytest.mark.parametrize("sizes", [(3, 3), (1, 5), (2, 2, 2)])
 @pytest.mark.parametrize("unit", ["rare", "mean"])
-def test_a_batch_is_the_mean_of_its_micro_batches(sizes: tuple[int, ...], unit: Literal["rare", "mean"]) -> None:
+def test_a_batch_is_the_mean_of_its_micro_batches(
+    sizes: tuple[int, ...], unit: Literal["rare", "mean"]
+) -> None:
     logits, masks = (tensor.double() for tensor in _batch())
     masks[1] = 0
     logits.requires_grad_()
@@ -74,7 +76,9 @@ def _class_batch() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn((4, 3, 12, 12), generator=generator), masks
 
 
-def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_that_a_sample_shows() -> None:
+def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_that_a_sample_shows() -> (
+    None
+):
     logits, masks = _class_batch()
     entropy = F.cross_entropy(logits, masks[:, 0].long())
     torch.testing.assert_close(PixelLoss("mean", dice_weight=0)(logits, masks), entropy)
@@ -85,9 +89,15 @@ def test_classes_are_compared_by_cross_entropy_and_by_the_overlap_of_those_that_
 
     for sample, shown in enumerate((1, 2, 1, None)):
         union = miss(1 - p[sample, 0], (masks[sample, 0] > 0).float())
-        losses.append(union if shown is None else (union + miss(p[sample, shown], (masks[sample, 0] > 0).float())) / 2)
+        losses.append(
+            union
+            if shown is None
+            else (union + miss(p[sample, shown], (masks[sample, 0] > 0).float())) / 2
+        )
     losses[3] = torch.zeros(())  # it shows no defect
-    torch.testing.assert_close(PixelLoss("mean")(logits, masks), entropy + torch.stack(losses).mean())
+    torch.testing.assert_close(
+        PixelLoss("mean")(logits, masks), entropy + torch.stack(losses).mean()
+    )
 
 
 @pytest.mark.parametrize("classes", [1, 3])
@@ -105,7 +115,9 @@ def test_focal_and_class_weights_are_their_formulas() -> None:
     logits, masks = _class_batch()
     entropy = F.cross_entropy(logits, masks[:, 0].long(), reduction="none")
     focal = (entropy * (1 - torch.exp(-entropy)) ** 2).mean()
-    torch.testing.assert_close(PixelLoss("mean", dice_weight=0, focal_gamma=2.0)(logits, masks), focal)
+    torch.testing.assert_close(
+        PixelLoss("mean", dice_weight=0, focal_gamma=2.0)(logits, masks), focal
+    )
     weights = torch.tensor([0.1, 2.0, 5.0])
     wanted = (entropy * weights[masks[:, 0].long()]).mean()
     found = PixelLoss("mean", dice_weight=0, class_weights=weights.tolist())(logits, masks)

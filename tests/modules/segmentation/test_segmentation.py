@@ -40,7 +40,8 @@ def _trainer(folder: Path, **options: Any) -> L.Trainer:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "precision"), [("one_cycle", "32-true"), ("cosine", "bf16-mixed"), ("none", "32-true")]
+    ("schedule", "precision"),
+    [("one_cycle", "32-true"), ("cosine", "bf16-mixed"), ("none", "32-true")],
 )
 def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -49,7 +50,9 @@ def test_it_learns_and_logs_what_it_says(schedule: Any, precision: Any, tmp_path
     trainer = _trainer(tmp_path, max_epochs=6, precision=precision)
     trainer.fit(model, loader, loader)
     names = [
-        f"{name}{suffix}" for name in ("average_precision", "dice", "defect_recall") for suffix in ("", "_baseline")
+        f"{name}{suffix}"
+        for name in ("average_precision", "dice", "defect_recall")
+        for suffix in ("", "_baseline")
     ]
     assert set(trainer.callback_metrics) == {"train/loss", *(f"val/{name}" for name in names)}
     assert trainer.callback_metrics["val/average_precision"] > 0.9
@@ -69,7 +72,9 @@ def test_masks_may_all_be_empty(tmp_path: Path) -> None:
 def test_scores_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
     trainer = _trainer(tmp_path)
-    trainer.fit(SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader)
+    trainer.fit(
+        SegmentationModule(loss="mean", false_alarms_per_patch=None, baseline=False), loader, loader
+    )
     assert set(trainer.callback_metrics) == {"train/loss", "val/average_precision", "val/dice"}
     with pytest.raises(ConfigError, match="loss='median' is unknown: choose one of rare, mean"):
         SegmentationModule(loss="median")  # type: ignore[arg-type]
@@ -96,7 +101,13 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     for one, two in zip(model.parameters(), other.parameters(), strict=True):
         assert torch.equal(one, two)
     checkpoint = torch.load(path, weights_only=True)
-    plain = {"schedule": "cosine", "loss": "rare", "dice_weight": 0.5, "false_alarms_per_patch": 0.2, "baseline": True}
+    plain = {
+        "schedule": "cosine",
+        "loss": "rare",
+        "dice_weight": 0.5,
+        "false_alarms_per_patch": 0.2,
+        "baseline": True,
+    }
     newer = {"focal_gamma": 0.0, "tversky": (0.5, 0.5), "class_weights": None, "classes": None}
     newer |= {"anomaly_scores": False, "image_score_fraction": 0.0005}
     assert checkpoint["hyper_parameters"] == {**plain, **newer, "num_parameters": 5393}
@@ -106,8 +117,12 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_checkpoints_hold_the_thresholds_that_validation_chose(tmp_path: Path, averaged: bool) -> None:
-    samples = [sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))]
+def test_checkpoints_hold_the_thresholds_that_validation_chose(
+    tmp_path: Path, averaged: bool
+) -> None:
+    samples = [
+        sample | {"image_index": torch.tensor(number)} for number, sample in enumerate(_samples(8))
+    ]
     samples[0] = samples[0] | {"mask": torch.zeros_like(samples[0]["mask"])}
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
     callbacks: list[L.Callback] = [ModelCheckpoint(tmp_path, filename="last")]
@@ -116,10 +131,14 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(tmp_path: Path, a
     trainer = _trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
     model = SegmentationModule(anomaly_scores=True, image_score_fraction=0.01)
     trainer.fit(model, loader, loader)
-    chosen = [float(trainer.callback_metrics[f"val/{name}f1_max_threshold"]) for name in ("", "image_")]
+    chosen = [
+        float(trainer.callback_metrics[f"val/{name}f1_max_threshold"]) for name in ("", "image_")
+    ]
     assert chosen[0] != 0.5
     assert 0 < chosen[1] < 1
-    loaded = SegmentationModule.load_from_checkpoint(tmp_path / "last.ckpt", weights_only=True, strict=True)
+    loaded = SegmentationModule.load_from_checkpoint(
+        tmp_path / "last.ckpt", weights_only=True, strict=True
+    )
     assert [float(loaded.predict_threshold), float(loaded.image_threshold)] == chosen
     assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
     trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]
@@ -137,7 +156,9 @@ def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
 
 def test_checkpoints_of_before_have_no_threshold_of_images(tmp_path: Path) -> None:
     model, path = SegmentationModule(anomaly_scores=True), tmp_path / "old.ckpt"
-    state = {name: value for name, value in model.state_dict().items() if not name.startswith("image_")}
+    state = {
+        name: value for name, value in model.state_dict().items() if not name.startswith("image_")
+    }
     torch.save({"state_dict": state | {"predict_threshold": torch.tensor(0.25)}}, path)
     load_weights(model, path)
     assert (float(model.predict_threshold), float(model.image_threshold)) == (0.25, -1)
@@ -167,7 +188,9 @@ def _class_samples() -> list[dict[str, torch.Tensor]]:
 
 def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
-    model = SegmentationModule(_Painter(), classes=["dent", "spot"], baseline=False, false_alarms_per_patch=None)
+    model = SegmentationModule(
+        _Painter(), classes=["dent", "spot"], baseline=False, false_alarms_per_patch=None
+    )
     found = _trainer(tmp_path).test(model, loader, verbose=False)[0]
     assert found["test/iou_dent"] == pytest.approx(12 / 16)
     assert found["test/iou_spot"] == pytest.approx(56 / 60)
@@ -182,8 +205,12 @@ def test_classes_have_scores_of_their_own(tmp_path: Path) -> None:
 
 def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"4 logits .*background and a, b, c: set model.net.classes=4"):
-        _trainer(tmp_path).test(SegmentationModule(_Painter(), classes=["a", "b", "c"]), loader, verbose=False)
+    with pytest.raises(
+        ConfigError, match=r"4 logits .*background and a, b, c: set model.net.classes=4"
+    ):
+        _trainer(tmp_path).test(
+            SegmentationModule(_Painter(), classes=["a", "b", "c"]), loader, verbose=False
+        )
     with pytest.raises(ConfigError, match=r"1 logits for each pixel are wanted"):
         _trainer(tmp_path).test(SegmentationModule(_Painter()), loader, verbose=False)
 
@@ -193,14 +220,18 @@ def test_a_net_or_datamodule_with_other_classes_is_refused(tmp_path: Path) -> No
         def test_dataloader(self) -> Any:
             return loader
 
-    with pytest.raises(ConfigError, match=r"tells \['x'\] apart and the model none: set model.classes"):
+    with pytest.raises(
+        ConfigError, match=r"tells \['x'\] apart and the model none: set model.classes"
+    ):
         _trainer(tmp_path).test(SegmentationModule(), Data(), verbose=False)
 
 
 def test_a_loss_of_another_library_gets_what_it_takes(tmp_path: Path) -> None:
     loader = DataLoader(_class_samples(), batch_size=1)  # type: ignore[arg-type]
     loss = torch.nn.CrossEntropyLoss(ignore_index=255)
-    model = SegmentationModule(_Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False)
+    model = SegmentationModule(
+        _Painter(), classes=["dent", "spot"], loss=loss, schedule="none", baseline=False
+    )
     trainer = _trainer(tmp_path)
     trainer.fit(model, loader, loader)
     sample = _class_samples()[0]
@@ -223,12 +254,16 @@ def test_balanced_weights_come_from_the_counts_of_the_datamodule(tmp_path: Path)
 
         val_dataloader = train_dataloader
 
-    model = SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced", schedule="none")
+    model = SegmentationModule(
+        _Painter(), classes=["dent", "spot"], class_weights="balanced", schedule="none"
+    )
     _trainer(tmp_path, max_steps=1).fit(model, Data())
     assert model.loss.class_weights.tolist() == pytest.approx([120 / 3 / 90, 120 / 3 / 30, 120 / 3])  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="class_weights=balanced needs a datamodule that counts"):
         _trainer(tmp_path).fit(
-            SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced"), loader, loader
+            SegmentationModule(_Painter(), classes=["dent", "spot"], class_weights="balanced"),
+            loader,
+            loader,
         )
 
 
@@ -239,7 +274,9 @@ def test_foreign_files_are_no_checkpoints(tmp_path: Path) -> None:
     torch.save({"state_dict": wide.state_dict()}, tmp_path / "wide.ckpt")
     texts = {"text": "is no checkpoint that can be read: it is damaged, or holds more than data"}
     for name in ("text", "other", "wide"):
-        with pytest.raises(StoreError, match=f"{name}.ckpt {texts.get(name, 'does not hold weights of Seg')}"):
+        with pytest.raises(
+            StoreError, match=f"{name}.ckpt {texts.get(name, 'does not hold weights of Seg')}"
+        ):
             load_weights(SegmentationModule(), tmp_path / f"{name}.ckpt")
 
 
@@ -285,11 +322,19 @@ class _Stream(IterableDataset[dict[str, torch.Tensor]]):
     ("limits", "rates"),
     [
         # 2 epochs of 2 steps: the rate changes with the epoch
-        ({"max_epochs": 2}, [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.25, 0.25, 0.75, 0.75)]),
-        ({"max_steps": 4}, [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.125, 0.375, 0.625, 0.875)]),
+        (
+            {"max_epochs": 2},
+            [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.25, 0.25, 0.75, 0.75)],
+        ),
+        (
+            {"max_steps": 4},
+            [0.5 + 0.5 * math.cos(math.pi * place) for place in (0.125, 0.375, 0.625, 0.875)],
+        ),
     ],
 )
-def test_loaders_without_a_length(limits: dict[str, int], rates: list[float], tmp_path: Path) -> None:
+def test_loaders_without_a_length(
+    limits: dict[str, int], rates: list[float], tmp_path: Path
+) -> None:
     seen: list[float] = []
 
     class Watch(L.Callback):
@@ -321,7 +366,10 @@ class _StepClock(Timer):
     ("max_epochs", "progress"),
     [
         # The rate of a step is set before the clock counts the step ahead of it.
-        (100, [0.5 / 200, 1.5 / 200, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),  # the clock ends it
+        (
+            100,
+            [0.5 / 200, 1.5 / 200, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8],
+        ),  # the clock ends it
         (-1, [0, 0, 1 / 8, 2 / 8, 3 / 8, 4 / 8, 5 / 8, 6 / 8]),  # nothing else would
         (2, [1 / 8, 3 / 8, 5 / 8, 7 / 8]),  # its steps end first
     ],
@@ -352,9 +400,13 @@ def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: 
 
     model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
     best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
-    samples = [sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)]  # it stays at 0
+    samples = [
+        sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)
+    ]  # it stays at 0
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()], enable_checkpointing=True).fit(model, loader, loader)
+    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()], enable_checkpointing=True).fit(
+        model, loader, loader
+    )
     assert seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
 
 
@@ -368,12 +420,16 @@ def test_a_rate_that_follows_a_metric_needs_one(tmp_path: Path) -> None:
 def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
     loader = DataLoader(_Stream(), batch_size=2)
     trainer = _trainer(tmp_path, max_epochs=-1)
-    with pytest.raises(ConfigError, match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs"):
+    with pytest.raises(
+        ConfigError,
+        match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs",
+    ):
         trainer.fit(SegmentationModule(), loader, loader)
 
 
 def test_unknown_schedule() -> None:
     with pytest.raises(
-        ConfigError, match="schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "
+        ConfigError,
+        match="schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, ",
     ):
         SegmentationModule(schedule="linear")  # type: ignore[arg-type]

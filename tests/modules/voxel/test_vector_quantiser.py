@@ -110,8 +110,12 @@ def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     counted, calls = ranked.seen_sizes.clone(), []
     alone.update()
     monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "all_reduce", lambda tensor: calls.append("all_reduce") or tensor.mul_(2))
-    monkeypatch.setattr(dist, "broadcast", lambda tensor, source: calls.append(f"broadcast {source}"))
+    monkeypatch.setattr(
+        dist, "all_reduce", lambda tensor: calls.append("all_reduce") or tensor.mul_(2)
+    )
+    monkeypatch.setattr(
+        dist, "broadcast", lambda tensor, source: calls.append(f"broadcast {source}")
+    )
     ranked.update()
     assert calls == ["all_reduce", "all_reduce", "broadcast 0"]
     torch.testing.assert_close(ranked.sizes, alone.sizes + 0.03 * counted)
@@ -119,8 +123,12 @@ def test_ranks_sum_what_they_counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "options", [{"codes": 1}, {"width": 0}, {"decay": 1.0}, {"restart_share": 1.0}], ids=lambda options: str(options)
+    "options",
+    [{"codes": 1}, {"width": 0}, {"decay": 1.0}, {"restart_share": 1.0}],
+    ids=lambda options: str(options),
 )
 def test_impossible_options(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match=r"need codes >= 2, width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"):
+    with pytest.raises(
+        ConfigError, match=r"need codes >= 2, width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"
+    ):
         VectorQuantiser(**options)  # type: ignore[arg-type]

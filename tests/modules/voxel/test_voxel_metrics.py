@@ -8,9 +8,16 @@ def test_scores_of_two_volumes() -> None:
     metric = VoxelScores()
     errors = torch.tensor([3.0, 1.0, 10.0], dtype=torch.float64)
     metric.update(torch.tensor([6]), torch.tensor([10]), torch.tensor([8]), errors)
-    metric.update(torch.tensor([0.0]), torch.tensor([5.0]), torch.tensor([5.0]), torch.zeros(3, dtype=torch.float64))
+    metric.update(
+        torch.tensor([0.0]),
+        torch.tensor([5.0]),
+        torch.tensor([5.0]),
+        torch.zeros(3, dtype=torch.float64),
+    )
     found = {name: float(value) for name, value in metric.compute().items()}
-    assert found == pytest.approx({"iou": 6 / 12 / 2, "f1": 12 / 18 / 2, "value_mae": 0.3, "psnr": 10.0})
+    assert found == pytest.approx(
+        {"iou": 6 / 12 / 2, "f1": 12 / 18 / 2, "value_mae": 0.3, "psnr": 10.0}
+    )
 
 
 def test_the_batching_does_not_matter() -> None:
@@ -27,7 +34,12 @@ def test_the_batching_does_not_matter() -> None:
 
 def test_values_without_an_error_have_a_finite_ratio() -> None:
     metric = VoxelScores()
-    metric.update(torch.ones(1), torch.ones(1), torch.ones(1), torch.tensor([0.0, 0.0, 5.0], dtype=torch.float64))
+    metric.update(
+        torch.ones(1),
+        torch.ones(1),
+        torch.ones(1),
+        torch.tensor([0.0, 0.0, 5.0], dtype=torch.float64),
+    )
     assert float(metric.compute()["psnr"]) == pytest.approx(120)
 
 

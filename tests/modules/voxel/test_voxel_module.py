@@ -43,7 +43,9 @@ def _batch(volumes: int = 2) -> Batch:
 def _slice(batch: Batch, start: int) -> Batch:
     """The samples from one on, with the row numbers of the whole batch."""
     first = int(batch["coords_count"][:start].sum())
-    return {key: value[first if key in ("coords", "feats") else start :] for key, value in batch.items()}
+    return {
+        key: value[first if key in ("coords", "feats") else start :] for key, value in batch.items()
+    }
 
 
 def _loader(*batches: Batch) -> DataLoader[Any]:
@@ -55,17 +57,28 @@ def _trainer(folder: Path, **options: Any) -> L.Trainer:
 
 
 def _net(*, quantised: bool = True) -> PointVoxelNet:
-    return PointVoxelNet(grid=8, width=8, latent=4, hidden=16, quantiser=VectorQuantiser(32, 4) if quantised else None)
+    return PointVoxelNet(
+        grid=8,
+        width=8,
+        latent=4,
+        hidden=16,
+        quantiser=VectorQuantiser(32, 4) if quantised else None,
+    )
 
 
 def _module(*, quantised: bool = True, **options: Any) -> VoxelModule:
     torch.manual_seed(0)
-    return VoxelModule(_net(quantised=quantised), **({"queries": QueryCounts(128, 256, 128)} | options))
+    return VoxelModule(
+        _net(quantised=quantised), **({"queries": QueryCounts(128, 256, 128)} | options)
+    )
 
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_it_learns_two_volumes_by_heart(quantised: bool, tmp_path: Path) -> None:
-    model, loader = _module(quantised=quantised, optimizer=partial(torch.optim.Adam, lr=2e-2)), _loader(_batch())
+    model, loader = (
+        _module(quantised=quantised, optimizer=partial(torch.optim.Adam, lr=2e-2)),
+        _loader(_batch()),
+    )
     trainer = _trainer(tmp_path, max_epochs=70, check_val_every_n_epoch=70)
     trainer.fit(model, loader, loader)
     assert trainer.callback_metrics["val/iou"] > 0.75
@@ -83,7 +96,9 @@ def test_it_learns_two_volumes_by_heart(quantised: bool, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
-def test_it_trains_in_any_precision_and_with_accumulated_gradients(precision: Any, tmp_path: Path) -> None:
+def test_it_trains_in_any_precision_and_with_accumulated_gradients(
+    precision: Any, tmp_path: Path
+) -> None:
     model = _module(schedule="none")
     before = {name: weight.clone() for name, weight in model.named_parameters()}
     trainer = _trainer(tmp_path, precision=precision, accumulate_grad_batches=2)
@@ -100,7 +115,10 @@ def test_a_piece_of_a_batch_has_its_own_part_of_the_loss(tmp_path: Path) -> None
     model, whole = _module(quantised=False), _batch(3)
     model.trainer = _trainer(tmp_path)
     model.log = lambda *_, **__: None  # type: ignore[assignment,method-assign]
-    losses = [float(model.training_step(part, 0).detach()) for part in (whole, _slice(whole, 1), _slice(whole, 2))]
+    losses = [
+        float(model.training_step(part, 0).detach())
+        for part in (whole, _slice(whole, 1), _slice(whole, 2))
+    ]
     first = {key: value[: int(whole["coords_count"][0])] for key, value in whole.items()}
     first |= {key: whole[key][:1] for key in ("coords_count", "shape", "index")}
     alone = float(model.training_step(first, 0).detach())
@@ -152,7 +170,10 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"schedule": "linear"}, "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, "),
+        (
+            {"schedule": "linear"},
+            "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, ",
+        ),
         ({"seed": -1}, "seed=-1 is not usable"),
         ({"threshold": 0.0}, "threshold=0.0, .*need 0 < threshold < 1"),
     ],

@@ -56,14 +56,20 @@ def test_the_order_of_the_points_does_not_matter() -> None:
     net, batch = _net().eval(), _batch()
     order = torch.cat([40 * row + torch.randperm(40) for row in range(3)])
     mixed = batch | {"coords": batch["coords"][order], "feats": batch["feats"][order]}
-    for one, two in zip(_ask_all(net, read_points(batch)), _ask_all(net, read_points(mixed)), strict=True):
+    for one, two in zip(
+        _ask_all(net, read_points(batch)), _ask_all(net, read_points(mixed)), strict=True
+    ):
         assert torch.equal(one, two)
 
 
 def test_no_volume_sees_another() -> None:
     net, batch = _net(quantiser=VectorQuantiser(16, 4)).eval(), _batch()
     other = _batch(seed=1)
-    changed = {key: torch.cat((value[:80], other[key][80:])) for key, value in batch.items() if key != "shape"}
+    changed = {
+        key: torch.cat((value[:80], other[key][80:]))
+        for key, value in batch.items()
+        if key != "shape"
+    }
     one, two = (_ask_all(net, read_points(part | {"shape": SHAPES})) for part in (batch, changed))
     for before, after in zip(one[:2], two[:2], strict=True):
         assert torch.equal(before[:80], after[:80])
@@ -78,17 +84,27 @@ def test_points_may_come_in_chunks(chunk: int) -> None:
         net = _net(point_chunk=size)
         answers = _ask_all(net, read_points(_batch()))
         sum(part.square().sum() for part in answers).backward()  # type: ignore[union-attr]
-        gradients.append(torch.cat([weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]))
+        gradients.append(
+            torch.cat(
+                [weight.grad.flatten() for weight in net.parameters() if weight.grad is not None]
+            )
+        )
         assert len(gradients[-1]) == sum(weight.numel() for weight in net.parameters())
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-4, atol=1e-4)
 
 
 def test_reading_between_cells_is_linear() -> None:
     grid, shape = 4, torch.tensor([16, 8, 4])
-    centres = torch.cartesian_prod(*[(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()])
-    features = torch.cat((torch.zeros(grid**3, 3), centres))  # of two volumes; features are places in mm
+    centres = torch.cartesian_prod(
+        *[(torch.arange(grid) + 0.5) * side / grid for side in shape.tolist()]
+    )
+    features = torch.cat(
+        (torch.zeros(grid**3, 3), centres)
+    )  # of two volumes; features are places in mm
     places = torch.tensor([[2, 1, 1], [9, 5, 2], [13, 6, 3], [0, 0, 0], [15, 7, 3]])
-    found = read_between(features, torch.ones(5, dtype=torch.int64), places, shape.expand(5, 3), grid)
+    found = read_between(
+        features, torch.ones(5, dtype=torch.int64), places, shape.expand(5, 3), grid
+    )
     low, high = centres.amin(0), centres.amax(0)
     torch.testing.assert_close(found, (places + 0.5).maximum(low).minimum(high))
 
@@ -131,10 +147,13 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
         assert torch.equal(volume["coords"], places[sure].int())
         torch.testing.assert_close(volume["values"], values[sure].clamp(0, 1))
         assert volume["scores"].min() > threshold
-    both, true, predicted, errors = compare(net, field, points, Decoding(threshold, cell_threshold, chunk))
+    both, true, predicted, errors = compare(
+        net, field, points, Decoding(threshold, cell_threshold, chunk)
+    )
     sets = [{tuple(place) for place in volume["coords"].tolist()} for volume in found]
     hits = [
-        sum(tuple(place) in own for place in points.places[points.rows == row].tolist()) for row, own in enumerate(sets)
+        sum(tuple(place) in own for place in points.places[points.rows == row].tolist())
+        for row, own in enumerate(sets)
     ]
     assert both.tolist() == hits
     assert true.tolist() == [40] * 3
@@ -146,7 +165,8 @@ def test_reconstructions_are_what_is_asked_one_by_one(chunk: int) -> None:
     values = net.ask(field, points.rows, points.places)[1].clamp(0, 1)
     expected = (values - points.feats[:, 0]).double()
     torch.testing.assert_close(
-        errors, torch.stack((expected.abs().sum(), expected.square().sum(), torch.tensor(120.0).double()))
+        errors,
+        torch.stack((expected.abs().sum(), expected.square().sum(), torch.tensor(120.0).double())),
     )
 
 
@@ -185,11 +205,17 @@ def test_impossible_options(options: dict[str, object], message: str) -> None:
 
 
 def test_other_features_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"the points have 1 features: set model.net.channels to that, not 2"):
+    with pytest.raises(
+        ConfigError, match=r"the points have 1 features: set model.net.channels to that, not 2"
+    ):
         _net(channels=2)(read_points(_batch()))
 
 
-@pytest.mark.parametrize("options", [{"threshold": 1.0}, {"cell_threshold": -0.1}, {"query_chunk": 0}])
+@pytest.mark.parametrize(
+    "options", [{"threshold": 1.0}, {"cell_threshold": -0.1}, {"query_chunk": 0}]
+)
 def test_impossible_decodings(options: dict[str, float]) -> None:
-    with pytest.raises(ConfigError, match="need 0 < threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"):
+    with pytest.raises(
+        ConfigError, match="need 0 < threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"
+    ):
         Decoding(**options)  # type: ignore[arg-type]

@@ -5,9 +5,15 @@ from lit_data.types import Batch
 
 
 def _batch() -> Batch:
-    coords = torch.tensor([[0, 1, 2, 3], [0, 1, 2, 2], [2, 0, 0, 0], [2, 5, 0, 1]], dtype=torch.int32)
+    coords = torch.tensor(
+        [[0, 1, 2, 3], [0, 1, 2, 2], [2, 0, 0, 0], [2, 5, 0, 1]], dtype=torch.int32
+    )
     feats = torch.tensor([[0.3], [0.2], [0.0], [0.5]])
-    return {"coords": coords, "feats": feats, "shape": torch.tensor([[4, 4, 4], [3, 3, 3], [6, 2, 2]])}
+    return {
+        "coords": coords,
+        "feats": feats,
+        "shape": torch.tensor([[4, 4, 4], [3, 3, 3], [6, 2, 2]]),
+    }
 
 
 def _equal(one: Points, other: Points) -> bool:
@@ -51,5 +57,16 @@ def test_the_share_of_a_subset() -> None:
 
 def test_cells_share_a_volume_evenly() -> None:
     places = torch.arange(10)[:, None].expand(10, 3)
-    assert find_cells(places, torch.tensor([10, 5, 3]), 4)[:, 0].tolist() == [0, 0, 1, 1, 1, 2, 2, 3, 3, 3]
+    assert find_cells(places, torch.tensor([10, 5, 3]), 4)[:, 0].tolist() == [
+        0,
+        0,
+        1,
+        1,
+        1,
+        2,
+        2,
+        3,
+        3,
+        3,
+    ]
     assert find_cells(places[:3], torch.tensor([3, 3, 3]), 4)[:, 0].tolist() == [0, 2, 3]

@@ -16,7 +16,11 @@ COUNTS = QueryCounts(points=64, near=256, anywhere=128)
 def _slab(volumes: int = 2, *, every: int = 1, high: int = 6) -> Batch:
     """Volumes whose slices 3 to `high` are occupied; of their voxels every n-th is a point."""
     places = torch.cartesian_prod(torch.arange(3, high), torch.arange(SIDE), torch.arange(SIDE))
-    kept = places[torch.randperm(len(places), generator=torch.Generator().manual_seed(1))[: len(places) // every]]
+    kept = places[
+        torch.randperm(len(places), generator=torch.Generator().manual_seed(1))[
+            : len(places) // every
+        ]
+    ]
     rows = torch.arange(volumes).repeat_interleave(len(kept))[:, None]
     coords = torch.cat((rows, kept.repeat(volumes, 1)), dim=1)
     return {
@@ -27,7 +31,9 @@ def _slab(volumes: int = 2, *, every: int = 1, high: int = 6) -> Batch:
     }
 
 
-def _draw(points: Points, index: list[int], *, epoch: int = 0, seed: int = 0, counts: QueryCounts = COUNTS) -> Queries:
+def _draw(
+    points: Points, index: list[int], *, epoch: int = 0, seed: int = 0, counts: QueryCounts = COUNTS
+) -> Queries:
     return draw_queries(points, counts, grid=8, seed=seed, index=torch.tensor(index), epoch=epoch)
 
 
@@ -48,7 +54,11 @@ def test_places_depend_on_seed_sample_and_epoch_alone() -> None:
     points = read_points(_slab())
     first = _draw(points, [4, 9]).places
     assert torch.equal(_draw(points, [9, 4]).places, first.flip(0))
-    for other in (_draw(points, [4, 9], epoch=1), _draw(points, [4, 9], seed=1), _draw(points, [5, 8])):
+    for other in (
+        _draw(points, [4, 9], epoch=1),
+        _draw(points, [4, 9], seed=1),
+        _draw(points, [5, 8]),
+    ):
         assert (other.places != first).any(-1).float().mean() > 0.9
 
 
@@ -69,10 +79,14 @@ def test_a_volume_without_points_has_only_free_places() -> None:
     assert (queries.value_weights[1] == 0).all()
     assert (queries.weights[1, :256] == 0).all()
     assert (queries.occupied[1] * queries.weights[1] == 0).all()
-    nothing = {key: value[:0] if key in ("coords", "feats") else value for key, value in batch.items()}
+    nothing = {
+        key: value[:0] if key in ("coords", "feats") else value for key, value in batch.items()
+    }
     assert (_draw(read_points(nothing), [0, 1]).occupied == 0).all()
 
 
 def test_there_must_be_places() -> None:
-    with pytest.raises(ConfigError, match="points=0, near=2048, anywhere=1024: need 1 or more each"):
+    with pytest.raises(
+        ConfigError, match="points=0, near=2048, anywhere=1024: need 1 or more each"
+    ):
         QueryCounts(points=0)

@@ -14,7 +14,9 @@ SHAPE = (3, 96, 96)
 MIDDLE = (slice(None), slice(None), slice(44, 53), slice(44, 53))
 
 
-@pytest.mark.parametrize(("name", "way"), [("cut_paste", (-20, 13)), ("shift", (2, -3)), ("shift", (0, 1))])
+@pytest.mark.parametrize(
+    ("name", "way"), [("cut_paste", (-20, 13)), ("shift", (2, -3)), ("shift", (0, 1))]
+)
 def test_another_place_is_seen(name: str, way: tuple[int, int]) -> None:
     grey = scene(1, SHAPE)
     plan = move(plan_of(only(name), shape=SHAPE), 48, 48)
@@ -28,9 +30,14 @@ def test_another_place_is_seen(name: str, way: tuple[int, int]) -> None:
 
 def test_distractors_show_another_place_in_each_channel() -> None:
     grey = scene(1, SHAPE)
-    plan = with_values(move(plan_of(only("cut_paste"), shape=SHAPE), 48, 48), half_px=14, half_across_px=14)
+    plan = with_values(
+        move(plan_of(only("cut_paste"), shape=SHAPE), 48, 48), half_px=14, half_across_px=14
+    )
     plan.channels[:], plan.is_true[:] = (False, True, True), False
-    shift = [int(plan.values[0, plan.spec.members[0].parameters.index(name)]) for name in ("shift_y", "shift_x")]
+    shift = [
+        int(plan.values[0, plan.spec.members[0].parameters.index(name)])
+        for name in ("shift_y", "shift_x")
+    ]
     changes, mask = drawn(grey, plan)
     other = np.roll(grey, (-shift[0], -shift[1]), (2, 3)).astype(np.float32)
     np.testing.assert_array_equal((grey + changes)[:, 1:][MIDDLE], other[:, 1:][MIDDLE])
@@ -42,14 +49,18 @@ def test_distractors_show_another_place_in_each_channel() -> None:
 def test_distances_lie_in_their_range(name: str) -> None:
     plan = plan_of(only(name, distance_px=(5, 9)), 500, SHAPE)
     parameters = plan.spec.members[0].parameters
-    distance = np.hypot(*(plan.values[:, parameters.index(name)] for name in ("shift_y", "shift_x")))
+    distance = np.hypot(
+        *(plan.values[:, parameters.index(name)] for name in ("shift_y", "shift_x"))
+    )
     assert 4.2 < distance.min() < 5.5
     assert 8.5 < distance.max() < 9.8
 
 
 def test_blur_lowers_the_variance_and_keeps_the_mean() -> None:
     grey = np.random.default_rng(0).normal(120, 25, (20, *SHAPE)).clip(0, 255).astype(np.uint8)
-    plan = with_values(move(plan_of(only("blur"), 20, SHAPE), 48, 48), half_px=14, half_across_px=14, sigma_px=1.5)
+    plan = with_values(
+        move(plan_of(only("blur"), 20, SHAPE), 48, 48), half_px=14, half_across_px=14, sigma_px=1.5
+    )
     changes, _ = drawn(grey, plan)
     after = (grey + changes)[:, :1][MIDDLE]
     assert after.std() < 0.3 * grey[:, :1][MIDDLE].std()
@@ -62,7 +73,9 @@ def test_blur_lowers_the_variance_and_keeps_the_mean() -> None:
 def test_a_texture_keeps_the_mean_brightness_and_has_its_strength() -> None:
     grey = np.random.default_rng(0).normal(120, 3, (300, *SHAPE)).clip(0, 255).astype(np.uint8)
     grey[:, 1:] = 40
-    plan = move(plan_of(only("texture", amplitude=(0.1, 0.1), size_px=(24, 28)), 300, SHAPE), 48, 48)
+    plan = move(
+        plan_of(only("texture", amplitude=(0.1, 0.1), size_px=(24, 28)), 300, SHAPE), 48, 48
+    )
     plan.channels[:] = True
     changes, mask = drawn(grey, plan)
     full = mask[:, None] & np.array([True, False, False])[:, None, None]
@@ -71,14 +84,19 @@ def test_a_texture_keeps_the_mean_brightness_and_has_its_strength() -> None:
     assert 15 < after[full].std() < 32
     assert np.abs(after[:, 1:].mean() - 40) < 3
     # Islands of noise: holes inside the outline.
-    filled = [cv2.dilate(cv2.erode(m.astype(np.uint8), np.ones((3, 3))), np.ones((3, 3))).sum() for m in mask]
+    filled = [
+        cv2.dilate(cv2.erode(m.astype(np.uint8), np.ones((3, 3))), np.ones((3, 3))).sum()
+        for m in mask
+    ]
     assert 0.2 < np.mean(filled) / (np.pi * 12 * 8) < 1.1
 
 
 def test_textures_from_a_folder(tmp_path: Path) -> None:
     stripes = np.tile(np.where(np.arange(256) % 8 < 4, 0, 255).astype(np.uint8), (256, 1))
     cv2.imwrite(str(tmp_path / "stripes.png"), stripes)
-    plan = move(plan_of(only("texture", textures_from=str(tmp_path), size_px=(28, 28)), 50, SHAPE), 48, 48)
+    plan = move(
+        plan_of(only("texture", textures_from=str(tmp_path), size_px=(28, 28)), 50, SHAPE), 48, 48
+    )
     changes, _ = drawn(np.full((50, *SHAPE), 120, np.uint8), plan)
     found = changes[:, 0][changes[:, 0] != 0]
     # Two levels, one standard deviation of the texture to either side; less on the edge.
@@ -97,7 +115,11 @@ def test_textures_of_real_images_are_seen(shared_data: Path) -> None:
 def _outlines(plan_size_px: float, folder: str) -> np.ndarray:
     """Masks of regions with outlines from a folder, upright: [100, 96, 96]."""
     plan = move(
-        plan_of(only("stain", shapes_from=folder, size_px=(plan_size_px, plan_size_px)), 100, SHAPE), 47.5, 47.5
+        plan_of(
+            only("stain", shapes_from=folder, size_px=(plan_size_px, plan_size_px)), 100, SHAPE
+        ),
+        47.5,
+        47.5,
     )
     return drawn(np.full((100, *SHAPE), 100, np.uint8), with_values(plan, angle=0))[1]
 
@@ -111,7 +133,10 @@ def test_outlines_are_those_of_the_masks(tmp_path: Path) -> None:
     cv2.imwrite(str(tmp_path / "cross.png"), cross)
     expected = {
         name: cv2.resize(mask, (width, height), interpolation=cv2.INTER_NEAREST) > 0
-        for name, mask, height, width in (("bar", bar[10:34, 5:11], 36, 9), ("cross", cross, 36, 36))
+        for name, mask, height, width in (
+            ("bar", bar[10:34, 5:11], 36, 9),
+            ("cross", cross, 36, 36),
+        )
     }
     seen = set()
     for mask in _outlines(36, str(tmp_path)):
@@ -131,7 +156,15 @@ def test_outlines_are_those_of_the_masks(tmp_path: Path) -> None:
 def test_outlines_of_real_defects(shared_data: Path) -> None:
     folder = str(shared_data / "inspection" / "meiwei-masks")
     masks = _outlines(40, folder)
-    tiles = np.stack([cv2.resize(tile, (44, 44), interpolation=cv2.INTER_AREA) for tile in load_shapes(folder)]) > 0.5
+    tiles = (
+        np.stack(
+            [
+                cv2.resize(tile, (44, 44), interpolation=cv2.INTER_AREA)
+                for tile in load_shapes(folder)
+            ]
+        )
+        > 0.5
+    )
     known = np.zeros((len(tiles), 96, 96), bool)
     known[:, 26:70, 26:70] = tiles
     best = [((mask & known).sum((1, 2)) / (mask | known).sum((1, 2))).max() for mask in masks]

@@ -13,9 +13,13 @@ DOWN = np.broadcast_to(60 + 120 * (np.arange(64) % 12 < 5), SHAPE[1:]).astype(np
 
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize(("bright", "column", "kind"), [(False, 26, 180), (True, 32, 60)])
-def test_a_break_takes_a_stretch_of_a_stripe_away(across: bool, bright: bool, column: int, kind: int) -> None:
+def test_a_break_takes_a_stretch_of_a_stripe_away(
+    across: bool, bright: bool, column: int, kind: int
+) -> None:
     grey = DOWN.T if across else DOWN
-    plan = move(plan_of(only("stripe_break"), shape=SHAPE), *((column, 30) if across else (30, column)))
+    plan = move(
+        plan_of(only("stripe_break"), shape=SHAPE), *((column, 30) if across else (30, column))
+    )
     plan = with_values(plan, length_px=9, width_px=8 if bright else 6, opacity=1)
     plan.amplitude[:] = 0.2 if bright else -0.2
     assert (DOWN[30, column - 2 : column + 2] == kind).all()
@@ -29,7 +33,12 @@ def test_a_break_takes_a_stretch_of_a_stripe_away(across: bool, bright: bool, co
 
 
 def test_opacity_leaves_a_share_of_the_stripe() -> None:
-    plan = with_values(move(plan_of(only("stripe_break"), shape=SHAPE), 30, 26), length_px=3, width_px=3, opacity=0.5)
+    plan = with_values(
+        move(plan_of(only("stripe_break"), shape=SHAPE), 30, 26),
+        length_px=3,
+        width_px=3,
+        opacity=0.5,
+    )
     plan.amplitude[:] = -0.2
     changes, _ = drawn(DOWN[None, None].copy(), plan)
     assert set(changes[changes != 0].tolist()) == {-60}
@@ -38,7 +47,9 @@ def test_opacity_leaves_a_share_of_the_stripe() -> None:
 @pytest.mark.parametrize("across", [False, True])
 def test_an_extra_stripe_lies_along_the_stripes(across: bool) -> None:
     grey = DOWN.T if across else DOWN
-    plan = with_values(move(plan_of(only("extra_stripe"), shape=SHAPE), 30, 30), length_px=21, width_px=3)
+    plan = with_values(
+        move(plan_of(only("extra_stripe"), shape=SHAPE), 30, 30), length_px=21, width_px=3
+    )
     changes, mask = drawn(grey[None, None].copy(), plan)
     changed = mask[0].T if across else mask[0]
     expected = np.zeros((64, 64), bool)
@@ -65,7 +76,9 @@ def test_a_line_is_whole_rows_or_columns(along: str, bright: bool, width: int) -
 
 @pytest.mark.parametrize("width", [1, 2])
 def test_a_line_has_the_opacity_that_was_drawn(width: int) -> None:
-    plan = plan_of(only("line", along="rows", width_px=(width, width), opacity=(0.25, 0.25)), 1, SHAPE)
+    plan = plan_of(
+        only("line", along="rows", width_px=(width, width), opacity=(0.25, 0.25)), 1, SHAPE
+    )
     changes, _ = drawn(np.full((1, *SHAPE), 55, np.uint8), plan)
     assert set(changes.ravel().tolist()) == {0, 50}
 

@@ -21,7 +21,9 @@ def _extent(mask: np.ndarray) -> tuple[float, float]:
 @pytest.mark.parametrize("angle", [0.0, 0.7, np.pi / 2])
 def test_a_straight_scratch_has_its_length_and_width(angle: float) -> None:
     plan = move(plan_of(only("scratch"), shape=SHAPE), 48, 48)
-    plan = with_values(plan, length_px=41, width_px=3, angle=angle, bend=0, swing=0, taper=0, beat_px=0)
+    plan = with_values(
+        plan, length_px=41, width_px=3, angle=angle, bend=0, swing=0, taper=0, beat_px=0
+    )
     changes, mask = drawn(np.full((1, *SHAPE), 100, np.uint8), plan)
     longest, shortest = _extent(mask[0])
     assert 40 <= longest <= 44
@@ -34,7 +36,15 @@ def test_a_straight_scratch_has_its_length_and_width(angle: float) -> None:
 
 def test_a_scratch_tapers_bends_and_comes_and_goes() -> None:
     plan = move(plan_of(only("scratch"), shape=SHAPE), 48, 48)
-    plain = {"length_px": 41, "width_px": 3, "angle": 0, "bend": 0, "swing": 0, "taper": 0, "beat_px": 0}
+    plain = {
+        "length_px": 41,
+        "width_px": 3,
+        "angle": 0,
+        "bend": 0,
+        "swing": 0,
+        "taper": 0,
+        "beat_px": 0,
+    }
     grey = np.full((1, *SHAPE), 100, np.uint8)
 
     def columns(**values: float) -> np.ndarray:
@@ -62,7 +72,11 @@ def test_a_share_of_scratches_is_interrupted() -> None:
 
 @pytest.mark.parametrize(
     ("name", "option", "bounds"),
-    [("scratch", "length_px", (15, 30)), ("stain", "size_px", (12, 24)), ("relief", "sigma_px", (2, 3))],
+    [
+        ("scratch", "length_px", (15, 30)),
+        ("stain", "size_px", (12, 24)),
+        ("relief", "sigma_px", (2, 3)),
+    ],
 )
 def test_sizes_lie_in_their_ranges(name: str, option: str, bounds: tuple[float, float]) -> None:
     plan = plan_of(only(name, **{option: bounds}), 500, SHAPE)
@@ -72,7 +86,9 @@ def test_sizes_lie_in_their_ranges(name: str, option: str, bounds: tuple[float, 
 
 
 def test_stains_have_soft_edges_and_their_size() -> None:
-    plan = with_values(move(plan_of(only("stain"), 200, SHAPE), 48, 48), half_px=12, half_across_px=12)
+    plan = with_values(
+        move(plan_of(only("stain"), 200, SHAPE), 48, 48), half_px=12, half_across_px=12
+    )
     changes, _ = drawn(np.full((200, *SHAPE), 100, np.uint8), plan)
     sides = np.sqrt(changes.sum((1, 2, 3)) / 51 * 4 / np.pi)
     assert 22 < sides.mean() < 26

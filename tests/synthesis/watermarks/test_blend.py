@@ -39,7 +39,10 @@ def test_modes_are_those_of_the_standard(mode: str) -> None:
     found = blend(torch.from_numpy(ground), torch.from_numpy(cover), Look.of(plan)).numpy() * 255
     exact = ground / 255.0
     alpha = 0.4 * cover / 255.0
-    expected = 255 * (exact + alpha * (_formula(mode, exact, colours[:, :, None, None].astype(np.float64)) - exact))
+    expected = 255 * (
+        exact
+        + alpha * (_formula(mode, exact, colours[:, :, None, None].astype(np.float64)) - exact)
+    )
     assert np.abs(found - expected).max() <= 0.501
     np.testing.assert_allclose(found, np.rint(found), atol=1e-4)
 
@@ -51,9 +54,13 @@ def test_only_covered_pixels_change_and_a_white_mark_on_black_is_its_own_alpha()
     for level in (0, 30, 255):
         ground = torch.full((1, 3, 8, 8), level, dtype=torch.uint8)
         changed = blend(ground, torch.from_numpy(cover), Look.of(plan)) - torch.div(ground, 255.0)
-        assert torch.equal(changed != 0, torch.from_numpy(cover).expand(1, 3, 8, 8) * (level < 255) > 0)
+        assert torch.equal(
+            changed != 0, torch.from_numpy(cover).expand(1, 3, 8, 8) * (level < 255) > 0
+        )
         if not level:
-            np.testing.assert_allclose(changed[0, :1].numpy(), 0.4 * cover[0] / 255.0, atol=0.5 / 255)
+            np.testing.assert_allclose(
+                changed[0, :1].numpy(), 0.4 * cover[0] / 255.0, atol=0.5 / 255
+            )
 
 
 def test_samples_are_blended_and_compressed_as_if_they_were_alone() -> None:
@@ -61,7 +68,9 @@ def test_samples_are_blended_and_compressed_as_if_they_were_alone() -> None:
     rng = np.random.default_rng(1)
     plan = sample_watermarks(spec, 0, 0, np.arange(7), (40, 33))
     assert 0 < np.count_nonzero(plan.quality) < 7
-    ground, cover = (torch.from_numpy(rng.integers(0, 256, (7, c, 40, 33), dtype=np.uint8)) for c in (3, 1))
+    ground, cover = (
+        torch.from_numpy(rng.integers(0, 256, (7, c, 40, 33), dtype=np.uint8)) for c in (3, 1)
+    )
     whole = degrade(blend(ground, cover, Look.of(plan)), Look.of(plan))
     for row in range(7):
         own = Look.of(sample_watermarks(spec, 0, 0, np.array([row]), (40, 33)))
@@ -80,13 +89,20 @@ def test_samples_are_blended_and_compressed_as_if_they_were_alone() -> None:
         (0.0, 0.7, "overlay", (1.0, "normal")),  # overlay leaves black and white as they are
         (1.0, 0.3, "normal", (0.3, "normal")),  # is seen
         (0.6, 0.1, "overlay", (0.1, "overlay")),
-        ((0.0, 1.0), 0.0, "normal", (0.5, "normal")),  # half of it black, half white: only grey is seen on both
+        (
+            (0.0, 1.0),
+            0.0,
+            "normal",
+            (0.5, "normal"),
+        ),  # half of it black, half white: only grey is seen on both
     ],
 )
 def test_marks_that_could_not_be_seen_are_painted_otherwise(
     ground: Any, colour: float, mode: str, expected: tuple[float, str]
 ) -> None:
-    under = np.resize(np.atleast_1d(ground) * 255, PROBES).astype(np.uint8)[None, :, None].repeat(3, 2)
+    under = (
+        np.resize(np.atleast_1d(ground) * 255, PROBES).astype(np.uint8)[None, :, None].repeat(3, 2)
+    )
     plan = _plan(colour=np.full((1, 3), colour, np.float32), mode=np.array([MODES.index(mode)]))
     found = keep_visible(plan, under)
     assert found.colour[0].tolist() == pytest.approx([expected[0]] * 3)
@@ -100,7 +116,9 @@ def test_marks_on_rough_ground_get_more_opacity_within_its_range() -> None:
     rough = np.resize([40, 160], PROBES).astype(np.uint8)
     under = np.stack([np.full(PROBES, 100, np.uint8), rough, rough])[..., None].repeat(3, 2)
     opacity = np.array([0.1, 0.1, 0.5], np.float32)
-    plan = _plan(3, spec, opacity=opacity, colour=np.ones((3, 3), np.float32), mode=np.zeros(3, np.int64))
+    plan = _plan(
+        3, spec, opacity=opacity, colour=np.ones((3, 3), np.float32), mode=np.zeros(3, np.int64)
+    )
     found = keep_visible(plan, under)
     change = (1 - under / 255).mean((1, 2))
     assert found.opacity[0] == opacity[0]
@@ -122,7 +140,9 @@ def test_probes_lie_under_the_mark() -> None:
 def test_lines_meet_in_the_middle() -> None:
     colours = np.random.default_rng(0).random((4, 3)).astype(np.float32)
     base, below, _ = find_lines(colours, np.arange(4))
-    np.testing.assert_allclose(base + below / 2, mix(np.full((4, 3), 0.5, np.float32), colours, np.arange(4)))
+    np.testing.assert_allclose(
+        base + below / 2, mix(np.full((4, 3), 0.5, np.float32), colours, np.arange(4))
+    )
 
 
 def test_a_look_moves_like_a_tensor() -> None:

@@ -12,7 +12,9 @@ from lit_data.types import Array
 SIDE = 160
 
 
-def _plan(spec: WatermarkSpec, index: Any = (0,), shape: tuple[int, int] = (SIDE, SIDE)) -> WatermarkPlan:
+def _plan(
+    spec: WatermarkSpec, index: Any = (0,), shape: tuple[int, int] = (SIDE, SIDE)
+) -> WatermarkPlan:
     return sample_watermarks(spec, 0, 0, np.array(index), shape)
 
 
@@ -23,12 +25,22 @@ def _draw(plan: WatermarkPlan, shape: tuple[int, int] = (SIDE, SIDE)) -> Array:
 
 
 def _alone(**options: Any) -> WatermarkSpec:
-    given: dict[str, Any] = {"probability": 1, "tiling": 0, "count": (1, 1), "outline": 0, "soft_px": (0, 0)}
+    given: dict[str, Any] = {
+        "probability": 1,
+        "tiling": 0,
+        "count": (1, 1),
+        "outline": 0,
+        "soft_px": (0, 0),
+    }
     return WatermarkSpec(**(given | {"texts": ("HHH",), "size_px": (32, 32)} | options))
 
 
-@pytest.mark.parametrize(("angle_deg", "size_px"), [(0, 32), (0, 24), (90, 32), (30, 40), (-45, 20)])
-def test_a_text_lies_where_it_was_planned_turned_and_as_large(angle_deg: float, size_px: float) -> None:
+@pytest.mark.parametrize(
+    ("angle_deg", "size_px"), [(0, 32), (0, 24), (90, 32), (30, 40), (-45, 20)]
+)
+def test_a_text_lies_where_it_was_planned_turned_and_as_large(
+    angle_deg: float, size_px: float
+) -> None:
     spec = _alone(straight=0, angle_deg=(angle_deg, angle_deg), size_px=(size_px, size_px))
     plan = replace(_plan(spec), centre=np.array([[70, 90]], np.float32))
     cover = _draw(plan)[0]

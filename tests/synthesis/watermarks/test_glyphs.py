@@ -14,16 +14,25 @@ from lit_data.synthesis.watermarks.glyphs import BUILT_IN, draw_text, find_fonts
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ("{}/none.ttf", "none.ttf does not exist: name a font file, a folder of them, system, or null"),
+        (
+            "{}/none.ttf",
+            "none.ttf does not exist: name a font file, a folder of them, system, or null",
+        ),
         ("{}/empty", "holds no .ttf or .otf file"),
         ("{}/bad.ttf", "bad.ttf cannot be read as a font"),
         (["{}/bad.ttf", "{}/none.ttf"], "none.ttf does not exist"),
     ],
 )
-def test_fonts_that_are_missing_are_named(given: str | list[str], message: str, tmp_path: Path) -> None:
+def test_fonts_that_are_missing_are_named(
+    given: str | list[str], message: str, tmp_path: Path
+) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.ttf").write_bytes(b"no font")
-    named = given.format(tmp_path) if isinstance(given, str) else tuple(each.format(tmp_path) for each in given)
+    named = (
+        given.format(tmp_path)
+        if isinstance(given, str)
+        else tuple(each.format(tmp_path) for each in given)
+    )
     with pytest.raises(ConfigError, match=message):
         GlyphBank(WatermarkSpec(fonts=named))
 
@@ -33,10 +42,14 @@ def test_a_character_without_a_glyph_is_named() -> None:
         GlyphBank(WatermarkSpec(texts=("水文 draft",)))
 
 
-def test_installed_fonts_without_a_character_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_fonts_without_a_character_are_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "a.ttf").write_bytes(b"no font")
     monkeypatch.setattr(font_files, "system_folders", lambda: (tmp_path, tmp_path / "none"))
-    with pytest.raises(ConfigError, match="fonts=system: none of the 1 installed fonts holds all characters"):
+    with pytest.raises(
+        ConfigError, match="fonts=system: none of the 1 installed fonts holds all characters"
+    ):
         find_fonts("system", ["a"])
 
 
@@ -65,6 +78,8 @@ def test_a_bank_is_bounded_and_shared_by_threads() -> None:
     assert bank.cache.nbytes <= 40_000
     for text in range(30):
         for copy in found[text::30]:
-            np.testing.assert_array_equal(copy, draw_text(spec.words[text], BUILT_IN, size_of(2), 0))
+            np.testing.assert_array_equal(
+                copy, draw_text(spec.words[text], BUILT_IN, size_of(2), 0)
+            )
     copied = pickle.loads(pickle.dumps(bank))
     assert (copied.fonts, len(copied.cache)) == (bank.fonts, 0)

@@ -23,8 +23,12 @@ def test_a_sample_has_the_same_watermark_whatever_is_beside_it() -> None:
         chosen = whole.row == index
         for item in fields(WatermarkPlan)[1:]:
             name = item.name
-            some = getattr(whole, name)[chosen if len(getattr(whole, name)) == len(whole) else [index]]
-            np.testing.assert_array_equal(getattr(alone, name), some if name != "row" else np.zeros_like(some))
+            some = getattr(whole, name)[
+                chosen if len(getattr(whole, name)) == len(whole) else [index]
+            ]
+            np.testing.assert_array_equal(
+                getattr(alone, name), some if name != "row" else np.zeros_like(some)
+            )
 
 
 @pytest.mark.parametrize("changed", [{"seed": 4}, {"epoch": 3}, {"index": INDEX + 400}])
@@ -60,7 +64,15 @@ def test_everything_lies_in_its_range() -> None:
 
 
 def test_options_say_what_is_drawn() -> None:
-    plan = _sample(probability=1, tiling=0, count=(3, 3), modes=("screen",), coloured=0, jpeg=0, size_share=(0.5, 0.5))
+    plan = _sample(
+        probability=1,
+        tiling=0,
+        count=(3, 3),
+        modes=("screen",),
+        coloured=0,
+        jpeg=0,
+        size_share=(0.5, 0.5),
+    )
     assert len(plan) == 3 * 400
     assert set(plan.mode.tolist()) == {MODES.index("screen")}
     assert not np.ptp(plan.colour, axis=1).any()

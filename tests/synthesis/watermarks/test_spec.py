@@ -34,9 +34,19 @@ def test_what_cannot_be_drawn_is_refused(options: dict[str, Any], message: str) 
 
 
 def test_lists_of_a_configuration_are_accepted() -> None:
-    given: dict[str, Any] = {"texts": ["a", "b"], "modes": ["screen"], "fonts": ["x.ttf"], "angle_deg": [-5, 5]}
+    given: dict[str, Any] = {
+        "texts": ["a", "b"],
+        "modes": ["screen"],
+        "fonts": ["x.ttf"],
+        "angle_deg": [-5, 5],
+    }
     spec = WatermarkSpec(**given)
-    assert (spec.words, spec.modes, spec.fonts, spec.angle_deg) == (("a", "b"), ("screen",), ("x.ttf",), (-5, 5))
+    assert (spec.words, spec.modes, spec.fonts, spec.angle_deg) == (
+        ("a", "b"),
+        ("screen",),
+        ("x.ttf",),
+        (-5, 5),
+    )
 
 
 def test_texts_are_drawn_from_their_seed_and_number() -> None:

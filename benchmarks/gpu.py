@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -177,9 +178,8 @@ def _ask_finish(scene: DeviceScene) -> Found:
     for where in ("store", "device"):
         datamodule = scene.open_data(cache=where)
         batch = _plan(datamodule, scene)
-        (seconds,) = scene.time(
-            finish=lambda d=datamodule, b=batch: d.finish_batch(b, "train")
-        ).values()  # type: ignore[misc]
+        finish = partial(datamodule.finish_batch, batch, "train")
+        (seconds,) = scene.time(finish=finish).values()
         yield f"pixels of the {'batch' if where == 'store' else 'device'}", 1e3 * seconds, "ms"
 
 

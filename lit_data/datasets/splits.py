@@ -59,9 +59,8 @@ def split_images(
             f"{', '.join(SPLITS)}"
         )
     if all(isinstance(share, int | float) for share in splits.values()):
-        return _split_by_share(
-            len(names), {name: float(splits.get(name, 0)) for name in SPLITS}, seed
-        )  # type: ignore[arg-type]
+        fractions = {name: float(splits.get(name, 0)) for name in SPLITS}  # type: ignore[arg-type]
+        return _split_by_share(len(names), fractions, seed)
     return _split_by_list(names, {name: _read_list(splits.get(name, ())) for name in SPLITS})
 
 

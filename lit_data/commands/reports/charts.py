@@ -268,9 +268,8 @@ def _draw_line(
         axes.plot(mean.steps, values, "o", color=colour, markersize=6, clip_on=False)
     if final is not None:
         ring = {"markerfacecolor": _CARD, "markeredgecolor": colour, "markeredgewidth": 2}
-        axes.plot(
-            final.steps, clip_line(final.values, found), "o", markersize=6.8, clip_on=False, **ring
-        )  # type: ignore[arg-type]
+        levels = clip_line(final.values, found)
+        axes.plot(final.steps, levels, "o", markersize=6.8, clip_on=False, **ring)  # type: ignore[arg-type]
 
 
 def _draw_areas(

@@ -20,6 +20,7 @@ from lit_data.io.source import naming
 from lit_data.types import Array
 
 _MASK_FOLDER: Final = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
+_UNUSED: Final = {"threshold": None, "ignore": None, "colours": None, "channels": "equal"}
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 
@@ -151,8 +152,8 @@ class MaskDecoder:
         """JSON of the options and of this decoder's format."""
         options = asdict(self.options)
         # Left out where unused, so that stores from before them still fit.
-        for newer in ("threshold", "ignore", "colours"):
-            if options[newer] is None:
+        for newer, unused in _UNUSED.items():
+            if options[newer] == unused:
                 del options[newer]
         return _print_options("mask", options)
 

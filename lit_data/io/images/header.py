@@ -169,23 +169,29 @@ def _too_large(nbytes: int, options: ReadOptions) -> str:
 
 
 def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
-    """Channels of the result."""
+    """Count the channels of the result."""
     channels = stored.colors
+    if options.alpha == "only":
+        return _count_alpha_channels(stored, options)
     if stored.palette and options.palette == "error":
         raise DataError(
-            "a palette image; set data.read.palette=expand for its colours or =index for its numbers"
+            f"a palette image; set {options.key}.palette=expand for its colours or =index for its numbers"
         )
     expands = stored.palette and options.palette == "expand"
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
-        raise DataError(
-            f"{channels} channel(s) and alpha; set data.read.alpha=drop to read it without"
-        )
+        raise DataError(f"{channels} channel(s) and alpha; {options.alpha_cure}")
     if expands:
         channels = 3
-    if options.equal_channels == "collapse":
+    if options.equal_channels != "keep":
         return 1
     return 3 if channels == 1 and options.gray_to_rgb else channels
+
+
+def _count_alpha_channels(stored: StoredImage, options: ReadOptions) -> int:
+    if not stored.alpha:
+        raise DataError(f"no alpha channel, and {options.key}.alpha=only reads nothing else")
+    return 3 if options.gray_to_rgb else 1
 
 
 def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":
@@ -200,7 +206,7 @@ def _note_extension(kind: Kind, extension: str, options: ReadOptions) -> tuple[s
         return ()
     text = f"the content is {kind}, the name ends in {extension!r}"
     if options.strict_extension:
-        raise DataError(f"{text}; rename the file, or set data.read.strict_extension=false")
+        raise DataError(f"{text}; rename the file, or set {options.key}.strict_extension=false")
     return (text,)
 
 

@@ -187,9 +187,8 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
         raise DataError(
             f"page={number} is not there; the file has the pages 0 to {len(places) - 1}"
         )
-    tags = Directory(
-        stream, size_bytes, layout, places[0]
-    )  # tifffile parses the first one whatever the page
+    # tifffile parses the first directory whatever the page, so a bad one is an error here too.
+    tags = Directory(stream, size_bytes, layout, places[0])
     if number:
         tags = Directory(stream, size_bytes, layout, places[number])
     _check_page_count(tags, len(places), page)
@@ -198,17 +197,9 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
     grid = read_grid(tags, planes)
     bits, dtype = _find_dtype(tags, samples)
     notes = check_segments(stream, size_bytes, tags, grid, bits * samples // planes)
-    extra = tags.numbers(338)[:samples].tolist()
-    alpha = tuple(
-        samples - len(extra) + place for place, kind in enumerate(extra) if kind in _ALPHA
-    )
-    if tags.number(32997, 1) != 1 or len(alpha) >= samples:
-        raise DataError(
-            f"TIFF with {samples} samples and depth {tags.number(32997, 1)} is not a flat image"
-        )
-    photometric = tags.number(
-        262, _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO
-    )
+    alpha = _find_alpha(tags, samples)
+    unnamed = _WHITE_IS_ZERO if tags.number(259, 1) in _FAX else _BLACK_IS_ZERO
+    photometric = tags.number(262, unnamed)
     return StoredImage(
         kind="tiff",
         height_px=grid.height_px,
@@ -226,6 +217,17 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
         padded_pixels=grid.padded_height_px * grid.padded_width_px if grid.tiled else 0,
         notes=(_CMYK_NOTE, *notes) if photometric == _CMYK else notes,
     )
+
+
+def _find_alpha(tags: Directory, samples: int) -> tuple[int, ...]:
+    """Find the alpha channels, which are among the extra samples behind the colours."""
+    extra_kinds = tags.numbers(338)[:samples].tolist()
+    first = samples - len(extra_kinds)
+    alpha = tuple(number for number, kind in enumerate(extra_kinds, first) if kind in _ALPHA)
+    depth = tags.number(32997, 1)
+    if depth != 1 or len(alpha) >= samples:
+        raise DataError(f"TIFF with {samples} samples and depth {depth} is not a flat image")
+    return alpha
 
 
 def _find_dtype(tags: Directory, samples: int) -> tuple[int, "np.dtype[Any]"]:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.images.options import DEFAULT_READ, ReadOptions
+from lit_data.io.images.options import DEFAULT_READ, Alpha, ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import naming, open_source
 from lit_data.types import IGNORED, Array
@@ -25,21 +25,33 @@ _LOOKED_AT: Final = 64  # masks of a set
 _MOST_LABEL_BYTES: Final = 100_000
 _MOST_COLOURS: Final = 32  # of classes; pictures have far more
 _END: Final = 32  # grey levels next to black and to white
-_NEARLY_WHITE: Final = slice(
-    240, 255
-)  # that class numbers beside 255 for ignored pixels do not use
+# Values that class numbers beside 255 for ignored pixels do not use.
+_NEARLY_WHITE: Final = slice(240, 255)
 _MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
 _THRESHOLD: Final = 128
 _SMALL = 16  # class numbers that may have gaps
 _FEW = 64  # class numbers, which grey edges go far beyond
+_CHANNELS: Final[dict[str, Literal["collapse", "brightest"]]] = {
+    "equal": "collapse",
+    "brightest": "brightest",
+}
 _SCALES = {"auto": ({0, 1}, {0, 255}), "0_1": ({0, 1},), "0_255": ({0, 255},)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _MaskReadOptions(ReadOptions):
+    key: ClassVar[str] = "data.mask_read"
+    alpha_cure: ClassVar[str] = (
+        "set data.mask_read.alpha=drop to read it without, or =only if it is the mask"
+    )
+    colour_cure: ClassVar[str] = (
+        "set data.mask_read.channels=brightest if all that is not black is the defect"
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskOptions:
     """Rules for turning a file into class numbers.
-
-    Channels that are all equal count as one.
 
     Attributes:
         classes: Number of classes, background included; 2 to 256.
@@ -56,7 +68,9 @@ class MaskOptions:
         ignore: Value of pixels that neither train nor are scored, such as 255; they get the number
             255. None: there is none.
         page: As in ``ReadOptions``.
-        alpha: As in ``ReadOptions``.
+        alpha: As in ``ReadOptions``; ``only`` for masks that are transparent outside of the defect.
+        channels: ``equal`` refuses channels that differ; ``brightest`` takes the largest of them,
+            for two classes: anything that is not black is the defect.
         exif: As in ``ReadOptions``; choose the same for images and masks.
         strict_extension: As in ``ReadOptions``.
         max_pixels: As in ``ReadOptions``.
@@ -70,7 +84,8 @@ class MaskOptions:
     colours: Sequence[Sequence[int]] | None = None
     ignore: int | None = None
     page: int | None = None
-    alpha: Literal["opaque", "drop", "error"] = "opaque"
+    alpha: Alpha = "opaque"
+    channels: Literal["equal", "brightest"] = "equal"
     exif: Literal["ignore", "apply"] = "ignore"
     strict_extension: bool = False
     max_pixels: int = DEFAULT_READ.max_pixels
@@ -85,7 +100,8 @@ class MaskOptions:
             raise ConfigError(f"palette={self.palette!r} is not one of 'index', 'expand'")
         if self.classes > 2 and self.scale != "auto":
             raise ConfigError(
-                f'scale={self.scale!r} is for 2 classes; leave it at "auto" with classes={self.classes}'
+                f"scale={self.scale!r} is for 2 classes; "
+                f'leave it at "auto" with classes={self.classes}'
             )
         if self.threshold is not None and (
             self.classes > 2
@@ -93,11 +109,19 @@ class MaskOptions:
             or not 0 < self.threshold < 65536
         ):
             raise ConfigError(
-                f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for 2 classes"
+                f"threshold={self.threshold!r} must be a whole number from 1 to 65535, and is for "
+                "2 classes"
             )
         if self.ignore is not None and (not isinstance(self.ignore, int) or self.classes > IGNORED):
             raise ConfigError(
                 f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes"
+            )
+        if self.channels not in _CHANNELS:
+            raise ConfigError(f"channels={self.channels!r} is not one of 'equal', 'brightest'")
+        if self.classes > 2 and (self.channels != "equal" or self.alpha == "only"):
+            raise ConfigError(
+                "channels=brightest and alpha=only tell a defect from the background, which is 2 "
+                f"classes, and classes={self.classes}: name the colours of the classes"
             )
         if self.colours is not None:
             self._check_colours()
@@ -114,22 +138,25 @@ class MaskOptions:
             or not are_bytes
         ):
             raise ConfigError(
-                f"colours={self.colours!r} must be two or more different [red, green, blue] of 0 to 255, that of the "
-                "background first"
+                f"colours={self.colours!r} must be two or more different [red, green, blue] of "
+                "0 to 255, that of the background first"
             )
         if self.classes not in (2, len(colours)):
             raise ConfigError(
-                f"{len(colours)} colours, that of the background among them, and {self.classes} classes"
+                f"{len(colours)} colours, that of the background among them, and "
+                f"{self.classes} classes"
             )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
             raise ConfigError("colours say all: leave out scale, threshold and ignore")
+        if self.channels != "equal" or self.alpha == "only":
+            raise ConfigError("colours say all: leave out channels=brightest and alpha=only")
         object.__setattr__(self, "colours", colours)
 
     @property
     def read(self) -> ReadOptions:
-        """How the file of a mask is read."""
+        """Rules for the file of a mask."""
         has_colours = self.colours is not None
-        return ReadOptions(
+        return _MaskReadOptions(
             page=self.page,
             alpha=self.alpha,
             exif=self.exif,
@@ -138,7 +165,7 @@ class MaskOptions:
             max_pixels=self.max_pixels,
             max_image_bytes=self.max_image_bytes,
             gray_to_rgb=has_colours,
-            equal_channels="keep" if has_colours else "collapse",
+            equal_channels="keep" if has_colours else _CHANNELS[self.channels],
         )
 
 
@@ -195,18 +222,17 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     values = _list_values(mask)
     if mask.dtype.kind not in "iu":
         raise DataError(
-            f"mask of {mask.dtype} with the values {_show(values)}; masks are whole numbers, save them as 8-bit PNG"
+            f"mask of {mask.dtype} with the values {_show(values)}; masks are whole numbers, save "
+            "them as 8-bit PNG"
         )
-    found = set(values.tolist())
     if options.classes > 2:
-        if min(found) < 0 or max(found) >= options.classes:
-            raise DataError(
-                _explain(values, f"0 to {options.classes - 1} (classes={options.classes})", options)
-            )
+        if values[0] < 0 or values[-1] >= options.classes:
+            allowed = f"0 to {options.classes - 1} (classes={options.classes})"
+            raise DataError(_explain(values, allowed, options))
         return mask.astype(np.uint8)
     if options.threshold is not None:
         return (mask >= options.threshold).astype(np.uint8)
-    if not any(found <= scale for scale in _SCALES[options.scale]):
+    if not any(set(values.tolist()) <= scale for scale in _SCALES[options.scale]):
         allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in _SCALES[options.scale])
         raise DataError(_explain(values, allowed, options))
     foreground: NDArray[np.bool_] = mask != 0
@@ -227,13 +253,14 @@ def _number_colours(
     if len(unknown):
         shown = ", ".join(map(str, _unpack_colours(unknown[:_SHOWN])))
         raise DataError(
-            f"mask with the colours {shown}; add them to data.mask_read.colours, which does not name them"
+            f"mask with the colours {shown}; add them to data.mask_read.colours, which does not "
+            "name them"
         )
     return numbers[None].astype(np.uint8)
 
 
 def _pack_colours(colours: Array) -> NDArray[np.int64]:
-    """One number for each colour [3, ...]."""
+    """Pack each colour of [3, ...] into a number."""
     red, green, blue = colours.astype(np.int64)
     return np.asarray(red << 16 | green << 8 | blue)
 
@@ -249,129 +276,174 @@ def _list_values(mask: Array) -> Array:
 
 
 def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
-    found, largest = set(values.tolist()), int(values.max())
-    are_plausible = largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
+    numbers, largest = set(values.tolist()), int(values.max())
     if options.classes > 2:
-        hint = (
-            "set data.mask_read.classes=2"
-            if found <= {0, 255}
-            else f"set data.mask_read.classes={largest + 1} if these are class numbers"
-            if are_plausible
-            else "number the classes from 0 without gaps"
-        )
-    elif found <= {0, 255} or found <= {0, 1}:
-        hint = f"set data.mask_read.scale={0}_{largest}"
+        cure = _cure_classes(values)
+    elif numbers <= {0, 255} or numbers <= {0, 1}:
+        cure = f"set data.mask_read.scale=0_{largest}"
     elif largest < 255:
-        edges = f"set data.mask_read.threshold={max(1, (largest + 1) // 2)} if the values in between are grey edges"
-        hint = (
-            f"set data.mask_read.classes={largest + 1} if these are class numbers"
-            if are_plausible
-            else edges
-        )
-        if len(values) == 2 and largest >= _FEW:
-            hint = "set data.mask_read.threshold=1 if all but 0 is the defect"
-        if len(values) == 2 and options.palette == "index":
-            hint += (
-                ", or data.mask_read.palette=expand if they stand for black and white in a palette"
-            )
-        elif are_plausible and len(values) <= largest:  # no run of class numbers
-            hint = f"{edges}, as smooth scaling leaves them; {hint}"
+        cure = _cure_small_values(values, options)
     else:
-        hint = (
-            "values in between come from JPEG or from smooth scaling: set data.mask_read.threshold=128, which counts "
-            "values from 128 on as defect"
-        )
-        classes = int(values[-2]) + 1 if len(values) > 1 else 1
-        if (
-            largest == 255
-            and 1 < classes < _FEW
-            and (classes <= _SMALL or 2 * len(values) > classes)
-        ):
-            numbers = f"set data.mask_read.classes={classes} and data.mask_read.ignore=255 if these are class numbers"
-            hint = f"{numbers}; {hint}"
-    return f"mask with the values {_show(values)}; allowed are {allowed}; {hint}"
+        cure = _cure_edges(values)
+    return f"mask with the values {_show(values)}; allowed are {allowed}; {cure}"
+
+
+def _are_class_numbers(values: Array) -> bool:
+    """Return True if values, in order, may be numbers of classes, of which some do not occur."""
+    largest = int(values[-1])
+    return largest < _SMALL or (largest < _FEW and 2 * len(values) > largest)
+
+
+def _cure_classes(values: Array) -> str:
+    if set(values.tolist()) <= {0, 255}:
+        return "set data.mask_read.classes=2"
+    if _are_class_numbers(values):
+        return f"set data.mask_read.classes={values[-1] + 1} if these are class numbers"
+    return "number the classes from 0 without gaps"
+
+
+def _cure_small_values(values: Array, options: MaskOptions) -> str:
+    largest, are_two = int(values[-1]), len(values) == 2
+    middle = max(1, (largest + 1) // 2)
+    edges = f"set data.mask_read.threshold={middle} if the values in between are grey edges"
+    numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"
+    cure = numbers if _are_class_numbers(values) else edges
+    if are_two and largest >= _FEW:
+        cure = "set data.mask_read.threshold=1 if all but 0 is the defect"
+    if are_two and options.palette == "index":
+        palette = "if they stand for black and white in a palette"
+        return f"{cure}, or data.mask_read.palette=expand {palette}"
+    if _are_class_numbers(values) and len(values) <= largest:  # no run of class numbers
+        return f"{edges}, as smooth scaling leaves them; {cure}"
+    return cure
+
+
+def _cure_edges(values: Array) -> str:
+    cure = (
+        "values in between come from JPEG or from smooth scaling: set "
+        "data.mask_read.threshold=128, which counts values from 128 on as defect"
+    )
+    below_white = values[:-1]
+    if values[-1] != 255 or len(below_white) == 0 or below_white[-1] == 0:
+        return cure
+    classes = int(below_white[-1]) + 1
+    if classes > _SMALL and (classes >= _FEW or 2 * len(values) <= classes):
+        return cure
+    options = f"data.mask_read.classes={classes} and data.mask_read.ignore=255"
+    return f"set {options} if these are class numbers; {cure}"
 
 
 def _show(values: Array) -> str:
-    more = f", ... {len(values) - _SHOWN} more up to {values[-1]}" if len(values) > _SHOWN else ""
-    return ", ".join(str(value) for value in values[:_SHOWN]) + more
+    first = ", ".join(map(str, values[:_SHOWN]))
+    if len(values) <= _SHOWN:
+        return first
+    return f"{first}, ... {len(values) - _SHOWN} more up to {values[-1]}"
 
 
 def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with a threshold or with colours where the masks of a set need them, and say
-    so.
+    """Return options that fit the masks of a dataset, and log what was chosen.
 
-    Masks that were scaled smoothly or saved as JPEG have grey edges: nearly all of their pixels are
-    nearly black or nearly white, and the rest lies in between. In masks of two values, such as 0
-    and 38, or of a few small numbers, all but 0 is the defect. Few colours are those of classes.
+    Masks that are transparent outside of the defect are read from their alpha channel. Few colours
+    are those of classes; of two classes, any colour on black is the defect. Masks that were scaled
+    smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or nearly
+    white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small
+    numbers, all but 0 is the defect.
 
     Args:
-        masks: All masks of the set; up to 64 of them are looked at.
-        options: With a scale or a threshold they are returned as they are; with more than two
-            classes only colours are looked for.
+        masks: All masks of the dataset; up to 64 of them are looked at.
+        options: With a scale, a threshold or colours they are returned as they are; with more than
+            two classes only colours are looked for.
     """
     is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
     if not masks or not is_open or options.colours is not None:
         return options
-    numbers = np.unique(
-        np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64)
-    )
-    chosen = [masks[number] for number in numbers]
-    all_counts = list(_count_readable(chosen, options))
-    if len(all_counts) < len(chosen):
-        options = _choose_colours(chosen, options)
-    counts = sum(all_counts, np.zeros(256, np.int64))
+    numbers = np.linspace(0, len(masks) - 1, min(_LOOKED_AT, len(masks))).astype(np.int64)
+    sampled = [masks[number] for number in np.unique(numbers)]
+    readable = list(_count_readable(sampled, options))
+    if len(readable) < len(sampled):
+        options, readable = _choose_channels(sampled, options, readable)
+    if options.classes > 2 or options.colours is not None:
+        return options
+    return _choose_threshold(sum(readable, np.zeros(256, np.int64)), len(sampled), options)
+
+
+def _choose_channels(
+    masks: Sequence[Path], options: MaskOptions, readable: list[NDArray[np.int64]]
+) -> tuple[MaskOptions, list[NDArray[np.int64]]]:
+    """Return options for masks of several channels, and how often each mask has each value then."""
+    if options.classes == 2 and not readable:  # an opaque mask among them would be all defect
+        alpha_only = replace(options, alpha="only")
+        counts = list(_count_readable(masks, alpha_only))
+        if len(counts) == len(masks):
+            log.info("masks are transparent outside of the defect: data.mask_read.alpha=only")
+            return alpha_only, counts
+    options = _choose_colours(masks, options)
+    if options.classes == 2 and options.colours is None:
+        brightest = replace(options, channels="brightest")
+        counts = list(_count_readable(masks, brightest))
+        if len(counts) == len(masks) and has_grey_edges(sum(counts, np.zeros(256, np.int64))):
+            log.info("masks are colours on black: data.mask_read.channels=brightest")
+            return brightest, counts
+    return options, readable
+
+
+def _choose_threshold(
+    counts: NDArray[np.int64], mask_count: int, options: MaskOptions
+) -> MaskOptions:
     values = np.flatnonzero(counts)
-    is_done = options.classes > 2 or options.colours is not None
-    if is_done or set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
+    if set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
         return options
     if has_grey_edges(counts):
         between = counts[_END : 256 - _END].sum() / counts.sum()
-        reason = f"masks have grey edges ({between:.2%} of the pixels of {len(chosen)} masks): values from"
-        return _tell(options, _THRESHOLD, reason)
+        reason = f"masks have grey edges ({between:.2%} of the pixels of {mask_count} masks): values from"
+        return _set_threshold(options, _THRESHOLD, reason)
     if values[0] == 0 and (len(values) == 2 or values[-1] < _SMALL):
-        return _tell(options, 1, f"masks hold {_join(values)}: values from")
+        return _set_threshold(options, 1, f"masks hold {_join(values)}: values from")
     return options
 
 
 def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with the colours that masks hold, if these are few: black first, or the most
-    frequent one.
+    """Return options with the colours of the masks, if these are few.
+
+    The background comes first: black, or else the most frequent colour.
 
     Raises:
         DataError: The options are for another number of classes.
     """
     read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
-    pixels: Counter[int] = Counter()
+    pixel_counts: Counter[int] = Counter()
     for path in masks:
         try:
-            found, counts = np.unique(_pack_colours(read_image(path, read)), return_counts=True)
-        except (DataError, ValueError):  # is told where all masks are read
+            packed, counts = np.unique(_pack_colours(read_image(path, read)), return_counts=True)
+        except (DataError, ValueError):  # named where all masks are read
             continue
-        pixels.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
-        if len(pixels) > _MOST_COLOURS:
+        pixel_counts.update(dict(zip(packed.tolist(), counts.tolist(), strict=True)))
+        if len(pixel_counts) > _MOST_COLOURS:
             return options
-    are_grey = all(len(set(colour)) == 1 for colour in _unpack_colours(np.array(list(pixels))))
-    if len(pixels) < 2 or are_grey:
+    colours = _unpack_colours(np.array(list(pixel_counts)))
+    if len(colours) < 2 or all(red == green == blue for red, green, blue in colours):
         return options
-    names = _read_label_map(masks[0].parent)
-    background = 0 if 0 in pixels else pixels.most_common(1)[0][0]
-    marks = [colour for colour in names if colour != background] + sorted(
-        pixels.keys() - {background} - names.keys()
-    )
+    return _name_colours(pixel_counts, _read_label_map(masks[0].parent), options)
+
+
+def _name_colours(
+    pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
+) -> MaskOptions:
+    background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
+    named = [colour for colour in names if colour != background]
+    unnamed = sorted(pixel_counts.keys() - {background} - names.keys())
+    marks = named + unnamed
     colours = _unpack_colours(np.array([background, *marks]))
     typed = str(colours).replace(" ", "")
     if options.classes not in (2, len(colours)):
         raise DataError(
-            f"masks hold {len(colours)} colours, that of the background among them, and data.classes names "
-            f"{options.classes - 1}: name one for each other colour of {typed}"
+            f"masks hold {len(colours)} colours, that of the background among them, and "
+            f"data.classes names {options.classes - 1}: name one for each other colour of {typed}"
         )
-    named = ",".join(names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1))
-    hint = (
-        f"; data.classes=[{named}] tells them apart"
-        if options.classes == 2 and len(marks) > 1
-        else ""
-    )
+    hint = ""
+    if options.classes == 2 and len(marks) > 1:
+        classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
+        hint = f"; data.classes=[{','.join(classes)}] tells them apart"
     log.info(
         "masks hold %d colours, the background first: data.mask_read.colours=%s%s",
         len(colours),
@@ -382,10 +454,14 @@ def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
 
 
 def _read_label_map(folder: Path) -> dict[int, str]:
-    """Read the names of colours from the ``labelmap.txt`` of CVAT, beside masks or up to two folders above."""
-    for place in (folder, *folder.parents[:2]):
-        if (place / "labelmap.txt").is_file():
-            with open_source(place / "labelmap.txt") as stream:
+    """Read the names of colours from CVAT's ``labelmap.txt``.
+
+    It lies beside the masks or up to two folders above.
+    """
+    for label_folder in (folder, *folder.parents[:2]):
+        path = label_folder / "labelmap.txt"
+        if path.is_file():
+            with open_source(path) as stream:
                 lines = stream.read(_MOST_LABEL_BYTES).decode(errors="replace").splitlines()
             return dict(filter(None, map(_read_label, lines)))
     return {}
@@ -405,7 +481,11 @@ def _read_label(line: str) -> tuple[int, str] | None:
 
 
 def has_grey_edges(counts: NDArray[np.int64]) -> bool:
-    """Whether masks are black and white but for their edges, by how often they have each of 256 values."""
+    """Return True if masks are black and white but for their edges.
+
+    Args:
+        counts: [256] pixels of each value.
+    """
     between, nearly_white = counts[_END : 256 - _END], counts[_NEARLY_WHITE]
     spreads = np.count_nonzero(between) >= _END // 4 or np.count_nonzero(nearly_white) > 1
     return bool(counts[-_END:].any() and spreads and between.sum() <= _MOST_BETWEEN * counts.sum())
@@ -427,7 +507,7 @@ def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[NDA
     for path in masks:
         try:
             counts = count_values(path, options)
-        except DataError:  # is told where all masks are read
+        except DataError:  # named where all masks are read
             continue
         if counts is not None:
             yield counts
@@ -437,6 +517,6 @@ def _join(values: Array) -> str:
     return " and ".join(map(str, values)) if len(values) == 2 else _show(values)
 
 
-def _tell(options: MaskOptions, threshold: int, reason: str) -> MaskOptions:
+def _set_threshold(options: MaskOptions, threshold: int, reason: str) -> MaskOptions:
     log.info("%s %d on are the defect (data.mask_read.threshold=%d)", reason, threshold, threshold)
     return replace(options, threshold=threshold)

@@ -3,9 +3,11 @@
 import json
 import math
 from dataclasses import asdict, dataclass, fields
-from typing import Literal
+from typing import ClassVar, Literal, get_args
 
 from lit_data.errors import ConfigError
+
+Alpha = Literal["opaque", "drop", "error", "only"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -15,7 +17,8 @@ class ReadOptions:
     Attributes:
         page: Which page of a TIFF to read, from 0; None refuses files of several pages.
         alpha: ``opaque`` leaves alpha channels out that are opaque everywhere and refuses others,
-            ``drop`` leaves all of them out, ``error`` refuses images that have one.
+            ``drop`` leaves all of them out, ``error`` refuses images that have one. ``only`` reads
+            nothing but the alpha channel, for masks that are cut-outs.
         exif: ``ignore`` keeps the rows as stored, ``apply`` turns the image as its EXIF or TIFF
             orientation says.
         palette: ``expand`` gives the three colours of a palette image, ``index`` its numbers,
@@ -31,7 +34,7 @@ class ReadOptions:
             does not read, keep their order.
         gray_to_rgb: Copy a single channel into three.
         equal_channels: ``collapse`` turns channels that are all equal into one and refuses channels
-            that differ.
+            that differ; ``brightest`` gives the largest of the channels at each pixel.
         invert: Subtract pixels from white, in every image (True), or in those whose TIFF tags say
             that white is stored as 0, as fax pages do (``photometric``). White is the largest
             number of the stored depth: 255 of 8 bits, 4095 of 12, 65535 of 16, True of bilevel
@@ -41,8 +44,15 @@ class ReadOptions:
             uint32 and wider).
     """
 
+    key: ClassVar[str] = "data.read"
+    """Key of these options in a configuration, for messages."""
+    alpha_cure: ClassVar[str] = "set data.read.alpha=drop to read it without"
+    colour_cure: ClassVar[str] = (
+        'equal_channels="collapse" is for channels that are copies of each other'
+    )
+
     page: int | None = None
-    alpha: Literal["opaque", "drop", "error"] = "opaque"
+    alpha: Alpha = "opaque"
     exif: Literal["ignore", "apply"] = "ignore"
     palette: Literal["error", "expand", "index"] = "expand"
     nan_fill: float | None = None
@@ -51,7 +61,7 @@ class ReadOptions:
     max_image_bytes: int = 4 * 2**30
     cv2_order: bool = False
     gray_to_rgb: bool = False
-    equal_channels: Literal["keep", "collapse"] = "keep"
+    equal_channels: Literal["keep", "collapse", "brightest"] = "keep"
     invert: bool | Literal["photometric"] = False
     as_float: bool = False
 
@@ -71,9 +81,10 @@ class ReadOptions:
             _check_whole("page", self.page, least=0)
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
             raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
-        if self.gray_to_rgb and self.equal_channels == "collapse":
+        if self.gray_to_rgb and self.equal_channels != "keep":
             raise ConfigError(
-                'gray_to_rgb=True and equal_channels="collapse" undo each other; choose one'
+                f'gray_to_rgb=True and equal_channels="{self.equal_channels}" undo each other; '
+                "choose one"
             )
 
     def fingerprint(self) -> str:
@@ -87,10 +98,10 @@ def _check_whole(name: str, value: object, *, least: int) -> None:
 
 
 _CHOICES = {
-    "alpha": ("opaque", "drop", "error"),
+    "alpha": get_args(Alpha),
     "exif": ("ignore", "apply"),
     "palette": ("error", "expand", "index"),
-    "equal_channels": ("keep", "collapse"),
+    "equal_channels": ("keep", "collapse", "brightest"),
 }
 _SWITCHES = tuple(field.name for field in fields(ReadOptions) if field.type is bool)
 

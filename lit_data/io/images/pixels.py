@@ -63,13 +63,17 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
 def _load(
     stream: BinaryIO, stored: StoredImage, options: ReadOptions
 ) -> tuple[Array, NDArray[np.uint8] | None]:
-    """Pixels without alpha as stored, [C, H, W]; for a palette image indices [1, H, W] and colours [n, 3]."""
+    """Load pixels without alpha as stored, or the alpha channel alone, [C, H, W].
+
+    Returns:
+        The pixels; for a palette image its indices [1, H, W], and its colours [n, 3].
+    """
     stream.seek(0)
     if stored.kind == "tiff":
         return _load_tiff(stream, stored, options)
     if stored.kind == "npy":
         return _load_npy(stream), None
-    if stored.palette:
+    if stored.palette and options.alpha != "only":
         indices, palette = (
             _load_png_indices(read_whole(stream))
             if stored.kind == "png"
@@ -99,16 +103,23 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
         or pixels.ndim < stored.colors
     ):
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
+    alpha = pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None
+    if options.alpha == "only":
+        return _require_alpha(alpha)[None]
     if stored.alpha and options.alpha == "opaque":
-        _check_opaque(
-            pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None, stored.colors
-        )
+        _check_opaque(alpha, stored, options)
     if stored.colors == 1:
         gray: Array = pixels if pixels.ndim == 2 else pixels[..., 0]
         return gray[None]
     planes: NDArray[Any] = np.empty((3, stored.height_px, stored.width_px), stored.dtype)
     cv2.mixChannels([pixels], list(planes), [2, 0, 1, 1, 0, 2])  # B, G, R pixels to R, G, B planes
     return planes
+
+
+def _require_alpha(alpha: Array | None) -> Array:
+    if alpha is None:  # a transparent colour of a grey image, for one
+        raise DataError("its transparency cannot be read; save it with an alpha channel")
+    return alpha
 
 
 def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
@@ -122,11 +133,11 @@ def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]
         return np.array(image), np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
 
 
-def _check_opaque(alpha: Array | None, colors: int) -> None:
+def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions) -> None:
     """Refuse an alpha channel that shows something, or that the decoder does not give."""
     if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
         raise DataError(
-            f"{colors} channel(s) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without"
+            f"{stored.colors} channel(s) and alpha, not opaque everywhere; {options.alpha_cure}"
         )
 
 
@@ -150,8 +161,10 @@ def _load_tiff(
     planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
     if planes.shape != shape:
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, shape))
+    if options.alpha == "only":
+        return planes[list(stored.alpha[:1])], None
     if stored.alpha and options.alpha == "opaque":
-        _check_opaque(planes[list(stored.alpha)], stored.colors)
+        _check_opaque(planes[list(stored.alpha)], stored, options)
     return np.delete(planes, stored.alpha, axis=0) if stored.alpha else planes, palette
 
 
@@ -189,7 +202,10 @@ def _turn(planes: Array, orientation: int) -> Array:
 
 def _arrange_channels(planes: Array, header: ImageHeader, options: ReadOptions) -> Array:
     if options.equal_channels == "collapse":
-        return _collapse(planes)
+        return _collapse(planes, options)
+    if options.equal_channels == "brightest":
+        brightest: Array = planes.max(axis=0, keepdims=True)
+        return brightest
     if options.gray_to_rgb and len(planes) == 1:
         return np.repeat(planes, 3, axis=0)
     if options.cv2_order and header.kind != "npy" and len(planes) in (3, 4):
@@ -197,14 +213,14 @@ def _arrange_channels(planes: Array, header: ImageHeader, options: ReadOptions) 
     return planes
 
 
-def _collapse(planes: Array) -> Array:
+def _collapse(planes: Array, options: ReadOptions) -> Array:
     for channel in range(1, len(planes)):
         if not np.array_equal(planes[0], planes[channel], equal_nan=planes.dtype.kind == "f"):
             row, column = np.argwhere(planes[0] != planes[channel])[0]
             values = ", ".join(str(value) for value in planes[:, row, column])
             raise DataError(
-                f"{len(planes)} channels that differ, first at row {row}, column {column} ({values}); "
-                'equal_channels="collapse" is for channels that are copies of each other'
+                f"{len(planes)} channels that differ, first at row {row}, column {column} "
+                f"({values}); {options.colour_cure}"
             )
     return planes[:1]
 

@@ -205,6 +205,7 @@ def place_centred(image: Array, size_px: tuple[int, int], padding: FitPadding) -
     cut = image[:, starts[0] : starts[0] + size_px[0], starts[1] : starts[1] + size_px[1]]
     before = [max(0, -each) // 2 for each in spare]
     missing = [(first, max(0, -each) - first) for each, first in zip(spare, before, strict=True)]
-    return (
-        np.pad(cut, ((0, 0), *missing), mode=_PAD_MODES[padding]) if any(map(any, missing)) else cut
-    )  # type: ignore[call-overload]
+    if not any(map(any, missing)):
+        return cut
+    padded: Array = np.pad(cut, ((0, 0), *missing), mode=_PAD_MODES[padding])  # type: ignore[call-overload]
+    return padded

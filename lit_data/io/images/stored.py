@@ -62,7 +62,7 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
         return False
     if stored.palette and options.palette == "index":
         raise DataError(
-            f"invert={options.invert!r}, but numbers of a palette have no white; set data.read.palette=expand"
+            f"invert={options.invert!r}, but numbers of a palette have no white; set {options.key}.palette=expand"
         )
     if stored.dtype.kind not in "bu":
         raise DataError(

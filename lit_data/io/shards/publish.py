@@ -271,8 +271,11 @@ class ImagePublisher:
     ) -> None:
         folder.mkdir()
         build = BuildOptions(
-            on_bad=wanted.on_bad, workers=_WORKERS, progress=False, store=wanted.store
-        )  # type: ignore[arg-type]
+            on_bad=wanted.on_bad,  # type: ignore[arg-type]
+            workers=_WORKERS,
+            progress=False,
+            store=wanted.store,
+        )
         write_store(folder, sources, self._decoder, wanted, survey, build)
 
     def _index(

@@ -25,6 +25,18 @@ from lit_data.modules.segmentation.nets import CompareNet
 from lit_data.types import IGNORED, Batch
 
 _STAGES: Final = ("val", "test")
+_HYPERPARAMETERS: Final = (
+    "schedule",
+    "dice_weight",
+    "focal_gamma",
+    "tversky",
+    "class_weights",
+    "classes",
+    "baseline",
+    "false_alarms_per_patch",
+    "anomaly_scores",
+    "image_score_fraction",
+)
 _THRESHOLDS: Final = {
     "predict_threshold": 0.5,
     "image_threshold": -1.0,
@@ -110,17 +122,14 @@ class SegmentationModule(ScoredModule):
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
-            weights = (
-                [1.0] * (len(self.classes or "1") + 1)
-                if class_weights == "balanced"
-                else class_weights
+            class_count = len(self.classes or "1") + 1
+            self.loss = PixelLoss(
+                loss,
+                class_weights=[1.0] * class_count if class_weights == "balanced" else class_weights,
+                dice_weight=dice_weight,
+                focal_gamma=focal_gamma,
+                tversky=tversky,
             )
-            options: dict[str, Any] = {
-                "dice_weight": dice_weight,
-                "focal_gamma": focal_gamma,
-                "tversky": tversky,
-            }
-            self.loss = PixelLoss(loss, class_weights=weights, **options)
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
         if anomaly_scores:
@@ -132,19 +141,8 @@ class SegmentationModule(ScoredModule):
                 {f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES}
             )
         # Plain values only, so that checkpoints load with weights_only=True.
-        plain = (
-            "schedule",
-            "dice_weight",
-            "focal_gamma",
-            "tversky",
-            "class_weights",
-            "classes",
-            "baseline",
-        )
-        named = ("loss",) if isinstance(loss, str) else ()
-        self.save_hyperparameters(
-            *plain, *named, "false_alarms_per_patch", "anomaly_scores", "image_score_fraction"
-        )
+        named_loss = ("loss",) if isinstance(loss, str) else ()
+        self.save_hyperparameters(*_HYPERPARAMETERS, *named_loss)
 
     @override
     def setup(self, stage: str) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
+import tifffile
+from PIL import Image
 
 from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
 from lit_data.errors import ConfigError, DataError
@@ -248,3 +250,84 @@ def test_one_picture_beside_one_folder_stays(tmp_path: Path) -> None:
     _write(tmp_path / "dent", ".png", _disc(), _disc())
     _write(tmp_path, ".png", _disc())
     assert len(leave_out_stray(tmp_path, find_inspection_set(tmp_path)).images) == 3
+
+
+def _paint(*, opacity: np.ndarray) -> np.ndarray:
+    """Red strokes on nothing, as programs for drawing save them: B, G, R, opacity."""
+    painted = np.zeros((*opacity.shape, 4), np.uint8)
+    painted[..., 2] = 200
+    painted[..., 3] = opacity
+    return painted
+
+
+def test_transparent_masks_are_read_from_their_alpha_channel(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    soft = cv2.GaussianBlur(_disc(), (0, 0), 0.8)
+    masks = _write(tmp_path, ".png", _paint(opacity=_disc()), _paint(opacity=soft))
+    options = choose_mask_options(masks, MaskOptions())
+    assert options == MaskOptions(alpha="only", threshold=128)
+    assert caplog.text.count("data.mask_read.alpha=only") == 1
+    np.testing.assert_array_equal(read_mask(masks[0], options)[0], _disc() > 0)
+
+
+def test_an_opaque_mask_beside_transparent_ones_is_not_all_defect(tmp_path: Path) -> None:
+    opaque = _paint(opacity=np.full((60, 80), 255, np.uint8))
+    opaque[..., :3] = _disc()[..., None]
+    masks = _write(tmp_path, ".png", opaque, _paint(opacity=_disc()))
+    assert choose_mask_options(masks, MaskOptions()).alpha == "opaque"
+
+
+def test_alpha_alone_is_read_from_tiff(tmp_path: Path) -> None:
+    painted = _paint(opacity=_disc())
+    tifffile.imwrite(tmp_path / "a.tif", painted, photometric="rgb", extrasamples=["unassalpha"])
+    mask = read_mask(tmp_path / "a.tif", MaskOptions(alpha="only"))
+    np.testing.assert_array_equal(mask[0], _disc() > 0)
+
+
+def test_a_palette_with_transparent_colours_has_an_alpha_channel(tmp_path: Path) -> None:
+    image = Image.fromarray(_disc(1))
+    image.putpalette([255, 255, 255, 200, 0, 0])
+    image.save(tmp_path / "a.png", transparency=bytes([0, 255]))
+    mask = read_mask(tmp_path / "a.png", MaskOptions(alpha="only"))
+    np.testing.assert_array_equal(mask[0], _disc() > 0)
+
+
+def test_a_mask_without_alpha_is_named(tmp_path: Path) -> None:
+    (mask,) = _write(tmp_path, ".png", _disc())
+    with pytest.raises(DataError, match=r"0.png: no alpha channel.*data.mask_read.alpha=only"):
+        read_mask(mask, MaskOptions(alpha="only"))
+
+
+def test_colours_with_soft_edges_on_black_are_the_defect(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    disc = cv2.GaussianBlur(_colour(255, 20, 60), (0, 0), 1.0)
+    masks = _write(tmp_path, ".png", disc, np.zeros_like(disc), disc[::-1])
+    options = choose_mask_options(masks, MaskOptions())
+    assert options == MaskOptions(channels="brightest", threshold=128)
+    assert caplog.text.count("data.mask_read.channels=brightest") == 1
+    np.testing.assert_array_equal(read_mask(masks[0], options)[0], disc.max(-1) >= 128)
+
+
+def test_photographs_are_no_masks_of_colours(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (3, 60, 80, 3), dtype=np.uint8)
+    masks = _write(tmp_path, ".png", *noise)
+    assert choose_mask_options(masks, MaskOptions()) == MaskOptions()
+    with pytest.raises(DataError, match=r"differ.*set data.mask_read.channels=brightest"):
+        read_mask(masks[0])
+
+
+@pytest.mark.parametrize("options", [{"alpha": "only"}, {"channels": "brightest"}])
+def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="name the colours of the classes"):
+        MaskOptions(classes=3, **options)
+    with pytest.raises(ConfigError, match="colours say all: leave out channels=brightest"):
+        MaskOptions(colours=COLOURS[:2], **options)
+
+
+def test_channels_are_equal_or_the_brightest() -> None:
+    with pytest.raises(ConfigError, match="channels='any' is not one of 'equal', 'brightest'"):
+        MaskOptions(channels="any")

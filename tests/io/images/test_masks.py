@@ -122,7 +122,10 @@ def test_equal_channels_count_as_one(tmp_path: Path) -> None:
 
 def test_alpha_is_no_class(tmp_path: Path) -> None:
     path = _png(tmp_path / "a.png", np.stack([BINARY] * 4, -1))
-    with pytest.raises(DataError, match=r"alpha, not opaque everywhere; set data.read.alpha=drop"):
+    with pytest.raises(
+        DataError,
+        match=r"alpha, not opaque everywhere; set data.mask_read.alpha=drop to read it without, or =only",
+    ):
         read_mask(path)
     np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
 

@@ -15,7 +15,7 @@ from lit_data.io.images.options import ReadOptions
         ({"alpha": "keep"}, "alpha='keep' is not one of 'opaque', 'drop', 'error'"),
         ({"exif": True}, "exif=True is not one of 'ignore', 'apply'"),
         ({"palette": "rgb"}, "palette='rgb' is not one of 'error', 'expand', 'index'"),
-        ({"equal_channels": ""}, "equal_channels='' is not one of 'keep', 'collapse'"),
+        ({"equal_channels": ""}, "equal_channels='' is not one of 'keep', 'collapse', 'brightest'"),
         ({"gray_to_rgb": "false"}, "gray_to_rgb='false' must be true or false"),
         ({"cv2_order": 1}, "cv2_order=1 must be true or false"),
         ({"invert": 1}, "invert=1 must be true, false or 'photometric'"),

@@ -44,7 +44,8 @@ from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.masks import MaskOptions, choose_mask_options
+from lit_data.io.images.mask_choice import choose_mask_options
+from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.scaling import (

@@ -19,7 +19,8 @@ import numpy as np
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import FolderWalk, name_below
-from lit_data.io.images.masks import MaskOptions, count_values, has_grey_edges
+from lit_data.io.images.mask_choice import count_values, has_grey_edges
+from lit_data.io.images.masks import MaskOptions
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,8 @@ from PIL import Image
 from lit_data.datasets.inspection.layouts import find_inspection_set, leave_out_stray
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageSource, MaskDecoder
-from lit_data.io.images.masks import MaskOptions, choose_mask_options, has_grey_edges, read_mask
+from lit_data.io.images.mask_choice import choose_mask_options, has_grey_edges
+from lit_data.io.images.masks import MaskOptions, read_mask
 
 
 def _disc(value: int = 255) -> np.ndarray:

@@ -1,0 +1,212 @@
+"""Options of masks that follow from what the masks of a dataset hold."""
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lit_data.errors import DataError
+from lit_data.io.images.masks import MaskOptions, pack_colours, show_values, unpack_colours
+from lit_data.io.images.readers import read_image
+from lit_data.io.source import open_source
+from lit_data.types import Array
+
+log = logging.getLogger(__name__)
+
+_SAMPLED_MASKS: Final = 64
+_MOST_LABEL_BYTES: Final = 100_000
+_MOST_COLOURS: Final = 32  # of classes; pictures have far more
+_MOST_CLASSES: Final = 16  # as numbers that are taken for classes
+_END: Final = 32  # grey levels next to black and to white
+# Values that class numbers beside 255 for ignored pixels do not use.
+_NEARLY_WHITE: Final = slice(240, 255)
+_MOST_BETWEEN: Final = 0.1  # of the pixels of masks whose edges alone are grey
+_THRESHOLD: Final = 128
+
+
+def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options that fit the masks of a dataset, and log what was chosen.
+
+    Masks that are transparent outside of the defect are read from their alpha channel. Few colours
+    are those of classes; of two classes, any colour on black is the defect. Masks that were scaled
+    smoothly or saved as JPEG have grey edges: nearly all of their pixels are nearly black or nearly
+    white, and the rest lies in between. In masks of two values, such as 0 and 38, or of a few small
+    numbers, all but 0 is the defect.
+
+    Args:
+        masks: All masks of the dataset; up to 64 of them are looked at.
+        options: With a scale, a threshold or colours they are returned as they are; with more than
+            two classes only colours are looked for.
+    """
+    is_open = options.scale == "auto" and options.threshold is None and options.ignore is None
+    if not masks or not is_open or options.colours is not None:
+        return options
+    numbers = np.linspace(0, len(masks) - 1, min(_SAMPLED_MASKS, len(masks))).astype(np.int64)
+    sampled = [masks[number] for number in np.unique(numbers)]
+    readable = list(_count_readable(sampled, options))
+    if len(readable) < len(sampled):
+        options, readable = _choose_channels(sampled, options, readable)
+    if options.classes > 2 or options.colours is not None:
+        return options
+    return _choose_threshold(sum(readable, np.zeros(256, np.int64)), len(sampled), options)
+
+
+def _choose_channels(
+    masks: Sequence[Path], options: MaskOptions, readable: list[NDArray[np.int64]]
+) -> tuple[MaskOptions, list[NDArray[np.int64]]]:
+    """Return options for masks of several channels, and how often each mask has each value then."""
+    if options.classes == 2 and not readable:  # an opaque mask among them would be all defect
+        alpha_only = replace(options, alpha="only")
+        counts = list(_count_readable(masks, alpha_only))
+        if len(counts) == len(masks):
+            log.info("masks are transparent outside of the defect: data.mask_read.alpha=only")
+            return alpha_only, counts
+    options = _choose_colours(masks, options)
+    if options.classes == 2 and options.colours is None:
+        brightest = replace(options, channels="brightest")
+        counts = list(_count_readable(masks, brightest))
+        if len(counts) == len(masks) and has_grey_edges(sum(counts, np.zeros(256, np.int64))):
+            log.info("masks are colours on black: data.mask_read.channels=brightest")
+            return brightest, counts
+    return options, readable
+
+
+def _choose_threshold(
+    counts: NDArray[np.int64], mask_count: int, options: MaskOptions
+) -> MaskOptions:
+    values = np.flatnonzero(counts)
+    if set(values.tolist()) <= {0, 1} or set(values.tolist()) <= {0, 255}:
+        return options
+    if has_grey_edges(counts):
+        between = counts[_END : 256 - _END].sum() / counts.sum()
+        reason = f"masks have grey edges ({between:.2%} of the pixels of {mask_count} masks): values from"
+        return _set_threshold(options, _THRESHOLD, reason)
+    if values[0] == 0 and (len(values) == 2 or values[-1] < _MOST_CLASSES):
+        return _set_threshold(options, 1, f"masks hold {_join(values)}: values from")
+    return options
+
+
+def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
+    """Return options with the colours of the masks, if these are few.
+
+    The background comes first: black, or else the most frequent colour.
+
+    Raises:
+        DataError: The options are for another number of classes.
+    """
+    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
+    pixel_counts: Counter[int] = Counter()
+    for path in masks:
+        try:
+            packed, counts = np.unique(pack_colours(read_image(path, read)), return_counts=True)
+        except (DataError, ValueError):  # named where all masks are read
+            continue
+        pixel_counts.update(dict(zip(packed.tolist(), counts.tolist(), strict=True)))
+        if len(pixel_counts) > _MOST_COLOURS:
+            return options
+    colours = unpack_colours(np.array(list(pixel_counts)))
+    if len(colours) < 2 or all(red == green == blue for red, green, blue in colours):
+        return options
+    return _name_colours(pixel_counts, _read_label_map(masks[0].parent), options)
+
+
+def _name_colours(
+    pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
+) -> MaskOptions:
+    background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
+    named = [colour for colour in names if colour != background]
+    unnamed = sorted(pixel_counts.keys() - {background} - names.keys())
+    marks = named + unnamed
+    colours = unpack_colours(np.array([background, *marks]))
+    typed = str(colours).replace(" ", "")
+    if options.classes not in (2, len(colours)):
+        raise DataError(
+            f"masks hold {len(colours)} colours, that of the background among them, and "
+            f"data.classes names {options.classes - 1}: name one for each other colour of {typed}"
+        )
+    hint = ""
+    if options.classes == 2 and len(marks) > 1:
+        classes = [names.get(colour, f"name{number}") for number, colour in enumerate(marks, 1)]
+        hint = f"; data.classes=[{','.join(classes)}] tells them apart"
+    log.info(
+        "masks hold %d colours, the background first: data.mask_read.colours=%s%s",
+        len(colours),
+        typed,
+        hint,
+    )
+    return replace(options, colours=colours)
+
+
+def _read_label_map(folder: Path) -> dict[int, str]:
+    """Read the names of colours from CVAT's ``labelmap.txt``.
+
+    It lies beside the masks or up to two folders above.
+    """
+    for label_folder in (folder, *folder.parents[:2]):
+        path = label_folder / "labelmap.txt"
+        if path.is_file():
+            with open_source(path) as stream:
+                lines = stream.read(_MOST_LABEL_BYTES).decode(errors="replace").splitlines()
+            return dict(filter(None, map(_read_label, lines)))
+    return {}
+
+
+def _read_label(line: str) -> tuple[int, str] | None:
+    """Read ``name:128,0,0::``."""
+    name, _, rest = line.partition(":")
+    parts = rest.partition(":")[0].split(",")
+    if (
+        name.startswith("#")
+        or len(parts) != 3
+        or not all(re.fullmatch("[0-9]{1,3}", part) for part in parts)
+    ):
+        return None
+    return int(pack_colours(np.array(parts, np.int64))), name
+
+
+def has_grey_edges(counts: NDArray[np.int64]) -> bool:
+    """Return True if masks are black and white but for their edges.
+
+    Args:
+        counts: [256] pixels of each value.
+    """
+    between, nearly_white = counts[_END : 256 - _END], counts[_NEARLY_WHITE]
+    spreads = np.count_nonzero(between) >= _END // 4 or np.count_nonzero(nearly_white) > 1
+    return bool(counts[-_END:].any() and spreads and between.sum() <= _MOST_BETWEEN * counts.sum())
+
+
+def count_values(path: Path, options: MaskOptions) -> NDArray[np.int64] | None:
+    """Count how often a mask has each of 256 values; None where it has others.
+
+    Raises:
+        DataError: It cannot be read as a mask.
+    """
+    mask = read_image(path, options.read)
+    if mask.dtype == np.bool_:
+        mask = mask.astype(np.uint8)
+    return np.bincount(mask.ravel(), minlength=256) if mask.dtype == np.uint8 else None
+
+
+def _count_readable(masks: Iterable[Path], options: MaskOptions) -> Iterator[NDArray[np.int64]]:
+    for path in masks:
+        try:
+            counts = count_values(path, options)
+        except DataError:  # named where all masks are read
+            continue
+        if counts is not None:
+            yield counts
+
+
+def _join(values: Array) -> str:
+    return " and ".join(map(str, values)) if len(values) == 2 else show_values(values)
+
+
+def _set_threshold(options: MaskOptions, threshold: int, reason: str) -> MaskOptions:
+    log.info("%s %d on are the defect (data.mask_read.threshold=%d)", reason, threshold, threshold)
+    return replace(options, threshold=threshold)

@@ -142,8 +142,9 @@ class Problems:
         return "\n".join(_join(path, message) for path, message in self._entries)
 
     def describe(self, what: str, cure: str = "") -> str:
-        """The causes, each with a count and at most three names, then a headline and what to do as
-        the last lines.
+        """List the causes, each with a count and at most three names.
+
+        The headline and what to do are the last lines.
 
         Args:
             what: The headline, such as ``"3 of 10 images are bad"``.
@@ -192,8 +193,9 @@ class Problems:
             log.warning("%s", self.describe(what), extra={"problems": self.entries})
 
     def _group(self) -> list[list[tuple[str, str]]]:
-        """The problems by cause, that is by message without paths, numbers and values; the largest
-        group first.
+        """Group the problems by cause, the largest group first.
+
+        A cause is a message without paths, numbers and values.
 
         Few problems are told one by one.
         """
@@ -223,8 +225,9 @@ def find_headline(text: str) -> str:
 
 
 def settle_lines(text: str) -> str:
-    """A message as it goes to a terminal or a log: no control characters, and one line that is not
-    indented.
+    """Escape a message for a terminal or a log.
+
+    No control characters are left, and one line that is not indented.
 
     So no name with a line break can pass for a line of the program.
     """

@@ -167,14 +167,14 @@ class FolderWalk:
 
 
 def is_hidden(name: str) -> bool:
-    """Whether a file or folder of this name is none of a set: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
+    """Return True for names that hold no data: ``.git``, or ``__MACOSX`` of an archive made on a Mac."""
     return name.startswith(".") or name == "__MACOSX"
 
 
 def list_shown(folder: Path, pattern: str) -> list[Path]:
-    """What lies anywhere below a folder and matches a glob of names, in order; nothing hidden."""
-    found = sorted(folder.rglob(pattern))
-    return [path for path in found if not any(map(is_hidden, path.relative_to(folder).parts))]
+    """List what lies anywhere below a folder and matches a glob of names, in order; nothing hidden."""
+    paths = sorted(folder.rglob(pattern))
+    return [path for path in paths if not any(map(is_hidden, path.relative_to(folder).parts))]
 
 
 def compile_exclusion(patterns: Sequence[str]) -> re.Pattern[str]:
@@ -228,13 +228,14 @@ def _prefix(folder: Path) -> str:
 
 
 def is_inside(real_path: str, real_folder: str) -> bool:
-    """Whether a path is a folder or lies in it, both without links."""
+    """Return True if a path is a folder or lies in it, both without links."""
     return real_path == real_folder or real_path.startswith(real_folder.rstrip(os.sep) + os.sep)
 
 
 def check_inside(path: Path, root: Path) -> None:
-    """Refuse a file that a link takes out of the data folder: what it holds would be shown in
-    messages.
+    """Refuse a file that a link takes out of the data folder.
+
+    What it holds would be shown in messages.
 
     Raises:
         DataError: It lies elsewhere.
@@ -260,7 +261,7 @@ def _translate(pattern: str) -> str:
         for part, before in zip(parts, ["", *parts], strict=False)
         if part != before or part not in _ANY
     ]
-    stars = [place for place, part in enumerate(parts) if part in _STARS]
+    stars = [index for index, part in enumerate(parts) if part in _STARS]
     texts = [_WITHIN.get(part) or _translate_part(part) for part in parts]
     for star, after in pairwise(stars):
         if parts[star] == parts[after] == "*":
@@ -328,12 +329,12 @@ def find_images(
     """
     root = Path(root)
     if not root.is_dir():
-        found = (
+        reason = (
             "not a folder"
             if root.exists()
             else f"no such folder; {show_path(nearest_existing(root))} exists"
         )
-        raise DataError(f"{show_path(root)}: {found}")
+        raise DataError(f"{show_path(root)}: {reason}")
     walk = FolderWalk(root, patterns, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
     walk.tell_excluded()
@@ -381,8 +382,9 @@ def resolve_listed(
 
 
 def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[tuple[Path, Path]]:
-    """Pair images and masks whose names agree up to the extension, however their accents are
-    composed.
+    """Pair images and masks whose names agree up to the extension.
+
+    Accents may be composed in any way.
 
     Args:
         images: Paths, in any folders.

@@ -90,9 +90,9 @@ def decode_text(data: bytes) -> str:
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        found = f"byte 0x{data[error.start]:02x} at {error.start}"
+        bad_byte = f"byte 0x{data[error.start]:02x} at {error.start}"
         raise DataError(
-            f"no UTF-8 text ({found}; is it Latin-1 or of Windows?); save it as UTF-8"
+            f"no UTF-8 text ({bad_byte}; is it Latin-1 or of Windows?); save it as UTF-8"
         ) from error
 
 

@@ -30,8 +30,7 @@ def check_schedule(schedule: Schedule) -> None:
 def schedule_optimizer(
     optimizer: torch.optim.Optimizer, schedule: Schedule, trainer: L.Trainer, *, optimizers: int = 1
 ) -> Any:  # noqa: ANN401
-    """Return what `configure_optimizers` returns for an optimizer whose learning rate follows a
-    schedule.
+    """Return an optimizer and its schedule in the form of `configure_optimizers`.
 
     A run that ``trainer.max_time`` ends before its last step follows the clock, so it too reaches
     the lowest rate.
@@ -140,8 +139,9 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
 
 
 def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tuple[float, str]:
-    """Return the steps of the run; epochs where the loader has no length, for which Lightning
-    answers -1 or infinity.
+    """Return the number of steps of the run.
+
+    Counted from epochs where the loader has no length: Lightning answers -1 or infinity there.
 
     They are infinite where `max_time` alone ends the run.
     """

@@ -50,8 +50,9 @@ class _Thing(NamedTuple):
 def render_scene(
     seed: int, number: int, size_px: tuple[int, int], *, empty: bool = False
 ) -> DetectionScene:
-    """Render one image, a pure function of the arguments; ground and objects have random streams of
-    their own.
+    """Render one image, a pure function of the arguments.
+
+    Ground and objects have random streams of their own.
 
     Args:
         seed: Seed of the set.

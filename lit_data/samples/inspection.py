@@ -25,8 +25,9 @@ class InspectionSampleSpec(SampleSpec):
 def ensure_inspection_samples(
     folder: Path, *, count: int = 60, size_px: tuple[int, int] = (192, 256), seed: int = 0
 ) -> Path:
-    """Make the set once and say where it is: ``NUMBER.png``, and ``NUMBER_mask.png`` of those with
-    a defect.
+    """Make the dataset once and return its folder.
+
+    ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
 
     Args:
         folder: The set is made in a folder of its own below this one.

@@ -1,5 +1,4 @@
-"""How a stripe sample looks: a stripe print or weave, and a line camera that sees three repeats of
-it.
+"""Texture of stripe samples: a print or weave, seen by a line camera in three repeats.
 
 Everything is evaluated at given (y, x) coordinates in px, so a repeat can be shifted by less than
 one pixel, and a window costs no more than its own pixels. Reflectance and grey levels are in 0..1;

@@ -38,8 +38,9 @@ def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np
 
 
 def draw_texture(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.uint8]:
-    """Draw a grey surface: grains of many sizes, now and then with joints like those of brick or
-    cloth.
+    """Draw a grey surface of grains of many sizes.
+
+    Now and then with joints like those of brick or cloth.
 
     Returns:
         [H, W] uint8.
@@ -278,8 +279,9 @@ def ensure_watermark_samples(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Make the backgrounds once and say where they are; see
-    `lit_data.samples.sample_set.ensure_set`.
+    """Make the backgrounds once and return their folder.
+
+    See `lit_data.samples.sample_set.ensure_set`.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.

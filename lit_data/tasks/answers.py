@@ -38,8 +38,9 @@ class AskedModule:
 
 
 class Question:
-    """Asks `predict_step` of a module, which takes (batch) or (batch, batch_idx), about finished
-    batches of ours.
+    """Calls of `predict_step` of a module with finished batches of ours.
+
+    It takes (batch) or (batch, batch_idx).
 
     Args:
         model: The module.

@@ -1,5 +1,4 @@
-"""`Task`: how samples of a kind of data are drawn, and how what a model predicts is drawn and
-written.
+"""`Task`: drawing of samples of a kind of data, drawing and writing of predictions.
 
 `find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else what `register` was
 told of its class. A package of your own brings its own kind of data in this way; ``docs/extend.md``
@@ -43,8 +42,9 @@ Data = TypeVar("Data", bound=BaseDataModule)
 
 
 class Task(Generic[Data]):
-    """What the commands ask of a kind of data. This one draws images under ``image`` and predicts
-    nothing.
+    """Kind of data as the commands see it.
+
+    This one draws images under ``image`` and predicts nothing.
 
     Args:
         datamodule: Prepared and opened.

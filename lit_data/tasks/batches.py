@@ -28,8 +28,9 @@ def predict_batches(
     run: PredictRun,
     options: PredictOptions,
 ) -> Predicted:
-    """Predict all inputs that are not done yet; a batch that does not fit into memory is cut into
-    pieces.
+    """Predict all inputs that are not done yet.
+
+    A batch that does not fit into memory is cut into micro-batches.
 
     Args:
         datamodule: Its predict stage has one sample for each input of the writer.

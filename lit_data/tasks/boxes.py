@@ -182,8 +182,9 @@ def find_true(batch: Batch, row: int) -> Boxes:
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
-    """What a `predict_step` returned, on the host; none if it is no list with boxes, classes and
-    scores.
+    """Return the answer of a `predict_step` on the host.
+
+    None if it is no list with boxes, classes and scores.
 
     ``labels`` in place of ``classes`` count from 1, as torchvision's do.
     """

@@ -335,8 +335,9 @@ class LabelTask(Task[LabelledImageDataModule]):
 
 
 class LabelWriter(BankWriter):
-    """Writes ``labels.csv``: of each image its label, how sure that is, and what its folder says,
-    if it names a class.
+    """Writer of ``labels.csv``: the label of each image and how sure that is.
+
+    And what its folder says, if it names a class.
 
     Args:
         datamodule: Whose images.

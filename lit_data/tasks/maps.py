@@ -113,8 +113,9 @@ def draw_patch_samples(
     stage: Stage,
     count: int,
 ) -> list[int]:
-    """Draw samples as the model sees them: target, references and mask, true defects and
-    distractors circled.
+    """Draw samples as the model sees them.
+
+    Target, references and mask, with true defects and distractors circled.
 
     Those with true defects come first, then those with distractors.
 
@@ -158,8 +159,9 @@ def draw_patch_predictions(
     *,
     count: int,
 ) -> bool:
-    """Draw samples with a mask, those with the largest first and one with the smallest, beside what
-    a model finds.
+    """Draw samples with a mask beside the prediction of a model.
+
+    Those with the largest masks come first, and one with the smallest.
 
     Args:
         datamodule: Its images have names.
@@ -213,8 +215,9 @@ def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
 
 
 def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
-    """Draw whole images side by side, each above its probability map, with the defects found
-    circled.
+    """Draw whole images side by side, each above its probability map.
+
+    Defects found are circled.
 
     Args:
         images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.

@@ -122,8 +122,9 @@ def prepare_net(
 def choose_overlap_px(
     net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
 ) -> int:
-    """`predict.overlap_px`; by default the net's receptive field, or a quarter of a tile if half
-    does not hold that.
+    """Return `predict.overlap_px`, or the net's receptive field by default.
+
+    A quarter of a tile if half does not hold that.
 
     Raises:
         ConfigError: The net gives no probability.
@@ -310,8 +311,9 @@ def convert_net(
 
 
 def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Sequence[Tensor]:
-    """A tile from the middle of each of some images, [C, h, w] float32 in 0..1 each; bad images are
-    left out.
+    """Cut a tile from the middle of some images, [C, h, w] float32 in 0..1 each.
+
+    Bad images are left out.
 
     Raises:
         DataError: All are bad.

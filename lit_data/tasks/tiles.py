@@ -100,8 +100,9 @@ def predict_images(
     run: PredictRun,
     options: PredictOptions,
 ) -> Predicted:
-    """Predict all images that are not done yet, each one tile by tile, and write it as soon as it
-    is complete.
+    """Predict all images that are not done yet, tile by tile.
+
+    Each is written as soon as it is complete.
 
     Bad images are left out and listed, in ``bad.csv`` too; they do not stop the others.
 

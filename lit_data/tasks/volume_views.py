@@ -76,8 +76,9 @@ def show_view(cell: Axes, volume: VolumeShown, angle_deg: float) -> None:
 
 
 def project(volume: VolumeShown, angle_deg: float) -> Floats:
-    """Look at the occupied voxels from a little above, along parallel lines: what is nearest hides
-    the rest.
+    """Project the occupied voxels from a little above along parallel lines.
+
+    The nearest voxel hides the rest.
 
     Shading comes from the depth picture alone: light from the upper left on its slope, and near is
     brighter than far.

@@ -78,8 +78,9 @@ class VolumeTask(Task[CTDataModule]):
 def draw_volume_samples(
     datamodule: CTDataModule, batch: Batch, path: Path, title: str, *, count: int
 ) -> list[int]:
-    """Draw each sample in a row: its three central slices with the occupied voxels tinted, and two
-    views of them.
+    """Draw each sample in a row: three central slices and two views.
+
+    Occupied voxels are tinted in the slices.
 
     Slices of whole volumes are read from the files again, so that what is not occupied is seen as
     well.

@@ -82,8 +82,9 @@ class MarkTask(Task[WatermarkDataModule]):
 def draw_mark_samples(
     batch: Batch, path: Path, title: str, *, count: int, classes: Sequence[str] = ()
 ) -> list[int]:
-    """Draw samples as the model sees them, with their masks; of those with a watermark the largest
-    come first.
+    """Draw samples as the model sees them, with their masks.
+
+    Of those with a watermark the largest come first.
 
     Args:
         batch: A finished batch, on the host.
@@ -193,8 +194,9 @@ def show_colour(cell: Axes, image: Tensor) -> None:
 
 
 def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) -> None:
-    """An image [3, H, W] with a line around what a mask [H, W] marks by half of its largest value
-    at least.
+    """Outline the marked region in an image [3, H, W].
+
+    A mask [H, W] marks pixels of at least half of its largest value.
 
     With classes a line in the colour of each.
     """
@@ -234,8 +236,9 @@ _DRAWN_PX: Final = 600  # longest side in predictions.png
 
 
 class MarkWriter(ImageWriter):
-    """Writes ``masks/<image>.png`` (8 bit, 255 is probability 1) and ``overlays/<image>.png`` (the
-    mask tinted red).
+    """Writer of ``masks/<image>.png`` and ``overlays/<image>.png``.
+
+    Masks have 8 bit, 255 is probability 1; overlays are tinted red.
 
     With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over
     from its border inwards (Telea, "An image inpainting technique based on the fast marching
@@ -354,8 +357,9 @@ def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> N
 def paint_over(
     pixels: Array, probability: ProbabilityMap, threshold: float
 ) -> Iterator[NDArray[np.uint8]]:
-    """An image with what is marked painted over, in parts that each see some rows of their
-    neighbours.
+    """Paint over what is marked in an image.
+
+    In parts that each see some rows of their neighbours.
 
     Args:
         pixels: [3, H, W] uint8.

@@ -46,8 +46,9 @@ class Entry:
 
 
 class Journal:
-    """Images that are done, one line each in ``images.jsonl``, written when their files are
-    complete.
+    """Record of finished images, one line each in ``images.jsonl``.
+
+    A line is written when the files of its image are complete.
 
     Which weights and options made them stands in ``fingerprint.json``. A line that was cut short
     does not count.
@@ -218,8 +219,7 @@ class BankWriter(PredictionWriter):
 
 
 class Work:
-    """The inputs of a run: those that are done, those that wait, and those that turned out to be
-    bad.
+    """Inputs of a run: finished, waiting, and bad ones.
 
     Args:
         writer: Writes what is predicted.

@@ -1,4 +1,4 @@
-"""What must hold between the images of one set, told from their headers before anything is decoded."""
+"""Checks between the images of a dataset, by their headers and before anything is decoded."""
 
 import os
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""What a decoded store is built with: from the files of one image to its pixels, for images and for masks."""
+"""Decoders of a store: from the files of one image to its pixels, for images and for masks."""
 
 import itertools
 import json

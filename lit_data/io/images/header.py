@@ -1,4 +1,4 @@
-"""What reading an image file will give, told by its first bytes and refused before it can do harm."""
+"""Headers of image files: shape and dtype by the first bytes, checked before anything is decoded."""
 
 import os
 from dataclasses import dataclass

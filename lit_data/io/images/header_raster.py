@@ -1,5 +1,4 @@
-"""Headers of JPEG, BMP and PNG files without decoding, and checks of what JPEG and PNG files
-consist of.
+"""Headers of JPEG, BMP and PNG files without decoding, and checks of their parts.
 
 Not those of Pillow: it unpacks text when it opens a PNG, refuses good files with more than 1 MiB of
 it (processing histories are), and checks neither sizes nor chunks behind the header.
@@ -123,9 +122,11 @@ def read_orientation(exif: bytes) -> int:
         return 1
     (first,) = struct.unpack_from(order + "I", exif, 4)
     (count,) = struct.unpack(order + "H", exif[first : first + 2].ljust(2, b"\0"))
-    for place in range(first + 2, first + 2 + 12 * min(count, _MAX_EXIF_TAGS), 12):
-        if place + 12 <= len(exif) and exif[place : place + 4] == struct.pack(order + "HH", 274, 3):
-            (value,) = struct.unpack_from(order + "H", exif, place + 8)
+    for offset in range(first + 2, first + 2 + 12 * min(count, _MAX_EXIF_TAGS), 12):
+        if offset + 12 <= len(exif) and exif[offset : offset + 4] == struct.pack(
+            order + "HH", 274, 3
+        ):
+            (value,) = struct.unpack_from(order + "H", exif, offset + 8)
             return value if 1 <= value <= 8 else 1
     return 1
 
@@ -142,7 +143,7 @@ _RGB, _BITFIELDS = 0, 3
 
 @dataclass(frozen=True, slots=True)
 class BmpLayout:
-    """Where the pixels of a BMP are and how they are packed."""
+    """Place and packing of the pixels of a BMP."""
 
     height_px: int
     width_px: int

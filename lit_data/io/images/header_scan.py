@@ -122,7 +122,7 @@ def survey_sources(
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
     headers = ordered_map(lambda source: _read_header(decoder, source), sources, workers)
-    found = np.zeros((len(sources), 4), np.int64)
+    rows = np.zeros((len(sources), 4), np.int64)
     bad: list[tuple[str, str]] = []
     for number, header in enumerate(
         track(headers, "reading headers", len(sources), enabled=progress)
@@ -130,7 +130,7 @@ def survey_sources(
         if isinstance(header, str):
             bad.append((sources[number].paths[0], header))
         else:
-            found[number] = header
+            rows[number] = header
     if (
         bad and on_bad == "error"
     ):  # the others are decoded too, so that one list names all that is wrong
@@ -138,12 +138,12 @@ def survey_sources(
         bad += find_faults(
             [s for s in sources if s.paths[0] not in known], decoder, workers=workers
         ).entries
-        places = {source.paths[0]: place for place, source in enumerate(sources)}
+        places = {source.paths[0]: row for row, source in enumerate(sources)}
         bad.sort(key=lambda entry: places[entry[0]])
     raise_bad(bad, len(sources), on_bad)
-    images = np.flatnonzero(found[:, 0])
-    channels, heights_px, widths_px, dtypes = found[images].T.copy()
-    _check_alike(found[images], [sources[image] for image in images.tolist()])
+    images = np.flatnonzero(rows[:, 0])
+    channels, heights_px, widths_px, dtypes = rows[images].T.copy()
+    _check_alike(rows[images], [sources[image] for image in images.tolist()])
     return Survey(images, heights_px, widths_px, int(channels[0]), DTYPES[dtypes[0]], tuple(bad))
 
 
@@ -162,8 +162,9 @@ def check_reading(workers: int, on_bad: str) -> None:
 def raise_bad(
     bad: Sequence[tuple[str, str]], total: int, on_bad: OnBad, *, what: str = "images"
 ) -> None:
-    """Raise one error for all bad sources, unless they are to be skipped and some good ones are
-    left.
+    """Raise one error for all bad sources.
+
+    Under ``skip`` only if no good ones are left.
 
     Args:
         bad: (path, what is wrong) of each.
@@ -196,10 +197,10 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
     return channels, height_px, width_px, DTYPES.index(name)
 
 
-def _check_alike(found: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
+def _check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
     """Raise if the images have several dtypes or channel counts; one image of each kind is looked at."""
-    firsts = np.sort(np.unique(found[:, [0, 3]], axis=0, return_index=True)[1])
-    headers = [SourceHeader(c, h, w, np.dtype(DTYPES[d])) for c, h, w, d in found[firsts].tolist()]
-    check_set(headers, [sources[row].paths[0] for row in firsts]).raise_if_any(
+    firsts = np.sort(np.unique(rows[:, [0, 3]], axis=0, return_index=True)[1])
+    headers = [SourceHeader(c, h, w, np.dtype(DTYPES[d])) for c, h, w, d in rows[firsts].tolist()]
+    check_set(headers, [sources[first].paths[0] for first in firsts]).raise_if_any(
         "the images do not fit into one store"
     )

@@ -25,7 +25,7 @@ _BLOCK_PX = 16  # a JPEG stream may be rounded up to whole blocks
 
 @dataclass(frozen=True, slots=True)
 class SegmentGrid:
-    """How a page of ``height_px`` x ``width_px`` is cut into tiles or strips."""
+    """Tiles or strips of a page of ``height_px`` x ``width_px``."""
 
     height_px: int
     width_px: int
@@ -132,8 +132,10 @@ def _check_amount(counts: NDArray[np.uint64], grid: SegmentGrid, sample_bits: in
     expected = (
         math.ceil(grid.segment_width_px * sample_bits / 8) * tiles_across * rows * grid.planes
     )
-    if (found := int(counts.sum())) < expected:
-        raise DataError(f"truncated TIFF: {expected} bytes of pixels expected, {found} found")
+    if (stored_bytes := int(counts.sum())) < expected:
+        raise DataError(
+            f"truncated TIFF: {expected} bytes of pixels expected, {stored_bytes} found"
+        )
 
 
 def _check_jpeg_sizes(

@@ -237,9 +237,9 @@ def _number_colours(
         )
     unknown = np.unique(packed[numbers < 0])
     if len(unknown):
-        shown = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
+        first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
         raise DataError(
-            f"mask with the colours {shown}; add them to data.mask_read.colours, which does not "
+            f"mask with the colours {first_colours}; add them to data.mask_read.colours, which does not "
             "name them"
         )
     return numbers[None].astype(np.uint8)

@@ -80,13 +80,12 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
 
 
 def find_channel_axis(shape: tuple[int, ...]) -> int:
-    """Which axis of [C, H, W] or [H, W, C] is the channels: 0 or 2, the shorter one."""
+    """Find the channel axis of [C, H, W] or [H, W, C]: 0 or 2, the shorter one."""
     return 0 if shape[0] <= shape[2] else 2
 
 
 def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
-    """Read an array's header from its first byte on, and hold it against the size of what was
-    stored.
+    """Read an array's header and compare it with the size of what was stored.
 
     Args:
         stream: At the first byte of the array.
@@ -106,9 +105,9 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
             f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are allowed"
         )
     header = _parse(stream.read(length), version=start[6])
-    if (found := size_bytes - 8 - width - length) != header.nbytes:
+    if (stored_bytes := size_bytes - 8 - width - length) != header.nbytes:
         raise DataError(
-            f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {found} found"
+            f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {stored_bytes} found"
         )
     return header
 
@@ -138,8 +137,9 @@ _ENCRYPTED = 1  # flag bit
 
 
 def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> dict[str, Array]:
-    """Read all arrays of an archive after holding each header against the size its directory
-    declares.
+    """Read all arrays of an archive.
+
+    Each header is first compared with the size that its directory declares.
 
     Args:
         path: The archive.

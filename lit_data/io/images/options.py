@@ -1,4 +1,4 @@
-"""How an image file becomes pixels: one set of rules for every file of a data set."""
+"""Options of reading image files, the same for every file of a dataset."""
 
 import json
 import math

@@ -180,17 +180,18 @@ def scale_size(size_px: tuple[int, int], fit_px: tuple[int, int], fit: Fit) -> t
     if fit == "contain":
         return fit_size(size_px, fit_px)
     if fit == "cover":
-        scale = max(wanted / size for wanted, size in zip(fit_px, size_px, strict=True))
+        scale = max(target / size for target, size in zip(fit_px, size_px, strict=True))
         height, width = (
-            max(wanted, round(size * scale)) for wanted, size in zip(fit_px, size_px, strict=True)
+            max(target, round(size * scale)) for target, size in zip(fit_px, size_px, strict=True)
         )
         return height, width
     return fit_px if fit == "stretch" else size_px
 
 
 def place_centred(image: Array, size_px: tuple[int, int], padding: FitPadding) -> Array:
-    """Cut off what stands over and pad what is missing, evenly on both sides; an odd pixel goes to
-    bottom and right.
+    """Crop or pad an image around its centre.
+
+    An odd pixel goes to bottom and right.
 
     Args:
         image: [C, H, W].
@@ -200,7 +201,7 @@ def place_centred(image: Array, size_px: tuple[int, int], padding: FitPadding) -
     Returns:
         [C, h, w].
     """
-    spare = [have - wanted for have, wanted in zip(image.shape[1:], size_px, strict=True)]
+    spare = [have - target for have, target in zip(image.shape[1:], size_px, strict=True)]
     starts = [max(0, each) // 2 for each in spare]
     cut = image[:, starts[0] : starts[0] + size_px[0], starts[1] : starts[1] + size_px[1]]
     before = [max(0, -each) // 2 for each in spare]

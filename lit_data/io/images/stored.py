@@ -1,4 +1,4 @@
-"""What a file says about its image, before any option is applied."""
+"""Images as their files describe them, before any option is applied."""
 
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -52,7 +52,7 @@ class StoredImage:
 
 
 def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
-    """Whether the options ask for black and white to change places.
+    """Return True if the options ask for black and white to change places.
 
     Raises:
         DataError: They do, and the image has no defined white: signed and floating pixels, numbers
@@ -73,8 +73,9 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
 
 
 def invert(planes: Array, depth_bits: int | None) -> Array:
-    """Subtract from white, which is 2^bits - 1: 255 of uint8, 4095 of 12 bits in uint16, True of
-    bilevel images.
+    """Subtract pixels from white.
+
+    White is 2^bits - 1: 255 of uint8, 4095 of 12 bits in uint16, True of bilevel images.
 
     Args:
         planes: [C, H, W] bool or unsigned.
@@ -91,7 +92,7 @@ def invert(planes: Array, depth_bits: int | None) -> Array:
 
 
 def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]:
-    """What a user should know of it."""
+    """Note for users that an image is inverted, or that it is not."""
     if must_invert(stored, options):
         return ("white is stored as 0; inverted",) if stored.white_is_zero else ("inverted",)
     return (

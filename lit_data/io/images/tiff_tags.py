@@ -1,5 +1,4 @@
-"""The directories and tags of a TIFF file, each checked to lie inside the file before anything is
-read.
+"""Directories and tags of TIFF files, each checked to lie inside the file before it is read.
 
 https://www.itu.int/itudoc/itu-t/com16/tiff-fx/docs/tiff6.pdf,
 https://www.awaresystems.be/imaging/tiff/bigtiff.html
@@ -41,7 +40,7 @@ _NUMBERS = {1: "u1", 3: "u2", 4: "u4", 13: "u4", 16: "u8", 18: "u8"}
 
 @dataclass(frozen=True, slots=True)
 class TiffLayout:
-    """How a file writes its numbers (``order`` as for ``struct``), and where its first directory is."""
+    """Byte order and sizes of the numbers of a file (``order`` as for ``struct``), and its first directory."""
 
     order: str
     big: bool
@@ -89,22 +88,24 @@ def find_pages(stream: BinaryIO, size_bytes: int, layout: TiffLayout) -> list[in
     Raises:
         DataError: the chain leaves the file, loops, or has more than 65 536 pages.
     """
-    places: dict[int, None] = {}
-    place = layout.first
-    while place:
-        if place in places or len(places) >= _MAX_PAGES:
+    offsets: dict[int, None] = {}
+    offset = layout.first
+    while offset:
+        if offset in offsets or len(offsets) >= _MAX_PAGES:
             raise DataError(f"damaged TIFF: its directories loop, or are more than {_MAX_PAGES}")
-        places[place] = None
+        offsets[offset] = None
         end = (
-            place
+            offset
             + struct.calcsize(layout.count_format)
-            + _count_tags(stream, size_bytes, layout, place)
+            + _count_tags(stream, size_bytes, layout, offset)
         )
         stream.seek(end)
-        (place,) = _unpack(layout.offset_format, stream.read(struct.calcsize(layout.offset_format)))
-    if not places:
+        (offset,) = _unpack(
+            layout.offset_format, stream.read(struct.calcsize(layout.offset_format))
+        )
+    if not offsets:
         raise DataError("damaged TIFF: no directory")
-    return list(places)
+    return list(offsets)
 
 
 class Directory:
@@ -121,12 +122,12 @@ class Directory:
             file has.
     """
 
-    def __init__(self, stream: BinaryIO, size_bytes: int, layout: TiffLayout, place: int) -> None:
+    def __init__(self, stream: BinaryIO, size_bytes: int, layout: TiffLayout, offset: int) -> None:
         self._stream = stream
         self._layout = layout
         self._tags: dict[int, tuple[int, int, bytes]] = {}
-        table_bytes = _count_tags(stream, size_bytes, layout, place)
-        stream.seek(place + struct.calcsize(layout.count_format))
+        table_bytes = _count_tags(stream, size_bytes, layout, offset)
+        stream.seek(offset + struct.calcsize(layout.count_format))
         total_bytes = 0
         for code, kind, count, field in struct.iter_unpack(
             layout.tag_format, stream.read(table_bytes)
@@ -145,7 +146,7 @@ class Directory:
         return code in self._tags
 
     def count(self, code: int) -> int:
-        """How many values a tag has; 0 if there is none."""
+        """Count the values of a tag; 0 if there is none."""
         return self._tags[code][1] if code in self._tags else 0
 
     def read(self, code: int) -> bytes:
@@ -176,21 +177,21 @@ class Directory:
         return int(numbers[0]) if len(numbers) else default
 
     def _place(self, field: bytes) -> int:
-        place: int = struct.unpack(self._layout.offset_format, field)[0]
-        return place
+        offset: int = struct.unpack(self._layout.offset_format, field)[0]
+        return offset
 
 
-def _count_tags(stream: BinaryIO, size_bytes: int, layout: TiffLayout, place: int) -> int:
+def _count_tags(stream: BinaryIO, size_bytes: int, layout: TiffLayout, offset: int) -> int:
     """Bytes of a directory's table of tags, which is checked to lie inside the file."""
-    stream.seek(min(place, size_bytes))
+    stream.seek(min(offset, size_bytes))
     (count,) = _unpack(layout.count_format, stream.read(struct.calcsize(layout.count_format)))
     if count > MAX_TAGS:
         raise DataError(
-            f"damaged TIFF: {count} tags at byte {place}; at most {MAX_TAGS} are allowed"
+            f"damaged TIFF: {count} tags at byte {offset}; at most {MAX_TAGS} are allowed"
         )
     table_bytes = int(count) * struct.calcsize(layout.tag_format)
     end = (
-        place
+        offset
         + struct.calcsize(layout.count_format)
         + table_bytes
         + struct.calcsize(layout.offset_format)

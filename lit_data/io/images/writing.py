@@ -51,8 +51,9 @@ def _write_tiff(path: Path, pixels: Array) -> str:
 
 
 def write_png(path: Path, pixels: Array) -> None:
-    """Write a PNG, quickly rather than small: [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or
-    uint16.
+    """Write a PNG, quickly rather than small.
+
+    [H, W], [H, W, 1] or [H, W, 3] (R, G, B), uint8 or uint16.
 
     Raises:
         StoreError: It cannot be written.

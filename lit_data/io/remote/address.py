@@ -1,4 +1,4 @@
-"""Where a data set lies on a server."""
+"""Addresses of datasets on servers."""
 
 import os
 import re
@@ -52,7 +52,7 @@ class Address:
 
 
 def is_remote(root: str | os.PathLike[str] | None) -> bool:
-    """Whether a root is an address on a server and not a local path."""
+    """Return True if a root is an address on a server and not a local path."""
     return isinstance(root, str) and _REMOTE.match(root) is not None
 
 
@@ -77,21 +77,21 @@ def parse_address(root: str) -> Address:
         ConfigError: It holds credentials, which are not repeated, or it is none that can be read.
     """
     check_no_credentials(root, "data.root")
-    scheme, _, place = root.partition("://")
-    scheme, place = scheme.lower(), place.rstrip("/")
-    shown = escape(root)
+    scheme, _, folder = root.partition("://")
+    scheme, folder = scheme.lower(), folder.rstrip("/")
+    address = escape(root)
     if "::" in scheme or scheme in _WRAPPERS:
         raise ConfigError(
-            f"data.root={shown}: addresses that read through another one are not supported; unpack it"
+            f"data.root={address}: addresses that read through another one are not supported; unpack it"
         )
     if scheme in _LOCAL:
-        raise ConfigError(f"data.root={shown}: give a local folder as a plain path")
-    if "?" in place or (scheme in WEB and "#" in place):
+        raise ConfigError(f"data.root={address}: give a local folder as a plain path")
+    if "?" in folder or (scheme in WEB and "#" in folder):
         raise ConfigError(
-            f"data.root={shown.partition('?')[0]}: a root has nothing behind a '?' or '#'"
+            f"data.root={address.partition('?')[0]}: a root has nothing behind a '?' or '#'"
         )
-    if ".." in place.split("/"):
-        raise ConfigError(f"data.root={shown}: write it without '..'")
-    if not place or (scheme in WEB and not urlsplit(f"{scheme}://{place}").hostname):
-        raise ConfigError(f"data.root={shown} names no folder: write {scheme}://PLACE/FOLDER")
-    return Address(scheme, place)
+    if ".." in folder.split("/"):
+        raise ConfigError(f"data.root={address}: write it without '..'")
+    if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
+        raise ConfigError(f"data.root={address} names no folder: write {scheme}://PLACE/FOLDER")
+    return Address(scheme, folder)

@@ -34,7 +34,7 @@ _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """What a server says of a file.
+    """Name, size and checksums of a file, as its server states them.
 
     Args:
         name: Path below the root.
@@ -102,7 +102,7 @@ class Connection(ABC):
         """
 
     async def is_sum(self, file: RemoteFile) -> bool:
-        """Whether the stated MD5 sum that a file does not have is that of its content after all."""
+        """Return True if the stated MD5 sum is that of a file's content after all."""
         return file.md5 is not None
 
     async def read(self, name: str) -> bytes:
@@ -138,12 +138,12 @@ class Connection(ABC):
     async def list_sizes(self, folder: str) -> dict[str, int]:
         """Size in bytes of each file of a folder below the root, by its path below that folder."""
         root = self.place(folder)
-        found: dict[str, Any] = await self.insist(
+        infos: dict[str, Any] = await self.insist(
             lambda: self.call("find", root, detail=True), folder
         )
         return {
             path.removeprefix(root).removeprefix("/"): info["size"]
-            for path, info in found.items()
+            for path, info in infos.items()
             if info["type"] == "file" and path != root
         }
 
@@ -216,8 +216,9 @@ _quieting = threading.Lock()
 
 @contextmanager
 def quiet_clients() -> Iterator[None]:
-    """Keep clients from logging requests, whose headers hold tokens, also where everything else is
-    logged.
+    """Keep clients from logging requests, whose headers hold tokens.
+
+    Also where everything else is logged.
 
     Several threads may ask for it: it ends with the last of them.
     """

@@ -22,10 +22,12 @@ class ListedConnection(Connection):
 
     @override
     def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
-        given = [name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)]
-        if given:
+        s3_settings = [
+            name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)
+        ]
+        if s3_settings:
             raise ConfigError(
-                f"remote.{given[0]} is for S3, and data.root is {self.address.scheme}://...; settings of other file "
+                f"remote.{s3_settings[0]} is for S3, and data.root is {self.address.scheme}://...; settings of other file "
                 "systems belong to the configuration files of fsspec, see docs/remote.md"
             )
         return {}
@@ -33,12 +35,12 @@ class ListedConnection(Connection):
     @override
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
         root = self._class._strip_protocol(self.address.url).rstrip("/")
-        found: Mapping[str, Mapping[str, Any]] = await self.insist(
+        listed: Mapping[str, Mapping[str, Any]] = await self.insist(
             lambda: self.call("find", root, detail=True)
         )
-        if root in found and len(found) == 1:
+        if root in listed and len(listed) == 1:
             raise DataError(f"{self.address} is a file: give its folder")
-        infos = {path.removeprefix(root).removeprefix("/"): info for path, info in found.items()}
+        infos = {path.removeprefix(root).removeprefix("/"): info for path, info in listed.items()}
         # Consoles of S3 make folders as empty objects that end with a slash; the one of the root
         # has no name left.
         files = {

@@ -29,8 +29,9 @@ class _Links(HTMLParser):
 
 
 def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
-    """Find what an index page lists; links to anywhere else, and those that only sort the page, are
-    left out.
+    """List the files and folders of an index page.
+
+    Links to anywhere else, and those that only sort the page, are left out.
 
     Args:
         page: HTML.
@@ -75,10 +76,12 @@ class WebConnection(Connection):
     def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
         import aiohttp
 
-        given = [name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)]
-        if given:
+        s3_settings = [
+            name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)
+        ]
+        if s3_settings:
             raise ConfigError(
-                f"remote.{given[0]} is for S3, and data.root is {self.address.scheme}://..."
+                f"remote.{s3_settings[0]} is for S3, and data.root is {self.address.scheme}://..."
             )
         client = dict(conf.get("client_kwargs") or {})
         # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients
@@ -86,8 +89,13 @@ class WebConnection(Connection):
         headers = dict(client.pop("headers", {})) | {"Accept-Encoding": "identity"}
         timeout_s = self.options.timeout_s
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=timeout_s, sock_read=timeout_s)
-        own = {"trust_env": True, "auto_decompress": False, "timeout": timeout, "headers": headers}
-        return {"client_kwargs": client | own}
+        settings = {
+            "trust_env": True,
+            "auto_decompress": False,
+            "timeout": timeout,
+            "headers": headers,
+        }
+        return {"client_kwargs": client | settings}
 
     @override
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
@@ -99,8 +107,10 @@ class WebConnection(Connection):
             name for name in names if find_fault(name)
         ]  # for `check_names`: no such address is asked for
         good = [name for name in names if not find_fault(name)]
-        found = await call_each(lambda name: self._look(name, sums), good, self.options.connections)
-        return [*found, *(RemoteFile(name, 0, "", 0) for name in bad)]
+        remote_files = await call_each(
+            lambda name: self._look(name, sums), good, self.options.connections
+        )
+        return [*remote_files, *(RemoteFile(name, 0, "", 0) for name in bad)]
 
     @override
     def place(self, name: str) -> str:
@@ -133,8 +143,8 @@ class WebConnection(Connection):
             if pages > _MOST_PAGES:
                 break
             below: list[str] = []
-            found = await call_each(self._read_page, level, self.options.connections)
-            for folder, (files, folders) in zip(level, found, strict=True):
+            contents = await call_each(self._read_page, level, self.options.connections)
+            for folder, (files, folders) in zip(level, contents, strict=True):
                 names += [folder + name for name in files]
                 below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
             level = below

@@ -1,5 +1,4 @@
-"""What went wrong while reading from a server: whether to try again, and how to say it without
-anything secret.
+"""Faults of reading from a server: worth another try or not, in words without anything secret.
 
 Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is
 ever chained to one of ours, and none is raised further.
@@ -49,12 +48,12 @@ class UnreachableError(DataError):
 
 
 class BrokenReadError(Exception):
-    """What arrived is not what the server announced; another try may give it."""
+    """Bytes that are not those that the server announced; another try may give them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """What an error of a client means.
+    """Meaning of an error of a client.
 
     Args:
         passes: Whether another try may succeed.
@@ -71,7 +70,7 @@ def describe_fault(error: BaseException) -> Fault:
     """Judge an error of fsspec or of a library below it."""
     chain = list(_chain(error))
     names = {cls.__name__ for link in chain for cls in type(link).__mro__}
-    status = next((found for link in chain if (found := _find_status(link)) is not None), None)
+    status = next((code for link in chain if (code := _find_status(link)) is not None), None)
     if status is None:
         kinds = {FileNotFoundError: 404, PermissionError: 403}
         status = next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
@@ -86,16 +85,16 @@ def describe_fault(error: BaseException) -> Fault:
         )
     if isinstance(error, BrokenReadError):
         return Fault(True, str(error))
-    said = redact(str(error))[:_SHOWN] or "no reason given"
+    reason = redact(str(error))[:_SHOWN] or "no reason given"
     if status is not None:
-        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({said})", status)
+        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({reason})", status)
     if names & _PERMANENT_TYPES:
-        return Fault(False, f"no trusted connection ({type(error).__name__}: {said})")
+        return Fault(False, f"no trusted connection ({type(error).__name__}: {reason})")
     if names & _TRANSIENT_TYPES:
         return Fault(
-            True, "no answer in time" if "TimeoutError" in names else f"no connection ({said})"
+            True, "no answer in time" if "TimeoutError" in names else f"no connection ({reason})"
         )
-    return Fault(False, f"cannot be read ({type(error).__name__}: {said})")
+    return Fault(False, f"cannot be read ({type(error).__name__}: {reason})")
 
 
 async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOptions) -> T:

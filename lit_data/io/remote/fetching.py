@@ -27,8 +27,7 @@ _MOST_FAULTS: Final = 100  # then no more files are asked for
 
 
 class BytesBar:
-    """Shows on stderr how many bytes have arrived, once that has taken longer than ``DELAY_S``; a
-    context manager.
+    """Progress bar of bytes on stderr, shown after ``DELAY_S``; a context manager.
 
     Args:
         what: One or two words in front of the bar.
@@ -180,20 +179,20 @@ class Fetcher:
         skipped = algorithm == "md5" and self._has_other_tags
         if stated is None or skipped or not self._connection.options.checksums:
             return
-        found = await asyncio.to_thread(_digest, path, algorithm)
-        if found == stated:
+        read_sum = await asyncio.to_thread(_digest, path, algorithm)
+        if read_sum == stated:
             return
         if algorithm == "md5" and not await self._connection.is_sum(file):
             log.info("%s: ETags there are no sums; sizes are compared", self._connection.address)
             self._has_other_tags = True
             return
-        wrong.append(found)
-        if wrong.count(found) < 2 and self._connection.options.retries:
+        wrong.append(read_sum)
+        if wrong.count(read_sum) < 2 and self._connection.options.retries:
             raise BrokenReadError(
-                f"the {algorithm.upper()} sum is {found}, the server states {stated}"
+                f"the {algorithm.upper()} sum is {read_sum}, the server states {stated}"
             )
         raise DataError(
-            f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is {found}, the server states "
+            f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is {read_sum}, the server states "
             f"{stated}: the file there is damaged or the stated sum is out of date; mend it there, or set "
             "data.remote.checksums=false, which compares sizes only"
         )

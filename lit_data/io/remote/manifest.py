@@ -1,4 +1,4 @@
-"""What a mirror holds, file by file with its sums, so that the next start reads only what is missing or has changed."""
+"""Record of the files of a mirror with their checksums; the next start reads only what changed."""
 
 import json
 import os
@@ -31,7 +31,7 @@ class MirroredFile:
     mtime_ns: int
 
     def is_at(self, path: Path) -> bool:
-        """Whether the local file is the one that was read."""
+        """Return True if the local file is the one that was read."""
         try:
             status = path.lstat()
         except OSError:
@@ -40,8 +40,9 @@ class MirroredFile:
 
 
 class Manifest:
-    """The record of a mirror: lines that are added while files arrive, the last one of a name
-    counts.
+    """Record of a mirror.
+
+    Lines are added while files arrive; the last line of a name counts.
 
     A line is written before its file gets its name: then a kill in between leaves a line that no
     file fits, which is read anew, and never a file that nobody knows of.
@@ -142,8 +143,9 @@ _LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
 
 
 def parse_list(content: bytes, what: str) -> dict[str, str | None]:
-    """Read a list: each line is a name, or a SHA-256 sum and a name; empty lines and those with
-    ``#`` are left out.
+    """Read a list of files, with or without their SHA-256 sums.
+
+    Each line is a name, or a sum and a name; empty lines and those with ``#`` are left out.
 
     Args:
         content: UTF-8 text.
@@ -159,7 +161,7 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
         lines = content.decode("utf-8-sig").splitlines()
     except UnicodeDecodeError as error:
         raise DataError(f"{what}: is no text in UTF-8") from error
-    found: dict[str, str | None] = {}
+    sums: dict[str, str | None] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip() or line.startswith("#"):
             continue
@@ -170,10 +172,10 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
         match = _LINE.fullmatch(line)
         stated, name = (match[1].lower(), match[2]) if match else (None, line.strip())
         name = name.removeprefix("./")
-        if found.setdefault(name, stated) != stated:
+        if sums.setdefault(name, stated) != stated:
             raise DataError(
                 f"{what}, line {number}: {escape(name)} is there twice, with other sums"
             )
-    if not found:
+    if not sums:
         raise DataError(f"{what}: names no file")
-    return found
+    return sums

@@ -179,14 +179,16 @@ class Mirror:
             )
 
     def _is_complete(self) -> bool:
-        """Whether all files of the scope are there, as they were when the server was last asked."""
+        """Return True if all files of the scope are there, as the server last listed them."""
         manifest = Manifest(self.shelf, self._identity)
-        wanted = {name: entry for name, entry in manifest.entries.items() if self.scope.wants(name)}
-        if manifest.complete.get(self.scope.key) != len(wanted):
+        entries = {
+            name: entry for name, entry in manifest.entries.items() if self.scope.wants(name)
+        }
+        if manifest.complete.get(self.scope.key) != len(entries):
             return False
         return all(
             find_fault(name) is None and entry.is_at(self.folder / name)
-            for name, entry in wanted.items()
+            for name, entry in entries.items()
         )
 
     def _check_own(self) -> None:
@@ -211,11 +213,11 @@ class Mirror:
             if (path.is_symlink() and path.is_dir()) or self._is_stranger(path, known)
         ]
         if strangers:
-            shown = ", ".join(map(show_path, strangers[:3])) + (
+            examples = ", ".join(map(show_path, strangers[:3])) + (
                 " ..." if len(strangers) > 3 else ""
             )
             raise StoreError(
-                f"{self._shown}: {len(strangers)} files of the mirror did not come from {self.address} ({shown}): "
+                f"{self._shown}: {len(strangers)} files of the mirror did not come from {self.address} ({examples}): "
                 "move them away, or remove the whole folder, and it is filled anew"
             )
 

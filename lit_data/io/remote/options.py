@@ -1,4 +1,4 @@
-"""How a folder on a server is read."""
+"""Options of reading a folder on a server."""
 
 import math
 import os
@@ -80,7 +80,7 @@ _MOST_CONNECTIONS: Final = 256
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteOptions:
-    """How a folder on a server is read. Credentials have no place here: they belong to the machine.
+    """Options of reading a folder on a server. Credentials have no place here: they belong to the machine.
 
     Args:
         connections: Files that are read at a time.

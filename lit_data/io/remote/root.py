@@ -15,8 +15,7 @@ _TARGET: Final = "lit_data.io.remote.RemoteOptions"
 
 
 def check_plain(node: object, key: str = "") -> None:
-    """Refuse a configuration that holds credentials in an address, or beside the options of
-    `RemoteOptions`.
+    """Refuse credentials in addresses and beside the options of `RemoteOptions`.
 
     Args:
         node: Resolved plain data.
@@ -33,8 +32,8 @@ def check_plain(node: object, key: str = "") -> None:
         for name, value in node.items():
             check_plain(value, f"{key}.{name}" if key else str(name))
     elif isinstance(node, Sequence):
-        for place, value in enumerate(node):
-            check_plain(value, f"{key}[{place}]")
+        for index, value in enumerate(node):
+            check_plain(value, f"{key}[{index}]")
 
 
 def check_words(words: Sequence[str]) -> None:
@@ -85,8 +84,9 @@ class Root:
 
     @property
     def folder(self) -> Path:
-        """The local folder; of a server one that is complete, without asking whether something has
-        changed.
+        """Return the local folder of a root.
+
+        For a server it is a complete copy; whether something has changed is not asked.
 
         Raises:
             ConfigError: The files are more than allowed.

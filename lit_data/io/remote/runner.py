@@ -12,8 +12,9 @@ S = TypeVar("S")
 
 
 def run_apart(make: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run a coroutine on an event loop in a thread of its own, both gone at the end; so forks after
-    it find neither.
+    """Run a coroutine on an event loop in a thread of its own.
+
+    Both are gone at the end, so that forks after it find neither.
 
     Args:
         make: Gives the coroutine.

@@ -1,4 +1,4 @@
-"""Which files of a folder on a server a data set needs, and whether their names can stand on the local disk."""
+"""Files of a remote folder that a dataset needs, and names that cannot stand on the local disk."""
 
 import os
 import re
@@ -67,7 +67,7 @@ class Scope:
         return " | ".join([extensions, *sorted({*self.patterns, *self.also}), *beside])
 
     def wants(self, name: str) -> bool:
-        """Whether a file is wanted.
+        """Return True if the dataset needs a file.
 
         Args:
             name: Its path below the root.

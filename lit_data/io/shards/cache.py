@@ -36,8 +36,7 @@ Opened = TypeVar("Opened")
 
 
 class ShardCache(Generic[Opened]):
-    """Opens shards, fetching those that are not there and removing those that have not been used
-    for the longest.
+    """Cache of shards: fetches missing ones, removes the least recently used.
 
     One process fetches a shard while the others that need it wait. A shard that is removed while
     somebody reads it stays readable to them: its room on the disk is free when they let it go,
@@ -82,7 +81,7 @@ class ShardCache(Generic[Opened]):
 
     @property
     def fits(self) -> bool:
-        """Whether all shards have room here."""
+        """Return True if all shards have room here."""
         return int(self._sizes.sum()) <= self.max_bytes
 
     @property
@@ -100,10 +99,10 @@ class ShardCache(Generic[Opened]):
         Args:
             numbers: [samples] the shard of each sample, in their order.
         """
-        found, firsts = np.unique(numbers, return_index=True)
+        shards, firsts = np.unique(numbers, return_index=True)
         lasts = len(numbers) - 1 - np.unique(numbers[::-1], return_index=True)[1]
         order = np.argsort(firsts)
-        return Prefetch(self, found[order].tolist(), lasts[order].tolist())
+        return Prefetch(self, shards[order].tolist(), lasts[order].tolist())
 
     def open(self, number: int) -> Opened:
         """A shard, which is fetched if it is not there.
@@ -113,17 +112,17 @@ class ShardCache(Generic[Opened]):
         """
         now_s = time.monotonic()
         with self._lock:
-            found, touched_s = self._opened.get(number, (None, 0.0))
-            if found is not None:
+            opened, touched_s = self._opened.get(number, (None, 0.0))
+            if opened is not None:
                 is_old = now_s - touched_s > _TOUCH_S
-                self._opened[number] = found, now_s if is_old else touched_s
+                self._opened[number] = opened, now_s if is_old else touched_s
                 self._opened.move_to_end(number)
-        if found is None:
-            found = self._open_file(number)
-            self._keep(number, found, now_s)
+        if opened is None:
+            opened = self._open_file(number)
+            self._keep(number, opened, now_s)
         elif is_old:
             self._stamp(number, time.time())
-        return found
+        return opened
 
     def fetch(self, number: int) -> Path:
         """The local copy of a shard, which is made if it is not there."""
@@ -155,11 +154,11 @@ class ShardCache(Generic[Opened]):
                     ) from error
         raise AssertionError
 
-    def _keep(self, number: int, found: Opened, now_s: float) -> None:
+    def _keep(self, number: int, opened: Opened, now_s: float) -> None:
         with self._lock:
             if number not in self._opened:
                 self._opened_bytes += self.shards[number].nbytes
-            self._opened[number] = found, now_s
+            self._opened[number] = opened, now_s
             while len(self._opened) > 1 and (
                 self._opened_bytes > self.max_bytes // 2 or len(self._opened) > self._most_open
             ):
@@ -188,9 +187,11 @@ class ShardCache(Generic[Opened]):
         coming = (
             self._count_coming()
         )  # first: one that is renamed meanwhile may count twice, but is not overlooked
-        found = [(status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()]
-        used = sum(size for _, size, _ in found) + coming
-        for _, size, path in sorted(found):
+        copies = [
+            (status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()
+        ]
+        used = sum(size for _, size, _ in copies) + coming
+        for _, size, path in sorted(copies):
             if used + nbytes <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
@@ -218,8 +219,7 @@ class ShardCache(Generic[Opened]):
 
 
 class Prefetch:
-    """Fetches shards in the order in which an epoch needs them, some ahead of the samples that are
-    handed out.
+    """Prefetching of shards in the order of an epoch, some ahead of the samples handed out.
 
     Args:
         cache: Of the shards.

@@ -1,5 +1,6 @@
-"""What a set of shards holds: which shard has which image, their sizes and sums; small, and read by
-all at the start.
+"""Index of a dataset of shards: which shard has which image, their sizes and checksums.
+
+It is small, and every process reads it at the start.
 
 Below the address of a set, whose name ends with ``.shards``, lie::
 
@@ -49,7 +50,7 @@ PLACE = np.dtype(
 
 
 def is_sharded(root: str | os.PathLike[str] | None) -> bool:
-    """Whether a root is a set of shards, as its name says."""
+    """Return True if the name of a root is that of a dataset of shards."""
     return root is not None and str(root).rstrip("/").endswith(SUFFIX)
 
 
@@ -154,7 +155,7 @@ class ShardIndex(NamedTuple):
 
 
 def are_pairs(skipped: object) -> bool:
-    """Whether this lists pairs of a path and what is wrong with it."""
+    """Return True if this lists pairs of a path and its fault."""
     return isinstance(skipped, list) and all(
         isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
         for pair in skipped

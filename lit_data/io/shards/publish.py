@@ -38,7 +38,7 @@ _NOTE: Final = "note"
 
 @dataclass(frozen=True, kw_only=True)
 class PublishOptions:
-    """How a set of shards is written.
+    """Options of writing shards.
 
     Args:
         shard_bytes: Decoded bytes of the images of a shard, of at least one image.
@@ -170,14 +170,18 @@ class SetWriter:
         pointer = self.scratch / POINTER
         pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
         self.objects.put(pointer, POINTER)
-        kept, nbytes = (
+        kept_count, nbytes = (
             sum(shard.key in self.there for shard in shards),
             sum(shard.nbytes for shard in shards),
         )
         log.info(
-            "%s: %d shards, %s; %d were there", self.objects, len(shards), decimal(nbytes), kept
+            "%s: %d shards, %s; %d were there",
+            self.objects,
+            len(shards),
+            decimal(nbytes),
+            kept_count,
         )
-        return {"shards": len(shards), "shards_kept": kept, "bytes": nbytes}
+        return {"shards": len(shards), "shards_kept": kept_count, "bytes": nbytes}
 
     def _send(self, files: Mapping[str, Path], part: str) -> str:
         with temp_folder(self.scratch) as temp:
@@ -244,39 +248,39 @@ class ImagePublisher:
         """A shard that is at its place now, or under `on_bad=skip` why none of its images is good."""
         options, there, scratch = self._options, self._writer.there, self._writer.scratch
         table = list_below(sources, self._names)
-        wanted = Wanted(table, self._decoder.fingerprint, options.on_bad, options.store)
-        note = scratch / "notes" / wanted.key
-        if wanted.key in there and is_there(note):
+        target = Wanted(table, self._decoder.fingerprint, options.on_bad, options.store)
+        note = scratch / "notes" / target.key
+        if target.key in there and is_there(note):
             return _Written.read(note)
         with temp_folder(scratch) as temp, explain_errors(scratch, survey.pixels_bytes):
             tar = temp / "shard.tar"
-            if wanted.key in there:
-                shard = self._writer.fetch_shard(wanted.key, tar)
+            if target.key in there:
+                shard = self._writer.fetch_shard(target.key, tar)
             else:
                 try:
-                    self._build(sources, survey, wanted, temp / "store")
+                    self._build(sources, survey, target, temp / "store")
                 except (
                     DataError
                 ) as error:  # of the images: a server that does not answer is nothing to skip
                     if options.on_bad == "error":
                         raise
                     return str(error)
-                shard = self._writer.send_shard(temp / "store", wanted.key, tar)
+                shard = self._writer.send_shard(temp / "store", target.key, tar)
             written = _Written.of(shard, DecodedStore.open(tar), options.summarise)
             written.write(note)
             return written
 
     def _build(
-        self, sources: Sequence[ImageSource], survey: Survey, wanted: Wanted, folder: Path
+        self, sources: Sequence[ImageSource], survey: Survey, target: Wanted, folder: Path
     ) -> None:
         folder.mkdir()
         build = BuildOptions(
-            on_bad=wanted.on_bad,  # type: ignore[arg-type]
+            on_bad=target.on_bad,  # type: ignore[arg-type]
             workers=_WORKERS,
             progress=False,
-            store=wanted.store,
+            store=target.store,
         )
-        write_store(folder, sources, self._decoder, wanted, survey, build)
+        write_store(folder, sources, self._decoder, target, survey, build)
 
     def _index(
         self, survey: Survey, written: Sequence[_Written], skipped: Sequence[tuple[str, str]]
@@ -312,7 +316,7 @@ def _cut(survey: Survey, shard_bytes: int) -> Iterator[Ints]:
 
 
 def _take(survey: Survey, images: Ints) -> Survey:
-    """What a survey says of some images, whose sources stand alone."""
+    """Return the part of a survey that is about some images."""
     return replace(
         survey,
         images=np.arange(len(images)),

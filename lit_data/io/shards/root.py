@@ -64,18 +64,18 @@ class ShardedRoot:
         with build_lock(self._shelf, wait_s=_WAIT_S, is_done=lambda: False):
             sweep(self._shelf)
             try:
-                said = self.objects.read(POINTER, _POINTER_BYTES)
+                content = self.objects.read(POINTER, _POINTER_BYTES)
             except UnreachableError as error:
                 if self._options.offline == "error" or not (self._shelf / POINTER).exists():
                     raise
                 if self._options.offline != "always":
                     log.warning("%s; going on with the set as it was known here", error)
                 return
-            pointer = _read_pointer(said, str(self.objects))
+            pointer = _read_pointer(content, str(self.objects))
             for part, sum_ in pointer.items():
                 self._bring(part, sum_)
             with replacing(self._shelf / POINTER) as file:
-                file.write(said)
+                file.write(content)
 
     @property
     def folder(self) -> Path:
@@ -151,7 +151,7 @@ class ShardedImages(ShardedRoot):
 
     @cached_property
     def index(self) -> ShardIndex:
-        """What the set holds."""
+        """Index of the dataset."""
         return ShardIndex.open(self.index_path)
 
     def list_images(self) -> list[ImageSource]:
@@ -180,17 +180,17 @@ class ShardedImages(ShardedRoot):
 def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
     """SHA-256 sums of the index and of the files."""
     try:
-        said: dict[str, Any] = json.loads(content)
-        is_known = said["format"] == FORMAT and all(
-            _SUM.fullmatch(said[part]) for part in ("index", "files")
+        pointer: dict[str, Any] = json.loads(content)
+        is_known = pointer["format"] == FORMAT and all(
+            _SUM.fullmatch(pointer[part]) for part in ("index", "files")
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise DataError(f"{what}: {POINTER} is none of a set of shards ({error!s:.80})") from error
     if not is_known:
         raise DataError(
-            f"{what}: the set has format {said['format']!r:.20}, this version reads {FORMAT}"
+            f"{what}: the set has format {pointer['format']!r:.20}, this version reads {FORMAT}"
         )
-    return {part: str(said[part]) for part in ("index", "files")}
+    return {part: str(pointer[part]) for part in ("index", "files")}
 
 
 def _unpack(tar: Path, folder: Path, what: str) -> None:

@@ -32,18 +32,22 @@ class ShardedStore(StoredImages):
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[DecodedStore]) -> None:
         self.path, self._root, self.cache = index, root, cache
-        found = ShardIndex.open(index)
-        self.key, self.similar, self._sources = found.key, found.similar, found.sources
-        self.channels: int = found.facts["channels"]
-        self.dtype: np.dtype[np.generic] = np.dtype(found.facts["dtype"]).newbyteorder("<")
+        shard_index = ShardIndex.open(index)
+        self.key, self.similar, self._sources = (
+            shard_index.key,
+            shard_index.similar,
+            shard_index.sources,
+        )
+        self.channels: int = shard_index.facts["channels"]
+        self.dtype: np.dtype[np.generic] = np.dtype(shard_index.facts["dtype"]).newbyteorder("<")
         self.skipped = tuple(
-            (locate_below(root, path), str(fault)) for path, fault in found.facts["skipped"]
+            (locate_below(root, path), str(fault)) for path, fault in shard_index.facts["skipped"]
         )
         self.shard_of, self._row_of = (
-            found.places[name].astype(np.int64) for name in ("shard", "row")
+            shard_index.places[name].astype(np.int64) for name in ("shard", "row")
         )
         self.heights_px, self.widths_px = (
-            found.places[name].astype(np.int64) for name in ("height_px", "width_px")
+            shard_index.places[name].astype(np.int64) for name in ("height_px", "width_px")
         )
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[DecodedStore]]]:

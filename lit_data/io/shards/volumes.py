@@ -47,7 +47,7 @@ VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])
 
 
 class Described(NamedTuple):
-    """What the index says of one volume; see `VOLUME`. The path is that of its first file, below the root."""
+    """Entry of a volume in the index; see `VOLUME`. The path is that of its first file, below the root."""
 
     name: str
     path: str
@@ -110,11 +110,11 @@ def publish_volumes(
         def work(source: VolumeSource) -> Described | str:
             return _publish(writer, source, names, options, write)
 
-        found = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
-    pairs = list(zip(sources, found, strict=True))
+        results = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
+    pairs = list(zip(sources, results, strict=True))
     bad = [(names[source.files[0]], fault) for source, fault in pairs if isinstance(fault, str)]
     raise_bad(bad, len(sources), on_bad, what="volumes")
-    volumes = [entry for entry in found if not isinstance(entry, str)]
+    volumes = [entry for entry in results if not isinstance(entry, str)]
     index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
     counts = {
         "volumes": len(volumes),
@@ -157,7 +157,7 @@ def _publish(
 
 
 class VolumeIndex(NamedTuple):
-    """What a set of volumes holds.
+    """Index of a dataset of volumes.
 
     Attributes:
         facts: `options`, `skipped`, and `names` and `paths` of the volumes.
@@ -219,8 +219,9 @@ class VolumeIndex(NamedTuple):
 
 
 class ShardedVolumes:
-    """Volumes out of shards that come when they are needed; a
-    `lit_data.io.volumes.banks.VolumeBank`.
+    """Volumes out of shards; a `lit_data.io.volumes.banks.VolumeBank`.
+
+    A shard comes when it is needed.
 
     Args:
         index: Local copy of the index.

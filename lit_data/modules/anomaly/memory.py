@@ -9,8 +9,9 @@ _PROJECTED: Final = 64
 
 
 class Candidates:
-    """A uniform sample of all rows that were added, of bounded size (Vitter, "Random sampling with
-    a reservoir", 1985).
+    """Uniform sample of bounded size of all rows that were added.
+
+    Vitter, "Random sampling with a reservoir", 1985.
 
     Each row draws a number, and those of the largest numbers stay.
 
@@ -53,8 +54,9 @@ class Candidates:
 
 
 def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
-    """Choose rows so that none is far from all that are chosen: greedy k-center, each time the
-    farthest one.
+    """Choose rows so that none is far from all that are chosen.
+
+    Greedy k-center: each time the farthest row.
 
     Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
     1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,

@@ -27,8 +27,9 @@ Objects = dict[str, Tensor]
 
 
 class BoxScores(Metric):
-    """Average precision of boxes at IoU 0.5, and its mean over IoU 0.5, 0.55 .. 0.95, both means
-    over the classes.
+    """Average precision of boxes at IoU 0.5, and over IoU 0.5, 0.55 .. 0.95.
+
+    Both are means over the classes.
 
     In each image, from the highest score down, a found box takes the true box of its class that it
     overlaps most and that no other has taken; it is right if their IoU reaches the threshold.

@@ -1,5 +1,4 @@
-"""Boxes as tensors of four numbers: their forms, their overlap, and which of many overlapping ones
-to keep.
+"""Boxes as tensors of four numbers: their forms, their overlap, and suppression.
 
 A box is either ``corners`` (left, top, right, bottom) or ``centres`` (centre x, centre y, width,
 height), its four numbers in the last dimension.
@@ -18,8 +17,9 @@ def to_corners(centres: Tensor) -> Tensor:
 
 
 def box_iou(one: Tensor, other: Tensor) -> Tensor:
-    """Intersection over union of pairs; ``box_iou(a[:, None], b)`` compares all of `a` with all of
-    `b`.
+    """Intersection over union of pairs.
+
+    ``box_iou(a[:, None], b)`` compares all of `a` with all of `b`.
 
     Args:
         one: [..., 4] corners.
@@ -33,8 +33,9 @@ def box_iou(one: Tensor, other: Tensor) -> Tensor:
 
 
 def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
-    """IoU minus the empty share of the smallest box around both, which has a slope for boxes that
-    do not meet.
+    """IoU minus the empty fraction of the smallest box around both.
+
+    It has a slope for boxes that do not meet.
 
     Rezatofighi et al., "Generalized intersection over union", CVPR 2019.
 
@@ -57,8 +58,9 @@ def generalised_iou(one: Tensor, other: Tensor) -> Tensor:
 def non_maximum_suppression(
     boxes: Tensor, scores: Tensor, classes: Tensor, *, iou_threshold: float, most: int
 ) -> Tensor:
-    """The boxes that stay when each, from the highest score down, drops later ones of its class
-    that overlap it.
+    """Suppress boxes that overlap one of their class with a higher score.
+
+    Boxes are taken from the highest score down.
 
     The greedy rule is the one solution of ``kept[j] = no kept i before j drops j``. Put in over and
     over, the answer for the first t boxes is right after t rounds, and it has settled when a round

@@ -153,8 +153,9 @@ class DetectionModule(ScoredModule):
 def find_objects(
     logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_threshold: float
 ) -> Objects:
-    """The objects of one image: each place and class above the threshold, less those that a better
-    one overlaps.
+    """Find the objects of one image.
+
+    Each place and class above the threshold, less those that a better one overlaps.
 
     Args:
         logits: [P, classes].

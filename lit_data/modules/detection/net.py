@@ -49,8 +49,9 @@ class Predictions(NamedTuple):
 
 
 class DetectorNet(nn.Module):
-    """Features at strides of 8, 16 and 32 px, each joined with the coarser one, and a head for
-    each.
+    """Features at strides of 8, 16 and 32 px, and a head for each.
+
+    Each is joined with the coarser one.
 
     The joining is that of feature pyramids (Lin et al., CVPR 2017), the two branches of a head are
     those of FCOS (Tian et al., ICCV 2019). A head gives one logit for each class, and a box as the

@@ -82,8 +82,9 @@ def split_weights(
 
 
 def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return further arguments of a library's function, without those that would read files or
-    servers by themselves.
+    """Return further arguments of a library's function.
+
+    Those that would read files or servers by themselves are left out.
 
     Raises:
         ConfigError: One is among these.
@@ -114,8 +115,7 @@ def building(what: str) -> Iterator[None]:
 
 @contextmanager
 def fetching(weights: str, net: str) -> Iterator[None]:
-    """Turn the many ways in which a server cannot be reached into one line; its tries are not
-    logged.
+    """Turn faults of a server into one line, and keep its retries out of the log.
 
     Raises:
         ConfigError: The weights are not on this machine and could not be fetched.

@@ -116,8 +116,9 @@ def take_highest(
 
 
 def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
-    """Highest pixels of each image, each pixel once: where several patches show it, the highest
-    score counts.
+    """Highest pixels of each image, each pixel once.
+
+    Where several patches show it, the highest score counts.
 
     Args:
         top: Of any patches, on any device.

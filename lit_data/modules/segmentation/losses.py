@@ -20,8 +20,9 @@ _SETTLED: Final = 30.0
 
 
 class PixelLoss(nn.Module):
-    """Cross entropy of pixels plus the overlap of regions, in float32 whatever the precision of the
-    run.
+    """Cross entropy of pixels plus the overlap of regions.
+
+    Computed in float32 whatever the precision of the run.
 
     For each sample the sum of the cross entropy over its pixels divided by 10, the size of a small
     defect (`rare`), or its mean (`mean`), plus `dice_weight` times soft Dice (Milletari et al.,

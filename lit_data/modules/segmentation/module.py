@@ -177,8 +177,9 @@ class SegmentationModule(ScoredModule):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Logits [B, 1, H, W] of images [B, 3, H, W]; with classes [B, K, H, W], the background
-        first.
+        """Return logits [B, 1, H, W] of images [B, 3, H, W].
+
+        With classes [B, K, H, W], the background first.
 
         Raises:
             ConfigError: The net gives others.
@@ -284,8 +285,9 @@ class SegmentationModule(ScoredModule):
 
 
 class ClassScores(MulticlassConfusionMatrix):
-    """IoU and Dice of each class behind the background, and their means, over all pixels that are
-    not ignored.
+    """IoU and Dice of each class behind the background, and their means.
+
+    Over all pixels that are not ignored.
 
     Args:
         classes: Their names.

@@ -17,8 +17,9 @@ from lit_data.types import PathText
 
 
 class UNet(nn.Module):
-    """Two convolutions at each scale on the way down and up, joined across (Ronneberger et al.,
-    MICCAI 2015).
+    """U-Net of two convolutions at each scale.
+
+    Ronneberger et al., MICCAI 2015.
 
     Unlike the original, convolutions keep the size, scales are halved by the stride of a
     convolution, and the way up is bilinear, which leaves no chequerboard. Sides that 2^depth does

@@ -128,8 +128,9 @@ def find_offsets(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
 def read_between(
     features: Tensor, rows: Tensor, places: Tensor, shapes: Tensor, grid: int
 ) -> Tensor:
-    """Features of a grid at voxels: linear between the centres of the eight cells around, constant
-    beyond the last.
+    """Interpolate features of a grid at voxels.
+
+    Linear between the centres of the eight cells around, constant beyond the last.
 
     One weighted gather, because the gradient of `grid_sample` has no deterministic kernel on a GPU.
 

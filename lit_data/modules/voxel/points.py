@@ -66,8 +66,9 @@ def find_key(rows: Tensor, places: Tensor) -> Tensor:
 
 
 def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
-    """The cell that the centre of a voxel lies in, when a volume is cut into `grid` cells along
-    each axis.
+    """Find the cell that the centre of a voxel lies in.
+
+    The volume is cut into `grid` cells along each axis.
 
     Args:
         places: [..., 3] int64 (z, y, x).

@@ -15,8 +15,9 @@ from lit_data.modules.voxel.queries import Queries
 
 
 class Losses(NamedTuple):
-    """Parts of the loss, each [B] float32: a mean over the places of one volume, so none changes
-    another's weight.
+    """Compute the parts of the loss, each [B] float32.
+
+    Each is a mean over the places of one volume, so none changes another's weight.
 
     Attributes:
         occupancy: Cross entropy of voxels being occupied; less than 0 is possible where points are
@@ -135,8 +136,9 @@ class VoxelScores(Metric):
 
 
 class CodePerplexity(Metric):
-    """How many codes are in use: e to the power of the entropy of their shares, from 1 to the size
-    of the codebook.
+    """Count the codes in use, from 1 to the size of the codebook.
+
+    e to the power of the entropy of their fractions.
 
     Args:
         codes: Size of the codebook.

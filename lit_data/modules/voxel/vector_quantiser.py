@@ -28,8 +28,9 @@ class Quantised(NamedTuple):
 
 
 class VectorQuantiser(nn.Module):
-    """A codebook that follows the latents as a running mean (van den Oord et al., NeurIPS 2017,
-    appendix A.1).
+    """Codebook that follows the latents as a running mean.
+
+    van den Oord et al., NeurIPS 2017, appendix A.1.
 
     In training `forward` only counts; `update`, once after each step, moves the codes. So the
     pieces of a batch that is worked off in several count together, and ranks meet once a step,

@@ -28,7 +28,7 @@ from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.store.store import StoredImages
 from lit_data.lightning_internals import check_version, count_trained
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.samples import ChosenRows
+from lit_data.loading.order import ChosenRows
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
 
 _OF_TRAINER: Final = ("max_epochs", "max_steps", "accumulate_grad_batches", "val_check_interval")

@@ -1,4 +1,4 @@
-"""From an order to batches: plans them into the staging ring ahead of the workers, and hands out what is written."""
+"""From an order to batches, which are planned into the staging ring ahead of the workers."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -15,11 +15,11 @@ class Planned:
     """A batch under way.
 
     Attributes:
-        slot: Where it is written.
-        samples: Its size.
+        slot: Memory that it is written into.
+        samples: Number of its samples.
         end: Position in the epoch's order behind it.
         left: Micro-batches that are not written yet.
-        texts: What its samples hold beside arrays.
+        texts: Text of its samples, which has no rows.
     """
 
     slot: Slot
@@ -32,16 +32,16 @@ class Planned:
 class Assembly(Iterator[RowTask]):
     """The tasks of the rest of an epoch, and their answers turned into batches.
 
-    Batches are planned one at a time, when workers ask for tasks. As the batch size changes, what
-    is planned and not handed out is given up and planned again: at most the few batches ahead are
-    read twice, and no sample is lost.
+    Batches are planned one at a time, when workers ask for tasks. As the batch size changes, the
+    batches that are planned and not handed out are given up and planned again: at most the few
+    batches ahead are read twice, and no sample is lost.
 
     Args:
-        order: Who gets which sample when.
-        staging: Memory.
-        progress: Where to begin; kept up to date.
+        order: Order of the samples.
+        staging: Memory of the batches.
+        progress: Progress to begin from; kept up to date.
         batch_size: Samples per batch on this rank.
-        micro_batch_size: Samples of a task, for a batch of a size.
+        micro_batch_size: Returns the samples of a task for a batch size.
         plan: Number of the first plan, above those of earlier runs.
     """
 
@@ -55,15 +55,19 @@ class Assembly(Iterator[RowTask]):
         micro_batch_size: Callable[[int], int],
         plan: int,
     ) -> None:
-        self.order, self.staging, self.progress, self.plan = order, staging, progress, plan
-        self._batch_size, self._micro_batch_size = batch_size, micro_batch_size
+        self.order = order
+        self.staging = staging
+        self.progress = progress
+        self.plan = plan
+        self._batch_size = batch_size
+        self._micro_batch_size = micro_batch_size
         self._reader = OrderReader(order, progress.epoch)
         self._position = progress.position
         self._planned: dict[int, Planned] = {}  # by serial of the slot
         self._tasks: Iterator[RowTask] = iter(())
 
     def resize(self, batch_size: int) -> None:
-        """Give up what is planned, and plan it anew."""
+        """Give up the planned batches, and plan them anew."""
         self._batch_size = batch_size
         self.plan += 1
         self._planned.clear()
@@ -84,10 +88,10 @@ class Assembly(Iterator[RowTask]):
             The batch that is complete with it, if one is.
 
         Raises:
-            Exception: What the dataset raised.
+            Exception: The one that the dataset raised.
         """
         if task.plan != self.plan:
-            return None
+            return None  # of a plan that was given up
         if isinstance(answer, Failure):
             raise answer.rebuild()
         batch = self._planned[task.slot.serial]
@@ -100,17 +104,18 @@ class Assembly(Iterator[RowTask]):
         return self._planned.pop(task.slot.serial)
 
     def _plan_batch(self) -> Iterator[RowTask]:
-        batch_size, position = self._batch_size, self._position
-        taken = self.order.take(position, batch_size)
+        taken = self.order.take(self._position, self._batch_size)
         samples = self.order.count(taken)
         if not samples:
             return iter(())
-        slot = self.staging.take(batch_size)
-        epoch, size = self.progress.epoch, self._micro_batch_size(batch_size)
-        slot.arrays[INDICES][:samples] = self._reader.indices(position, taken)
-        firsts = range(0, samples, size)
-        self._position = position + taken
-        self._planned[slot.serial] = Planned(slot, samples, self._position, len(firsts))
-        return (
-            RowTask(slot, first, min(first + size, samples), epoch, self.plan) for first in firsts
-        )
+        # A short batch too gets a slot of full size, which serves again.
+        slot = self.staging.take(self._batch_size)
+        slot.arrays[INDICES][:samples] = self._reader.indices(self._position, taken)
+        self._position += taken
+        step = self._micro_batch_size(self._batch_size)
+        tasks = []
+        for first in range(0, samples, step):
+            stop = min(first + step, samples)
+            tasks.append(RowTask(slot, first, stop, self.progress.epoch, self.plan))
+        self._planned[slot.serial] = Planned(slot, samples, self._position, len(tasks))
+        return iter(tasks)

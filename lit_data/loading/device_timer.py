@@ -11,7 +11,7 @@ from lit_data.io.progress import track
 
 
 def read_clock(device: torch.device) -> float:
-    """Seconds, as `time.perf_counter`, once a device has done all that it was given."""
+    """Return the seconds of `time.perf_counter`, once a device has done all its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()
@@ -21,15 +21,15 @@ Call = Callable[[], object]
 
 
 def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) -> dict[str, float]:
-    """Median seconds of each work, done in turn with the others, after once for warming up.
+    """Return the median seconds of each work, done in turn with the others after a warm-up.
 
     Args:
-        works: What to do.
-        repeats: How often.
-        device: What must have ended when a work has.
+        works: The works by name.
+        repeats: Number of measurements of each.
+        device: Device that each work must have ended on.
     """
     seconds: dict[str, list[float]] = {name: [] for name in works}
-    rounds = [*works.items()] * (repeats + 1)
+    rounds = [*works.items()] * (repeats + 1)  # the first one warms up
     for name, work in track(rounds, "measuring", len(rounds)):
         began_s = read_clock(device)
         work()
@@ -39,7 +39,10 @@ def time_in_turn(works: Mapping[str, Call], repeats: int, device: torch.device) 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Compute on one core, as workers do; several would wait for each other where other programs run."""
+    """Compute on one core, as workers do.
+
+    Several would wait for each other where other programs run.
+    """
     import cv2
 
     threads, opencv_threads = torch.get_num_threads(), cv2.getNumThreads()

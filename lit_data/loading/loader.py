@@ -1,8 +1,9 @@
 """`MicroBatchLoader`: workers write micro-batches straight into the rows of a batch."""
 
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -16,23 +17,22 @@ from lit_data.errors import ConfigError
 from lit_data.loading.assembly import Assembly
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.options import LoaderOptions
-from lit_data.loading.order import EpochOrder, Windows
+from lit_data.loading.order import EpochOrder, find_windows
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
 from lit_data.loading.state import EpochProgress, LoaderState
 from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
 from lit_data.loading.workers import Workers
-from lit_data.types import LookAhead, RowWriter, SampleRuns
+from lit_data.types import LookAhead, RowWriter
 
 
 class MicroBatchLoader:
-    """Batches of a dataset, written in place by several workers, in an order that no worker can
-    change.
+    """Batches of a dataset, written in place by several workers, in an order of their own.
 
     A plain iterable, not a `torch.utils.data.DataLoader`: Lightning re-creates those. The order of
     an epoch and every random number of a sample depend on the seed, the epoch and the sample alone:
-    not on workers, micro-batches, batch size or ranks.
+    not on workers, micro-batches, batch size or ranks, so no worker can change them.
 
     A batch lives in staging memory that is lent: it is written again only when the last tensor of
     it is gone.
@@ -47,11 +47,11 @@ class MicroBatchLoader:
         collate_fn: As torch's DataLoader has it: a list of samples of any kind and size becomes a
             batch, in a worker; `list` keeps them as they are. By default samples are stacked in
             place, which is several times as fast.
-        stage: What the batches are for, which the message about the workers begins with.
+        stage: Use of the batches, with which the message about the workers begins.
 
     Attributes:
-        epoch: Whose order and random numbers the next iteration uses.
-        count_trained: Gives (epoch, batches trained in it) if somebody knows, such as a Trainer;
+        epoch: Epoch of the order and the random numbers of the next iteration.
+        count_trained: Returns (epoch, batches trained in it) if somebody knows, such as a Trainer;
             otherwise every batch handed out counts as trained.
         device: A CUDA device to which batches are copied one ahead (`lit_data.loading.transfer`);
             none leaves that to the consumer.
@@ -77,10 +77,16 @@ class MicroBatchLoader:
     ) -> None:
         self.options = options or LoaderOptions()
         self.order = EpochOrder(
-            count_samples(dataset), shuffle, self.options.seed, rank, world_size, self.options.drop_last,
-            _find_windows(dataset, self.options) if shuffle else None,
-        )  # fmt: skip
-        self.dataset, self.collate_fn = dataset, collate_fn
+            count_samples(dataset),
+            shuffle,
+            self.options.seed,
+            rank=rank,
+            world_size=world_size,
+            drop_last=self.options.drop_last,
+            windows=find_windows(dataset, self.options) if shuffle else None,
+        )
+        self.dataset = dataset
+        self.collate_fn = collate_fn
         if collate_fn is not None and self.options.micro_batch_size != "auto":
             raise ConfigError(
                 "collate_fn makes a batch of whole samples: leave out micro_batch_size"
@@ -104,7 +110,7 @@ class MicroBatchLoader:
 
     @property
     def resizable(self) -> bool:
-        """Whether the batch size may change within an epoch."""
+        """Return True if the batch size may change within an epoch."""
         return self.options.resizable
 
     @property
@@ -119,26 +125,30 @@ class MicroBatchLoader:
     @batch_size.setter
     def batch_size(self, samples: int) -> None:
         check_count("batch_size", samples, 1)
-        changed, self._batch_size = samples != self._batch_size, samples
-        if changed and self.options.resizable and self._assembly is not None:
+        has_changed = samples != self._batch_size
+        self._batch_size = samples
+        if has_changed and self.options.resizable and self._assembly is not None:
             self._assembly.resize(samples)
 
     @property
     def batch_sizes(self) -> Collection[int]:
         """Sizes that batches of this rank can have; empty where they may change."""
-        resumed, order, size = self._resumed, self.order, self.batch_size
-        if self.options.resizable or (resumed and resumed.is_elastic(size, order.world_size)):
+        if self._is_elastic():
             return ()
+        order, size = self.order, self.batch_size
         rest = order.count(order.length % (order.world_size * size))
-        given_away = {size - 1, 1} if order.shuffle and order.world_size > 1 else set()
-        return {size, rest, *given_away} - {0}
+        sizes = {size, rest}
+        if order.shuffle and order.world_size > 1:
+            # The last full step may give samples away, so that every rank has one more step.
+            sizes |= {size - 1, 1}
+        return sizes - {0}
 
     def set_epoch(self, epoch: int) -> None:
         """Use this epoch's order and random numbers from the next iteration on."""
         self.epoch = epoch
 
     def __len__(self) -> int:
-        """Batches of a whole epoch, those before an interruption included.
+        """Return the batches of a whole epoch, those before an interruption included.
 
         Raises:
             TypeError: The number can change within the epoch: the loader is resizable, or goes on
@@ -146,11 +156,9 @@ class MicroBatchLoader:
                 batches until there are none; with a length that changes it would leave out samples
                 or validation.
         """
-        start, resumed = self._start(self.epoch), self._resumed
-        if self.options.resizable or (
-            resumed and resumed.is_elastic(self.batch_size, self.order.world_size)
-        ):
+        if self._is_elastic():
             raise TypeError("this loader has no length: its batch size can change within an epoch")
+        start = self._start(self.epoch)
         return start.batches + self.order.steps(start.position, self.batch_size)
 
     def __bool__(self) -> bool:
@@ -164,54 +172,73 @@ class MicroBatchLoader:
         progress = self._start(self.epoch)
         if progress.batches and not self.order.steps(progress.position, self.batch_size):
             progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
-        samples = self.batch_size
-        micro = self._count_rows(samples)
-        tasks = -(-samples // micro)
-        depth = max(self.options.prefetch_batches * tasks, self.choice.workers)
-        check_room(self._layout, samples, -(-depth // tasks) + 2)
+        depth = self._count_tasks_ahead()
         self._check_sources()
-        workers = self._workers = self._workers or open_workers(
-            self._rows, self._layout, self.choice, self.options
-        )
+        if self._workers is None:
+            self._workers = open_workers(self._rows, self._layout, self.choice, self.options)
+        workers = self._workers
         assembly = Assembly(
             self.order,
             self._staging,
             progress,
-            batch_size=samples,
+            batch_size=self.batch_size,
             micro_batch_size=self._count_rows,
             plan=self._plan + 1,
         )
-        self._assembly, self._progress = assembly, progress
-        ahead, read = self._look_ahead(progress), 0
+        self._assembly = assembly
+        self._progress = progress
+        fetching = self._look_ahead(progress)
+        samples_read = 0
         try:
             for task, answer in workers.run(assembly, depth):
                 batch = assembly.receive(task, answer)
-                if batch is not None:
-                    read += batch.samples
-                    ahead.advance(read)
-                    yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
-                    self._check_current(assembly)
+                if batch is None:
+                    continue
+                samples_read += batch.samples
+                fetching.advance(samples_read)
+                yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
+                self._check_current(assembly)
         except Exception:
             self.close()
             raise
         finally:
-            ahead.close()
-            self._plan = max(self._plan, assembly.plan)
-            if self._assembly is assembly:
-                self._assembly = None
-                if not self.order.shuffle:
-                    self.close()  # evaluation comes once in an epoch: its workers would only hold memory meanwhile
+            fetching.close()
+            self._end_iteration(assembly)
+
+    def _count_tasks_ahead(self) -> int:
+        """Return the micro-batches that are under way beside the one waited for.
+
+        Raises:
+            ConfigError: Their batches do not fit into memory.
+        """
+        tasks_per_batch = math.ceil(self.batch_size / self._count_rows(self.batch_size))
+        # With small batches too each worker has something to do.
+        depth = max(self.options.prefetch_batches * tasks_per_batch, self.choice.workers)
+        # Beside the batches ahead there is one that is written, and one that is in use.
+        check_room(self._layout, self.batch_size, math.ceil(depth / tasks_per_batch) + 2)
+        return depth
+
+    def _end_iteration(self, assembly: Assembly) -> None:
+        self._plan = max(self._plan, assembly.plan)
+        if self._assembly is not assembly:
+            return  # another iteration has taken over the workers
+        self._assembly = None
+        if not self.order.shuffle:
+            # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
+            self.close()
 
     def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
-        """The samples at some positions of an epoch's order as one batch, read by this thread; for looking at a few."""
+        """Return the samples at some positions of an epoch's order as one batch.
+
+        This thread reads them: it is for looking at a few.
+        """
         slot = Slot(self._layout, len(positions), shared=False, pinned=None)
         slot.arrays[INDICES][:] = self.order.at(positions, epoch)
         answer = write(self._rows, slot.arrays, 0, len(positions), epoch)
         if isinstance(answer, Failure):
             raise answer.rebuild()
-        return self._hand_out(
-            Staging(self._layout, shared=False, pinned=None), slot, len(positions), answer or {}
-        )
+        staging = Staging(self._layout, shared=False, pinned=None)
+        return self._hand_out(staging, slot, len(positions), answer or {})
 
     def close(self) -> None:
         """End the workers; the next iteration starts others."""
@@ -220,15 +247,21 @@ class MicroBatchLoader:
             workers.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """The samples trained so far: a few plain numbers, from which any number of ranks and workers can go on."""
+        """Return the samples trained so far: a few plain numbers.
+
+        Any number of ranks and workers can go on from them.
+        """
         progress = self._progress or self._start(self.epoch)
-        epoch, batches = (
-            self.count_trained() if self.count_trained else (progress.epoch, progress.batches)
-        )
-        batches = batches if epoch == progress.epoch else 0
+        epoch, batches = progress.epoch, progress.batches
+        if self.count_trained is not None:
+            # Batches that were handed out ahead of the step are not trained yet.
+            epoch, batches = self.count_trained()
+        if epoch != progress.epoch:
+            batches = 0
+        position = progress.ends.get(batches, progress.position) if batches else 0
         return LoaderState(
             epoch=epoch,
-            position=progress.ends.get(batches, progress.position) if batches else 0,
+            position=position,
             batches=batches,
             batch_size=self.batch_size,
             world_size=self.order.world_size,
@@ -247,16 +280,18 @@ class MicroBatchLoader:
         """
         resumed = LoaderState.from_plain(state)
         resumed.check_fits(self.order)
-        self._resumed, self._progress, self.epoch = resumed, None, resumed.epoch
+        self._resumed = resumed
+        self._progress = None
+        self.epoch = resumed.epoch
 
     @property
     def has_chosen(self) -> bool:
-        """Whether `choice` is known already."""
+        """Return True if `choice` is known already."""
         return "choice" in self.__dict__
 
     @cached_property
     def choice(self) -> Choice:
-        """The kind and number of workers, and why; the first call measures if that is to be found out."""
+        """Kind and number of workers, and why; the first call measures where `auto` stands."""
         return choose_workers(
             self._rows, self._layout, self.options, self.order.world_size, self.stage
         )
@@ -267,7 +302,7 @@ class MicroBatchLoader:
 
     @property
     def sample_bytes(self) -> int:
-        """What a sample takes in the staging memory; 0 where a `collate_fn` makes the batches."""
+        """Bytes of a sample in the staging memory; 0 where a `collate_fn` makes the batches."""
         return 0 if self.collate_fn is not None else self._layout.count_bytes(1)
 
     @cached_property
@@ -276,10 +311,9 @@ class MicroBatchLoader:
 
     @cached_property
     def _staging(self) -> Staging:
-        pins = self.options.pins_memory
-        device = (
-            (self.pin_device or torch.device("cuda", torch.cuda.current_device())) if pins else None
-        )
+        device = None
+        if self.options.pins_memory:
+            device = self.pin_device or torch.device("cuda", torch.cuda.current_device())
         return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
     @cached_property
@@ -292,78 +326,62 @@ class MicroBatchLoader:
         return batch_size if self.collate_fn is not None else self.choice.count_rows(batch_size)
 
     def _check_sources(self) -> None:
-        """Find files that were cut short before this process reads past their end, which would kill it."""
-        if self.choice.kind != "process" and (check := getattr(self._rows, "check_sources", None)):
+        """Find files that were cut short before this process reads past their end and is killed."""
+        check: Callable[[], None] | None = getattr(self._rows, "check_sources", None)
+        if check is not None and self.choice.kind != "process":
             check()
 
-    def _start(self, epoch: int) -> EpochProgress:
+    def _is_elastic(self) -> bool:
+        """Return True if batches of the coming epoch may differ in size."""
+        if self.options.resizable:
+            return True
         resumed = self._resumed
-        return (
-            EpochProgress(epoch) if resumed is None or resumed.epoch != epoch else resumed.start()
-        )
+        return resumed is not None and resumed.is_elastic(self.batch_size, self.order.world_size)
+
+    def _start(self, epoch: int) -> EpochProgress:
+        if self._resumed is not None and self._resumed.epoch == epoch:
+            return self._resumed.start()
+        return EpochProgress(epoch)
 
     def _look_ahead(self, progress: EpochProgress) -> LookAhead:
-        """Tell a dataset that fetches what it reads which samples come."""
-        look: Callable[[Callable[[], NDArray[np.int64]], int], LookAhead | None] | None
-        look = getattr(self._rows, "look_ahead", None)
-        left, epoch = self.order.length - progress.position, progress.epoch
-        found = (
-            look(lambda: self.order.indices(progress.position, left, epoch), epoch)
-            if look
-            else None
-        )
-        return found or _Nothing()
+        """Let a dataset that fetches its samples know which ones come."""
+        look_ahead: Callable[[Callable[[], NDArray[np.int64]], int], LookAhead | None] | None
+        look_ahead = getattr(self._rows, "look_ahead", None)
+        if look_ahead is None:
+            return _NothingAhead()
+        # A function, because the order of a large set takes long and is seldom needed; bound to the
+        # numbers of now, as progress goes on.
+        position, epoch = progress.position, progress.epoch
+        rest = partial(self.order.indices, position, self.order.length - position, epoch)
+        return look_ahead(rest, epoch) or _NothingAhead()
 
     def _check_current(self, assembly: Assembly) -> None:
         if self._assembly is not assembly:
             raise ConfigError(
-                "another iteration over this loader has begun, and its workers serve one at a time: make a loader "
-                "for each"
+                "another iteration over this loader has begun, and its workers serve one at a "
+                "time: make a loader for each"
             )
 
     def _hand_out(
         self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
     ) -> Any:  # noqa: ANN401
         began_s = time.perf_counter()
-        arrays = staging.lend(slot, samples)
-        batch = self._rows.build(arrays, texts) if isinstance(self._rows, SampleWriter) else arrays
+        batch: Any = staging.lend(slot, samples)
+        if isinstance(self._rows, SampleWriter):
+            batch = self._rows.build(batch, texts)
         if self.collate_fn is not None and self.options.pins_memory:
-            batch = tree_map(
-                lambda part: part.pin_memory() if isinstance(part, torch.Tensor) else part, batch
-            )
+            batch = tree_map(_pin_tensor, batch)  # its tensors lie outside of the staging memory
         self.assemble_s += time.perf_counter() - began_s
         return batch
 
 
-class _Nothing:
-    """The `LookAhead` of a dataset whose data are here."""
+class _NothingAhead:
+    """`LookAhead` of a dataset whose data are here."""
 
     def advance(self, samples: int) -> None: ...
 
     def close(self) -> None: ...
 
 
-def _find_windows(dataset: RowWriter | MapStyle, options: LoaderOptions) -> Windows | None:
-    must: bool = getattr(dataset, "needs_windows", False)
-    if options.locality == "none" or (options.locality == "auto" and not must):
-        if must:
-            raise ConfigError(
-                "loader.locality=none, but the set of shards does not fit data.cache_bytes, so that every batch would "
-                "fetch shards: raise it, or leave loader.locality at auto"
-            )
-        return None
-    runs: SampleRuns | Callable[[int], SampleRuns] | None = getattr(dataset, "runs", None)
-    if runs is None:
-        what = (
-            f"{type(dataset).__name__} does not say which of its samples lie together (`runs`), or takes parts of them "
-            "from anywhere (mosaics, pasted defects)"
-        )
-        if must:
-            raise ConfigError(
-                f"the set of shards does not fit data.cache_bytes, and {what}: raise it, or set data.mosaic_on=device "
-                "or data.sampling.paste=null"
-            )
-        raise ConfigError(
-            f"loader.locality={options.locality}, but {what}: set loader.locality=none"
-        )
-    return Windows(runs, options.window_bytes)
+def _pin_tensor(part: object) -> object:
+    return part.pin_memory() if isinstance(part, torch.Tensor) else part

@@ -1,4 +1,4 @@
-"""What this process may use of its machine."""
+"""Cores, memory and files that this process may use of its machine."""
 
 import os
 import resource
@@ -12,10 +12,14 @@ _CGROUP: Final = Path("/sys/fs/cgroup")
 
 
 def count_cores(ranks: int = 1) -> int:
-    """Cores for each of `ranks` processes here: those of the CPU mask, no more than a container's quota, at least 1."""
-    cores = (
-        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    )
+    """Return the cores for each of `ranks` processes here, at least 1.
+
+    They are those of the CPU mask, and no more than the quota of a container.
+    """
+    if hasattr(os, "sched_getaffinity"):
+        cores = len(os.sched_getaffinity(0))
+    else:  # not on macOS
+        cores = os.cpu_count() or 1
     quota = read_limit(_CGROUP / "cpu.max").split()
     if len(quota) == 2 and quota[0] != "max":
         cores = min(cores, max(1, int(quota[0]) // int(quota[1])))
@@ -23,36 +27,41 @@ def count_cores(ranks: int = 1) -> int:
 
 
 def available_memory_bytes() -> int:
-    """Memory that can be taken without swapping or reaching a container's limit."""
+    """Return the memory that can be taken without swapping or reaching a container's limit."""
     free = int(psutil.virtual_memory().available)
     limit, used = read_limit(_CGROUP / "memory.max"), read_limit(_CGROUP / "memory.current")
-    if limit.isdigit() and used.isdigit():
-        cached = [line.split() for line in read_limit(_CGROUP / "memory.stat").splitlines()]
-        reclaimable = sum(
-            int(value) for name, value in cached if name in ("active_file", "inactive_file")
-        )
-        free = min(free, int(limit) - int(used) + reclaimable)
-    return free
+    if not (limit.isdigit() and used.isdigit()):
+        return free
+    reclaimable = 0  # cached files count as used, and are given back when memory is short
+    for line in read_limit(_CGROUP / "memory.stat").splitlines():
+        name, value = line.split()
+        if name in ("active_file", "inactive_file"):
+            reclaimable += int(value)
+    return min(free, int(limit) - int(used) + reclaimable)
 
 
 def count_disk_bytes() -> int:
-    """What this process and all that it started have read from disks so far; 0 where the system does not say."""
-    total, own = 0, psutil.Process()
-    for process in (own, *own.children(recursive=True)):
-        with suppress(
-            psutil.Error, AttributeError, OSError
-        ):  # ended meanwhile, not on this system, not allowed
+    """Return the bytes that this process and its descendants have read from disks so far.
+
+    0 where the system does not say.
+    """
+    this_process = psutil.Process()
+    total = 0
+    for process in (this_process, *this_process.children(recursive=True)):
+        # It has ended meanwhile, this system does not count, or it is not allowed.
+        with suppress(psutil.Error, AttributeError, OSError):
             total += int(process.io_counters().read_bytes)
     return total
 
 
 def count_files() -> tuple[int, int]:
-    """How many files this process may have open (``ulimit -n``), and how many it has."""
-    return resource.getrlimit(resource.RLIMIT_NOFILE)[0], len(list(Path("/proc/self/fd").iterdir()))
+    """Return the most files that this process may open (``ulimit -n``), and those it has open."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return limit, len(list(Path("/proc/self/fd").iterdir()))
 
 
 def count_local_ranks(world_size: int) -> int:
-    """Ranks on this machine, as the launcher says; otherwise all of them."""
+    """Return the ranks on this machine, as the launcher says; otherwise all of them."""
     for name in ("LOCAL_WORLD_SIZE", "SLURM_NTASKS_PER_NODE"):
         value = os.environ.get(name, "")
         if value.isdigit():
@@ -61,7 +70,7 @@ def count_local_ranks(world_size: int) -> int:
 
 
 def read_limit(path: Path) -> str:
-    """What a file of the control group says; nothing where there is none."""
+    """Return the text of a file of the control group; nothing where there is none."""
     try:
         return path.read_text().strip()
     except OSError:

@@ -1,4 +1,4 @@
-"""What a loader can be told."""
+"""Options of a loader."""
 
 from dataclasses import dataclass, fields
 from typing import Final, Literal
@@ -11,12 +11,15 @@ from lit_data.rng import check_seed
 
 WorkerKind = Literal["auto", "inline", "thread", "process"]
 Locality = Literal["auto", "none", "image"]
-Place = Literal["auto", "worker", "device"]
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
 _LEAST: Final = {
-    "batch_size": 1, "micro_batch_size": 1, "prefetch_batches": 1, "window_bytes": 1, "num_workers": 0,
-}  # fmt: skip
+    "batch_size": 1,
+    "micro_batch_size": 1,
+    "prefetch_batches": 1,
+    "window_bytes": 1,
+    "num_workers": 0,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +50,6 @@ class LoaderOptions:
             at a time as take `window_bytes`, so that each is read from the disk once in an epoch;
             `auto` does that for a set of shards that does not fit its local cache.
         window_bytes: See `locality`.
-        augment_on: Who casts, draws into and augments the batches that a datamodule trains with:
-            the `device` of the batch between two steps, or the workers beside them; `auto` are the
-            workers where the batch stays on the CPU, else who takes less time in a short
-            measurement.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Leave out the last batch of an epoch when it is short.
         timeout_s: Longest wait for one micro-batch before the run ends with a message.
@@ -70,7 +69,6 @@ class LoaderOptions:
     pin_memory: bool | Literal["auto"] = "auto"
     locality: Locality = "auto"
     window_bytes: int = 2**30
-    augment_on: Place = "auto"
     seed: int = 0
     drop_last: bool = False
     timeout_s: float = 120.0
@@ -79,42 +77,44 @@ class LoaderOptions:
         """Check every range."""
         for name, least in _LEAST.items():
             value = getattr(self, name)
-            if value != "auto" or name not in ("micro_batch_size", "num_workers"):
+            may_be_auto = name in ("micro_batch_size", "num_workers")
+            if not (may_be_auto and value == "auto"):
                 check_count(name, value, least)
         if self.global_batch_size is not None:
             check_count("global_batch_size", self.global_batch_size, 1)
-        check_types(
-            LoaderOptions, {field.name: getattr(self, field.name) for field in fields(self)}
-        )
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_types(LoaderOptions, values)
         if not self.timeout_s > 0:
             raise ConfigError(f"timeout_s={self.timeout_s!r} must be greater than 0")
         check_seed(self.seed)
 
     @property
     def pins_memory(self) -> bool:
-        """Whether batches are page-locked here.
+        """Return True if batches are page-locked here.
 
         Raises:
             ConfigError: They shall be, and there is no CUDA device.
         """
         if self.pin_memory is True and not torch.cuda.is_available():
             raise ConfigError(
-                "pin_memory=true: only memory for a CUDA device is page-locked, and there is none: set auto"
+                "pin_memory=true: only memory for a CUDA device is page-locked, and there is none: "
+                "set auto"
             )
         return self.pin_memory is not False and torch.cuda.is_available()
 
     def count_batch(self, world_size: int) -> int:
-        """Samples per batch of each of so many ranks.
+        """Return the samples per batch of each of so many ranks.
 
         Raises:
             ConfigError: They cannot share the global batch evenly.
         """
         if self.global_batch_size is None:
             return self.batch_size
-        share, rest = divmod(self.global_batch_size, world_size)
-        if rest or not share:
+        samples, rest = divmod(self.global_batch_size, world_size)
+        if rest or not samples:
             raise ConfigError(
-                f"global_batch_size={self.global_batch_size} cannot be shared evenly by {world_size} ranks: choose a "
-                f"multiple of {world_size}, or set batch_size, which is that of each rank"
+                f"global_batch_size={self.global_batch_size} cannot be shared evenly by "
+                f"{world_size} ranks: choose a multiple of {world_size}, or set batch_size, which "
+                "is that of each rank"
             )
-        return share
+        return samples

@@ -1,60 +1,58 @@
-"""Which sample comes when: a pure function of (seed, epoch), shared out over ranks step by step."""
+"""Order of the samples: a pure function of (seed, epoch), shared out over ranks step by step."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
+from lit_data.loading.options import LoaderOptions
 from lit_data.rng import Stream, random_words, shuffled
-from lit_data.types import SampleRuns
+from lit_data.types import Array, FieldSpec, RowWriter, SampleRuns
 
 _BLOCK: Final = 1024
 
 
 class Windows:
-    """An order that is random among a few runs at a time: the runs in random order, their samples
-    mixed by windows.
+    """Random order among a few runs at a time.
 
-    A window is as many runs as take `window_bytes`, at least one. A sample's place depends on the
-    seed and the epoch alone; two samples of one run are never further apart than a window.
+    The runs come in random order, and their samples are mixed within shuffle windows. A window is
+    as many runs as take `window_bytes`, at least one. The position of a sample depends on the seed
+    and the epoch alone; two samples of one run are never further apart than a window.
 
     Args:
-        runs: Which samples lie together; none is empty. Where that changes with the epoch, a
+        runs: Samples that lie together; no run is empty. Where that changes with the epoch, a
             function of it.
-        window_bytes: What fits into memory.
+        window_bytes: Bytes that fit into memory.
     """
 
     def __init__(self, runs: SampleRuns | Callable[[int], SampleRuns], window_bytes: int) -> None:
         self._runs = runs
-        first = self._runs_at(0)
-        self.window_bytes = (
-            window_bytes if first.most_bytes is None else min(window_bytes, first.most_bytes)
-        )
+        most_bytes = self._runs_at(0).most_bytes
+        self.window_bytes = window_bytes if most_bytes is None else min(window_bytes, most_bytes)
         self._plans: dict[tuple[int, int], _Plan] = {}
 
     def at(self, positions: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-        """Sample indices at positions of an epoch."""
-        if (seed, epoch) not in self._plans:
-            self._plans = {
-                (seed, epoch): _Plan.make(self._runs_at(epoch), self.window_bytes, seed, epoch)
-            }
-        plan = self._plans[seed, epoch]
-        window = np.searchsorted(plan.first, positions, side="right") - 1
-        places = np.empty_like(positions)
-        for number in np.unique(window).tolist():
-            own, begin = window == number, int(plan.first[number])
-            length = (
-                int(plan.first[number + 1] if number + 1 < len(plan.first) else plan.ends[-1])
-                - begin
-            )
-            low, high = random_words(seed, Stream.WINDOWS, number, epoch, 2)[0].tolist()
-            places[own] = begin + shuffled(positions[own] - begin, length, low | high << 32, epoch)
-        row = np.searchsorted(plan.ends, places, side="right")
-        found: NDArray[np.int64] = plan.starts[row] + places
-        return found if plan.samples is None else plan.samples[found]
+        """Return the sample indices at positions of an epoch."""
+        plan = self._plans.get((seed, epoch))
+        if plan is None:
+            plan = _Plan.make(self._runs_at(epoch), self.window_bytes, seed, epoch)
+            self._plans = {(seed, epoch): plan}
+        window_of = np.searchsorted(plan.first, positions, side="right") - 1
+        edges = [*plan.first.tolist(), int(plan.ends[-1])]
+        mixed = np.empty_like(positions)
+        for window in np.unique(window_of).tolist():
+            inside = window_of == window
+            begin, end = edges[window], edges[window + 1]
+            # A seed for each window: else all of one length would be mixed alike.
+            low, high = random_words(seed, Stream.WINDOWS, window, epoch, 2)[0].tolist()
+            order = shuffled(positions[inside] - begin, end - begin, low | high << 32, epoch)
+            mixed[inside] = begin + order
+        run = np.searchsorted(plan.ends, mixed, side="right")
+        samples: NDArray[np.int64] = plan.offsets[run] + mixed
+        return samples if plan.samples is None else plan.samples[samples]
 
     def _runs_at(self, epoch: int) -> SampleRuns:
         return self._runs(epoch) if callable(self._runs) else self._runs
@@ -65,35 +63,37 @@ class _Plan(NamedTuple):
 
     Attributes:
         ends: [R] position at which each run ends, in the order of the epoch.
-        starts: [R] what is added to a position in a run for the place of its sample among those of
+        offsets: [R] added to a position within a run, gives the number of its sample among those of
             all runs.
         first: [windows] first position of each.
         samples: As `SampleRuns` has them.
     """
 
     ends: NDArray[np.int64]
-    starts: NDArray[np.int64]
+    offsets: NDArray[np.int64]
     first: NDArray[np.int64]
     samples: NDArray[np.int64] | None
 
     @classmethod
     def make(cls, runs: SampleRuns, window_bytes: int, seed: int, epoch: int) -> Self:
         starts = np.concatenate(([0], runs.ends[:-1])).astype(np.int64)
-        counts, order = (
-            runs.ends - starts,
-            shuffled(np.arange(len(starts)), len(starts), seed, epoch),
-        )
-        ends, nbytes = np.cumsum(counts[order]), runs.nbytes[order]
+        order = shuffled(np.arange(len(starts)), len(starts), seed, epoch)
+        counts = (runs.ends - starts)[order]
+        ends = np.cumsum(counts)
+        begins = ends - counts
+        nbytes = runs.nbytes[order]
         window = _number_windows(np.cumsum(nbytes) - nbytes, window_bytes, runs)
-        begins = ends - counts[order]
-        first = begins[np.unique(window, return_index=True)[1]]
-        return cls(ends, starts[order] - begins, first, runs.samples)
+        _, first_runs = np.unique(window, return_index=True)
+        return cls(ends, starts[order] - begins, begins[first_runs], runs.samples)
 
 
 def _number_windows(
     before: NDArray[np.int64], window_bytes: int, runs: SampleRuns
 ) -> NDArray[np.int64]:
-    """[R] window of each run, by the bytes before it; growing ones take one run at first, then twice as much."""
+    """Return the window of each run, [R], by the bytes before it.
+
+    Windows that must be fetched grow: the first takes one run, each next one twice as much.
+    """
     if runs.most_bytes is None:
         return before // window_bytes
     least = max(1, min(int(runs.nbytes.mean()), window_bytes))
@@ -102,15 +102,47 @@ def _number_windows(
     return np.searchsorted(np.concatenate((small[1:-1], edges)), before, side="right")
 
 
+def find_windows(dataset: object, options: LoaderOptions) -> Windows | None:
+    """Return the windows of a random order; none where samples may come from anywhere.
+
+    Args:
+        dataset: The dataset, with ``runs`` if it has some.
+        options: Options of its loader.
+
+    Raises:
+        ConfigError: The dataset needs windows and has none, or must not have them.
+    """
+    needs_windows: bool = getattr(dataset, "needs_windows", False)
+    if needs_windows and options.locality == "none":
+        raise ConfigError(
+            "loader.locality=none, but the set of shards does not fit data.cache_bytes, so that "
+            "every batch would fetch shards: raise it, or leave loader.locality at auto"
+        )
+    if options.locality == "none" or (options.locality == "auto" and not needs_windows):
+        return None
+    runs: SampleRuns | Callable[[int], SampleRuns] | None = getattr(dataset, "runs", None)
+    if runs is not None:
+        return Windows(runs, options.window_bytes)
+    reason = (
+        f"{type(dataset).__name__} does not say which of its samples lie together (`runs`), or "
+        "takes parts of them from anywhere (mosaics, pasted defects)"
+    )
+    if needs_windows:
+        raise ConfigError(
+            f"the set of shards does not fit data.cache_bytes, and {reason}: raise it, or set "
+            "data.mosaic_on=device or data.sampling.paste=null"
+        )
+    raise ConfigError(f"loader.locality={options.locality}, but {reason}: set loader.locality=none")
+
+
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The order of an epoch's samples, computed piece by piece, and the share of one rank in each
-    step.
+    """Order of an epoch's samples, computed block by block, and the part of a rank in each step.
 
     A step takes the next positions of the epoch's order for all ranks together, and rank r gets
-    every world_size-th of them, from the r-th on. So what is consumed is always a beginning of the
-    order, whatever the number of ranks and the batch size, and an epoch can go on from any position
-    with others.
+    every world_size-th of them, from the r-th on. So the consumed samples are always a beginning of
+    the order, whatever the number of ranks and the batch size, and an epoch can go on from any
+    position with others.
 
     Training ranks take equally many steps: where fewer samples than ranks would be left over for
     one more step, the step before gives some away. With a batch size of 1 it has none to give, and
@@ -118,14 +150,14 @@ class EpochOrder:
     once over all ranks.
 
     Args:
-        length: Samples in the set.
+        length: Samples in the dataset.
         shuffle: Random order, new in each epoch, and equally many steps on each rank; otherwise
             ascending.
         seed: 0 <= seed < 2**64.
         rank: This process, 0 <= rank < world_size.
         world_size: Number of processes.
         drop_last: Leave out the last step of an epoch when it is short.
-        windows: Which samples stay close to each other in a random order; by default none do.
+        windows: Windows in which samples that lie together stay close; by default none do.
 
     Raises:
         ConfigError: There are fewer samples than ranks, or the rank is out of range.
@@ -145,7 +177,8 @@ class EpochOrder:
             raise ConfigError(f"rank={self.rank} is out of range for world_size={self.world_size}")
         if self.length < self.world_size:
             raise ConfigError(
-                f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer devices or more data"
+                f"{self.length} samples cannot be shared by {self.world_size} ranks: use fewer "
+                "devices or more data"
             )
 
     @property
@@ -154,41 +187,42 @@ class EpochOrder:
         return self.windows.window_bytes if self.windows else 0
 
     def take(self, position: int, batch_size: int) -> int:
-        """Positions that the step at `position` takes for all ranks together; 0 at the end of the epoch."""
-        left, full = self.length - position, self.world_size * batch_size
+        """Return the positions that the step takes for all ranks together; 0 at the end."""
+        left = self.length - position
+        full = self.world_size * batch_size
         if left < full:
-            return 0 if self.drop_last or (self.shuffle and left < self.world_size) else left
-        if (
-            self.shuffle
-            and 0 < left - full < self.world_size
-            and batch_size > 1
-            and not self.drop_last
-        ):
+            is_dropped = self.drop_last or (self.shuffle and left < self.world_size)
+            return 0 if is_dropped else left
+        if not self.shuffle or self.drop_last:
+            return full
+        if 0 < left - full < self.world_size and batch_size > 1:
+            # Gives some away, so that the last step has a sample for each rank.
             return left - self.world_size
         return full
 
     def count(self, taken: int) -> int:
-        """Samples of this rank in a step that takes so many positions."""
+        """Return the samples of this rank in a step that takes so many positions."""
         return len(range(self.rank, taken, self.world_size))
 
     def steps(self, position: int, batch_size: int) -> int:
-        """Batches of this rank from `position` to the end of the epoch."""
+        """Return the batches of this rank from `position` to the end of the epoch."""
         full, rest = divmod(self.length - position, self.world_size * batch_size)
         if self.drop_last or not rest:
             return full
-        if not self.shuffle:
-            return full + (rest > self.rank)
-        return full + (rest >= self.world_size or (full > 0 and batch_size > 1))
+        if self.shuffle:
+            can_give_away = full > 0 and batch_size > 1
+            has_short_step = rest >= self.world_size or can_give_away
+        else:
+            has_short_step = rest > self.rank
+        return full + has_short_step
 
     def indices(self, position: int, taken: int, epoch: int) -> NDArray[np.int64]:
-        """Sample indices of this rank in the step at `position`."""
-        return self.at(
-            np.arange(position + self.rank, position + taken, self.world_size, dtype=np.int64),
-            epoch,
-        )
+        """Return the sample indices of this rank in the step at `position`."""
+        first, end = position + self.rank, position + taken
+        return self.at(np.arange(first, end, self.world_size, dtype=np.int64), epoch)
 
     def at(self, positions: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
-        """Sample indices at positions of the epoch's order, whoever's they are."""
+        """Return the sample indices at positions of the epoch's order, of any rank."""
         if not self.shuffle:
             return positions
         if self.windows is not None:
@@ -197,8 +231,9 @@ class EpochOrder:
 
 
 class OrderReader:
-    """Reads one epoch's order step by step; indices are computed for many steps at once, which
-    costs little more.
+    """Reader of one epoch's order, step by step.
+
+    Indices are computed for many steps at once, which costs little more.
 
     Args:
         order: The order.
@@ -211,11 +246,52 @@ class OrderReader:
         self._block: NDArray[np.int64] = np.empty(0, np.int64)
 
     def indices(self, position: int, taken: int) -> NDArray[np.int64]:
-        """Sample indices of this rank in the step at `position`, as `EpochOrder.indices` gives them."""
-        world_size, count = self.order.world_size, self.order.count(taken)
+        """Return the same as `EpochOrder.indices` for the step at `position`."""
+        world_size = self.order.world_size
+        count = self.order.count(taken)
+        # A step that took no multiple of the ranks leaves the block: its rows are of other steps.
         first, off_grid = divmod(position - self._start, world_size)
         if off_grid or not 0 <= first <= len(self._block) - count:
-            self._start, first = position, 0
             ahead = min(max(taken, _BLOCK * world_size), self.order.length - position)
             self._block = self.order.indices(position, ahead, self.epoch)
+            self._start = position
+            first = 0
         return self._block[first : first + count]
+
+
+class ChosenRows:
+    """Some samples of a dataset that writes rows.
+
+    Args:
+        dataset: All samples.
+        numbers: Numbers of the samples to give, in their order.
+    """
+
+    def __init__(self, dataset: RowWriter, numbers: Sequence[int]) -> None:
+        self._dataset = dataset
+        self._numbers = np.asarray(numbers, np.int64)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the dataset."""
+        return self._dataset.fields
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def write_into(
+        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
+    ) -> Mapping[str, list[Any]] | None:
+        """See `RowWriter`."""
+        return self._dataset.write_into(rows, self._numbers[indices], epoch)
+
+    def describe_sample(self, index: int) -> str:
+        """Return the dataset's description of a sample, if it has ``describe_sample``."""
+        describe: Callable[[int], str] | None = getattr(self._dataset, "describe_sample", None)
+        return describe(int(self._numbers[index])) if describe else ""
+
+    def check_sources(self) -> None:
+        """Let the dataset check its files, if it has ``check_sources``."""
+        check: Callable[[], None] | None = getattr(self._dataset, "check_sources", None)
+        if check:
+            check()

@@ -36,24 +36,29 @@ _GRACE_S: Final = 1.0
 
 
 def find_ended(processes: list[BaseProcess], wait_s: float) -> list[BaseProcess]:
-    """Those that have ended, by their sentinels: an exit code is lost where a signal strikes as it is read."""
-    gone = wait([process.sentinel for process in processes], wait_s)
-    return [process for process in processes if process.sentinel in gone or not process.is_alive()]
+    """Return the processes that have ended, by their sentinels.
+
+    An exit code is lost where a signal strikes as it is read.
+    """
+    ready = wait([process.sentinel for process in processes], wait_s)
+    return [process for process in processes if process.sentinel in ready or not process.is_alive()]
 
 
 def send_signal(number: signal.Signals, processes: list[BaseProcess]) -> None:
     """Send a signal to the processes that live, and wait a little for their end."""
-    left = [process for process in processes if process not in find_ended(processes, 0)]
-    for process in left:
+    ended = find_ended(processes, 0)
+    for process in processes:
+        if process in ended or process.pid is None:
+            continue
         with suppress(ProcessLookupError):  # it may end at this moment
-            os.kill(process.pid or 0, number)
+            os.kill(process.pid, number)
     deadline_s = time.monotonic() + _GRACE_S
     for process in processes:
         process.join(max(0.0, deadline_s - time.monotonic()))
 
 
 def describe_end(exitcode: int | None) -> tuple[str, str]:
-    """How a process ended, and what may help."""
+    """Return the end of a process in words, and a hint."""
     if exitcode == -signal.SIGKILL:
         return (
             "was killed (SIGKILL)",
@@ -73,6 +78,7 @@ def describe_end(exitcode: int | None) -> tuple[str, str]:
 
 _FILES: Final = 24
 _FILES_PER_WORKER: Final = 4
+"""Open files that the workers need at most: together, and each (pipe, sentinel, memory)."""
 
 
 class ProcessWorkers:
@@ -85,8 +91,8 @@ class ProcessWorkers:
 
     Args:
         dataset: Sent to each worker once.
-        layout: Its fields.
-        workers: How many.
+        layout: Layout of its fields.
+        workers: Number of processes.
         start_method: `fork`, `forkserver`, `spawn`, or None for the default of this Python.
         timeout_s: Longest wait for one micro-batch; then the workers are killed.
     """
@@ -100,22 +106,23 @@ class ProcessWorkers:
         start_method: str | None,
         timeout_s: float,
     ) -> None:
-        self.dataset, self.workers, self.timeout_s = dataset, workers, timeout_s
-        self.board = board = Board(workers)
-        self._reader = RowReader(dataset, layout, board)
+        self.dataset = dataset
+        self.workers = workers
+        self.timeout_s = timeout_s
+        self.board = Board(workers)
+        self._reader = RowReader(dataset, layout, self.board)
         self._context: Any = multiprocessing.get_context(start_method)
         self._processes: list[BaseProcess] = []
         self._pipes: list[Connection] = []
         self._selector = selectors.DefaultSelector()
-        self._issued: dict[
-            int, RowTask
-        ] = {}  # in order; also what a broken-off epoch left under way
+        # In order; also those that a broken-off epoch left under way.
+        self._issued: dict[int, RowTask] = {}
         self._answers: dict[int, Texts | Failure] = {}
         self._count = 0
-        # Kept alive by the finalizer, so that they are whole when this object goes, alone or in a
-        # cycle.
+        # The finalizer keeps these alive, so that they are intact when this object goes, alone or
+        # in a cycle.
         self._end = weakref.finalize(
-            self, _end, os.getpid(), board, self._processes, self._pipes, self._selector
+            self, _end, os.getpid(), self.board, self._processes, self._pipes, self._selector
         )
         _open.add(self)
 
@@ -139,13 +146,13 @@ class ProcessWorkers:
             yield self._issued.pop(number), self._answers.pop(number)
 
     def close(self) -> None:
-        """End the processes: those that listen at once, those that hang or are stopped by force."""
+        """End the processes: at once those that listen, by force those that hang or are stopped."""
         self._end()
 
     def _start(self) -> None:
         """Start the processes and wait until they listen."""
-        limit, opened = count_files()
-        if opened + _FILES + _FILES_PER_WORKER * self.workers > limit:
+        limit, open_files = count_files()
+        if open_files + _FILES + _FILES_PER_WORKER * self.workers > limit:
             raise WorkerDiedError(_describe_files(self.workers))
         log_opencv_threads()
         try:
@@ -155,9 +162,10 @@ class ProcessWorkers:
             if error.errno != errno.EMFILE:
                 raise
             raise WorkerDiedError(_describe_files(self.workers)) from error
-        ready, deadline_s = 0, time.monotonic() + self.timeout_s
-        while ready < self.workers:
-            ready += self._receive(deadline_s)
+        deadline_s = time.monotonic() + self.timeout_s
+        listening = 0
+        while listening < self.workers:
+            listening += self._receive(deadline_s)
 
     def _start_one(self, number: int) -> None:
         here, there = self._context.Pipe()
@@ -180,11 +188,11 @@ class ProcessWorkers:
         )
         self._issued[self._count] = task
         self._count += 1
-        with suppress(BrokenPipeError):  # its sentinel tells
+        with suppress(BrokenPipeError):  # the worker is dead, which its sentinel says
             self._pipes[worker].send(message)
 
     def _forget_stale(self) -> None:
-        """Let workers end what a broken-off epoch left under way; they leave out what they have not begun."""
+        """Wait for the tasks of a broken-off epoch; workers leave out those they have not begun."""
         if self._issued:
             self.board.lines[0, PLAN] = max(task.plan for task in self._issued.values()) + 1
         for number in list(self._issued):
@@ -197,7 +205,7 @@ class ProcessWorkers:
             self._receive(deadline_s)
 
     def _receive(self, deadline_s: float) -> int:
-        """Take in what has arrived, at least one message; returns how many.
+        """Take in the messages that have arrived, at least one, and return their number.
 
         Raises:
             WorkerDiedError: A worker is gone, or nothing came in time.
@@ -211,51 +219,65 @@ class ProcessWorkers:
             messages = [key.data.recv() for key, _ in ready if key.data is not None]
         except (EOFError, OSError) as error:
             self._raise_death(error)
-        if len(messages) < len(ready):
+        if len(messages) < len(ready):  # a sentinel was ready
             self._raise_death()
         self._answers.update(message for message in messages if message is not None)
         return len(messages)
 
     def _raise_death(self, error: Exception | None = None) -> NoReturn:
+        first = self._find_first_dead()
+        check: Any = getattr(self.dataset, "check_sources", None)
+        if first.exitcode == -signal.SIGBUS and check:
+            check()  # a file that was cut short is the better message
+        end, hint = describe_end(first.exitcode)
+        samples = self._describe_held(first.pid or 0)
+        if not samples and (first.exitcode or 0) > 0:
+            hint = (
+                "Its own message stands above; with spawn and forkserver, start the program under "
+                "__main__ only."
+            )
+        raise WorkerDiedError(
+            f"worker {first.pid} {end} while it had {samples or 'no sample'}. {hint}"
+        ) from error
+
+    def _find_first_dead(self) -> BaseProcess:
+        """Return a process that failed; else one that ended; else, if no sentinel says so, any."""
         ended = find_ended(self._processes, _GRACE_S)
         for process in ended:
             process.join(_GRACE_S)  # its sentinel may be there before its exit code
-        first = (
-            next((process for process in ended if process.exitcode), ended[0])
-            if ended
-            else self._processes[0]
-        )
-        check: Any = getattr(self.dataset, "check_sources", None)
-        if first.exitcode == -signal.SIGBUS and check:
-            check()
-        how, hint = describe_end(first.exitcode)
-        held = self._held_by(first.pid or 0)
-        if not held and (first.exitcode or 0) > 0:
-            hint = "Its own message stands above; with spawn and forkserver, start the program under __main__ only."
-        raise WorkerDiedError(
-            f"worker {first.pid} {how} while it had {held or 'no sample'}. {hint}"
-        ) from error
+        failed = [process for process in ended if process.exitcode]
+        return [*failed, *ended, *self._processes][0]
 
     def _describe_hang(self) -> str:
         if not self._issued:
             return (
-                f"the workers had not started after timeout_s={self.timeout_s:g} s: is the machine busy, or the "
-                "dataset slow to be sent to them? Raise data.loader.timeout_s, or take fewer data.loader.num_workers"
+                f"the workers had not started after timeout_s={self.timeout_s:g} s: is the machine "
+                "busy, or the dataset slow to be sent to them? Raise data.loader.timeout_s, or "
+                "take fewer data.loader.num_workers"
             )
         task = next(iter(self._issued.values()))
-        busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
-        busy.sort(key=lambda line: (line[SLOT], line[FIRST]) != (task.slot.serial, task.first))
-        pid = int(busy[0][PID]) if busy else 0
-        held = self._held_by(pid) or describe_samples(self.dataset, task.indices)
-        return hang_text(f"worker {pid}" if pid else "a worker", self.timeout_s, held)
+        pid = self._find_busy(task)
+        if pid is None:
+            samples = describe_samples(self.dataset, task.indices)
+            return hang_text("a worker", self.timeout_s, samples)
+        samples = self._describe_held(pid) or describe_samples(self.dataset, task.indices)
+        return hang_text(f"worker {pid}", self.timeout_s, samples)
 
-    def _held_by(self, pid: int) -> str:
+    def _find_busy(self, task: RowTask) -> int | None:
+        """Return the process that writes a task, else one that writes another; None if all wait."""
+        busy = [line for line in self.board.lines[1:] if line[SLOT] >= 0]
+        for line in busy:
+            if (line[SLOT], line[FIRST]) == (task.slot.serial, task.first):
+                return int(line[PID])
+        return int(busy[0][PID]) if busy else None
+
+    def _describe_held(self, pid: int) -> str:
+        """Return the samples that a process was writing, for a message; nothing where it waited."""
+        slots = {task.slot.serial: task.slot for task in self._issued.values()}
         for line in self.board.lines[1:]:
-            task = next(
-                (task for task in self._issued.values() if task.slot.serial == line[SLOT]), None
-            )
-            if line[PID] == pid and task is not None:
-                indices = task.slot.arrays[INDICES][line[FIRST] : line[STOP]]
+            slot = slots.get(int(line[SLOT]))
+            if line[PID] == pid and slot is not None:
+                indices = slot.arrays[INDICES][line[FIRST] : line[STOP]]
                 return describe_samples(self.dataset, indices)
         return ""
 
@@ -265,7 +287,7 @@ _open: "weakref.WeakSet[ProcessWorkers]" = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
-    """Before multiprocessing joins its daemons, which listen to nobody else."""
+    """End all workers before multiprocessing joins its daemons, which listen to nobody else."""
     for workers in list(_open):
         workers.close()
 
@@ -290,8 +312,10 @@ def _end(
 
 
 def _describe_files(workers: int) -> str:
+    limit, _ = count_files()
+    needed = _FILES + _FILES_PER_WORKER * workers
     return (
-        f"{workers} workers cannot run: this process may have {count_files()[0]} files open (ulimit -n), and they need "
-        f"about {_FILES + _FILES_PER_WORKER * workers} beside those of the program: raise the limit or lower "
+        f"{workers} workers cannot run: this process may have {limit} files open (ulimit -n), and "
+        f"they need about {needed} beside those of the program: raise the limit or lower "
         "data.loader.num_workers"
     )

@@ -1,4 +1,4 @@
-"""Any map-style dataset, written row by row like one that writes rows itself."""
+"""Map-style datasets, written row by row like those that write rows themselves."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -30,74 +30,40 @@ Collate = Callable[[list[Value]], Any]
 
 _PROBED: Final = 8
 _READ_BYTES: Final = 2**18
-"""Read at a time: less than an allocator gives back to the system, to ask for it anew."""
+"""Bytes read at a time: less than an allocator gives back to the system, to ask for it anew."""
 
 
 class MapStyle(Protocol):
-    """A dataset with ``__getitem__`` and ``__len__``; ``__getitems__(indices)`` and ``set_epoch`` are used if there."""
+    """A dataset with ``__getitem__`` and ``__len__``.
+
+    ``__getitems__(indices)`` and ``set_epoch`` are used if there.
+    """
 
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> Value: ...
 
 
-class ChosenRows:
-    """Some samples of a dataset that writes rows.
-
-    Args:
-        dataset: All samples.
-        numbers: Those that are wanted, in their order.
-    """
-
-    def __init__(self, dataset: RowWriter, numbers: Sequence[int]) -> None:
-        self._dataset, self._numbers = dataset, np.asarray(numbers, np.int64)
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Those of the dataset."""
-        return self._dataset.fields
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def write_into(
-        self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
-    ) -> Mapping[str, list[Any]] | None:
-        """See `RowWriter`."""
-        return self._dataset.write_into(rows, self._numbers[indices], epoch)
-
-    def describe_sample(self, index: int) -> str:
-        """What the dataset says of a sample, if it says anything."""
-        describe: Callable[[int], str] | None = getattr(self._dataset, "describe_sample", None)
-        return describe(int(self._numbers[index])) if describe else ""
-
-    def check_sources(self) -> None:
-        """Let the dataset look after its files, if it does."""
-        check: Callable[[], None] | None = getattr(self._dataset, "check_sources", None)
-        if check:
-            check()
-
-
 class Leaf(NamedTuple):
-    """A value of a sample: under which name it travels, and the dtype it gets back; no dtype for text."""
+    """A value of a sample: its name in the batch, and the dtype it gets back; None for text."""
 
     name: str
     dtype: torch.dtype | None
 
 
 class SampleWriter:
-    """Writes the samples of a map-style dataset into rows, and builds batches as torch's
-    `default_collate` does.
+    """Writer of the samples of a map-style dataset into rows, and builder of their batches.
 
-    Tensors, arrays and numbers are stacked; dicts, named tuples, tuples and lists are kept (a tuple
-    becomes a list, as in torch); text and bytes become lists. All samples must have the structure
-    and the shapes of sample 0.
+    Batches have the structure that torch's `default_collate` gives them. Tensors, arrays and
+    numbers are stacked; dicts, named tuples, tuples and lists stay (a tuple becomes a list, as in
+    torch); text and bytes become lists. All samples must have the structure and the shapes of
+    sample 0.
 
-    What a dataset draws from the global generators of torch, NumPy and `random` is made a pure
-    function of (seed, epoch, index): once the generators are seen to move, they are seeded before
-    each sample and put back afterwards, and ``__getitems__`` is asked for one sample at a time.
-    Threads share those generators with each other and with training, so `lit_data.loading.choice`
-    gives no threads to a dataset that draws.
+    Random numbers that a dataset draws from the global generators of torch, NumPy and `random` are
+    made a pure function of (seed, epoch, index): once the generators are seen to move, they are
+    seeded before each sample and put back afterwards, and ``__getitems__`` is asked for one sample
+    at a time. Threads share those generators with each other and with training, so
+    `lit_data.loading.choice` gives no threads to a dataset that draws.
 
     Args:
         dataset: At least one sample.
@@ -108,46 +74,48 @@ class SampleWriter:
     Attributes:
         fields: Shape and dtype of each value that is an array; none where `collate_fn` makes the
             batches.
-        draws: Whether the dataset was seen to draw from global generators.
-        isolated: Whether this process makes one sample at a time, so that generators can be watched
-            and seeded.
+        draws: The dataset was seen to draw from global generators.
+        isolated: This process makes one sample at a time, so that generators can be watched and
+            seeded.
 
     Raises:
         ConfigError: Sample 0 holds something that cannot be put into a batch.
     """
 
     def __init__(self, dataset: MapStyle, *, seed: int, collate_fn: Collate | None = None) -> None:
-        self.dataset, self.seed, self.collate_fn, self.isolated = dataset, seed, collate_fn, True
+        self.dataset = dataset
+        self.seed = seed
+        self.collate_fn = collate_fn
+        self.isolated = True
         self.fields: dict[str, FieldSpec] = {}
-        with unchanged_generators() as drawn:
+        with unchanged_generators() as have_moved:
             first = dataset[0]
-            self.draws = drawn()
+            self.draws = have_moved()
         self.structure = self._describe(first, "") if collate_fn is None else Leaf("", None)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def describe_sample(self, index: int) -> str:
-        """What the dataset says of a sample, if it has ``describe_sample``."""
+        """Return the dataset's description of a sample, if it has ``describe_sample``."""
         describe: Callable[[int], str] | None = getattr(self.dataset, "describe_sample", None)
         return describe(index) if describe else ""
 
     def check_sources(self) -> None:
-        """Let the dataset look after its files, if it has ``check_sources``."""
+        """Let the dataset check its files, if it has ``check_sources``."""
         check: Callable[[], None] | None = getattr(self.dataset, "check_sources", None)
         if check:
             check()
 
     def probe(self) -> bool:
-        """Whether the dataset draws from global generators, after a look at a few samples all over it."""
-        for index in (
-            np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64).tolist()
-        ):
+        """Read a few samples all over the dataset; return True if it draws from generators."""
+        indices = np.linspace(0, len(self) - 1, min(len(self), _PROBED)).astype(np.int64)
+        for index in indices.tolist():
             if self.draws:
                 break
-            with unchanged_generators() as drawn:
+            with unchanged_generators() as have_moved:
                 self.dataset[index]
-                self.draws = drawn()
+                self.draws = have_moved()
         return self.draws
 
     def write_into(
@@ -167,18 +135,18 @@ class SampleWriter:
             set_epoch(epoch)
         if not self.isolated:
             return self._write(rows, indices, None)
-        with unchanged_generators() as drawn:
+        with unchanged_generators() as have_moved:
             if not self.draws:
                 texts = self._write(rows, indices, None)
-                if not drawn():
+                if not have_moved():
                     return texts
-            self.draws = True  # samples drawn from whatever was there are read again
-            return self._write(
-                rows, indices, random_words(self.seed, Stream.USER, indices, epoch, 2)
-            )
+            # The first samples that drew did so from generators in any state: they are read again.
+            self.draws = True
+            seeds = random_words(self.seed, Stream.USER, indices, epoch, 2)
+            return self._write(rows, indices, seeds)
 
     def build(self, arrays: Batch, texts: Mapping[str, list[Any]]) -> Value:
-        """A batch in the structure of a sample, or as `collate_fn` made it."""
+        """Return a batch in the structure of a sample, or as `collate_fn` made it."""
         if self.collate_fn is not None:
             return texts[""][0]
         return _build(self.structure, arrays, texts)
@@ -187,56 +155,54 @@ class SampleWriter:
         self,
         rows: Mapping[str, Array],
         indices: NDArray[np.int64],
-        words: NDArray[np.uint32] | None,
+        seeds: NDArray[np.uint32] | None,
     ) -> dict[str, list[Any]]:
-        """Write samples, a few at a time: those are still in the caches, and their memory serves the next ones."""
-        texts: dict[str, list[Any]] = {}
+        """Write samples a few at a time.
+
+        Those are still in the caches, and their memory serves the next ones.
+        """
         if self.collate_fn is not None:
-            return {"": [self.collate_fn(self._read(indices, words))]}
-        reads_many = words is None and hasattr(self.dataset, "__getitems__")
-        step = len(indices) if reads_many else max(1, _READ_BYTES // self._sample_bytes)
+            return {"": [self.collate_fn(self._read(indices, seeds))]}
+        texts: dict[str, list[Any]] = {}
+        reads_many = seeds is None and hasattr(self.dataset, "__getitems__")
+        step = len(indices) if reads_many else self._samples_at_a_time
         for first in range(0, len(indices), step):
             part = slice(first, first + step)
-            samples = self._read(indices[part], None if words is None else words[part])
-            self._fill(
-                self.structure, samples, {name: array[part] for name, array in rows.items()}, texts
-            )
+            samples = self._read(indices[part], None if seeds is None else seeds[part])
+            part_rows = {name: array[part] for name, array in rows.items()}
+            self._fill(self.structure, samples, part_rows, texts)
         return texts
 
     @cached_property
-    def _sample_bytes(self) -> int:
-        return max(
-            1,
-            sum(
-                math.prod(field.shape) * np.dtype(field.dtype).itemsize
-                for field in self.fields.values()
-            ),
-        )
+    def _samples_at_a_time(self) -> int:
+        sample_bytes = 0
+        for field in self.fields.values():
+            sample_bytes += math.prod(field.shape) * np.dtype(field.dtype).itemsize
+        return max(1, _READ_BYTES // max(1, sample_bytes))
 
-    def _read(self, indices: NDArray[np.int64], words: NDArray[np.uint32] | None) -> list[Value]:
-        if words is None:
+    def _read(self, indices: NDArray[np.int64], seeds: NDArray[np.uint32] | None) -> list[Value]:
+        if seeds is None:
             return self._ask(indices.tolist())
         samples = []
-        for index, own in zip(indices.tolist(), words, strict=True):
-            seed_generators(own)
+        for index, sample_seeds in zip(indices.tolist(), seeds, strict=True):
+            seed_generators(sample_seeds)
             samples += self._ask([index])
         return samples
 
     def _ask(self, indices: list[int]) -> list[Value]:
-        read_many: Callable[[list[int]], Sequence[Any]] | None = getattr(
-            self.dataset, "__getitems__", None
-        )
-        return list(read_many(indices)) if read_many else [self.dataset[index] for index in indices]
+        read_many: Callable[[list[int]], Sequence[Any]] | None
+        read_many = getattr(self.dataset, "__getitems__", None)
+        if read_many:
+            return list(read_many(indices))
+        return [self.dataset[index] for index in indices]
 
     def _describe(self, value: Value, name: str) -> Value:
+        """Return the structure of a value, with leaves for its arrays, and note their fields."""
         if isinstance(value, Mapping):
             return {key: self._describe(part, f"{name}.{key}") for key, part in value.items()}
-        if isinstance(value, tuple) and hasattr(value, "_fields"):
-            return type(value)(
-                *(self._describe(part, f"{name}.{n}") for n, part in enumerate(value))
-            )
         if isinstance(value, tuple | list):
-            return [self._describe(part, f"{name}.{n}") for n, part in enumerate(value)]
+            parts = [self._describe(part, f"{name}.{n}") for n, part in enumerate(value)]
+            return type(value)(*parts) if hasattr(value, "_fields") else parts
         if isinstance(value, str | bytes):
             return Leaf(name, None)
         tensor = _as_tensor(value, name)
@@ -264,67 +230,68 @@ class SampleWriter:
 
 
 def _check_form(structure: Value, parts: list[Value]) -> None:
-    if isinstance(structure, dict):
-        keys = structure.keys()
-        wrong = next(
-            (part for part in parts if not isinstance(part, Mapping) or part.keys() != keys), None
-        )
-    else:
-        wrong = next(
-            (part for part in parts if isinstance(part, Mapping) or len(part) != len(structure)),
-            None,
-        )
-    if wrong is not None:
-        raise DataError(
-            f"a sample is a {_sketch(wrong)} and sample 0 a {_sketch(structure)}: give them one form"
-        )
+    """Refuse parts of several samples that have another form than that of sample 0."""
+    for part in parts:
+        if isinstance(structure, dict):
+            is_alike = isinstance(part, Mapping) and part.keys() == structure.keys()
+        else:
+            is_alike = not isinstance(part, Mapping) and len(part) == len(structure)
+        if not is_alike:
+            raise DataError(
+                f"a sample is a {_sketch(part)} and sample 0 a {_sketch(structure)}: give them one "
+                "form"
+            )
 
 
 def _fill_leaf(leaf: Leaf, parts: list[Value], target: Array) -> None:
-    """Write a value of several samples: at once where all are tensors or numbers, otherwise one by one."""
+    """Write a value of several samples: all at once if they are tensors or numbers."""
+    shape = target.shape[1:]
     try:
-        if all(isinstance(part, torch.Tensor) and part.shape == target.shape[1:] for part in parts):
-            rows = torch.from_numpy(target)  # of their shape, for `stack` would resize it
+        if all(isinstance(part, torch.Tensor) and part.shape == shape for part in parts):
+            rows = torch.from_numpy(target)  # of their shape: `stack` would resize another one
             with torch.no_grad():
                 torch.stack(parts, out=rows if leaf.dtype is None else rows.view(leaf.dtype))
             return
-        if not target.shape[1:]:
-            values = _cast(np.asarray(parts), leaf, target)
+        if not shape:
+            values = _check_dtype(np.asarray(parts), leaf, target)
             if values.shape == target.shape:  # else one of them is no number
                 target[:] = values
                 return
     except (RuntimeError, TypeError, ValueError):
         pass  # they differ: the loop finds out in what
     for row, part in enumerate(parts):
-        _write_leaf(leaf, part, target, row)
+        target[row] = _check_value(part, leaf, target)
 
 
-def _write_leaf(leaf: Leaf, value: Value, target: Array, row: int) -> None:
+def _check_value(value: Value, leaf: Leaf, target: Array) -> Array:
+    """Return a value of a sample as an array of the shape of sample 0's."""
     if isinstance(value, torch.Tensor):
-        value = value.detach()
-        value = (
-            value.view(_VIEWED_AS[value.dtype]) if value.dtype in _VIEWED_AS else value
-        ).numpy()
+        tensor = value.detach()
+        value = tensor.view(_VIEWED_AS.get(tensor.dtype, tensor.dtype)).numpy()
     array = np.asarray(value)
     if array.shape != target.shape[1:]:
         raise DataError(
-            f"{_name(leaf)} has shape {list(array.shape)} and that of sample 0 has {list(target.shape[1:])}: crop or "
-            "pad the samples to one shape, or give MicroBatchLoader(collate_fn=list) and take lists of samples"
+            f"{_name(leaf)} has shape {list(array.shape)} and that of sample 0 has "
+            f"{list(target.shape[1:])}: crop or pad the samples to one shape, or give "
+            "MicroBatchLoader(collate_fn=list) and take lists of samples"
         )
-    target[row] = _cast(array, leaf, target)
+    return _check_dtype(array, leaf, target)
 
 
-def _cast(array: Array, leaf: Leaf, target: Array) -> Array:
+def _check_dtype(array: Array, leaf: Leaf, target: Array) -> Array:
     if not np.can_cast(array.dtype, target.dtype, "same_kind"):
         raise DataError(
-            f"{_name(leaf)} has dtype {array.dtype} and that of sample 0 has {target.dtype}: give all samples one dtype"
+            f"{_name(leaf)} has dtype {array.dtype} and that of sample 0 has {target.dtype}: give "
+            "all samples one dtype"
         )
     return array
 
 
 def _name(leaf: Leaf) -> str:
     name = leaf.name.lstrip(".")
-    return f"part {name} of a sample" if name[:1].isdigit() else name or "a sample"
+    if name[:1].isdigit():
+        return f"part {name} of a sample"
+    return name or "a sample"
 
 
 def _as_tensor(value: Value, name: str) -> torch.Tensor:
@@ -332,20 +299,18 @@ def _as_tensor(value: Value, name: str) -> torch.Tensor:
     if isinstance(value, float):
         value = torch.tensor(value, dtype=torch.float64)
     if isinstance(value, np.ndarray) and not value.flags.writeable:
-        value = (
-            value.copy()
-        )  # torch warns of read-only arrays, and only shape and dtype matter here
+        value = value.copy()  # torch warns of read-only arrays
     try:
         tensor = value.detach() if isinstance(value, torch.Tensor) else torch.as_tensor(value)
     except (TypeError, ValueError, RuntimeError) as error:
         raise ConfigError(
-            f"{where} is a {type(value).__name__}, which cannot be put into a batch: return tensors, arrays, numbers, "
-            "text, or dicts, tuples and lists of them"
+            f"{where} is a {type(value).__name__}, which cannot be put into a batch: return "
+            "tensors, arrays, numbers, text, or dicts, tuples and lists of them"
         ) from error
     if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
         raise ConfigError(
-            f"{where} is a tensor on {tensor.device} with layout {tensor.layout}: datasets give dense tensors on the "
-            "CPU, and the batch is moved to the device as a whole"
+            f"{where} is a tensor on {tensor.device} with layout {tensor.layout}: datasets give "
+            "dense tensors on the CPU, and the batch is moved to the device as a whole"
         )
     return tensor
 
@@ -365,25 +330,23 @@ def _build(structure: Value, arrays: Batch, texts: Mapping[str, list[Any]]) -> V
 def _sketch(value: Value) -> str:
     if isinstance(value, Mapping):
         return f"dict of {sorted(map(str, value))}"
-    return (
-        f"{type(value).__name__} of {len(value)}"
-        if isinstance(value, tuple | list)
-        else type(value).__name__
-    )
+    if isinstance(value, tuple | list):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__name__
 
 
 def count_samples(dataset: RowWriter | MapStyle) -> int:
-    """The length of a dataset.
+    """Return the length of a dataset.
 
     Raises:
         ConfigError: It cannot be read by index.
     """
-    if not (hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)) or not hasattr(
-        dataset, "__len__"
-    ):
+    has_samples = hasattr(dataset, "__getitem__") or isinstance(dataset, RowWriter)
+    if not has_samples or not hasattr(dataset, "__len__"):
         raise ConfigError(
-            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with __getitem__ and __len__, "
-            "or one with `fields` and `write_into` (lit_data.types.RowWriter)"
+            f"{type(dataset).__name__} cannot be read by index: give a map-style dataset with "
+            "__getitem__ and __len__, or one with `fields` and `write_into` "
+            "(lit_data.types.RowWriter)"
         )
     return len(dataset)
 
@@ -391,7 +354,7 @@ def count_samples(dataset: RowWriter | MapStyle) -> int:
 def as_rows(
     dataset: RowWriter | MapStyle, options: LoaderOptions, collate_fn: Collate | None = None
 ) -> RowWriter:
-    """The dataset, if it writes rows; else a writer of its samples.
+    """Return the dataset, if it writes rows; else a writer of its samples.
 
     Raises:
         ConfigError: Its samples cannot be put into a batch, or there is nothing for `collate_fn` to
@@ -410,14 +373,15 @@ class SingleSamples:
     """A dataset that writes rows, read sample by sample, as torch's own loader does.
 
     Args:
-        dataset: What it writes.
+        dataset: The dataset.
     """
 
     def __init__(self, dataset: RowWriter) -> None:
-        self._dataset, self.epoch = dataset, 0
+        self._dataset = dataset
+        self.epoch = 0
 
     def set_epoch(self, epoch: int) -> None:
-        """Samples are those of this epoch from now on."""
+        """Give the samples of this epoch from now on."""
         self.epoch = epoch
 
     def __len__(self) -> int:

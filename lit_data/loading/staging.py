@@ -1,4 +1,4 @@
-"""The staging ring: pieces of memory, laid out for a batch each, written, handed out as tensors, and used again."""
+"""Staging ring: memory of a few batches, written, handed out as tensors, and used again."""
 
 import logging
 import math
@@ -19,14 +19,15 @@ from lit_data.loading.machine import available_memory_bytes
 from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
 
 INDICES: Final = "\0indices"
-"""Name of the row of sample numbers that stands before the fields and tells a worker what to write."""
+"""Name of the row of sample numbers, which stands before the fields: what a worker shall write."""
 
 _ALIGNMENT_BYTES: Final = 64
 
 
 class Layout:
-    """Fields one after the other, each contiguous over the samples, ragged fields with room for the
-    most items.
+    """Fields one after the other, each contiguous over the samples.
+
+    Ragged fields have room for the most items.
 
     Args:
         fields: Every key of a sample.
@@ -37,12 +38,11 @@ class Layout:
         self._parts = {INDICES: ((), np.dtype(np.int64)), **row_shapes(fields)}
 
     def count_bytes(self, samples: int) -> int:
-        """Bytes that so many samples need."""
+        """Return the bytes that so many samples need."""
         return sum(self._part_bytes(shape, dtype, samples) for shape, dtype in self._parts.values())
 
     def arrays(self, memory: Array, samples: int) -> dict[str, Array]:
-        """The fields of `samples` samples as views of the memory, the sample numbers under
-        `INDICES`.
+        """Return the fields as views of the memory, and the sample numbers under `INDICES`.
 
         Args:
             memory: [bytes] uint8, at least `count_bytes(samples)` long.
@@ -56,36 +56,36 @@ class Layout:
         return arrays
 
     def flatten_ragged(self, arrays: Mapping[str, Array]) -> dict[str, torch.Tensor]:
-        """The ragged fields of a written batch, flat, without the room that is left: N items of all
-        samples each.
+        """Return the ragged fields of a written batch flat, without the room that is left.
 
         Returns:
-            Each field, and under ``NAME_count`` [B] int64 the items of each sample.
+            Each field with the N items of all samples, and under ``NAME_count`` [B] int64 the items
+                of each sample.
 
         Raises:
             DataError: A sample says that it has more items than there is room for.
         """
-        found: dict[str, torch.Tensor] = {}
+        flat: dict[str, torch.Tensor] = {}
         for name, field in self.fields.items():
-            if field.max_items is not None:
-                counts = arrays[name + COUNT_SUFFIX]
-                found[name] = _flatten(name, field, arrays[name], counts)
-                found[name + COUNT_SUFFIX] = torch.from_numpy(counts.copy())
-        return found
+            if field.max_items is None:
+                continue
+            counts = arrays[name + COUNT_SUFFIX]
+            flat[name] = _flatten(name, field, arrays[name], counts)
+            flat[name + COUNT_SUFFIX] = torch.from_numpy(counts.copy())
+        return flat
 
     @staticmethod
     def _part_bytes(shape: tuple[int, ...], dtype: "np.dtype[np.generic]", samples: int) -> int:
-        return (
-            -(-samples * math.prod(shape) * dtype.itemsize // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
-        )
+        nbytes = samples * math.prod(shape) * dtype.itemsize
+        return math.ceil(nbytes / _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
 def _flatten(name: str, field: FieldSpec, rows: Array, counts: Array) -> torch.Tensor:
-    worst = int(counts.argmax())
-    if counts[worst] > rows.shape[1]:
+    most_items = int(counts.max())
+    if most_items > rows.shape[1]:
         raise DataError(
-            f"{name!r} of a sample has {counts[worst]} items and there is room for {rows.shape[1]}: raise the "
-            "dataset's most items per sample"
+            f"{name!r} of a sample has {most_items} items and there is room for {rows.shape[1]}: "
+            "raise the dataset's most items per sample"
         )
     flat = np.concatenate([row[:count] for row, count in zip(rows, counts.tolist(), strict=True)])
     if field.row_column:
@@ -97,7 +97,7 @@ log = logging.getLogger(__name__)
 
 
 _HANDED_OUT: Final = 3
-"""Batches a consumer may hold while the ring still lends its memory: one in use, one prefetched, one in transfer."""
+"""Batches that a consumer may hold of the ring: one in use, one prefetched, one in transfer."""
 
 _serials = count()
 
@@ -107,9 +107,9 @@ class Slot:
 
     Attributes:
         serial: Its number in this process; never used twice.
-        samples: Room.
+        samples: Samples that it has room for.
         oldest: The lowest serial in its ring when it was taken: workers may forget slots below.
-        handle: Where worker processes find it; none if it is private.
+        handle: Way of worker processes to the memory; None if it is private.
         arrays: Views of all fields, and of the sample numbers.
     """
 
@@ -119,24 +119,26 @@ class Slot:
         self.serial = self.oldest = next(_serials)
         self.samples = samples
         nbytes = layout.count_bytes(samples)
-        self._shared = SharedMemory(nbytes) if shared else None
-        self.handle: Handle | None = self._shared.handle if self._shared else None
         # The exporter is no ndarray, so that views keep the array they were made from alive and not
         # this one.
-        self._exporter = (
-            self._shared.map if self._shared else _allocate(nbytes, pinned=pinned is not None)
-        )
+        self.handle: Handle | None = None
+        if shared:
+            self._shared = SharedMemory(nbytes)  # kept: the memory goes with it
+            self.handle = self._shared.handle
+            self._exporter = self._shared.map
+        else:
+            self._exporter = _allocate(nbytes, pinned=pinned is not None)
         if pinned is not None:
             _pin(self, self.view(), pinned)
         self.arrays = layout.arrays(self.view(), samples)
 
     def view(self) -> Array:
-        """The memory as a new array: [bytes] uint8. Arrays made from it keep it alive."""
+        """Return the memory as a new array: [bytes] uint8. Arrays made from it keep it alive."""
         return np.frombuffer(self._exporter, np.uint8)
 
 
 class Staging:
-    """Lends the memory of batches, and takes it back when the last tensor that shows it is gone.
+    """Lender of the memory of batches, which comes back with the last tensor that shows it.
 
     A batch that is still referenced is never written again. Whoever keeps more than a few gets
     copies, so that the ring stays small. Where copies to a GPU may be under way, memory is used
@@ -152,26 +154,24 @@ class Staging:
         self.layout, self.shared, self.pinned = layout, shared, pinned
         self._slots: weakref.WeakSet[Slot] = weakref.WeakSet()
         self._free: list[Slot] = []
-        self._returned: deque[tuple[Slot, Any]] = (
-            deque()
-        )  # appended to by finalizers, in any thread
+        # Finalizers append to it, in any thread.
+        self._returned: deque[tuple[Slot, Any]] = deque()
         self._lent = 0
 
     def take(self, samples: int) -> Slot:
-        """A slot with room for so many samples; smaller ones that are free are let go."""
+        """Return a slot with room for so many samples; smaller ones that are free are let go."""
         self._collect()
         self._free = [slot for slot in self._free if slot.samples >= samples]
-        slot = (
-            self._free.pop()
-            if self._free
-            else Slot(self.layout, samples, shared=self.shared, pinned=self.pinned)
-        )
+        if self._free:
+            slot = self._free.pop()
+        else:
+            slot = Slot(self.layout, samples, shared=self.shared, pinned=self.pinned)
         self._slots.add(slot)
         slot.oldest = min(other.serial for other in self._slots)
         return slot
 
     def lend(self, slot: Slot, samples: int) -> Batch:
-        """The first samples of a written slot as tensors without a copy; ragged fields flat.
+        """Return the first samples of a written slot as tensors without a copy; ragged fields flat.
 
         Returns:
             One tensor for each field, and the number of items of each sample for ragged ones.
@@ -179,12 +179,11 @@ class Staging:
         self._collect()
         root = slot.view()
         arrays = self.layout.arrays(root, slot.samples)
-        kept = self._lent >= _HANDED_OUT
-        ragged = self.layout.flatten_ragged(
-            {name: array[:samples] for name, array in arrays.items()}
-        )
-        fixed = {name: arrays[name][:samples] for name in self.layout.fields if name not in ragged}
-        if kept:
+        arrays = {name: array[:samples] for name, array in arrays.items()}
+        ragged = self.layout.flatten_ragged(arrays)
+        fixed = {name: arrays[name] for name in self.layout.fields if name not in ragged}
+        if self._lent >= _HANDED_OUT:
+            # The consumer keeps batches: it gets copies, so that the ring stays small.
             fixed = {name: array.copy() for name, array in fixed.items()}
             self._free.append(slot)
         else:
@@ -193,6 +192,7 @@ class Staging:
         return {name: torch.from_numpy(array) for name, array in fixed.items()} | ragged
 
     def _collect(self) -> None:
+        """Free the slots that came back and whose copies to the GPU have ended."""
         for _ in range(len(self._returned)):
             slot, event = self._returned.popleft()
             if event is None or event.query():
@@ -213,11 +213,13 @@ def check_room(layout: Layout, samples: int, slots: int) -> None:
     Raises:
         ConfigError: It needs more than the memory that is available.
     """
-    needed, free = slots * layout.count_bytes(samples), available_memory_bytes()
-    if needed > free:
+    needed_bytes = slots * layout.count_bytes(samples)
+    free_bytes = available_memory_bytes()
+    if needed_bytes > free_bytes:
         raise ConfigError(
-            f"staging {slots} batches of {samples} samples needs {needed / 2**20:.0f} MiB and {free / 2**20:.0f} MiB "
-            "of memory are available: lower data.loader.batch_size or data.loader.prefetch_batches"
+            f"staging {slots} batches of {samples} samples needs {needed_bytes / 2**20:.0f} MiB "
+            f"and {free_bytes / 2**20:.0f} MiB of memory are available: lower "
+            "data.loader.batch_size or data.loader.prefetch_batches"
         )
 
 
@@ -225,28 +227,28 @@ def _give_back(returned: deque[tuple[Slot, Any]], slot: Slot, pinned: torch.devi
     event = None
     if pinned is not None:
         event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        event.record(
-            torch.cuda.current_stream(pinned)
-        )  # of that device, whichever is current in this thread
+        # Of that device, whichever is the current one of this thread.
+        event.record(torch.cuda.current_stream(pinned))
     returned.append((slot, event))
 
 
 def _allocate(nbytes: int, *, pinned: bool) -> Any:  # noqa: ANN401 - an exporter of its bytes
-    """Pages of its own for what is page-locked: of the heap, two slots would share one, which is locked only once."""
+    # What is page-locked gets pages of its own: on the heap two slots would share a page, which can
+    # be locked only once.
     return mmap.mmap(-1, nbytes) if pinned else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
 
 
 def _pin(slot: Slot, memory: Array, device: torch.device) -> None:
-    """Page-lock the memory of a slot for its life; where that fails, copies to the GPU are just slower."""
-    address, runtime = memory.ctypes.data, cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
+    """Page-lock the memory of a slot for its life; where that fails, copies are just slower."""
+    address = memory.ctypes.data
+    runtime = cast(Any, torch.cuda.cudart())  # type: ignore[no-untyped-call]
     error = int(runtime.cudaHostRegister(address, memory.nbytes, 0))
     if error:
         log.warning(
             "%d bytes of staging cannot be page-locked (CUDA error %d)", memory.nbytes, error
         )
-        with suppress(
-            RuntimeError
-        ):  # the runtime keeps an error until the next kernel, which would be blamed for it
+        # The runtime keeps an error until the next kernel, which would be blamed for it.
+        with suppress(RuntimeError):
             torch.ones(1, device=device).add_(1)
         return
     weakref.finalize(slot, runtime.cudaHostUnregister, address).atexit = False

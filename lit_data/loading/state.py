@@ -1,4 +1,4 @@
-"""Where a loader stands: a few plain numbers that go into a checkpoint."""
+"""State of a loader: a few plain numbers that go into a checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -12,10 +12,10 @@ _REMEMBERED: Final = 64
 
 @dataclass(slots=True)
 class EpochProgress:
-    """How far an epoch is.
+    """Progress within an epoch.
 
     Attributes:
-        epoch: Which epoch.
+        epoch: The epoch.
         batches: Batches handed out in it, by this run and before it was interrupted.
         position: Samples that these took from its order, over all ranks.
         ends: The position behind each of the last batches, by the number of batches up to it.
@@ -28,25 +28,26 @@ class EpochProgress:
 
     def advance(self, position: int) -> None:
         """Count a batch that is handed out."""
-        self.batches, self.position = self.batches + 1, position
+        self.batches += 1
+        self.position = position
         self.ends[self.batches] = position
         self.ends.pop(self.batches - _REMEMBERED, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderState:
-    """The samples trained so far in an epoch, and what their order depends on.
+    """The samples trained so far in an epoch, and the properties of their order.
 
     Attributes:
         epoch: The epoch.
         position: Samples taken from its order, over all ranks.
         batches: Batches of this rank in it.
-        batch_size: Of the run that saved it.
-        world_size: Of the run that saved it.
-        length: Samples of the set.
-        seed: Of the order.
-        shuffle: Whether the order is random.
-        window_bytes: Of an order by windows; 0 for another.
+        batch_size: Batch size of the run that saved it.
+        world_size: Ranks of the run that saved it.
+        length: Samples of the dataset.
+        seed: Seed of the order.
+        shuffle: The order is random.
+        window_bytes: Size of the windows of the order; 0 without windows.
     """
 
     epoch: int
@@ -66,52 +67,51 @@ class LoaderState:
         Raises:
             StoreError: It is not what `to_plain` gives.
         """
-        state = {"window_bytes": 0, **state} if isinstance(state, Mapping) else state
-        names = {own.name: bool if own.name == "shuffle" else int for own in fields(cls)}
-        if (
-            not isinstance(state, Mapping)
-            or state.keys() != names.keys()
-            or any(
-                type(state[name]) is not kind
-                or not 0 <= state[name] < 2 ** (64 if name == "seed" else 63)
-                for name, kind in names.items()
-            )
-            or state["position"] > state["length"]
-        ):
+        if not cls._is_valid(state):
             raise StoreError(
-                f"the loader's state in the checkpoint is not one that lit_data wrote ({state!r:.200}): "
-                "resume from another checkpoint"
+                "the loader's state in the checkpoint is not one that lit_data wrote "
+                f"({state!r:.200}): resume from another checkpoint"
             )
         return cls(**state)
 
+    @classmethod
+    def _is_valid(cls, state: object) -> bool:
+        names = {field.name for field in fields(cls)}
+        if not isinstance(state, Mapping) or state.keys() != names:
+            return False
+        for name, value in state.items():
+            kind = bool if name == "shuffle" else int
+            limit = 2**64 if name == "seed" else 2**63
+            if type(value) is not kind or not 0 <= value < limit:
+                return False
+        return bool(state["position"] <= state["length"])
+
     def to_plain(self) -> dict[str, Any]:
-        """A dict of int and bool."""
+        """Return a dict of int and bool."""
         return asdict(self)
 
     def check_fits(self, order: EpochOrder) -> None:
-        """Refuse to go on inside an epoch of another order, where samples would be lost and
-        repeated.
+        """Refuse to go on inside an epoch of another order: samples would be lost or repeated.
 
         Raises:
-            ConfigError: The set, the seed or the order is another one.
+            ConfigError: The dataset, the seed or the order is another one.
         """
+        if not self.position:
+            return  # at the beginning of an epoch any order will do
         for name in ("length", "seed", "shuffle", "window_bytes"):
-            found = getattr(order, name)
-            saved = getattr(self, name)
-            if self.position and saved != found:
+            saved, current = getattr(self, name), getattr(order, name)
+            if saved != current:
                 raise ConfigError(
-                    f"the checkpoint stopped inside epoch {self.epoch}, after {self.position} samples of an order with "
-                    f"{name}={saved}, and now it is {found}: resume with the same data and seed, or from a checkpoint "
-                    "of an epoch's end"
+                    f"the checkpoint stopped inside epoch {self.epoch}, after {self.position} "
+                    f"samples of an order with {name}={saved}, and now it is {current}: resume "
+                    "with the same data and seed, or from a checkpoint of an epoch's end"
                 )
 
     def start(self) -> EpochProgress:
-        """Where the epoch goes on."""
+        """Return the progress from which the epoch goes on."""
         return EpochProgress(self.epoch, self.batches, self.position, {self.batches: self.position})
 
     def is_elastic(self, batch_size: int, world_size: int) -> bool:
-        """Whether the epoch goes on with other sizes than it began with."""
-        return bool(self.position) and (self.batch_size, self.world_size) != (
-            batch_size,
-            world_size,
-        )
+        """Return True if the epoch goes on with other sizes than it began with."""
+        is_other = (self.batch_size, self.world_size) != (batch_size, world_size)
+        return self.position > 0 and is_other

@@ -1,4 +1,4 @@
-"""What a worker is told, what it does, and how its faults come back."""
+"""Tasks of the workers, their answers, and the way of their failures to the main process."""
 
 import io
 import pickle
@@ -21,13 +21,22 @@ _NAMED: Final = 5
 
 @dataclass(frozen=True, slots=True)
 class RowTask:
-    """One micro-batch: the rows of a slot from `first` up to `stop`."""
+    """One micro-batch: the rows of a slot from `first` up to `stop`.
+
+    Attributes:
+        slot: Memory of the batch.
+        first: First row.
+        stop: Row behind the last one.
+        epoch: Epoch of the samples.
+        plan: Of several plans for the same samples, made as the batch size changed, the highest
+            number holds.
+    """
 
     slot: Slot
     first: int
     stop: int
     epoch: int
-    plan: int  # of several plans for the same samples, made as the batch size changed, the highest number holds
+    plan: int
 
     @property
     def indices(self) -> NDArray[np.int64]:
@@ -40,8 +49,7 @@ class Failure:
     """An exception on its way from a worker.
 
     Attributes:
-        error: The exception; from another process its pickle, or nothing where it cannot be
-            rebuilt.
+        error: The exception; from another process its pickle, or None if it cannot be rebuilt.
         text: Class, message and traceback.
         sample: The sample it came from and its name, if known.
     """
@@ -51,16 +59,16 @@ class Failure:
     sample: str
 
     def packed(self) -> Self:
-        """A copy that crosses a process border whatever the exception is made of."""
+        """Return a copy that crosses a process border whatever the exception is made of."""
         try:
-            data = pickle.dumps(self.error)
-            pickle.loads(data)  # a class with two arguments pickles, and fails here
+            pickled = pickle.dumps(self.error)
+            pickle.loads(pickled)  # a class with two arguments pickles, and fails here
         except Exception:
-            data = None
-        return type(self)(data, self.text, self.sample)
+            pickled = None
+        return type(self)(pickled, self.text, self.sample)
 
     def rebuild(self) -> BaseException:
-        """The exception to raise: the original one, told which sample it was; else one that quotes it."""
+        """Return the exception to raise: the original with its sample, or one that quotes it."""
         error = self.error
         if isinstance(error, bytes):
             try:
@@ -71,10 +79,10 @@ class Failure:
             return DataError(f"loading {self.sample} failed:\n{self.text}")
         if isinstance(error, LitDataError):
             return type(error)(f"{error}\n  while loading {self.sample}")
-        error.add_note(
-            f"while loading {self.sample}"
-            + (f"\n{self.text}" if error.__traceback__ is None else "")
-        )
+        note = f"while loading {self.sample}"
+        if error.__traceback__ is None:  # a pickle leaves it out
+            note += f"\n{self.text}"
+        error.add_note(note)
         return error
 
 
@@ -91,46 +99,46 @@ def write(
 
 
 def check_crossing(answer: Texts | Failure) -> Texts | Failure:
-    """What crosses a process border in place of an answer: a queue drops what cannot be pickled without a word."""
+    """Return the answer if it can cross a process border, else a failure that says so."""
     if isinstance(answer, Failure):
         return answer.packed()
     try:
         _Checker(io.BytesIO()).dump(answer)
     except Exception as error:
-        return Failure(
-            None, f"{error!r}: a part of a sample cannot be sent to the main process", "a sample"
-        )
+        text = f"{error!r}: a part of a sample cannot be sent to the main process"
+        return Failure(None, text, "a sample")
     return answer
 
 
 class _Checker(pickle.Pickler):
-    """Tries to pickle, without a copy of tensors, which cross through shared memory."""
+    """Pickler that leaves out tensors, which cross through shared memory."""
 
     def persistent_id(self, value: object) -> str | None:
         return "tensor" if isinstance(value, torch.Tensor) else None
 
 
 def describe_samples(dataset: object, indices: NDArray[np.int64]) -> str:
-    """The samples of a micro-batch for a message."""
-    describe: Callable[[int], str] | None = getattr(dataset, "describe_sample", None)
+    """Return the samples of a micro-batch for a message."""
     numbers = indices.tolist()
+    text = "sample " + ", ".join(map(str, numbers[:_NAMED]))
+    if len(numbers) > _NAMED:
+        text += f" and {len(numbers) - _NAMED} more"
+    describe: Callable[[int], str] | None = getattr(dataset, "describe_sample", None)
     first = describe(numbers[0]) if describe else ""
-    shown = ", ".join(map(str, numbers[:_NAMED])) + (
-        f" and {len(numbers) - _NAMED} more" * (len(numbers) > _NAMED)
-    )
-    return f"sample {shown}" + (f" ({first}{' first' * (len(numbers) > 1)})" if first else "")
+    if not first:
+        return text
+    return f"{text} ({first} first)" if len(numbers) > 1 else f"{text} ({first})"
 
 
 def _find_culprit(
     dataset: RowWriter, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
 ) -> str:
-    """Try the samples one by one; what fails alone is named alone."""
+    """Try the samples one by one, and name the one that fails alone, else all."""
     for number in range(len(indices)):
-        one = slice(number, number + 1)
+        single = slice(number, number + 1)
+        single_row = {name: array[single] for name, array in rows.items()}
         try:
-            dataset.write_into(
-                {name: array[one] for name, array in rows.items()}, indices[one], epoch
-            )
+            dataset.write_into(single_row, indices[single], epoch)
         except (Exception, SystemExit):
-            return describe_samples(dataset, indices[one])
+            return describe_samples(dataset, indices[single])
     return describe_samples(dataset, indices)

@@ -25,12 +25,13 @@ class Copy:
 
 
 class StagedBatch(dict[str, Any]):
-    """A batch on the host whose copy to the device is under way; hooks before the transfer see the
-    host tensors.
+    """A batch on the host whose copy to the device is under way.
+
+    Hooks before the transfer see the host tensors.
 
     Args:
         batch: The batch.
-        copies: What is being copied, by key.
+        copies: The copies under way, by key.
         event: Recorded behind the copies.
     """
 
@@ -41,15 +42,16 @@ class StagedBatch(dict[str, Any]):
         event: torch.cuda.Event | None = None,
     ) -> None:
         super().__init__(batch)
-        self.copies, self.event = dict(copies or {}), event
+        self.copies = dict(copies or {})
+        self.event = event
 
     def extended(self, batch: Mapping[str, Any]) -> "StagedBatch":
-        """The same copies beside what a hook made of the batch."""
+        """Return the same copies beside the batch as a hook made it."""
         return StagedBatch(batch, self.copies, self.event)
 
 
 class SideStream:
-    """Copies batches to one CUDA device beside its computations.
+    """Stream that copies batches to one CUDA device beside its computations.
 
     Args:
         device: The device.
@@ -69,7 +71,10 @@ class SideStream:
             return StagedBatch(batch, copies, self.stream.record_event())
 
     def ahead(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """The same batches, each copied while the one before it is in use; what is no dict of tensors is left alone."""
+        """Yield the same batches, each copied while the one before it is in use.
+
+        A batch that is no dict of tensors is left alone.
+        """
         waiting: Any = None
         for batch in batches:
             staged = self._try(batch) if is_flat(batch) else batch
@@ -80,7 +85,10 @@ class SideStream:
             yield waiting
 
     def _try(self, batch: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Begin to copy, if there is room: if not, it is copied in its step, where running out of memory is handled."""
+        """Begin to copy, if there is room.
+
+        If not, the batch is copied in its step, where running out of memory is handled.
+        """
         try:
             return self.start(batch)
         except Exception as error:
@@ -91,15 +99,14 @@ class SideStream:
 
 
 def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
-    """The batch on its device, for use on the current stream: copies that were begun, and what
-    hooks added since.
+    """Return the batch on its device, for use on the current stream.
 
-    Of what was added, tensors and all that has a method ``to`` move, also inside dicts, lists and
-    tuples.
+    It holds the copies that were begun, and all that hooks added since: of that, tensors and
+    objects with a method ``to`` move, also inside dicts, lists and tuples.
 
     Args:
         batch: A staged batch, perhaps extended.
-        device: Where it was copied to.
+        device: Device of the copies.
     """
     if batch.event is not None:
         current: Any = torch.cuda.current_stream(device)
@@ -110,7 +117,7 @@ def finish_transfer(batch: StagedBatch, device: torch.device) -> dict[str, Any]:
 
 
 def is_flat(batch: object) -> bool:
-    """Whether a batch is a dict of tensors."""
+    """Return True if a batch is a dict of tensors."""
     return isinstance(batch, dict) and all(isinstance(value, Tensor) for value in batch.values())
 
 
@@ -119,9 +126,8 @@ def _moved(copy: Copy | None, value: Any, device: torch.device) -> Any:  # noqa:
         return copy.device
     if isinstance(value, Tensor):
         return value.to(device, non_blocking=True)
-    return tree_map(
-        partial(_move, device), value, is_leaf=_has_to
-    )  # a packed sequence is a tuple, but has `to`
+    # A packed sequence is a tuple, but has `to`.
+    return tree_map(partial(_move, device), value, is_leaf=_has_to)
 
 
 def _has_to(value: object) -> bool:
@@ -129,18 +135,22 @@ def _has_to(value: object) -> bool:
 
 
 def _move(device: torch.device, value: Any) -> Any:  # noqa: ANN401
-    """Whatever has a method ``to``, as Lightning's own mover, with no wait for the device where that can be said."""
+    """Move whatever has a method ``to``, like Lightning's mover; without a wait where it can."""
     if not _has_to(value):
         return value
-    overlaps = isinstance(value, Tensor) or _can_overlap(value.to)
-    moved = value.to(device, non_blocking=True) if overlaps else value.to(device)
+    if isinstance(value, Tensor) or _can_overlap(value.to):
+        moved = value.to(device, non_blocking=True)
+    else:
+        moved = value.to(device)
     return value if moved is None else moved  # it may have moved itself
 
 
 def _can_overlap(to: Callable[..., Any]) -> bool:
-    """Whether a method ``to`` takes ``non_blocking``, which Lightning does not ask for."""
+    """Return True if a method ``to`` takes ``non_blocking``, which Lightning does not ask for."""
     try:
         parameters = inspect.signature(to).parameters.values()
     except ValueError:  # compiled code has no signature
         return False
-    return any(each.name == "non_blocking" or each.kind is each.VAR_KEYWORD for each in parameters)
+    names = {parameter.name for parameter in parameters}
+    kinds = {parameter.kind for parameter in parameters}
+    return "non_blocking" in names or inspect.Parameter.VAR_KEYWORD in kinds

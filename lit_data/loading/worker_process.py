@@ -1,4 +1,4 @@
-"""What runs in a worker process, and the board on which it and the main process see each other."""
+"""Code of a worker process, and the board on which it and the main process see each other."""
 
 import faulthandler
 import multiprocessing
@@ -12,9 +12,7 @@ from typing import Any, Final
 
 import numpy as np
 import torch
-from torch.utils.data._utils import (
-    worker as torch_worker,
-)  # where `get_worker_info` looks; nothing public sets it
+from torch.utils.data._utils import worker as torch_worker
 
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.staging import Layout
@@ -23,18 +21,21 @@ from lit_data.loading.workers import THREADS_VARIABLE
 from lit_data.types import Array, RowWriter
 
 Message = tuple[int, int, int, Handle, int, int, int, int, int]
-"""A task: its number, slot, oldest slot that exists, memory and samples of the slot, first row, end, epoch, plan."""
+"""Numbers of a task, its slot and the oldest slot that exists; memory and samples of the slot;
+first row, end, epoch, plan."""
 
-_SEED: Final = 0  # of what a dataset may draw from global generators, in a worker
+_SEED: Final = 0
+"""Seed of the global generators in the first worker, from which a dataset may draw."""
 CLOSING, PLAN = 0, 1
-"""Columns of the main process's line: the workers shall end; tasks of older plans are not wanted any more."""
+"""Columns of the main process's line: 1 if workers end; tasks of plans below this are void."""
 PID, SLOT, FIRST, STOP = range(4)
-"""Columns of a worker's line: its process, and the slot and rows that it writes; slot -1 while it waits."""
+"""Columns of a worker's line: process, slot and rows that it writes; slot -1 while it waits."""
 
 
 class Board:
-    """A few numbers that all processes see: line 0 is written by the main process, line i + 1 by
-    worker i.
+    """A few numbers that all processes see.
+
+    Line 0 is written by the main process, line i + 1 by worker i.
 
     Args:
         workers: How many workers.
@@ -51,31 +52,33 @@ class Board:
         self.lines = _view_board(attach(handle, writable=True))
 
     def set(self) -> None:
-        """Tell the workers to end."""
+        """Let the workers end."""
         self.lines[0, PLAN] = np.iinfo(np.int64).max
         self.lines[0, CLOSING] = 1
 
 
 class RowReader:
-    """What a worker does with a message.
+    """Writer of the rows that a message names.
 
     Args:
         dataset: Writes the samples.
-        layout: Of a slot.
-        board: Where the worker says what it is at.
+        layout: Layout of a slot.
+        board: The worker's line of it says which rows are being written.
     """
 
     def __init__(self, dataset: RowWriter, layout: Layout, board: Board) -> None:
-        self.dataset, self.layout, self.board = dataset, layout, board
+        self.dataset = dataset
+        self.layout = layout
+        self.board = board
         self._slots: dict[int, dict[str, Array]] = {}
 
     def read(self, message: Message, worker: int) -> Texts | Failure:
-        """Write the rows of a message; returns what does not fit into rows, or what went wrong."""
+        """Write the rows of a message; return what does not fit into rows, or the failure."""
         _, serial, oldest, handle, samples, first, stop, epoch, plan = message
         lines = self.board.lines
         line = lines[worker + 1]
         if plan < lines[0, PLAN]:
-            return None  # nobody wants it any more, and the slot may be gone
+            return None  # the plan was given up, and the slot may be gone
         line[:] = os.getpid(), serial, first, stop
         self._slots = {number: arrays for number, arrays in self._slots.items() if number >= oldest}
         if serial not in self._slots:
@@ -87,24 +90,23 @@ class RowReader:
 
 
 def serve(reader: RowReader, worker: int, workers: int, pipe: Connection) -> None:
-    """Be a worker: answer each message with its number and what came of it; first say that this
-    process listens.
+    """Be a worker: answer each message with its number and the result.
 
     Args:
-        reader: What to do.
-        worker: Number of this one.
-        workers: Of all.
+        reader: Writes the rows.
+        worker: Number of this worker.
+        workers: Number of all workers.
         pipe: To the main process.
     """
     _set_up(reader, worker, workers)
-    pipe.send(None)
+    pipe.send(None)  # this process listens
     while True:
         message: Message = pipe.recv()
         pipe.send((message[0], reader.read(message, worker)))
 
 
 def _set_up(reader: RowReader, worker: int, workers: int) -> None:
-    """One thread, random numbers of its own, and deaf to signals that are meant for the main process."""
+    """Set one thread and seeds, and ignore signals that are meant for the main process."""
     lines = reader.board.lines
     lines[worker + 1] = os.getpid(), -1, 0, 0
     faulthandler.disable()  # the main process says how a worker ended
@@ -117,6 +119,7 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
     np.random.seed(seed)  # noqa: NPY002 - the generators that somebody's dataset may draw from
     torch.manual_seed(seed)
     dataset: Any = reader.dataset
+    # `torch.utils.data.get_worker_info` looks here; nothing public sets it.
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker, num_workers=workers, seed=seed, dataset=dataset
     )
@@ -127,9 +130,12 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Kill this process once its parent is gone, also under a fork server, which lives as long as its workers do."""
-    parent, number = multiprocessing.parent_process(), os.getppid()
-    while parent and parent.is_alive() and os.getppid() == number:
+    """Kill this process once its parent is gone.
+
+    A fork server lives as long as its workers do, so that both are watched.
+    """
+    parent, parent_id = multiprocessing.parent_process(), os.getppid()
+    while parent and parent.is_alive() and os.getppid() == parent_id:
         parent.join(1)
     os.kill(os.getpid(), signal.SIGKILL)
 

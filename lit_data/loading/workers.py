@@ -1,4 +1,7 @@
-"""Who does the tasks: the main thread, or threads. Every kind takes tasks when it has room and answers in order."""
+"""Workers of the main process: its main thread, or threads of its own.
+
+Every kind takes tasks when it has room, and answers in order.
+"""
 
 import logging
 import os
@@ -32,7 +35,10 @@ class Workers(Protocol):
     """Does tasks. `tasks` may end and later give more, as long as an answer is outstanding."""
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
-        """The answers in the order of the tasks, of which up to `depth` are under way beside the one answered."""
+        """Yield the answers in the order of the tasks.
+
+        Up to `depth` of them are under way beside the one that is answered.
+        """
 
     def close(self) -> None:
         """End the workers."""
@@ -50,7 +56,7 @@ class InlineWorkers:
             yield task, write(self.dataset, task.slot.arrays, task.first, task.stop, task.epoch)
 
     def close(self) -> None:
-        """Nothing to end."""
+        """Do nothing: no worker was started."""
 
 
 class ThreadWorkers:
@@ -65,21 +71,24 @@ class ThreadWorkers:
     """
 
     def __init__(self, dataset: RowWriter, threads: int, timeout_s: float) -> None:
-        self.dataset, self.timeout_s = dataset, timeout_s
+        self.dataset = dataset
+        self.timeout_s = timeout_s
         self._todo: Jobs = SimpleQueue()
         closing = threading.Event()
         self._end = weakref.finalize(self, _end_threads, closing, self._todo, threads)
-        ready = threading.Barrier(threads + 1)
-        work = (dataset, self._todo, closing, ready)  # not self, which they would keep alive
-        names = [f"lit_data-{number}" for number in range(threads)]
         log_opencv_threads()
         torch_threads = torch.get_num_threads()
-        for name in names:
-            threading.Thread(target=_work, args=work, name=name, daemon=True).start()
+        ready = threading.Barrier(threads + 1)
+        for number in range(threads):
+            threading.Thread(
+                target=_work,
+                args=(dataset, self._todo, closing, ready),  # not self: it would be kept alive
+                name=f"lit_data-{number}",
+                daemon=True,
+            ).start()
         ready.wait()
-        torch.set_num_threads(
-            torch_threads
-        )  # threads have numbers of their own, new ones that of the last call
+        # Each thread has a number of its own; threads to come would start with that of the workers.
+        torch.set_num_threads(torch_threads)
 
     def run(self, tasks: Iterator[RowTask], depth: int) -> Iterator[Answer]:
         """Hand out tasks ahead and wait for the answers.
@@ -115,41 +124,36 @@ class ThreadWorkers:
         done: dict[int, Texts | Failure],
         ahead: dict[int, RowTask],
     ) -> None:
+        """Take in answers until that of one task is there."""
         deadline_s = time.monotonic() + self.timeout_s
         while number not in done:
             try:
-                finished, answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                other, answer = answers.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except Empty:
-                raise WorkerDiedError(
-                    hang_text(
-                        "a thread",
-                        self.timeout_s,
-                        describe_samples(self.dataset, ahead[number].indices),
-                    )
-                ) from None
-            done[finished] = answer
+                samples = describe_samples(self.dataset, ahead[number].indices)
+                raise WorkerDiedError(hang_text("a thread", self.timeout_s, samples)) from None
+            done[other] = answer
 
 
 def log_opencv_threads() -> None:
-    """Say so if the user gave OpenCV a number of threads, which then holds in workers too."""
+    """Log the number of threads that the user gave OpenCV, which holds in workers too."""
     if THREADS_VARIABLE in os.environ:
         log.info("workers keep %s=%s", THREADS_VARIABLE, os.environ[THREADS_VARIABLE])
 
 
 def hang_text(worker: str, timeout_s: float, samples: str) -> str:
-    """What to say of a worker that did not answer."""
+    """Message about a worker that did not answer."""
     return (
-        f"{worker} was not ready with {samples} after timeout_s={timeout_s:g} s: is the disk or the network folder "
-        "reachable? If the samples only take long, raise data.loader.timeout_s"
+        f"{worker} was not ready with {samples} after timeout_s={timeout_s:g} s: is the disk or "
+        "the network folder reachable? If the samples only take long, raise data.loader.timeout_s"
     )
 
 
 class _OpenCV:
-    """OpenCV starts a thread for each core on every call; several of our threads would each wait
-    for them.
+    """Threads of OpenCV, which are taken from it while at least one loader runs threads.
 
-    While at least one loader runs threads it has none, unless the user gave it a number. Afterwards
-    it has those that it had.
+    OpenCV starts a thread for each core on every call; several of our threads would each wait for
+    them. A number that the user gave it stays. Afterwards it has those that it had.
     """
 
     def __init__(self) -> None:
@@ -183,23 +187,24 @@ _opencv: Final = _OpenCV()
 def _work(
     dataset: RowWriter, todo: Jobs, closing: threading.Event, ready: threading.Barrier
 ) -> None:
-    torch.get_num_threads()  # the first call in a thread takes over the main thread's number, so not after the next
+    # The first call in a thread takes over the number of the main thread: not after the next one.
+    torch.get_num_threads()
     torch.set_num_threads(1)
     ready.wait()
     while (job := todo.get()) is not None:
         if not closing.is_set():
             number, task, answers = job
-            try:
-                answer = write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)
-            except (
-                BaseException
-            ) as error:  # else this thread would end without a word, and its task be waited for
-                answer = Failure(
-                    error, traceback.format_exc(), describe_samples(dataset, task.indices)
-                )
-            answers.put((number, answer))
+            answers.put((number, _answer(dataset, task)))
             del task, answers
-        del job  # or the slot would be kept while this thread waits
+        del job  # or the slot would be kept alive while this thread waits
+
+
+def _answer(dataset: RowWriter, task: RowTask) -> Texts | Failure:
+    try:
+        return write(dataset, task.slot.arrays, task.first, task.stop, task.epoch)
+    except BaseException as error:
+        # Else the thread would end in silence, and its task be waited for.
+        return Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
 
 
 def _end_threads(closing: threading.Event, todo: Jobs, threads: int) -> None:

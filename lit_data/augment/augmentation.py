@@ -92,11 +92,6 @@ class Augmentation(nn.Module, ABC):
         return False
 
     @property
-    def is_by_sample(self) -> bool:
-        """Whether `transform` makes the same of a sample in any batch, in any thread: then workers may augment."""
-        return False
-
-    @property
     @abstractmethod
     def draw_keys(self) -> tuple[str, ...]:
         """The keys that `draw` may add to a batch."""

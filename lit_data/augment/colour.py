@@ -50,11 +50,6 @@ class ColourJitter(Augmentation):
         return True
 
     @property
-    def is_by_sample(self) -> bool:
-        """Always; see `Augmentation`."""
-        return True
-
-    @property
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_colour`` [B, 3] float32 in [0, 1): hue, saturation, value."""
         return (_KEY,)

@@ -182,11 +182,6 @@ class Geometry(Augmentation):
         self._check()
 
     @property
-    def is_by_sample(self) -> bool:
-        """Always; see `Augmentation`."""
-        return True
-
-    @property
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_geometry`` [B, 11] float32, see `Moves`."""
         return (_KEY,)

@@ -61,11 +61,6 @@ class MixUp(Augmentation):
         return self.is_off
 
     @property
-    def is_by_sample(self) -> bool:
-        """Where no sample changes; see `Augmentation`."""
-        return self.is_off
-
-    @property
     def is_off(self) -> bool:
         """Whether no sample changes."""
         return not self.probability

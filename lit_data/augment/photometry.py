@@ -207,11 +207,6 @@ class Photometry(Augmentation):
         self.probability = probability
 
     @property
-    def is_by_sample(self) -> bool:
-        """Always; see `Augmentation`."""
-        return True
-
-    @property
     def draw_keys(self) -> tuple[str, ...]:
         """``augment_photometry`` [B, C, 9] in [0, 1), ``augment_blur`` [B, C, taps] weights; float32."""
         return _KEY, _BLUR_KEY

@@ -87,11 +87,6 @@ class Pipeline(Augmentation):
         return True
 
     @property
-    def is_by_sample(self) -> bool:
-        """Where all steps are; see `Augmentation`."""
-        return all(step.is_by_sample for step in self._each())
-
-    @property
     def draw_keys(self) -> tuple[str, ...]:
         """Those of all steps."""
         return tuple(key for step in self._each() for key in step.draw_keys)

@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -19,9 +19,8 @@ from torch.utils.data import Dataset
 from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
-from lit_data.datamodules.placement import FinishedRows, Placement
 from lit_data.datamodules.source import Source
-from lit_data.datamodules.transfer import BatchTransfer, check_package, plan_and_finish
+from lit_data.datamodules.transfer import BatchTransfer, check_package
 from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
@@ -32,7 +31,6 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.samples import ChosenRows
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
 
-_OF_BATCH: Final = ("plan_batch", "finish_batch")
 _OF_TRAINER: Final = ("max_epochs", "max_steps", "accumulate_grad_batches", "val_check_interval")
 
 
@@ -118,7 +116,6 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         check_format(batch_format, self.batch_keys, self.channel_names)
         self.batch_format = batch_format
         self._datasets: dict[Stage, Rows] = {}
-        self._finishing: Placement | None = None
         self._is_open = False
         self._loaders: dict[Stage, MicroBatchLoader] = {}
         self._resumed: dict[str, Any] | None = None
@@ -150,14 +147,6 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """Turn a planned batch on its device into what the model sees; by default it is that already."""
         return batch
 
-    def is_by_sample(self, stage: Stage) -> bool:
-        """Whether `plan_batch` and `finish_batch` make the same of a sample in any batch, and lists
-        of nothing.
-
-        Then workers may do both, see `lit_data.loading.LoaderOptions.augment_on`.
-        """
-        return False
-
     def prepare_data(self) -> None:
         """Make the drawn set or the mirror if need be, and what is stored; on one process of each node."""
         if self.source is not None:
@@ -165,20 +154,8 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         self._open()
 
     def setup(self, stage: str) -> None:
-        """Open what is stored.
-
-        Raises:
-            ConfigError: Workers shall augment and cannot.
-        """
+        """Open what is stored."""
         self._open()
-        if stage == "fit" and self.loader.augment_on == "worker" and not self._can_workers_finish():
-            # Not later: what is raised while the Trainer asks for loaders leaves all of torch's
-            # patched by Lightning.
-            raise ConfigError(
-                f"loader.augment_on=worker: workers cannot finish batches of {type(self).__name__} that hold boxes or "
-                "voxels, are cut on the device (cache=device, progressive), or whose samples depend on each other "
-                "(MixUp, a module of your own): set data.loader.augment_on=auto"
-            )
 
     def inspect(self, stage: Stage) -> Visuals:
         """What there is to say about the samples of a stage, for pictures and exports."""
@@ -266,15 +243,12 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         dataset: RowWriter = self.dataset(stage)
         if stage == "predict" and self._wanted is not None:
             dataset = ChosenRows(dataset, self._wanted)
-        return self._load(dataset, stage)
-
-    def _load(self, rows: RowWriter, stage: Stage) -> MicroBatchLoader:
         rank, world_size = (
             (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
         )
         shuffle = stage == "train" and not getattr(self.trainer, "overfit_batches", 0)
         return MicroBatchLoader(
-            rows, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage
+            dataset, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage
         )
 
     @contextmanager
@@ -329,23 +303,18 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         """Let the next training loader go on where the checkpoint was saved, also inside an epoch."""
         self._resumed = state_dict.get("train_loader")
 
-    def is_finished(self, stage: Stage) -> bool:
-        """Whether the workers have planned and finished the batches of a stage."""
-        return stage == "train" and self._finishing is not None and self._finishing.backend == "cpu"
-
     @property
     def stacks_samples(self) -> bool:
         """Whether no list of a batch has one entry for each sample, as `batch_format` may make it."""
         return gives_fields(self.batch_format)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
-        """For each stage that was read: which workers its loader has, and why; and who finishes training batches."""
-        loaders = {
+        """Return for each stage that was read the workers of its loader, and why."""
+        return {
             stage: loader.choice.to_plain()
             for stage, loader in self._loaders.items()
             if loader.has_chosen
         }
-        return loaders | ({"augmentation": asdict(self._finishing)} if self._finishing else {})
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
@@ -398,10 +367,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """A loader for the Trainer, which asks on all ranks."""
-        rows = self._let_workers_finish() if stage == "train" and self.trainer else None
-        loader = self._loaders[stage] = (
-            self.make_loader(stage) if rows is None else self._load(rows, stage)
-        )
+        loader = self._loaders[stage] = self.make_loader(stage)
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         device = self.trainer.strategy.root_device if self.trainer else None
@@ -415,25 +381,3 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
                 device if self._transfer.copies_ahead() else None,
             )
         return loader
-
-    def _can_workers_finish(self) -> bool:
-        return _says_last(type(self), "is_by_sample") and self.is_by_sample("train")
-
-    def _let_workers_finish(self) -> FinishedRows | None:
-        """The training samples, if the workers shall finish them; decided once."""
-        if not self._can_workers_finish():
-            return None
-        alone = copy.copy(self)  # goes to the workers
-        alone._loaders, alone.trainer = {}, None
-        rows = FinishedRows(self.dataset("train"), partial(plan_and_finish, alone, "train"))
-        self._finishing = self._finishing or rows.choose(self.loader, self.trainer)
-        return rows if self._finishing.backend == "cpu" else None
-
-
-def _says_last(kind: type[BaseDataModule[Any]], method: str) -> bool:
-    """Whether a method was written for the `plan_batch` and `finish_batch` of a class, not for those of a parent."""
-    made = {
-        name: next(k for k, each in enumerate(kind.__mro__) if name in vars(each))
-        for name in (method, *_OF_BATCH)
-    }
-    return all(made[method] <= made[name] for name in _OF_BATCH)

@@ -146,10 +146,6 @@ class GANDataModule(BaseDataModule[GANDataset]):
             seed=self.loader.seed,
         )
 
-    @override
-    def is_by_sample(self, stage: Stage) -> bool:
-        return stage not in self.augment or self.augment[stage].is_by_sample
-
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the augmentation of each sample from its own stream."""
         if stage not in self.augment:

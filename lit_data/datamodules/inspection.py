@@ -182,10 +182,6 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             else None,
         )
 
-    @override
-    def is_by_sample(self, stage: Stage) -> bool:
-        return self.transformation.is_by_sample(stage)
-
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the defects and the augmentation of each sample from its own stream."""
         planned: PlannedBatch = batch | {"index": batch["draw"]}

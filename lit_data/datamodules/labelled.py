@@ -189,10 +189,6 @@ class LabelledImageDataModule(InspectionDataModule):
         )
 
     @override
-    def is_by_sample(self, stage: Stage) -> bool:
-        return super().is_by_sample(stage)  # with this `finish_batch` too
-
-    @override
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         finished = super().finish_batch(batch, stage)
         return finished | ({"label": batch["label"]} if "label" in batch else {})

@@ -1,15 +1,13 @@
-"""Who draws defects and finishes training batches: the workers of the loader, or the device of the batch."""
+"""Choice of who draws defects: the workers of the loader, or the device of the batch."""
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import cached_property, partial
 from typing import Any, Final, Literal, get_args
 
 import lightning as L
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from lit_data.checks import check_choice
 from lit_data.datasets import StripeDataset
@@ -19,7 +17,7 @@ from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock
 from lit_data.loading.machine import count_cores
 from lit_data.synthesis import render, sample_plan
-from lit_data.types import Array, Batch, FieldSpec, RowWriter, read_rows
+from lit_data.types import Array, read_rows
 
 log = logging.getLogger(__name__)
 
@@ -27,9 +25,6 @@ log = logging.getLogger(__name__)
 Backend = Literal["auto", "cpu", "device"]
 _CPU: Final = torch.device("cpu")
 _REPEATS: Final = 3
-_MEASURED: Final = 64
-LEAST_US: Final = 50
-"""Of finishing a sample; what takes less is only cast, which a worker's copy of four times the bytes costs as well."""
 _CANNOT: Final = (
     "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts channels and "
     "files) and pixels on the host (not cache=device). Set data.backend=auto"
@@ -212,73 +207,3 @@ def measure(draw: Callable[[], object], device: torch.device) -> float:
         draw()
         times_s.append(read_clock(device) - began_s)
     return min(times_s) * 1e6
-
-
-class FinishedRows:
-    """Training samples as the model sees them: who reads them casts, draws into and augments them
-    as well.
-
-    Args:
-        dataset: The samples as they are stored; none of their fields is ragged.
-        finish: Plans a batch of the CPU and finishes it on a device, each sample as it would in any
-            other batch.
-    """
-
-    def __init__(self, dataset: RowWriter, finish: Callable[[Batch, torch.device], Batch]) -> None:
-        self.dataset, self.finish = dataset, finish
-
-    @cached_property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Those of a finished sample."""
-        blank = {
-            key: torch.from_numpy(np.zeros((1, *f.shape), f.dtype))
-            for key, f in self.dataset.fields.items()
-        }
-        made = self.finish(blank, _CPU)  # nothing is read, which may have to be fetched first
-        return {
-            key: FieldSpec(tuple(value.shape[1:]), value.numpy().dtype.name)
-            for key, value in made.items()
-        }
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - what a dataset may have beside, see `RowWriter`
-        if name in ("dataset", "finish", "fields") or name.startswith(
-            "__"
-        ):  # pickle asks before there is a dataset
-            raise AttributeError(name)
-        return getattr(self.dataset, name)
-
-    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
-        """See `RowWriter`."""
-        for key, value in self.finish(self._read(indices, epoch), _CPU).items():
-            rows[key][:] = value.numpy()
-
-    def choose(self, loader: LoaderOptions, trainer: L.Trainer | None) -> Placement:
-        """Who shall finish batches: where those stay on the CPU the workers, for all else a step would wait for."""
-        if loader.augment_on != "auto":
-            return Placement("cpu" if loader.augment_on == "worker" else "device", "as configured")
-        places = Places.of(loader, trainer)
-        if not places.workers:
-            return Placement("device", "the main thread reads the samples")
-        on_cpu = places.device.type == "cpu"
-        if getattr(self.dataset, "fetches", False):
-            return Placement(
-                "cpu" if on_cpu else "device", "samples that must be fetched are not measured"
-            )
-        count = min(loader.count_batch(places.world_size), len(self), _MEASURED)
-        batch = self._read(np.arange(count), 0)
-        here, there = (partial(self.finish, batch, device) for device in (_CPU, places.device))
-        if not on_cpu:
-            return places.choose("batches: finished", here, there, count)
-        us = measure(here, _CPU) / count
-        return Placement(
-            "cpu" if us > LEAST_US else "device", f"a sample takes {us:.3g} us", cpu_us=us
-        )
-
-    def _read(self, indices: NDArray[np.int64], epoch: int) -> Batch:
-        return {
-            key: torch.from_numpy(rows)
-            for key, rows in read_rows(self.dataset, indices, epoch).items()
-        }

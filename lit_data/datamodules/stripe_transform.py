@@ -129,10 +129,6 @@ class StripeTransform:
         """Whether finished samples are whole pixel values, only scaled."""
         return self.values.whole and self.nuisance is None and stage not in self.augment
 
-    def is_by_sample(self, stage: Stage) -> bool:
-        """Whether a sample is the same in any batch."""
-        return stage not in self.augment or self.augment[stage].is_by_sample
-
     def build_writer(self) -> DefectWriter | None:
         """What workers draw defects with; none where they cannot, or nothing is drawn.
 

@@ -159,10 +159,6 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
             self.bank, self.grid, images=images, defects=writer, margin_px=margin_px
         )
 
-    @override
-    def is_by_sample(self, stage: Stage) -> bool:
-        return self.dataset(stage).pixels and self.transformation.is_by_sample(stage)
-
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw defects, nuisance and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage)

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Final, Literal, Protocol, cast
 
 import lightning as L
 import torch
-from lightning.fabric.utilities import move_data_to_device
 from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.model_helpers import is_overridden
@@ -79,10 +78,6 @@ class Plans(Protocol):
         """Work on the device."""
         ...
 
-    def is_finished(self, stage: Stage) -> bool:
-        """Whether the loader gives batches on which both was done."""
-        ...
-
 
 class BatchTransfer:
     """The three hooks around the transfer of a batch, for one run of a Trainer.
@@ -121,12 +116,7 @@ class BatchTransfer:
         """Draw what the batch needs while its indices are still on the host."""
         if self._sees_example(batch):
             return self._pass_on("on_before_batch_transfer", batch, dataloader_idx)
-        stage = self._stage()
-        planned = (
-            batch
-            if self._datamodule.is_finished(stage)
-            else self._datamodule.plan_batch(batch, stage)
-        )
+        planned = self._datamodule.plan_batch(batch, self._stage())
         if self._has("on_before_batch_transfer"):
             # A copy that is under way is given up, as values may change in place.
             return self._change("on_before_batch_transfer", dict(planned), dataloader_idx)
@@ -164,8 +154,8 @@ class BatchTransfer:
         """
         if self._has_example:
             return self._pass_on("on_after_batch_transfer", batch, dataloader_idx)
-        datamodule, stage = self._datamodule, self._stage()
-        finished = batch if datamodule.is_finished(stage) else _finish(datamodule, stage, batch)
+        datamodule = self._datamodule
+        finished = _finish(datamodule, self._stage(), batch)
         formatted = format_batch(finished, datamodule.batch_format, datamodule.channel_names)
         if self._added:
             formatted = {key: batch[key] for key in self._added if key in batch} | formatted
@@ -251,13 +241,6 @@ class BatchTransfer:
 
     def _place(self, hook: Hook) -> str:
         return f"{_name(self._module)}.{hook}"
-
-
-def plan_and_finish(datamodule: Plans, stage: Stage, batch: Batch, device: torch.device) -> Batch:
-    """What a step on a device would get of a batch on the host, in our format."""
-    return _finish(
-        datamodule, stage, move_data_to_device(datamodule.plan_batch(batch, stage), device)
-    )
 
 
 def _finish(datamodule: Plans, stage: Stage, batch: PlannedBatch) -> Batch:

@@ -179,11 +179,6 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
             seed=self.loader.seed,
         )
 
-    @override
-    def is_by_sample(self, stage: Stage) -> bool:
-        augment = self.transformation.augment
-        return self.progressive is None and (stage not in augment or augment[stage].is_by_sample)
-
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw watermarks and augmentation of each sample from its own stream."""
         return self.transformation.plan(batch, stage, self.dataset(stage))

@@ -11,7 +11,6 @@ from lit_data.rng import check_seed
 
 WorkerKind = Literal["auto", "inline", "thread", "process"]
 Locality = Literal["auto", "none", "image"]
-Place = Literal["auto", "worker", "device"]
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
 _LEAST: Final = {
@@ -47,10 +46,6 @@ class LoaderOptions:
             at a time as take `window_bytes`, so that each is read from the disk once in an epoch;
             `auto` does that for a set of shards that does not fit its local cache.
         window_bytes: See `locality`.
-        augment_on: Who casts, draws into and augments the batches that a datamodule trains with:
-            the `device` of the batch between two steps, or the workers beside them; `auto` are the
-            workers where the batch stays on the CPU, else who takes less time in a short
-            measurement.
         seed: Seed of the order and of every random number of a sample, 0 <= seed < 2**64.
         drop_last: Leave out the last batch of an epoch when it is short.
         timeout_s: Longest wait for one micro-batch before the run ends with a message.
@@ -70,7 +65,6 @@ class LoaderOptions:
     pin_memory: bool | Literal["auto"] = "auto"
     locality: Locality = "auto"
     window_bytes: int = 2**30
-    augment_on: Place = "auto"
     seed: int = 0
     drop_last: bool = False
     timeout_s: float = 120.0

@@ -296,7 +296,7 @@ def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: 
     for name in ("best.ckpt", "last.ckpt"):
         assert (fitted["folder"] / "checkpoints" / name).is_file()
     loaders = json.loads((fitted["folder"] / "loader.json").read_text())
-    assert loaders.keys() - {"defects", "augmentation"} == {"train", "val", "test"}
+    assert loaders.keys() - {"defects"} == {"train", "val", "test"}
     assert loaders["train"]["kind"] in ("inline", "thread", "process")
     assert loaders["train"]["reason"]
     assert list((fitted["folder"] / "tensorboard").rglob("events*"))

@@ -1,6 +1,4 @@
-"""Augmentation on the device of the batch: numbers come from each sample's own stream, and are applied there."""
-
-from warnings import warn
+"""Augmentation on the device of the batch, with numbers from the stream of each sample."""
 
 from lit_data.augment.augmentation import Augmentation, Compiled, Layers
 from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
@@ -33,15 +31,3 @@ __all__ = [
     "stage_augmentations",
     "stripe_augment",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Give `ExternalTransform` under its old name, for a release."""
-    if name != "Foreign":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    warn(
-        "lit_data.augment.Foreign is ExternalTransform now; the old name goes with the next release",
-        FutureWarning,
-        2,
-    )
-    return ExternalTransform

@@ -53,7 +53,7 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
 
 SeedPer = Literal["batch", "sample"]
-_KEY: Final = "augment_foreign"
+_KEY: Final = "augment_external"
 _KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2)
 
 
@@ -104,7 +104,7 @@ class ExternalTransform(Augmentation):
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_foreign`` [B] int64, seeds."""
+        """``augment_external`` [B] int64, seeds."""
         return (_KEY,)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:

@@ -87,7 +87,7 @@ def test_seeds_of_samples_do_not_see_the_batch_and_those_of_batches_do() -> None
         foreign = ExternalTransform(Noise(), seed_per=seed_per)
         whole, some = _run(foreign, layers).images, _run(foreign, part, [2, 0]).images
         assert torch.equal(some, whole[[2, 0]]) == (seed_per == "sample")
-        draws = foreign.draw(0, 0, np.arange(5), 3)["augment_foreign"]
+        draws = foreign.draw(0, 0, np.arange(5), 3)["augment_external"]
         assert draws.dtype == torch.int64
         assert len(draws.unique()) == (5 if seed_per == "sample" else 1)
 

@@ -17,7 +17,7 @@ def test_steps_run_in_their_order_with_their_own_numbers() -> None:
         "augment_geometry",
         "augment_colour",
         "augment_photometry",
-        "augment_foreign",
+        "augment_external",
     )
     expected = layers
     for step in [*steps, pipeline.steps[3]]:

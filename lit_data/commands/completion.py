@@ -7,7 +7,7 @@ from typing import Final
 
 from lit_data.checks import check_choice
 from lit_data.commands import COMMANDS, TOOLS
-from lit_data.commands.configuration.help import CONF, choose_option, read_keys
+from lit_data.commands.configuration.help import CONF, choose_option, read_keys, read_option
 from lit_data.files import write_text
 
 _OPTIONS: Final = (
@@ -107,7 +107,8 @@ def complete(words: Sequence[str]) -> list[str]:
 def _list_values(key: str, words: Sequence[str]) -> Iterator[str]:
     """Options of a group, else what the comment of a key offers: ``one_cycle | cosine | none``."""
     for folder in _folders(words):
-        yield from (path.stem for path in (folder / key).glob("*.yaml"))
+        options = (path.stem for path in (folder / key).glob("*.yaml"))
+        yield from (option for option in options if not option.startswith("base"))
     for known, value, comment in _read_all(words):
         if known == key:
             yield from [value, *_read_choices(comment)]
@@ -139,7 +140,7 @@ def _read_all(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
         "callbacks": "default",
     }.items():
         path = CONF / group / f"{choose_option(group, words, option)}.yaml"
-        for key, value, comment in read_keys(path) if path.is_file() else ():
+        for key, value, comment in read_option(path) if path.is_file() else ():
             yield f"{group}.{key}", value, comment
 
 

@@ -4,10 +4,10 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.ct import CTDataModule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.datamodules.gan import GANDataModule
+from lit_data.datamodules.image_files import ImageFolder, MaskedImageFolder
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.labelled import LabelledImageDataModule
-from lit_data.datamodules.masked_source import MaskedImageFolder
-from lit_data.datamodules.source import ImageFolder, Source
+from lit_data.datamodules.source import FileOptions, Source
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 
@@ -15,6 +15,7 @@ __all__ = [
     "BaseDataModule",
     "CTDataModule",
     "DetectionDataModule",
+    "FileOptions",
     "GANDataModule",
     "ImageFolder",
     "InspectionDataModule",

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast, get_args
+from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
 import torch
 from typing_extensions import override
@@ -19,14 +19,12 @@ from lit_data.datamodules.ct_source import (
     read_range,
     read_sdf,
 )
+from lit_data.datamodules.source import FileKeywords, name_options
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.ct.distance import PointDistances
 from lit_data.datasets.ct.points import PointRows, WindowRows
 from lit_data.datasets.ct.windows import WindowSpec
-from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError
-from lit_data.io.images.header_scan import OnBad
-from lit_data.io.remote import RemoteOptions
 from lit_data.io.volumes.hounsfield import Window, read_window
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.loading import LoaderOptions
@@ -170,12 +168,11 @@ class CTDataModule(BaseDataModule[CTDataset]):
     volumes: CTVolumes
     batch_keys: ClassVar[Sequence[str]] = (*POINT_KEYS, *WINDOW_KEYS, *COMMON_KEYS)
 
+    @name_options(CTSource)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        splits: Splits = "auto",
-        split_seed: int = 0,
         sample: SampleKind = "points",
         window: str | Sequence[float] | Window = "bone",
         occupied_hu: Sequence[float | None] | None = None,
@@ -191,13 +188,9 @@ class CTDataModule(BaseDataModule[CTDataset]):
         preload_share: float = 0.25,
         processes: int | Literal["auto"] = "auto",
         nan_fill: float | None = None,
-        on_bad: OnBad = "error",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[FileKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         check_choice("sample", sample, get_args(SampleKind))
@@ -211,8 +204,20 @@ class CTDataModule(BaseDataModule[CTDataset]):
             read_sdf(sdf),
             sdf is not None,
         )
-        occupied_hu = read_range(occupied_hu, self.window)
-        self.source: CTSource = CTSource.of(locals())
+        self.source: CTSource = CTSource.of(
+            root=root,
+            occupied_hu=read_range(occupied_hu, self.window),
+            resolution=resolution,
+            min_points=min_points,
+            too_few=too_few,
+            precompute=precompute,
+            cache_data=cache_data,
+            preload=preload,
+            preload_share=preload_share,
+            processes=processes,
+            nan_fill=nan_fill,
+            **options,
+        )
 
     @override
     def prepare_data(self) -> None:

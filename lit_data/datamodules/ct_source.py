@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import Source
-from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.index import is_sharded
@@ -195,8 +195,6 @@ class CTSource(Source):
     """The files of a CT set: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
 
     Args:
-        splits: `auto`, `folders`, shares, or lists, see `split_images`.
-        split_seed: Chooses the volumes of each share.
         occupied_hu: Voxels above the first and not above the second number are occupied, `None` has
             no limit; by default those above the lower edge of the window.
         resolution: What volumes are brought to before they are indexed.
@@ -210,14 +208,11 @@ class CTSource(Source):
         preload_share: Share of the available memory.
         processes: Of the indexing; `auto` takes the cores.
         nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
-        cache_bytes: Bound of local copies, where the root is a set of shards.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
-    splits: Splits
-    split_seed: int
     occupied_hu: tuple[float, float | None]
     resolution: Resolution = field(default_factory=Resolution)
     min_points: int
@@ -228,7 +223,6 @@ class CTSource(Source):
     preload_share: float
     processes: int | Literal["auto"]
     nan_fill: float | None
-    cache_bytes: int
 
     takes_shards = True
     draw = staticmethod(ensure_ct_samples)

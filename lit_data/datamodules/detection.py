@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Unpack, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,15 +25,14 @@ from lit_data.datamodules.detection_batch import (
     wants_shapes,
 )
 from lit_data.datamodules.detection_source import DetectionSource
+from lit_data.datamodules.image_files import ImageKeywords
+from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat
-from lit_data.datasets.splits import SPLITS, Splits
+from lit_data.datasets.splits import SPLITS
 from lit_data.errors import DataError, show_path
 from lit_data.grid import pair_px
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import COUNT_SUFFIX, Batch, PathText, PlannedBatch, Stage
@@ -65,11 +64,10 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
     `ultralytics` the dict of the v8 losses.
 
     Args, beside those of `DetectionSource` and `BaseDataModule`:
-        mosaic: How training samples are put together; none shows each image alone. mosaic_on:
-        `worker` draws mosaics of any images of the split. `device` has each image cross the bus
-        once, and
-            makes mosaics there of images of the same batch, see `DetectionDataset.plan_batch`: for
-            fast devices.
+        mosaic: Sizes and number of the tiles of training samples; none shows each image alone.
+        mosaic_on: `worker` draws mosaics of any images of the split. `device` has each image cross
+            the bus once, and makes mosaics there of images of the same batch, see
+            `DetectionDataset.plan_batch`: for fast devices.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
@@ -89,39 +87,39 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         "epoch",
     )
 
+    @name_options(DetectionSource)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        exclude: Sequence[str] = (),
         label_format: LabelFormat = "auto",
         classes: Sequence[str] | None = None,
         annotations: PathText | None = None,
         difficult: bool = True,
-        splits: Splits = "auto",
-        split_seed: int = 0,
         size_px: int | tuple[int, int] = 320,
         mosaic: MosaicSpec | None = None,
         mosaic_on: MosaicPlace = "worker",
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[ImageKeywords],
     ) -> None:
         spelled = spell_out(batch_format)
         super().__init__(
             loader=loader, batch_format=batch_format if spelled is batch_format else "dict"
         )
         self.batch_format = spelled
-        size_px = pair_px("size_px", size_px)
-        classes = tuple(classes) if classes else None
-        self.source: DetectionSource = DetectionSource.of(locals())
-        self.mosaic, self.augment = mosaic, stage_augmentations(augment)
+        self.source: DetectionSource = DetectionSource.of(
+            root=root,
+            label_format=label_format,
+            classes=tuple(classes) if classes else None,
+            annotations=annotations,
+            difficult=difficult,
+            size_px=pair_px("size_px", size_px),
+            **options,
+        )
+        self.mosaic = mosaic
+        self.augment = stage_augmentations(augment)
         self.workers_draw = check_place(mosaic_on)
 
     @property

@@ -11,10 +11,9 @@ from zipfile import BadZipFile
 import numpy as np
 from typing_extensions import override
 
-from lit_data.datamodules.source import ImageSet
+from lit_data.datamodules.image_files import ImageSet
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection.labels import LabelTable
-from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
@@ -40,17 +39,13 @@ class DetectionSource(ImageSet):
         classes: Names of the classes in the order of their numbers; by default those of the set.
         annotations: The one COCO file to read, relative to the root.
         difficult: Keep VOC objects that are marked as difficult.
-        splits: `auto`, `folders`, shares, or lists, see `find_detection_files`.
-        split_seed: Chooses the images of each share.
         size_px: (height, width) of a sample.
     """
 
-    label_format: LabelFormat
-    classes: tuple[str, ...] | None
-    annotations: str | None
-    difficult: bool
-    splits: Splits
-    split_seed: int
+    label_format: LabelFormat = "auto"
+    classes: tuple[str, ...] | None = None
+    annotations: str | None = None
+    difficult: bool = True
     size_px: tuple[int, int]
 
     takes_shards = True

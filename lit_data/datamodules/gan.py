@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 import torch
@@ -14,17 +14,16 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.gan_source import FitOption, GANSource, GANVisuals, ViewOption
+from lit_data.datamodules.image_files import FolderKeywords
+from lit_data.datamodules.source import name_options
 from lit_data.datamodules.stripe_transform import find_unit_range, to_unit
 from lit_data.datasets.gan.dataset import Cut, GANDataset
 from lit_data.datasets.gan.table import Ints, Labels, SampleTable, lie_in_splits, tabulate
-from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FitPadding
-from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
@@ -52,14 +51,14 @@ class GANDataModule(BaseDataModule[GANDataset]):
     the order of their names, or are the tiles of a sheet, row by row. A split has whole objects.
 
     Args, beside those of `GANSource` and `BaseDataModule`:
-        splits: Images, or objects, to train, val, test: `auto`, `folders`, shares, or lists, see
-        `split_images`; or
-            `same`: each split has all of them, as metrics of generated images are mostly given.
-        split_seed: Chooses the images of each share. image_px: Size of a sample, one number or
-        (height, width). labels: `none`, `folders` (the folder of the image or object), `views` or
-        `objects`. samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
-        float32. augment: Augmentation of the training split, or a mapping of stages to theirs.
+        splits: Images, or objects, to train, val, test as `split_images` says; or `same`: each
+            split has all of them, as metrics of generated images are mostly given.
+        image_px: Size of a sample, one number or (height, width).
+        labels: `none`, `folders` (the folder of the image or object), `views` or `objects`.
+        samples_per_image: Training patches of each image in an epoch, for `fit=patches`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
+            for float32.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -78,14 +77,11 @@ class GANDataModule(BaseDataModule[GANDataset]):
         "epoch",
     )
 
+    @name_options(GANSource)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        patterns: Sequence[str] = ("**/*",),
-        exclude: Sequence[str] = (),
-        splits: Splits = "auto",
-        split_seed: int = 0,
         image_px: int | tuple[int, int] = 64,
         views: ViewOption = "auto",
         tiles: int | None = None,
@@ -96,22 +92,27 @@ class GANDataModule(BaseDataModule[GANDataset]):
         padding: FitPadding = "reflect",
         samples_per_image: int = 16,
         value_range: tuple[float, float] | None = None,
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache: str = "store",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.image_px = image_px = pair_px("image_px", image_px)
-        self.source: GANSource = GANSource.of(locals())
-        self.splits, self.split_seed, self.labels = splits, split_seed, labels
-        self.samples_per_image, self.value_range = samples_per_image, value_range
+        self.image_px = pair_px("image_px", image_px)
+        self.source: GANSource = GANSource.of(
+            root=root,
+            image_px=self.image_px,
+            views=views,
+            tiles=tiles,
+            azimuth_deg=azimuth_deg,
+            elevation_deg=elevation_deg,
+            fit=fit,
+            padding=padding,
+            **options,
+        )
+        self.labels = labels
+        self.samples_per_image = samples_per_image
+        self.value_range = value_range
         self.augment = stage_augmentations(augment)
         self._check()
 
@@ -192,15 +193,15 @@ class GANDataModule(BaseDataModule[GANDataset]):
         self.bank = bank
 
     def _tabulate(self, names: Sequence[str], skipped: Sequence[str]) -> SampleTable:
-        in_splits = lie_in_splits(names, self.splits)
+        in_splits = lie_in_splits(names, self.source.splits)
         return tabulate(
             names, self.source.layout, self.labels, skipped=skipped, in_splits=in_splits
         )
 
     def _split(self, table: SampleTable) -> dict[str, Ints]:
-        if self.splits == "same":
+        if self.source.splits == "same":
             return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
-        return split_images(table.objects, self.splits, seed=self.split_seed)
+        return split_images(table.objects, self.source.splits, seed=self.source.split_seed)
 
     def _check(self) -> None:
         check_choice("labels", self.labels, ("none", "folders", "views", "objects"))

@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.checks import check_choice
-from lit_data.datamodules.source import ImageFolder
+from lit_data.datamodules.image_files import ImageFolder
 from lit_data.datamodules.stripe_transform import to_unit
 from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.gan.dataset import GANDataset
@@ -54,13 +54,13 @@ class GANSource(ImageFolder):
         padding: `reflect`, `border` or `zeros`, where `contain` and `keep` leave room.
     """
 
-    views: ViewOption
-    tiles: int | None
-    azimuth_deg: tuple[float, float] | None
-    elevation_deg: tuple[float, float] | None
+    views: ViewOption = "auto"
+    tiles: int | None = None
+    azimuth_deg: tuple[float, float] | None = None
+    elevation_deg: tuple[float, float] | None = None
     image_px: tuple[int, int]
-    fit: FitOption
-    padding: FitPadding
+    fit: FitOption = "cover"
+    padding: FitPadding = "reflect"
     read: ReadOptions = field(default_factory=partial(ReadOptions, alpha="drop"))
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal, Unpack
 
 import numpy as np
 import torch
@@ -17,7 +17,9 @@ from lit_data.augment import stage_augmentations
 from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
+from lit_data.datamodules.source import name_options
 from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import (
     PatchVisuals,
@@ -28,17 +30,12 @@ from lit_data.datamodules.stripe_transform import (
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
-from lit_data.datasets.splits import SPLITS, Splits
+from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
 from lit_data.io.images.decoders import ImageDecoder
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.images.masks import MaskOptions
-from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import OriginalSizes, Scaling
-from lit_data.io.remote import RemoteOptions
-from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Array, Batch, PathText, PlannedBatch, Stage
@@ -66,33 +63,31 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     ===============  =======================  ==================================================================
 
     Args, beside those of `InspectionFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val a
-        part of train; else
-            70 / 15 / 15 % of each kind of defect, of their classes and sizes, and images that are
-            equal to the byte in the same split. `folders`, shares, lists or the ``splits.csv`` of a
-            run as for `split_images`; shares are shared out so too.
-        split_seed: Chooses the images of each share. similar: `together` keeps images that show the
-        same (saved anew, scaled, brighter) in one split; `apart` does
-            not look at them.
-        groups: A regular expression; images in whose paths it, or its first group, matches the same
-        (a lot, a panel)
-            stay in one split.
+        splits: Whole images to train, val, test. `auto`: by folders named so, where none says val
+            a part of train; else 70 / 15 / 15 % of each kind of defect, of their classes and
+            sizes, and images that are equal to the byte in the same split. `folders`, fractions,
+            lists or the ``splits.csv`` of a run as for `split_images`; fractions keep kinds,
+            classes and equal images likewise.
+        similar: `together` keeps near-duplicates (saved anew, scaled, brighter) in one split;
+            `apart` does not look at them.
+        groups: A regular expression; images in whose paths it, or its first group, matches the
+            same (a lot, a panel) stay in one split.
         train_on: `all`, or `good`: only images without a defect train, also where there are no
-        masks at all. An image
-            shows one where its mask marks a pixel, or where folders are named after kinds and its
-            own is not ``good``. Splits are then those of `ImageSplitter.split_good`; without masks,
-            defective images are in none.
-        sampling: Which patches train, see `SamplingOptions`. patch_px: Patch size, one number or
-        (height, width); smaller images are mirrored on. size_px: Makes a sample of each whole
-        image, in the place of patches: image and mask are scaled, aspect ratio
-            kept, to fit this size, one number or (height, width), and reflect-padded to it. `None`
-            cuts patches. See `lit_data.io.images.scaling`.
+            masks at all. An image shows one where its mask marks a pixel, or where folders are
+            named after kinds and its own is not ``good``. Splits are then those of
+            `ImageSplitter.split_good`; without masks, defective images are in none.
+        sampling: Which patches train, see `SamplingOptions`.
+        patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
+        size_px: Makes a sample of each whole image, in the place of patches: image and mask are
+            scaled, aspect ratio kept, to fit this size, one number or (height, width), and
+            reflect-padded to it. `None` cuts patches. See `lit_data.io.images.scaling`.
         scale: Scales images and masks by this factor before patches are cut, such as 0.5; `None`
-        leaves them. stride_px: Distance between patches; by default they lie side by side.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
-        float32. synthesis: Defects that are drawn too: on training samples beside those that masks
-        show, and without masks, of
-            good parts alone, on all of train, val and test.
+            leaves them.
+        stride_px: Distance between patches; by default they lie side by side.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
+            for float32.
+        synthesis: Synthetic defects: on training samples beside those that masks show, and
+            without masks, of good parts alone, on all of train, val and test.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
@@ -116,17 +111,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         "epoch",
     )
 
+    @name_options(InspectionFiles)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        patterns: Sequence[str] = ("**/*",),
-        exclude: Sequence[str] = (),
-        masks: PathText | None = None,
-        mask_read: MaskOptions | None = None,
         classes: Sequence[str] | None = None,
-        splits: Splits = "auto",
-        split_seed: int = 0,
         similar: Literal["together", "apart"] = "together",
         groups: str | None = None,
         train_on: Literal["all", "good"] = "all",
@@ -136,35 +126,22 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         size_px: int | tuple[int, int] | None = None,
         scale: float | None = None,
         value_range: tuple[float, float] | None = None,
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache: str = "store",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        store: StoreOptions | None = None,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         self.source: InspectionFiles = InspectionFiles.of(
-            locals() | {"scaling": Scaling.of(size_px, scale)}
+            root=root, classes=classes, scaling=Scaling.of(size_px, scale), **options
         )
-        self.splits, self.split_seed, self.similar, self.groups = (
-            splits,
-            split_seed,
-            similar,
-            groups,
-        )
-        self.synthesis, self.augment, self.train_on, self.value_range = (
-            synthesis,
-            augment,
-            train_on,
-            value_range,
-        )
+        self.similar = similar
+        self.groups = groups
+        self.synthesis = synthesis
+        self.augment = augment
+        self.train_on = train_on
+        self.value_range = value_range
         self.classes = self._choose_classes()
         self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
@@ -388,12 +365,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             has_mask=None if masks is None else masks.of_image >= 0,
             count_classes=self.count_classes,
             find_groups=self._find_groups,
-            seed=self.split_seed,
+            seed=self.source.split_seed,
         )
         if self.train_on == "all":
-            return splitter.split(self.splits, is_anomaly_set=found.layout == "anomaly")
+            return splitter.split(self.source.splits, is_anomaly_set=found.layout == "anomaly")
         is_good = self._find_good()
-        splits = splitter.split_good(self.splits, is_good)
+        splits = splitter.split_good(self.source.splits, is_good)
         if masks is None:  # nothing says where their defects are, so that they cannot be scored
             splits = {split: numbers[is_good[numbers]] for split, numbers in splits.items()}
         return splits

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch.utils.data import Dataset
 from typing_extensions import override
 
-from lit_data.datamodules.masked_source import MaskedImageFolder
+from lit_data.datamodules.image_files import MaskedImageFolder
 from lit_data.datasets.detection.labels import check_classes
 from lit_data.datasets.inspection.annotations import (
     ANNOTATION_SUFFIXES,

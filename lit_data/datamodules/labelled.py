@@ -2,9 +2,9 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any, ClassVar, Literal
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal, Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,8 +12,10 @@ from torch import nn
 from typing_extensions import override
 
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import FolderKeywords
 from lit_data.datamodules.inspection import InspectionDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.source import name_options
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.datasets.inspection.annotations import (
     CLASS_COLUMNS,
@@ -24,16 +26,12 @@ from lit_data.datasets.inspection.annotations import (
 from lit_data.datasets.inspection.layouts import InspectionSet, find_inspection_set, leave_out_stray
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.patches import InspectionDataset
-from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.decoders import ImageDecoder
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FittedDecoder
-from lit_data.io.remote import RemoteOptions
 from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
@@ -52,6 +50,7 @@ class LabelledFiles(InspectionFiles):
         size_px: (height, width) that each image is scaled to fit; what is missing is mirrored on.
     """
 
+    store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
     size_px: tuple[int, int]
 
     @property
@@ -147,39 +146,35 @@ class LabelledImageDataModule(InspectionDataModule):
         "epoch",
     )
 
+    @name_options(LabelledFiles)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        patterns: Sequence[str] = ("**/*",),
-        exclude: Sequence[str] = (),
         classes: Sequence[str] | None = None,
         size_px: int | tuple[int, int] = 128,
-        splits: Splits = "auto",
-        split_seed: int = 0,
         similar: Literal["together", "apart"] = "together",
         groups: str | None = None,
         value_range: tuple[float, float] | None = None,
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache: str = "store",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
     ) -> None:
-        given = {
-            name: value
-            for name, value in locals().items()
-            if name not in ("self", "size_px", "__class__")
-        }
-        size_px, whole = pair_px("size_px", size_px), StoreOptions(band_px=None)
-        super().__init__(**given, patch_px=size_px)
-        unused = dict.fromkeys(("masks", "mask_read", "scaling"))
-        self.source = LabelledFiles.of({**given, **unused, "size_px": size_px, "store": whole})
+        size_px = pair_px("size_px", size_px)
+        super().__init__(
+            root,
+            classes=classes,
+            similar=similar,
+            groups=groups,
+            patch_px=size_px,
+            value_range=value_range,
+            loader=loader,
+            augment=augment,
+            batch_format=batch_format,
+            **options,
+        )
+        self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
 
     @override
     def build_dataset(self, stage: Stage) -> InspectionDataset:

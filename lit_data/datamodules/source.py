@@ -1,82 +1,139 @@
-"""`Source`: where the files of a set lie, on a disk, on a server, or made on first use, and how images are stored."""
+"""`FileOptions` and `Source`: where the files of a dataset lie, on a disk, on a server, or made on first use."""
 
 import hashlib
+import inspect
 import logging
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property, partial
+from inspect import Parameter
 from pathlib import Path
-from typing import Any, ClassVar, Self, TypeVar, cast, get_args
-
-from typing_extensions import override
+from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args, get_type_hints
 
 from lit_data.checks import check_choice, check_types
+from lit_data.datasets.splits import Splits
 from lit_data.errors import ConfigError
-from lit_data.io.discovery import compile_exclusion, find_images, name_below
-from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
-from lit_data.io.images.header_scan import SKIPPING, OnBad, find_faults
-from lit_data.io.images.image_source import DecodedFiles, ImageBank
-from lit_data.io.images.options import ReadOptions
+from lit_data.io.discovery import name_below
+from lit_data.io.images.header_scan import OnBad
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.remote.objects import open_objects
 from lit_data.io.shards.index import is_sharded
-from lit_data.io.shards.publish import ImagePublisher, PublishOptions, SetWriter
-from lit_data.io.shards.root import ShardedImages, ShardedRoot
-from lit_data.io.store.bands import WHOLE, StoreOptions
-from lit_data.io.store.store import DecodedStore
+from lit_data.io.shards.publish import SetWriter
+from lit_data.io.shards.root import ShardedRoot
+from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
 Sharded = TypeVar("Sharded", bound=ShardedRoot)
+Init = TypeVar("Init", bound=Callable[..., None])
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source(ABC):
-    """A root or its mirror; without one, a drawn set. A subclass names the set, and the wanted
-    files of a server.
+class FileOptions:
+    """Where the files of a dataset lie, how they are split, and what is kept of them.
+
+    A datamodule takes the options as keywords, see `FileKeywords`, and makes its `Source` of them.
 
     Args:
         root: A folder or an address, such as ``s3://bucket/folder`` or ``https://host/folder``;
-            `None` makes the drawn set once in the cache.
+            `None` makes the synthetic dataset once in the cache.
+        splits: Whole images, objects or volumes to train, val and test: `auto`, `folders`,
+            fractions, or lists; see `lit_data.datasets.splits.split_images`.
+        split_seed: Seed of the random choice where splits are fractions.
         on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache_dir: Where stores, mirrors and drawn sets lie.
-        samples: Parameters of the drawn set.
-        remote: How a server is read.
+        cache_dir: Folder of stores, mirrors and synthetic datasets.
+        cache_bytes: Bound of the `lru` cache, if there is one, and of local copies of shards.
+        samples: Parameters of the synthetic dataset.
+        remote: Connections, retries and limits where the root is on a server.
+    """
+
+    root: str | None = None
+    splits: Splits = "auto"
+    split_seed: int = 0
+    on_bad: OnBad = "error"
+    cache_dir: str | None = None
+    cache_bytes: int = 2**30
+    samples: Mapping[str, Any] = field(default_factory=dict)
+    remote: RemoteOptions = field(default_factory=RemoteOptions)
+
+    @classmethod
+    def of(cls, **options: Any) -> Self:  # noqa: ANN401 - see `FileKeywords`
+        """Make the options of the keywords of a datamodule.
+
+        A list becomes a tuple, a path text, and None the default where that is an object.
+        """
+        has_object = {each.name for each in fields(cls) if each.default_factory is not MISSING}
+        plain = {}
+        for name, value in options.items():
+            if value is None and name in has_object:
+                continue
+            if isinstance(value, list | range):
+                value = tuple(value)
+            elif isinstance(value, os.PathLike):
+                value = os.fspath(value)
+            plain[name] = value
+        return cls(**plain)
+
+
+class FileKeywords(TypedDict, total=False):
+    """Keywords of all datamodules: `FileOptions` but for the root."""
+
+    splits: Splits
+    split_seed: int
+    on_bad: OnBad
+    cache_dir: PathText | None
+    cache_bytes: int
+    samples: Mapping[str, Any] | None
+    remote: RemoteOptions | None
+
+
+def name_options(source: type[FileOptions]) -> Callable[[Init], Init]:
+    """Let the signature of a constructor name the options that its ``**options`` stands for.
+
+    So the keys of a configuration are checked, suggested and completed as if the constructor
+    itself named them.
+
+    Args:
+        source: Class that takes the options, with their defaults.
+    """
+    defaults = {each.name: each.default for each in fields(source)}
+
+    def decorate(init: Init) -> Init:
+        signature = inspect.signature(init)
+        *named, open_ended = signature.parameters.values()
+        (keywords,) = get_args(open_ended.annotation)  # of Unpack[...]
+        options = []
+        for name, hint in get_type_hints(keywords).items():
+            default = None if defaults[name] is MISSING else defaults[name]
+            options.append(
+                Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=hint)
+            )
+        spelled_out = signature.replace(parameters=[*named, *options])
+        init.__signature__ = spelled_out  # type: ignore[attr-defined]  # `inspect` reads it
+        return init
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source(FileOptions, ABC):
+    """A root or its mirror; without one, a synthetic dataset.
+
+    A subclass names the dataset, and which files of a server are mirrored. Args are those of
+    `FileOptions`.
 
     Raises:
         ConfigError: The root is empty, or an address that cannot be read; or an option is out of
             its range.
     """
 
-    root: str | None
-    on_bad: OnBad
-    cache_dir: str | None
-    samples: Mapping[str, Any] = field(default_factory=dict)
-    remote: RemoteOptions = field(default_factory=RemoteOptions)
-
     draw: ClassVar[Callable[..., Path] | None] = None
     """Makes the drawn set in a folder of its own below one, if it is not there, and says which."""
 
     takes_shards: ClassVar[bool] = False
     """Whether a root may be a set of shards; of images where samples are those of a `BankDataset`."""
-
-    @classmethod
-    def of(cls, given: Mapping[str, Any]) -> Self:
-        """Made of the arguments of a datamodule with the names of the fields; `None` takes the
-        default of a field.
-
-        A path becomes text, a list a tuple.
-        """
-        options = {}
-        for option in fields(cls):
-            has_default = option.default is not MISSING or option.default_factory is not MISSING
-            value = given[option.name]
-            if value is not None or not has_default:
-                value = tuple(value) if isinstance(value, list | range) else value
-                options[option.name] = os.fspath(value) if isinstance(value, os.PathLike) else value
-        return cls(**cast(Any, options))
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -213,174 +270,6 @@ class Source(ABC):
     @cached_property
     def _root(self) -> Root:
         return Root(self.root or "", self._cache / "remote", self.remote, self._scope)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageSet(Source):
-    """Images, which may lie in shards.
-
-    Args:
-        read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
-        cache_bytes: Bound of the `lru` cache, if there is one, and of local copies of shards.
-        exclude: Globs below the root of files that are left out; a folder stands for all in it.
-
-    Raises:
-        ConfigError: A pattern leaves the root or cannot be understood, or the root is a set of
-            shards.
-    """
-
-    read: ReadOptions = field(default_factory=ReadOptions)
-    cache_bytes: int
-    exclude: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        compile_exclusion(self.exclude)
-        if self.exclude and is_sharded(self.root):
-            raise ConfigError(
-                f"exclude={list(self.exclude)}: a set of shards is read as it was written: give data.exclude to the "
-                "`python -m lit_data prepare` that writes it with prepare.store"
-            )
-
-    @property
-    @override
-    def _exclusion(self) -> str:
-        return repr(self.exclude) if self.exclude else ""
-
-    @property
-    @abstractmethod
-    def decoder(self) -> Decoder:
-        """How one image is made from its files."""
-
-    @abstractmethod
-    def _find_images(self) -> Sequence[ImageSource]:
-        """The files of each image."""
-
-    @cached_property
-    @override
-    def shards(self) -> ShardedImages | None:
-        return self._find_shards(ShardedImages, self.cache_bytes)
-
-    def list_images(self) -> Sequence[ImageSource]:
-        """The files of each image; of a set of shards those that were, which are not here.
-
-        Raises:
-            DataError: There are none.
-        """
-        return self.shards.list_images() if self.shards is not None else self._find_images()
-
-    @override
-    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        sources = self.list_images()
-        names = {path: self.name(path) for source in sources for path in source.paths}
-        publisher = ImagePublisher(
-            writer, self.decoder, names, self._choose_publishing(shard_bytes)
-        )
-        return publisher.write(sources, self.list_beside(writer.scratch))
-
-    def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """What is read beside the images, for a set of shards: local files by their paths below the
-        root.
-
-        Args:
-            scratch: Folder for files that have to be written for it.
-        """
-        return {}
-
-    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        return PublishOptions(
-            shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad
-        )
-
-    @override
-    def check(self) -> dict[str, int]:
-        self._refuse_shards()
-        self.refresh()
-        sources = self.list_images()
-        problems = find_faults(sources, self.decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
-        return {"images": len(sources)}
-
-    @property
-    def _layout(self) -> StoreOptions | None:
-        """How decoded images lie on the disk; by default whole."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFolder(ImageSet):
-    """Images that are stored as they are.
-
-    Args:
-        patterns: Globs below the root.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
-            into the memory of the device once and cuts patches there; `lru` decodes on access and
-            keeps `cache_bytes`; `none` decodes on each access.
-    """
-
-    patterns: tuple[str, ...]
-    cache: str
-
-    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
-
-    def __post_init__(self) -> None:
-        check_choice("cache", self.cache, self.caches)
-        super().__post_init__()
-        if is_sharded(self.root) and self.cache != "store":
-            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
-
-    part: ClassVar[str] = "images"
-    """Name of the store of the images."""
-
-    @property
-    @override
-    def decoder(self) -> Decoder:
-        return ImageDecoder(self.read)
-
-    @override
-    def _find_images(self) -> Sequence[ImageSource]:
-        found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude)
-        return [ImageSource((str(path),)) for path in found.paths]
-
-    def open_images(self) -> ImageBank:
-        """The decoded images; the first call with `cache=store` decodes them.
-
-        Raises:
-            DataError: Files are bad, or not all have one dtype and number of channels.
-        """
-        if self.shards is not None:
-            return self.shards.open_images(self.decoder.fingerprint)
-        return self._open_bank(self.list_images(), self.decoder, self.part)
-
-    def names(self, bank: ImageBank) -> list[str]:
-        """Path of each image relative to the root, with forward slashes."""
-        return [self.name(bank.name(number)) for number in range(len(bank))]
-
-    @property
-    @override
-    def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns)
-
-    @property
-    @override
-    def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.patterns))
-
-    def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
-        if self.cache in ("store", "device"):
-            layout = (
-                self._layout if self.cache == "store" else None
-            )  # a device cuts patches out of whole images
-            if self.shards is not None and layout is not None and layout.compression == "none":
-                layout = replace(
-                    layout, compression="lz4"
-                )  # masks: a hundredth of the disk, which may be small
-            folder = self.store_folder / part
-            return DecodedStore.build(
-                sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
-            )
-        cache_bytes = self.cache_bytes if self.cache == "lru" else 0
-        return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
 
 
 def cache_folder(cache_dir: str | None) -> Path:

@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture
-from lit_data.datamodules.masked_source import MaskedImageFolder, stem_of
+from lit_data.datamodules.image_files import MaskedImageFolder, stem_of
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.baselines import (
@@ -50,9 +50,9 @@ class StripeFiles(MaskedImageFolder):
             other layouts.
     """
 
-    layout: str
-    channels: tuple[int, ...]
-    files: Mapping[str, str] | None
+    layout: str = "channels"
+    channels: tuple[int, ...] = (0, 1, 2)
+    files: Mapping[str, str] | None = None
 
     caches = ("store", "device", "lru", "none")
     takes_shards = True

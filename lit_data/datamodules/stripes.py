@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from torch import nn
@@ -13,7 +13,9 @@ from typing_extensions import override
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.placement import Backend, DrawingBackend
+from lit_data.datamodules.source import name_options
 from lit_data.datamodules.stripe_files import StripeFiles, build_stripe_baselines
 from lit_data.datamodules.stripe_transform import (
     StripeTransform,
@@ -22,17 +24,12 @@ from lit_data.datamodules.stripe_transform import (
     find_unit_range,
 )
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.datasets.stripes.device_bank import DevicePatches
 from lit_data.datasets.stripes.layouts import ROLES, rule_of
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank, describe_bank
-from lit_data.io.images.masks import MaskOptions
-from lit_data.io.images.options import ReadOptions
-from lit_data.io.remote import RemoteOptions
-from lit_data.io.store.bands import StoreOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
@@ -61,18 +58,20 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
 
     Args, beside those of `StripeFiles` and `BaseDataModule`:
-        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see
-        `split_images`. split_seed: Chooses the images of each share. mask_splits: Splits that use
-        the masks instead of synthesis. patch_px: Patch size, one number or (height, width).
-        stride_px: Distance between patches. edges: `cover`, `drop` or `pad`, see `PatchGrid`.
-        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1 for
-        float32. synthesis: Defects to draw; none draws none. augment: Augmentation of the training
-        split, or a mapping of stages to theirs; an `Augmentation`, or any module
-            of yours (see `lit_data.augment.ExternalTransform`). None leaves images as they are.
-        nuisance: For layout `single`: what makes target and references differ. backend: Where
-        defects are drawn: by the workers (`cpu`), on the device of the batch (`device`), or `auto`:
-            where a short measurement says. The samples are the same to the byte on the CPU, and to
-            one grey level of 255 between CPU and GPU.
+        mask_splits: Splits that use the masks instead of synthesis.
+        patch_px: Patch size, one number or (height, width).
+        stride_px: Distance between patches.
+        edges: `cover`, `drop` or `pad`, see `PatchGrid`.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
+            for float32.
+        synthesis: Defects to draw; none draws none.
+        augment: Augmentation of the training split, or a mapping of stages to theirs; an
+            `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
+            leaves images as they are.
+        nuisance: For layout `single`: what makes target and references differ.
+        backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
+            decides by a short measurement. Samples are the same to the byte on the CPU, and to one
+            grey level of 255 between CPU and GPU.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -91,6 +90,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     )
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
+    @name_options(StripeFiles)
     def __init__(
         self,
         root: PathText | None = None,
@@ -98,45 +98,30 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
         layout: str = "channels",
         channels: Sequence[int] = (0, 1, 2),
         files: Mapping[str, str] | None = None,
-        patterns: Sequence[str] = ("**/*",),
-        exclude: Sequence[str] = (),
-        splits: Splits = "auto",
-        split_seed: int = 0,
-        masks: PathText | None = None,
-        mask_read: MaskOptions | None = None,
         mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] = 112,
         edges: Edges = "cover",
         value_range: tuple[float, float] | None = None,
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache: str = "store",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        store: StoreOptions | None = None,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         nuisance: SingleTexture | None = None,
         backend: Backend = "auto",
         batch_format: BatchFormat = "dict",
+        **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source: StripeFiles = StripeFiles.of(locals())
-        self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
-        self.patch_px, self.stride_px = (
-            pair_px("patch_px", patch_px),
-            pair_px("stride_px", stride_px),
+        self.source: StripeFiles = StripeFiles.of(
+            root=root, layout=layout, channels=channels, files=files, **options
         )
-        self.edges, self.value_range, self.synthesis, self.augment = (
-            edges,
-            value_range,
-            synthesis,
-            augment,
-        )
+        self.mask_splits = tuple(mask_splits)
+        self.patch_px = pair_px("patch_px", patch_px)
+        self.stride_px = pair_px("stride_px", stride_px)
+        self.edges = edges
+        self.value_range = value_range
+        self.synthesis = synthesis
+        self.augment = augment
         self.nuisance = (nuisance or SingleTexture()) if layout == "single" else None
         self.backend, self._device_patches = DrawingBackend(backend), DevicePatches()
 
@@ -220,7 +205,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
             *sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name
         )
         names = self.source.names(self.bank)
-        self.split_images = split_images(names, self.splits, seed=self.split_seed)
+        self.split_images = split_images(names, self.source.splits, seed=self.source.split_seed)
         is_shared_out = (
             sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
         )  # not to predict

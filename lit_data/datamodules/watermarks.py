@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from torch import nn
@@ -13,22 +13,20 @@ from typing_extensions import override
 from lit_data.augment import stage_augmentations
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.masked_source import MaskedImageFolder
+from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
+from lit_data.datamodules.source import name_options
 from lit_data.datamodules.watermark_transform import WatermarkTransform, WatermarkVisuals
 from lit_data.datasets.patch_source import ProgressiveSize
-from lit_data.datasets.splits import SPLITS, Splits, split_images
+from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.datasets.stripes.layouts import describe_no_images
 from lit_data.datasets.watermarks import WatermarkDataset
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import pair_px
 from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.remote import RemoteOptions, Scope
-from lit_data.io.store.bands import StoreOptions
+from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import ensure_watermark_samples
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
@@ -93,17 +91,16 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
     watermarks in every epoch. Prediction takes the grid of all images, as they are.
 
     Args, beside those of `WatermarkSource` and `BaseDataModule`:
-        splits: Whole images to train, val, test: `auto`, `folders`, shares, or lists; see
-        `split_images`. split_seed: Chooses the images of each share. mask_splits: Splits that use
-        the masks instead of drawn watermarks. patch_px: Patch size, one number or (height, width);
-        smaller images are mirrored on. stride_px: Distance between the patches of the grid; by
-        default they lie side by side. samples_per_image: Training patches of each image in an
-        epoch. progressive: Sizes of training patches by epoch, in place of `patch_px`; (first
-        epoch, side in px) each, or
-            a `ProgressiveSize`.
-        clean: Batches hold ``clean`` too, for modules that restore images; of drawn watermarks
-        alone. synthesis: Watermarks to draw; none draws none. augment: Augmentation of the training
-        split, or a mapping of stages to theirs.
+        mask_splits: Splits that use the masks instead of synthetic watermarks.
+        patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
+        stride_px: Distance between the patches of the grid; by default they lie side by side.
+        samples_per_image: Training patches of each image in an epoch.
+        progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side
+            in px) each, or a `ProgressiveSize`.
+        clean: Batches hold ``clean`` too, for modules that restore images; of synthetic watermarks
+            alone.
+        synthesis: Watermarks to draw; none draws none.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
 
     Raises:
         ConfigError: An option is out of its range.
@@ -121,40 +118,30 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         "epoch",
     )
 
+    @name_options(WatermarkSource)
     def __init__(
         self,
         root: PathText | None = None,
         *,
-        patterns: Sequence[str] = ("**/*",),
-        exclude: Sequence[str] = (),
-        splits: Splits = "auto",
-        split_seed: int = 0,
-        masks: PathText | None = None,
-        mask_read: MaskOptions | None = None,
         mask_splits: Sequence[Stage] = SPLITS,
         patch_px: int | tuple[int, int] = 192,
         stride_px: int | tuple[int, int] | None = None,
         samples_per_image: int = 16,
         progressive: ProgressiveSize | Sequence[tuple[int, int]] | None = None,
         clean: bool = False,
-        read: ReadOptions | None = None,
-        on_bad: OnBad = "error",
-        cache: str = "store",
-        cache_dir: PathText | None = None,
-        cache_bytes: int = 2**30,
-        store: StoreOptions | None = None,
-        samples: Mapping[str, Any] | None = None,
-        remote: RemoteOptions | None = None,
         loader: LoaderOptions | None = None,
         synthesis: WatermarkSpec | None = None,
         augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source: WatermarkSource = WatermarkSource.of(locals())
-        self.splits, self.split_seed, self.mask_splits = splits, split_seed, tuple(mask_splits)
-        self.patch_px, self.stride_px = pair_px("patch_px", patch_px), stride_px
-        self.samples_per_image, self.progressive = samples_per_image, _read_sizes(progressive)
+        self.source: WatermarkSource = WatermarkSource.of(root=root, **options)
+        self.mask_splits = tuple(mask_splits)
+        self.patch_px = pair_px("patch_px", patch_px)
+        self.stride_px = stride_px
+        self.samples_per_image = samples_per_image
+        self.progressive = _read_sizes(progressive)
         self.transformation = WatermarkTransform(
             spec=synthesis, seed=self.loader.seed, augment=stage_augmentations(augment), clean=clean
         )
@@ -221,9 +208,8 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         spec = self.transformation.spec
         self.marks = GlyphBank(spec) if spec else None
         self.bank = self.source.open_images()
-        self.split_images = split_images(
-            self.source.names(self.bank), self.splits, seed=self.split_seed
-        )
+        names = self.source.names(self.bank)
+        self.split_images = split_images(names, self.source.splits, seed=self.source.split_seed)
 
     def _check(self) -> None:
         spec, augment = self.transformation.spec, self.transformation.augment

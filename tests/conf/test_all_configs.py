@@ -26,7 +26,12 @@ NOT_OPTIONS = (
     "hydra",
 )  # groups that a command starts without
 FILES = sorted(path.relative_to(CONF).with_suffix("") for path in CONF.rglob("*.yaml"))
-OPTIONS = [path for path in FILES if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS]
+SHARED = [path for path in FILES if path.parts[0] == "data" and path.stem.startswith("base")]
+OPTIONS = [
+    path
+    for path in FILES
+    if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS and path not in SHARED
+]
 BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
 EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
 NEEDS_CUDA = [Path(f"trainer/{name}") for name in ("ddp", "fsdp", "gpu")]
@@ -162,7 +167,7 @@ def _real_data(experiment: str, folder: Path) -> list[str]:
 
 
 def test_no_file_is_forgotten() -> None:
-    known = {Path(command) for command in COMMANDS} | {Path("base")} | set(OPTIONS)
+    known = {Path(command) for command in COMMANDS} | {Path("base")} | {*OPTIONS, *SHARED}
     known |= {path for path in FILES if path.parts[0] in NOT_OPTIONS}
     assert set(FILES) == known
     assert (
@@ -272,6 +277,7 @@ def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> N
     )
     own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
     assert isinstance(own, DictConfig)
+    own.pop("defaults", None)
     assert cfg[option.parts[0]]["_target_"] == own["_target_"]
     assert own.keys() <= cfg[option.parts[0]].keys()
 
@@ -463,6 +469,7 @@ def test_the_options_of_watermarks_make_their_experiment(option: Path, tmp_path:
     cfg = compose("fit", ["+experiment=watermark", f"paths.run={tmp_path}"])
     own = OmegaConf.load(CONF / option.with_suffix(".yaml"))
     assert isinstance(own, DictConfig)
+    own.pop("defaults", None)
     node = cfg.data.synthesis if option.parts[0] == "synthesis" else cfg[option.parts[0]]
     assert node["_target_"] == own["_target_"]
     assert own.keys() <= node.keys()

@@ -1,4 +1,6 @@
+import dataclasses
 import hashlib
+import inspect
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,11 +13,13 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 from PIL import Image
 
+from lit_data import datamodules
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
-from lit_data.datamodules import StripeDataModule
+from lit_data.datamodules import FileOptions, StripeDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
+from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.types import Batch, Stage
@@ -640,3 +644,32 @@ def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they
             assert np.allclose(batch["image"][0, 0].numpy(), target)
             seen += 1
     assert seen == 6
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name in datamodules.__all__
+        if name.endswith("DataModule") and name != "BaseDataModule"
+    ],
+)
+def test_all_datamodules_take_the_file_options(name: str) -> None:
+    parameters = inspect.signature(getattr(datamodules, name)).parameters
+    for option in dataclasses.fields(FileOptions):
+        has_object = option.default is dataclasses.MISSING
+        assert parameters[option.name].default == (None if has_object else option.default)
+    assert all(each.kind is not each.VAR_KEYWORD for each in parameters.values())
+
+
+def test_keywords_become_options() -> None:
+    data = StripeDataModule(
+        Path("images"), patterns=["*.png"], remote=None, split_seed=3, cache_dir=Path("cache")
+    )
+    assert data.source.root == "images"
+    assert data.source.patterns == ("*.png",)
+    assert data.source.remote == RemoteOptions()
+    assert data.source.split_seed == 3
+    assert data.source.cache_dir == "cache"
+    with pytest.raises(TypeError, match="cache_byte"):
+        StripeDataModule("images", cache_byte=1)  # type: ignore[call-arg]

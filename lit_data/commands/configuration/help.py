@@ -100,7 +100,7 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
     trainer = f"\nkeys of trainer, and any argument of Trainer:\n{_list_keys('trainer/auto.yaml', 'trainer.')}\n"
     groups = {
         folder.name: ", ".join(
-            sorted(path.stem for path in folder.glob("*.yaml") if path.stem != "base")
+            sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("base"))
         )
         for folder in sorted(CONF.iterdir())
         if folder.is_dir()
@@ -136,9 +136,20 @@ def choose_option(group: str, words: Sequence[str], default: str) -> str:
 def _list_keys(name: str, prefix: str = "") -> str:
     return _format_rows(
         (f"{prefix}{key}={value}", comment)
-        for key, value, comment in read_keys(CONF / name)
+        for key, value, comment in read_option(CONF / name)
         if not key.endswith("_target_") and key.split(".")[0] not in ("defaults", "command")
     )
+
+
+def read_option(path: Path) -> Iterator[tuple[str, str, str]]:
+    """As `read_keys`, with the keys of the files of its group that the defaults list of an option names."""
+    text = path.read_text(encoding="utf-8")
+    parents = re.findall(r"^  - (base\w*)$", text, re.MULTILINE) if path.parent != CONF else []
+    rows: dict[str, tuple[str, str, str]] = {}
+    for parent in parents:
+        rows |= {row[0]: row for row in read_option(path.with_name(f"{parent}.yaml"))}
+    rows |= {row[0]: row for row in read_keys(path)}
+    yield from rows.values()
 
 
 def read_keys(path: Path) -> Iterator[tuple[str, str, str]]:

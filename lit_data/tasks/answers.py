@@ -91,6 +91,11 @@ def read_probability(found: object) -> Tensor | None:
     return found if found.shape[1] == 1 else 1 - found[:, :1]
 
 
+def read_threshold(model: object) -> float:
+    """Return the probability from which a pixel counts as found: that of the model, else 0.5."""
+    return float(getattr(model, "predict_threshold", 0.5))
+
+
 def read_kinds(found: object) -> Tensor | None:
     """The probability of each class behind the background that a `predict_step` returned.
 

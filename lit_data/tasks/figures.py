@@ -1,9 +1,9 @@
-"""The parts that all pictures are made of: a grid of cells, images, masks, circles, a legend."""
+"""Parts that all pictures are made of: a grid of cells, images, masks, outlines, circles, a legend."""
 
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -17,13 +17,14 @@ from torch import Tensor
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.files import explaining, replacing
 from lit_data.inference import Defect, find_defects
-from lit_data.types import IGNORED, Batch, Stage
+from lit_data.types import IGNORED, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
 
 TRUE_COLOUR: Final = "#ff3b30"
 DISTRACTOR_COLOUR: Final = "#34aadc"
+FOUND_COLOUR: Final = "#4cd964"
 CLASS_COLOURS: Final = (
     "#ff3b30",
     "#34aadc",
@@ -35,10 +36,13 @@ CLASS_COLOURS: Final = (
     "#ff2d92",
 )
 CELL_INCHES: Final = 2.1
+_LONGEST_SHAPE: Final = 2.0  # long side by short side: longer images are cropped
+_LONGEST_NAME: Final = 24  # characters that fit over a cell
+_PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
 
 
 def open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.object_]]:
-    """A grid of cells with a title over each column."""
+    """Return a grid of cells with a title over each column."""
     figure, axes = new_axes(rows, len(titles), CELL_INCHES * rows + 0.7)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=10)
@@ -48,7 +52,7 @@ def open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.ob
 def new_axes(
     rows: int, columns: int, height_inches: float, *, width_inches: float | None = None
 ) -> tuple[Figure, NDArray[np.object_]]:
-    """A grid of empty cells without ticks."""
+    """Return a grid of empty cells without ticks."""
     size_inches = width_inches or CELL_INCHES * columns, height_inches
     figure = Figure(figsize=size_inches, dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -60,8 +64,8 @@ def new_axes(
 
 
 def show_images(cells: Sequence[Axes], image: Tensor) -> None:
-    """Target and references on one grey scale, so that they can be compared."""
-    low, high = np.percentile(image.numpy(), (0.5, 99.5))
+    """Show target and references on one grey scale, so that they can be compared."""
+    low, high = np.percentile(image.numpy(), _PERCENTILES)
     for cell, channel in zip(cells, image, strict=False):
         cell.imshow(
             channel.numpy(),
@@ -73,20 +77,85 @@ def show_images(cells: Sequence[Axes], image: Tensor) -> None:
 
 
 def show_pixels(cell: Axes, image: Tensor) -> None:
-    """[C, H, W] in 0..1: three channels in their colours, otherwise the first one in grey."""
+    """Show [C, H, W] in 0..1: three channels in their colours, otherwise the first one in grey."""
     if len(image) == 3:
         cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
     else:
         cell.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
 
 
+def show_stored(cell: Axes, pixels: Array) -> None:
+    """Show stored pixels [C, H, W] of any range from their darkest to their brightest.
+
+    Three channels are shown in their colours, otherwise the first one in grey.
+    """
+    shown = np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
+    low, high = np.percentile(shown, _PERCENTILES)
+    stretched = (shown.astype(np.float32) - low) / max(high - low, 1e-3)
+    cell.imshow(stretched.clip(0, 1), cmap="gray", vmin=0, vmax=1)
+
+
 def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
-    """[H, W] in 0..1, black and white; numbers of classes in their colours; grey where pixels are ignored."""
+    """Show [H, W] in 0..1 in black and white, or numbers of classes in their colours.
+
+    Pixels that are ignored are grey.
+    """
     shown = np.repeat(mask.numpy()[..., None].clip(0, 1), 3, axis=-1)
     for number in range(1, classes + 1):
-        shown[mask.numpy() == number] = to_rgb(CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)])
+        shown[mask.numpy() == number] = to_rgb(colour_of_class(number))
     shown[mask.numpy() == IGNORED] = 0.5
     cell.imshow(shown, interpolation="nearest")
+
+
+def colour_of_class(number: int) -> str:
+    """Return the colour of a class by its number in masks, from 1."""
+    return CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
+
+
+def number_classes(classes: Sequence[str]) -> list[str]:
+    """Return names of classes with their numbers in masks and maps, from 1, for a legend."""
+    return [f"{number} {name}" for number, name in enumerate(classes, 1)]
+
+
+def outline_mask(
+    cell: Axes, mask: Tensor, *, classes: int = 0, colour: str = TRUE_COLOUR, width: float = 1.0
+) -> None:
+    """Draw a line around what a mask marks by half of its largest value at least.
+
+    Args:
+        cell: Shows an image of the same size.
+        mask: [H, W] in 0..1, or numbers of classes from 1; 255 where pixels are ignored.
+        classes: Classes that the mask tells apart, each in its colour; 0: none.
+        colour: Of the line without classes.
+        width: Of the line, points.
+    """
+    values = mask.numpy()
+    values = np.where(values == IGNORED, 0, values)
+    for number in range(1, classes + 1):
+        draw_outline(cell, values == number, colour=colour_of_class(number), width=width)
+    if not classes:
+        is_marked = (values > 0) & (values >= values.max() / 2)
+        draw_outline(cell, is_marked, colour=colour, width=width)
+
+
+def draw_outline(
+    cell: Axes, is_marked: NDArray[np.bool_], *, colour: str, width: float = 1.0
+) -> None:
+    """Draw a line along the border of the marked pixels, [H, W]."""
+    if not is_marked.any():
+        return
+    height, width_px = is_marked.shape
+    # A border of nothing closes the lines around what touches an edge of the image.
+    padded = np.pad(is_marked, 1).astype(np.float32)
+    cell.contour(
+        np.arange(-1, width_px + 1),
+        np.arange(-1, height + 1),
+        padded,
+        levels=[0.5],
+        colors=[colour],
+        linewidths=width,
+    )
+    _fit_cell(cell, (height, width_px))
 
 
 def circle_mask(cell: Axes, mask: Tensor, colour: str) -> None:
@@ -105,8 +174,101 @@ def circle(cell: Axes, defects: Sequence[Defect], shape: tuple[int, ...], colour
             color=colour,
             linewidth=1.2,
         )
+    _fit_cell(cell, shape)
+
+
+def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
     cell.set_xlim(-0.5, shape[1] - 0.5)
     cell.set_ylim(shape[0] - 0.5, -0.5)
+
+
+def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice, slice]:
+    """Return the part of an image that is worth a picture: all of it, or of a long strip a part.
+
+    The part is twice as long as the strip is wide, around the surest defect.
+
+    Args:
+        shape: (height, width) of the image, px.
+        defects: In the image; without any the part lies in the middle.
+    """
+    height, width = shape
+    longest = round(_LONGEST_SHAPE * min(shape))
+    centre_y, centre_x = height / 2, width / 2
+    if defects:
+        surest = max(defects, key=lambda defect: defect.score)
+        centre_y, centre_x = surest.y, surest.x
+    return _cut_around(centre_y, height, longest), _cut_around(centre_x, width, longest)
+
+
+def _cut_around(centre: float, length: int, longest: int) -> slice:
+    kept = min(length, longest)
+    start = min(max(round(centre - kept / 2), 0), length - kept)
+    return slice(start, start + kept)
+
+
+def shorten_name(name: str) -> str:
+    """Return the path of an image as it fits over a cell: of a long one the end of the file's name."""
+    return name if len(name) <= _LONGEST_NAME else Path(name).name[-_LONGEST_NAME:]
+
+
+class ShownImage(NamedTuple):
+    """A whole image with what was found in it.
+
+    Attributes:
+        name: Of the image.
+        pixels: [C, H, W] as stored.
+        probability: [H, W] in 0..1.
+        defects: That were found.
+    """
+
+    name: str
+    pixels: Array
+    probability: Array
+    defects: Sequence[Defect]
+
+
+def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, least: float) -> None:
+    """Draw whole images, each beside its probability, with an outline around what was found.
+
+    Wide images are stacked, image and probability side by side; others stand in a row, each above
+    its probability. Of a long strip the part around its surest defect is shown.
+
+    Args:
+        images: At least one.
+        path: The PNG to write.
+        title: Of the picture.
+        least: Probability from which a pixel is outlined.
+    """
+    parts = [crop_strip(image.probability.shape, image.defects) for image in images]
+    shapes = [image.probability[part].shape for image, part in zip(images, parts, strict=True)]
+    height, width = np.max(shapes, axis=0)
+    if width > height:
+        row_inches = 2 * CELL_INCHES * height / width + 0.4
+        size_inches = row_inches * len(images) + 0.7
+        figure, axes = new_axes(len(images), 2, size_inches, width_inches=4 * CELL_INCHES)
+    else:
+        size_inches = 2 * CELL_INCHES * height / width + 1.1
+        figure, axes = new_axes(2, len(images), size_inches)
+        axes = axes.T
+    for image, part, cells in zip(images, parts, axes, strict=True):
+        _draw_whole_image(cells, image, part, least)
+    save_figure(figure, path, title, ("found",), (FOUND_COLOUR,))
+
+
+def _draw_whole_image(
+    cells: Sequence[Axes], image: ShownImage, part: tuple[slice, slice], least: float
+) -> None:
+    probability = image.probability[part]
+    is_cropped = probability.shape != image.probability.shape
+    place = f", from y {part[0].start}, x {part[1].start}" if is_cropped else ""
+    show_stored(cells[0], image.pixels[:, *part])
+    count = len(image.defects)
+    counted = f"{count} defect{'' if count == 1 else 's'}{place}"
+    cells[0].set_title(f"{shorten_name(image.name)}\n{counted}", fontsize=8)
+    cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
+    cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
+    for cell in cells:
+        draw_outline(cell, probability >= least, colour=FOUND_COLOUR)
 
 
 def save_figure(
@@ -116,7 +278,7 @@ def save_figure(
     legend: Sequence[str],
     colours: Sequence[str] = (TRUE_COLOUR, DISTRACTOR_COLOUR),
 ) -> None:
-    """Write a figure with its title, and with a legend of circles in some colours if there are any."""
+    """Write a figure with its title, and with a legend of rings in some colours if there are any."""
     handles = [
         Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
         for colour, label in zip(colours, legend, strict=False)
@@ -164,8 +326,8 @@ def draw_before_after(
     if before is None:
         return False
     titles = [f"{name} {moment}".strip() for moment in ("before", "after") for name in columns]
-    size_inches = cell_inches * len(rows) + 0.7, cell_inches * len(titles)
-    figure, axes = new_axes(len(rows), len(titles), size_inches[0], width_inches=size_inches[1])
+    height_inches, width_inches = cell_inches * len(rows) + 0.7, cell_inches * len(titles)
+    figure, axes = new_axes(len(rows), len(titles), height_inches, width_inches=width_inches)
     for cell, title in zip(axes[0], titles, strict=True):
         cell.set_title(title, fontsize=10)
     for cells, row in zip(axes.tolist(), rows, strict=True):

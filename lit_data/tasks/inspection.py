@@ -19,6 +19,7 @@ from lit_data.datamodules.labelled import LabelledImageDataModule
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
+from lit_data.inference import find_defects
 from lit_data.io.images.readers import read_image
 from lit_data.modules.segmentation.image_scores import count_top_px, mean_highest
 from lit_data.synthesis.values import ValueRange
@@ -28,11 +29,13 @@ from lit_data.tasks.batches import predict_batches
 from lit_data.tasks.figures import (
     CELL_INCHES,
     TRUE_COLOUR,
-    circle_mask,
+    crop_strip,
+    draw_outline,
     new_axes,
     save_figure,
-    show_images,
+    shorten_name,
     show_pixels,
+    show_stored,
 )
 from lit_data.tasks.maps import MapWriter
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
@@ -40,7 +43,7 @@ from lit_data.tasks.tiles import predict_images
 from lit_data.tasks.watermarks import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import BankWriter, Entry, Written
-from lit_data.types import Batch, Stage
+from lit_data.types import Array, Batch, Stage
 
 log = logging.getLogger(__name__)
 
@@ -74,7 +77,7 @@ class InspectionTask(Task[InspectionDataModule]):
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
         return draw_mark_samples(
-            batch, path, title, count=count, classes=self.datamodule.classes or ()
+            self.datamodule, batch, path, title, count=count, classes=self.datamodule.classes or ()
         )
 
     @override
@@ -214,22 +217,23 @@ class VerdictWriter(MapWriter):
         save_figure(figure, self.folder / "worst.png", title, ("defect",))
 
     def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any], number: int) -> None:
-        pixels, name = (
-            torch.from_numpy(np.array(self.images.show(number), np.float32)),
-            str(row["image"]),
-        )
-        show_images(cells[:1], pixels)
-        probability = (
-            torch.from_numpy(np.array(read_image(self._map_of(name))[0], np.float32)) / 65535
-        )
-        cells[1].imshow(probability.numpy(), cmap="magma", vmin=0, vmax=1)
-        cells[0].set_title(
-            f"{name[-20:]}\n{row['kind'] or row['truth']}, score {row['score']:.2f}", fontsize=7
-        )
+        name = str(row["image"])
+        pixels = self.images.show(number)
+        probability = read_image(self._map_of(name))[0] / 65535
         mask = self._datamodule.read_mask(number)
-        if mask is not None:
-            for cell in cells:
-                circle_mask(cell, torch.from_numpy(is_defect(mask)), TRUE_COLOUR)
+        is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
+        part = crop_strip(probability.shape, find_defects(is_marked))
+        show_stored(cells[0], pixels[:, *part])
+        cells[1].imshow(probability[part], cmap="magma", vmin=0, vmax=1)
+        kind = row["kind"] or row["truth"]
+        title = f"{shorten_name(name)}\n{kind}, score {row['score']:.2f}"
+        cells[0].set_title(title, fontsize=7)
+        for cell in cells:
+            draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
+
+    @override
+    def shown_channels(self, pixels: Array) -> Array:
+        return pixels
 
 
 def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -20,16 +20,18 @@ from lit_data.inference import Defect, find_defects
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
 from lit_data.synthesis.values import ValueRange
-from lit_data.tasks.answers import ask_step, read_probability
+from lit_data.tasks.answers import ask_step, read_probability, read_threshold
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import (
-    CELL_INCHES,
     DISTRACTOR_COLOUR,
+    FOUND_COLOUR,
     TRUE_COLOUR,
-    circle,
+    ShownImage,
     circle_mask,
-    new_axes,
+    draw_outline,
+    draw_whole_images,
     open_figure,
+    outline_mask,
     save_figure,
     show_images,
     show_mask,
@@ -183,24 +185,23 @@ def draw_patch_predictions(
     probability = predict_probability(model, shown)
     if probability is None:
         return False
-    figure, axes = open_figure(
-        len(rows), ("target", "reference 1", "|target - mean(ref)|", "mask", "model")
-    )
-    for row, (cells, image, mask, found) in enumerate(
-        zip(axes, shown["image"], shown["mask"], probability, strict=True)
-    ):
+    least = read_threshold(model)
+    titles = ("target", "reference 1", "|target - mean(ref)|", f"found (p >= {least:.2g})", "model")
+    figure, axes = open_figure(len(rows), titles)
+    samples = zip(axes, shown["image"], shown["mask"], probability, strict=True)
+    for row, (cells, image, mask, answer) in enumerate(samples):
         cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
-        cells[4].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
+        cells[4].set_xlabel(f"highest {float(answer.max()):.2f}", fontsize=8)
         show_images(cells[:2], image)
+        show_images(cells[3:4], image[:1])
         difference = (image[0] - image[1:].mean(0)).abs()
-        cells[2].imshow(
-            difference.numpy(), cmap="magma", vmin=0, vmax=max(float(difference.max()), 0.1)
-        )
-        show_mask(cells[3], mask[0])
-        cells[4].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1)
-        for cell in (cells[0], cells[2], cells[4]):
-            circle_mask(cell, mask[0], TRUE_COLOUR)
-    save_figure(figure, path, title, ("true defect",))
+        brightest = max(float(difference.max()), 0.1)
+        cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
+        cells[4].imshow(answer[0].numpy(), cmap="magma", vmin=0, vmax=1)
+        for cell in (cells[0], cells[4]):
+            outline_mask(cell, mask[0])
+        draw_outline(cells[3], answer[0].numpy() >= least, colour=FOUND_COLOUR)
+    save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
     return True
 
 
@@ -212,28 +213,6 @@ def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
         return name
     top, left = batch["position"][row].tolist()
     return f"{name}\ny {top}, x {left}"
-
-
-def draw_maps(images: Sequence[tuple[str, Array, Array, Sequence[Defect]]], path: Path) -> None:
-    """Draw whole images side by side, each above its probability map.
-
-    Defects found are circled.
-
-    Args:
-        images: For each image its name, [H, W] pixels, [H, W] probability in 0..1, and its defects.
-        path: The PNG to write.
-    """
-    height, width = images[0][1].shape
-    rows = min(CELL_INCHES * height / width, 9.0)
-    figure, axes = new_axes(2, len(images), 2 * rows + 0.9)
-    for (name, pixels, probability, defects), cells in zip(images, axes.T, strict=True):
-        low, high = np.percentile(pixels, (0.5, 99.5))
-        cells[0].imshow(pixels, cmap="gray", vmin=low, vmax=max(high, low + 1e-3))
-        cells[0].set_title(f"{name[-24:]}\n{len(defects)} defects", fontsize=8)
-        cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
-        for cell in cells:
-            circle(cell, defects, probability.shape, TRUE_COLOUR)
-    save_figure(figure, path, "images with the surest defects, and their probability", ("found",))
 
 
 def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:
@@ -330,21 +309,22 @@ class MapWriter(ImageWriter):
             e for e in entries if self.images.count_px(numbers[e.image]) <= self.options.large_px
         ]
         shown = sorted(small, key=lambda entry: -entry.score)[:SHOWN]
-        if shown:
-            images = [
-                (
-                    e.image,
-                    self.images.show(numbers[e.image])[0],
-                    read_image(self._map_of(e.image))[0] / 65535,
-                    e.rows,
-                )
-                for e in shown
-            ]
-            named = [
-                (name, pixels, found, [_read(row) for row in rows])
-                for name, pixels, found, rows in images
-            ]
-            draw_maps(named, self.folder / "predictions.png")
+        if not shown:
+            return
+        images = [self._show(entry, numbers[entry.image]) for entry in shown]
+        title = "images with the surest defects, and their probability"
+        least = self.options.least_score
+        draw_whole_images(images, self.folder / "predictions.png", title, least)
+
+    def _show(self, entry: Entry, number: int) -> ShownImage:
+        probability = read_image(self._map_of(entry.image))[0] / 65535
+        defects = [_read(row) for row in entry.rows]
+        pixels = self.shown_channels(self.images.show(number))
+        return ShownImage(entry.image, pixels, probability, defects)
+
+    def shown_channels(self, pixels: Array) -> Array:
+        """Return the channels of an image that are shown: the target, without its references."""
+        return pixels[:1]
 
     def _map_of(self, name: str) -> Path:
         return self.folder / "maps" / f"{name}.png"

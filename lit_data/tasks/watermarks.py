@@ -19,16 +19,20 @@ from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
-from lit_data.tasks.answers import ask_step, read_kinds, read_probability
+from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import (
     CLASS_COLOURS,
+    FOUND_COLOUR,
     TRUE_COLOUR,
     draw_before_after,
     new_axes,
+    number_classes,
     open_figure,
+    outline_mask,
     save_figure,
     show_mask,
+    show_pixels,
 )
 from lit_data.tasks.maps import name_sample
 from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
@@ -53,7 +57,7 @@ class MarkTask(Task[WatermarkDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_mark_samples(batch, path, title, count=count)
+        return draw_mark_samples(self.datamodule, batch, path, title, count=count)
 
     @override
     def draw_predictions(
@@ -80,13 +84,20 @@ class MarkTask(Task[WatermarkDataModule]):
 
 
 def draw_mark_samples(
-    batch: Batch, path: Path, title: str, *, count: int, classes: Sequence[str] = ()
+    datamodule: BaseDataModule,
+    batch: Batch,
+    path: Path,
+    title: str,
+    *,
+    count: int,
+    classes: Sequence[str] = (),
 ) -> list[int]:
     """Draw samples as the model sees them, with their masks.
 
     Of those with a watermark the largest come first.
 
     Args:
+        datamodule: Its images have names.
         batch: A finished batch, on the host.
         path: The PNG to write.
         title: Of the picture.
@@ -105,16 +116,13 @@ def draw_mark_samples(
         len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else []))
     )
     for cells, row in zip(axes, rows, strict=True):
-        show_colour(cells[0], batch["image"][row])
+        show_pixels(cells[0], batch["image"][row])
         show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
         show_mask(cells[2], masks[row, 0], classes=len(classes))
         if has_clean:
-            show_colour(cells[3], batch["clean"][row])
-        top, left = batch["position"][row].tolist()
-        cells[0].set_ylabel(
-            f"image {int(batch['image_index'][row])}\ny {top}, x {left}", fontsize=8
-        )
-    save_figure(figure, path, title, classes, CLASS_COLOURS)
+            show_pixels(cells[3], batch["clean"][row])
+        cells[0].set_ylabel(name_sample(datamodule, batch, row), fontsize=8)
+    save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
     return rows
 
 
@@ -142,29 +150,32 @@ def draw_mark_predictions(
     Returns:
         Whether it was drawn: the module may return something else.
     """
-    order = torch.argsort(_measure_marked(_masks_of(batch)), descending=True, stable=True)
-    places = torch.linspace(0, len(order) - 1, min(count, len(order))).round().long()
-    shown = {key: value[order[places]] for key, value in batch.items()}
+    rows = _choose_marked(_measure_marked(_masks_of(batch)), count)
+    shown = {key: value[rows] for key, value in batch.items()}
     answer = ask_step(model, shown)
     probability, kinds = read_probability(answer), read_kinds(answer) if classes else None
     if probability is None:
         return False
-    least = float(getattr(model, "predict_threshold", 0.5))
-    marked = (probability >= least).float() * (
-        1 if kinds is None else 1 + kinds.argmax(1, keepdim=True)
-    )
-    probability, marked = probability.float().cpu(), marked.cpu()
-    figure, axes = open_figure(len(places), ("image", "mask", "model", f"found (p >= {least:.2g})"))
-    for row, (cells, image, mask, found) in enumerate(
-        zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
-    ):
+    least = read_threshold(model)
+    found = (probability >= least).float()
+    if kinds is not None:
+        found = found * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
+    probability, found = probability.float().cpu(), found.cpu()
+    figure, axes = open_figure(len(rows), ("image", "mask", f"found (p >= {least:.2g})", "model"))
+    samples = zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
+    for row, (cells, image, mask, likely) in enumerate(samples):
         cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
-        cells[2].set_xlabel(f"highest {float(found.max()):.2f}", fontsize=8)
-        show_colour(cells[0], image)
-        show_mask(cells[1], mask[0], classes=len(classes))
-        cells[2].imshow(found[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-        show_outlined(cells[3], image, marked[row, 0], classes=len(classes))
-    save_figure(figure, path, title, classes, CLASS_COLOURS)
+        cells[3].set_xlabel(f"highest {float(likely.max()):.2f}", fontsize=8)
+        show_pixels(cells[0], image)
+        show_outlined(cells[1], image, mask[0], classes=len(classes))
+        show_pixels(cells[2], image)
+        outline_mask(cells[2], found[row, 0], classes=len(classes), colour=FOUND_COLOUR)
+        cells[3].imshow(likely[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+        outline_mask(cells[3], mask[0], classes=len(classes), width=0.6)
+    if classes:
+        save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
+    else:
+        save_figure(figure, path, title, ("mask", "found"), (TRUE_COLOUR, FOUND_COLOUR))
     return True
 
 
@@ -180,7 +191,7 @@ def draw_augmented_marks(
     """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
 
     def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
-        show_colour(cells[0], batch["image"][row])
+        show_pixels(cells[0], batch["image"][row])
         show_mask(cells[1], _masks_of(batch)[row, 0], classes=classes)
 
     return draw_before_after(
@@ -188,30 +199,25 @@ def draw_augmented_marks(
     )
 
 
-def show_colour(cell: Axes, image: Tensor) -> None:
-    """[3, H, W] in 0..1, as it is."""
-    cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
-
-
 def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) -> None:
-    """Outline the marked region in an image [3, H, W].
+    """Show an image [C, H, W] with a line around what a mask [H, W] marks; see `outline_mask`."""
+    show_pixels(cell, image)
+    outline_mask(cell, mask, classes=classes, width=0.8)
 
-    A mask [H, W] marks pixels of at least half of its largest value.
 
-    With classes a line in the colour of each.
+def _choose_marked(marked: Tensor, count: int) -> list[int]:
+    """Return samples of all sizes of mark, from the largest, and behind them a few without any.
+
+    Args:
+        marked: [B] how much of each mask is marked.
+        count: Samples at most.
     """
-    show_colour(cell, image)
-    for number in range(1, classes + 1):
-        if (mask == number).any():
-            colour = CLASS_COLOURS[(number - 1) % len(CLASS_COLOURS)]
-            cell.contour(
-                (mask == number).float().numpy(), levels=[0.5], colors=[colour], linewidths=0.8
-            )
-    mask = mask.masked_fill(mask == IGNORED, 0)
-    if not classes and float(mask.max()) > float(mask.min()):
-        cell.contour(
-            mask.numpy(), levels=[float(mask.max()) / 2], colors=[TRUE_COLOUR], linewidths=0.6
-        )
+    order = torch.argsort(marked, descending=True, stable=True)
+    with_mark, without = order[marked[order] > 0], order[marked[order] == 0]
+    free = count - min(len(without), _UNMARKED)
+    places = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
+    chosen: list[int] = torch.cat([with_mark[places], without]).tolist()
+    return chosen[:count]
 
 
 def _measure_marked(masks: Tensor) -> Tensor:
@@ -226,6 +232,7 @@ def _masks_of(batch: Batch) -> Tensor:
 
 COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
 SHOWN: Final = 5
+_UNMARKED: Final = 2  # samples without a mark in a picture, where there are enough with one
 _TINT: Final = np.array([255, 59, 48], np.float32)
 _OPACITY: Final = 0.6  # of the tint where the model is sure
 _GROW_PX: Final = 2  # to each side: the soft edge of a letter belongs to it

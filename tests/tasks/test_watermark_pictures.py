@@ -39,11 +39,11 @@ def test_samples_are_drawn_those_with_the_largest_mark_first(
     data: WatermarkDataModule, tmp_path: Path
 ) -> None:
     batch = data.finish_batch(_planned(data), "train")
-    rows = draw_mark_samples(batch, tmp_path / "samples.png", "samples", count=3)
+    rows = draw_mark_samples(data, batch, tmp_path / "samples.png", "samples", count=3)
     sizes = batch["mask"].flatten(1).sum(1)
     assert sizes[rows].tolist() == sorted(sizes.tolist(), reverse=True)[:3]
     unmarked = {key: value for key, value in batch.items() if key not in ("mask", "clean")}
-    assert draw_mark_samples(unmarked, tmp_path / "plain.png", "samples", count=2) == [0, 1]
+    assert draw_mark_samples(data, unmarked, tmp_path / "plain.png", "samples", count=2) == [0, 1]
     with_clean, plain = (cv2.imread(str(tmp_path / name)) for name in ("samples.png", "plain.png"))
     assert with_clean.shape[1] > plain.shape[1]
 

@@ -222,7 +222,7 @@ class VerdictWriter(MapWriter):
         probability = read_image(self._map_of(name))[0] / 65535
         mask = self._datamodule.read_mask(number)
         is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
-        part = crop_strip(probability.shape, find_defects(is_marked))
+        part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
         show_stored(cells[0], pixels[:, *part])
         cells[1].imshow(probability[part], cmap="magma", vmin=0, vmax=1)
         kind = row["kind"] or row["truth"]

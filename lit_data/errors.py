@@ -197,14 +197,14 @@ class Problems:
 
         A cause is a message without paths, numbers and values.
 
-        Few problems are told one by one.
+        Few problems are listed one by one.
         """
         groups: dict[str, list[tuple[str, str]]] = {}
         for path, message in self._entries:
-            shown = show_path(path)
-            text = escape(message).removeprefix(f"{shown}: ")
-            key = _VALUES.sub("*", text) if len(self) > _CAUSES else f"{shown}: {text}"
-            groups.setdefault(key, []).append((shown, text))
+            name = show_path(path)
+            text = escape(message).removeprefix(f"{name}: ")
+            key = _VALUES.sub("*", text) if len(self) > _CAUSES else f"{name}: {text}"
+            groups.setdefault(key, []).append((name, text))
         return sorted(groups.values(), key=len, reverse=True)
 
 
@@ -232,7 +232,9 @@ def settle_lines(text: str) -> str:
     So no name with a line break can pass for a line of the program.
     """
     lines = [escape(line) for line in text.split("\n")]
-    head = next((place for place, line in enumerate(lines) if line and not line.startswith(" ")), 0)
+    head = next(
+        (number for number, line in enumerate(lines) if line and not line.startswith(" ")), 0
+    )
     return "\n".join(
         f"  {line}" if n > head and line[:1] not in ("", " ") else line
         for n, line in enumerate(lines)
@@ -264,8 +266,8 @@ def _numbers(text: str) -> tuple[bool, list[int]]:
 
 
 def _join(path: str, message: str) -> str:
-    shown, text = show_path(path), escape(message)
-    return text if text.startswith(shown) else f"{shown}: {text}"
+    name, text = show_path(path), escape(message)
+    return text if text.startswith(name) else f"{name}: {text}"
 
 
 def _escape_character(character: str) -> str:

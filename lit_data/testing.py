@@ -56,17 +56,17 @@ def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples
     copied: RowWriter = pickle.loads(pickle.dumps(dataset))
     for epoch in epochs:
         together = read_rows(dataset, numbers, epoch)
-        for place, number in enumerate(numbers.tolist()):
-            about = f"sample {number} of epoch {epoch}"
+        for row, number in enumerate(numbers.tolist()):
+            what = f"sample {number} of epoch {epoch}"
             alone = read_rows(dataset, np.array([number]), epoch)
             other = read_rows(copied, np.array([number]), epoch)
             for key in together:
-                expected = together[key][place]
+                expected = together[key][row]
                 assert np.array_equal(expected, alone[key][0], equal_nan=_is_float(expected)), (
-                    f"{about}: {key} differs between a batch and the sample alone; only (index, epoch) may decide"
+                    f"{what}: {key} differs between a batch and the sample alone; only (index, epoch) may decide"
                 )
                 assert np.array_equal(expected, other[key][0], equal_nan=_is_float(expected)), (
-                    f"{about}: {key} differs in a copy, as workers get one"
+                    f"{what}: {key} differs in a copy, as workers get one"
                 )
 
 

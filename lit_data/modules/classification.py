@@ -118,12 +118,12 @@ class ClassificationModule(ScoredModule):
         super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         self.classes, self.label_smoothing = tuple(map(str, classes or ())), label_smoothing
         self.class_weights = class_weights
-        given = (
+        weights = (
             [1.0] * len(self.classes)
             if class_weights is None or class_weights == "balanced"
             else class_weights
         )
-        self.register_buffer("weights", torch.tensor(list(given)), persistent=False)
+        self.register_buffer("weights", torch.tensor(list(weights)), persistent=False)
         scores: dict[str, Metric] = {
             f"{stage}_labels": LabelScores(self.classes or ("",)) for stage in ("val", "test")
         }
@@ -185,8 +185,8 @@ class ClassificationModule(ScoredModule):
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> Tensor:
         """Probability of each class, [B, classes]."""
-        found: Tensor = self(batch["image"]).float().softmax(1)
-        return found
+        probability: Tensor = self(batch["image"]).float().softmax(1)
+        return probability
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
@@ -196,9 +196,9 @@ class ClassificationModule(ScoredModule):
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         scores: Any = self.scores[f"{stage}_labels"]
-        found: dict[str, Tensor] = scores.compute()
+        values: dict[str, Tensor] = scores.compute()
         scores.reset()
-        return found
+        return values
 
 
 class LabelScores(MulticlassConfusionMatrix):
@@ -217,14 +217,14 @@ class LabelScores(MulticlassConfusionMatrix):
         """The scores."""
         counts = super().compute()
         matrix = counts.to(widest_float(counts.device))
-        told, hits = matrix.sum(1), matrix.diagonal()
-        f1 = 2 * hits / (told + matrix.sum(0)).clamp(min=1)
-        there = [number for number, count in enumerate(told.tolist()) if count]
-        found = {"accuracy": hits.sum() / told.sum().clamp(min=1), "f1": f1[there].mean()}
-        found["recall"] = (hits / told.clamp(min=1))[there].mean()
+        true_counts, hits = matrix.sum(1), matrix.diagonal()
+        f1 = 2 * hits / (true_counts + matrix.sum(0)).clamp(min=1)
+        there = [number for number, count in enumerate(true_counts.tolist()) if count]
+        values = {"accuracy": hits.sum() / true_counts.sum().clamp(min=1), "f1": f1[there].mean()}
+        values["recall"] = (hits / true_counts.clamp(min=1))[there].mean()
         return {
             name: value.float()
-            for name, value in (found | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
+            for name, value in (values | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
         }
 
 

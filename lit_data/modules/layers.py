@@ -1,4 +1,4 @@
-"""What our nets share: how many outputs they have, and calls of their layers."""
+"""Parts that our nets share: their number of outputs, and calls of their layers."""
 
 from collections.abc import Sequence
 

@@ -52,8 +52,8 @@ class PixelScores(Metric):
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
         """
         truth = masks.flatten()
-        place = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
-        self.histogram += torch.bincount(place, minlength=2 * BINS + 1)[:-1].view(2, BINS)
+        bins = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
+        self.histogram += torch.bincount(bins, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
@@ -115,8 +115,8 @@ class DefectRecall(Metric):
         """
         far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
         _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
-        own = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
-        peaks = scores.masked_fill((highest != own) | ~far, -torch.inf).flatten(1)
+        numbers = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
+        peaks = scores.masked_fill((highest != numbers) | ~far, -torch.inf).flatten(1)
         self.alarms.append(peaks.topk(min(_PEAKS, peaks.shape[1])).values.flatten().float())
         self.defects.append(_score_defects(scores, masks))
         self.patches += len(scores)
@@ -147,7 +147,7 @@ def find_bins(scores: Tensor) -> Tensor:
 
 
 def is_marked(masks: Tensor) -> Tensor:
-    """Which pixels of masks are marked and count, bool of the same shape."""
+    """Return True where masks are marked and count, bool of the same shape."""
     return (masks > 0.5) & (masks != IGNORED)
 
 
@@ -160,15 +160,15 @@ def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
     import cv2
     import numpy as np
 
-    found: list[float] = []
+    best_scores: list[float] = []
     for row in torch.nonzero(is_marked(masks).flatten(1).any(1)).flatten().tolist():
         count, labels = cv2.connectedComponents(
             is_marked(masks[row, 0]).cpu().numpy().astype(np.uint8), connectivity=8
         )
         best = np.full(count, -np.inf, dtype=np.float32)
         np.maximum.at(best, labels.ravel(), scores[row, 0].detach().float().cpu().numpy().ravel())
-        found += best[1:].tolist()
-    return torch.tensor(found, dtype=torch.float32, device=scores.device)
+        best_scores += best[1:].tolist()
+    return torch.tensor(best_scores, dtype=torch.float32, device=scores.device)
 
 
 def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
@@ -253,5 +253,5 @@ class ScoredModule(L.LightningModule):
 
     def _log_scores(self, stage: str) -> None:
         for name, value in self.take_scores(stage).items():
-            shown = not any(part in name for part in self.not_in_bar)
-            self.log(f"{stage}/{name}", value, prog_bar=shown, batch_size=1, sync_dist=True)
+            in_bar = not any(part in name for part in self.not_in_bar)
+            self.log(f"{stage}/{name}", value, prog_bar=in_bar, batch_size=1, sync_dist=True)

@@ -158,7 +158,7 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     Raises:
         StoreError: None fits, or one that does holds NaN.
     """
-    own = net.state_dict()
+    expected = net.state_dict()
     learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
     strip, add = _find_prefixes(
         {name: tuple(weight.shape) for name, weight in state.items()}, learned
@@ -166,9 +166,9 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     renamed = {add + name.removeprefix(strip): name for name in state if name.startswith(strip)}
     fitting: dict[str, Tensor] = {}
     other_shape = []
-    first_kernels = next((name for name, weight in own.items() if weight.ndim == 4), None)
-    for name in (name for name in own if name in renamed):
-        weight = _fit(state[renamed[name]], own[name], is_first=name == first_kernels)
+    first_kernels = next((name for name, weight in expected.items() if weight.ndim == 4), None)
+    for name in (name for name in expected if name in renamed):
+        weight = _fit(state[renamed[name]], expected[name], is_first=name == first_kernels)
         if weight is None:
             other_shape.append(name)
         else:
@@ -184,7 +184,7 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     unused = [
         name
         for name in state
-        if not name.startswith(strip) or add + name.removeprefix(strip) not in own
+        if not name.startswith(strip) or add + name.removeprefix(strip) not in expected
     ]
     taken = TakenWeights(tuple(fitting), tuple(other_shape), tuple(missing), tuple(unused))
     _log_taken(taken, learned, source)
@@ -210,29 +210,34 @@ def fit_channels(weight: Tensor, channels: int) -> Tensor:
     return repeated * (weight.shape[1] / channels)
 
 
-def _fit(weight: Tensor, own: Tensor, *, is_first: bool) -> Tensor | None:
+def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
     """Return a weight as the net can take it, or None."""
-    if weight.layout != torch.strided or weight.is_floating_point() != own.is_floating_point():
+    if weight.layout != torch.strided or weight.is_floating_point() != expected.is_floating_point():
         return None
-    if weight.shape == own.shape:
+    if weight.shape == expected.shape:
         return weight
-    same_kernels = weight.ndim == own.ndim == 4 and weight.shape[0] == own.shape[0]
-    if is_first and same_kernels and weight.shape[2:] == own.shape[2:] and weight.shape[1] == _RGB:
-        return fit_channels(weight, own.shape[1])
+    same_kernels = weight.ndim == expected.ndim == 4 and weight.shape[0] == expected.shape[0]
+    if (
+        is_first
+        and same_kernels
+        and weight.shape[2:] == expected.shape[2:]
+        and weight.shape[1] == _RGB
+    ):
+        return fit_channels(weight, expected.shape[1])
     return None
 
 
 def _find_prefixes(
-    state: Mapping[str, tuple[int, ...]], own: Mapping[str, tuple[int, ...]]
+    state: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, str]:
     """Choose what names of the file lose and then get in front, so that most numbers fit; shortest first."""
     best, most = ("", ""), 0
     for strip in _list_prefixes(state):
         names = [name for name in state if name.startswith(strip)]
-        for add in _list_prefixes(own):
+        for add in _list_prefixes(expected):
             numbers = 0
             for name in names:
-                if own.get(add + name.removeprefix(strip)) == state[name]:
+                if expected.get(add + name.removeprefix(strip)) == state[name]:
                     numbers += torch.Size(state[name]).numel()
             if numbers > most:
                 best, most = (strip, add), numbers

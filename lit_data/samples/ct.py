@@ -69,8 +69,8 @@ def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScen
     _draw_bones(volume, axes, depth, rng)
     labels = np.zeros(shape, np.uint8)
     for centre in lungs:
-        for radius, place in _walk_vessels(centre, rng):
-            box, ball = _find_ball(axes, place, radius)
+        for radius, centre_of_ball in _walk_vessels(centre, rng):
+            box, ball = _find_ball(axes, centre_of_ball, radius)
             volume[box][ball] = _VESSEL_HU
         _draw_tumour(volume, labels, axes, centre, rng)
     noisy = _blur(volume) + noise.normal(0, _NOISE_HU, shape)
@@ -123,14 +123,14 @@ def _walk_vessels(
 ) -> Iterator[tuple[float, NDArray[np.float64]]]:
     """Radius and middle of balls along vessels that start at the root of a lung and get thinner."""
     for _ in range(_VESSELS):
-        place = centre * np.array([1.0, 1.0, 0.55])
+        position = centre * np.array([1.0, 1.0, 0.55])
         course = rng.normal(0, 1, 3) * _LUNG_RADII
         for step in range(_STEPS):
             course = course / np.linalg.norm(course) + rng.normal(0, 0.12, 3)
-            place = place + course * 0.018
-            if (((place - centre) / _LUNG_RADII) ** 2).sum() > 0.9:
+            position = position + course * 0.018
+            if (((position - centre) / _LUNG_RADII) ** 2).sum() > 0.9:
                 break
-            yield 0.04 - 0.025 * step / _STEPS, place
+            yield 0.04 - 0.025 * step / _STEPS, position
 
 
 def _draw_tumour(
@@ -141,14 +141,14 @@ def _draw_tumour(
     rng: np.random.Generator,
 ) -> None:
     """Draw a ball into two lungs of three; chalk makes it brighter than vessels."""
-    place = centre + rng.uniform(-0.5, 0.5, 3) * _LUNG_RADII
+    position = centre + rng.uniform(-0.5, 0.5, 3) * _LUNG_RADII
     radius, density_hu, has_one = (
         rng.uniform(0.07, 0.12),
         rng.uniform(250, 450),
         rng.uniform() < 2 / 3,
     )
     if has_one:
-        box, ball = _find_ball(axes, place, radius)
+        box, ball = _find_ball(axes, position, radius)
         volume[box][ball] = density_hu
         labels[box][ball] = TUMOUR
 
@@ -196,7 +196,7 @@ samples.json            what the set was made from, and the size of each file. W
 
 
 class CTSampleSpec(SampleSpec):
-    """What a set is made from; equal specs give equal voxels."""
+    """Recipe of a synthetic dataset; equal specs give equal voxels."""
 
     __slots__ = ()
     kind = "ct"
@@ -236,7 +236,7 @@ def ensure_ct_samples(
     """
     spec = CTSampleSpec(count, shape, seed)
     root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="CT")
+    return ensure_set(root, recipe, lambda folder: _write_set(folder, spec, progress), what="CT")
 
 
 def _write_set(root: Path, spec: CTSampleSpec, progress: bool) -> None:

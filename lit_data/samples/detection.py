@@ -67,7 +67,7 @@ def render_scene(
     image = _draw_ground(ground, size_px)
     owner, masks = np.full(size_px, -1), dict[int, Mask]()
     drawn = _draw_things(things, size_px, empty=empty)
-    for place, thing in enumerate(drawn):
+    for order, thing in enumerate(drawn):
         mask = _find_inside(thing, size_px)
         covered = [other for other in np.unique(owner[mask]).tolist() if other >= 0]
         left = [(owner == other) & ~mask for other in covered]
@@ -76,9 +76,9 @@ def render_scene(
             for part, other in zip(left, covered, strict=True)
         ):
             continue
-        owner[mask], masks[place] = place, mask
+        owner[mask], masks[order] = order, mask
         paint(image, thing, mask, things)
-    boxes = [(drawn[place].kind, *_find_extents(mask)) for place, mask in masks.items()]
+    boxes = [(drawn[order].kind, *_find_extents(mask)) for order, mask in masks.items()]
     noise = ground.normal(0, 0.012, image.shape)
     return DetectionScene(
         np.rint((image + noise).clip(0, 1) * 255).astype(np.uint8),
@@ -98,9 +98,9 @@ def _draw_ground(rng: np.random.Generator, size_px: tuple[int, int]) -> Floats:
 def _interpolate(coarse: Floats, size_px: tuple[int, int]) -> Floats:
     """[K, h, w] stretched bilinearly to [K, H, W]."""
     for axis, size in ((1, size_px[0]), (2, size_px[1])):
-        place = np.linspace(0, coarse.shape[axis] - 1, size)
-        low = np.minimum(place.astype(np.int64), coarse.shape[axis] - 2)
-        share = (place - low).reshape([-1 if other == axis else 1 for other in range(3)])
+        position = np.linspace(0, coarse.shape[axis] - 1, size)
+        low = np.minimum(position.astype(np.int64), coarse.shape[axis] - 2)
+        share = (position - low).reshape([-1 if other == axis else 1 for other in range(3)])
         coarse = coarse.take(low, axis) * (1 - share) + coarse.take(low + 1, axis) * share
     return coarse
 
@@ -169,7 +169,7 @@ samples.json              what the set was made from, and the size of each file.
 
 
 class DetectionSampleSpec(SampleSpec):
-    """What a set is made from; equal specs give equal pixels."""
+    """Recipe of a synthetic dataset; equal specs give equal pixels."""
 
     __slots__ = ()
     kind = "detection"
@@ -182,7 +182,7 @@ class DetectionSampleSpec(SampleSpec):
         return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, (height, width))
 
     def is_empty(self, number: int) -> bool:
-        """Whether an image has no object: one in twelve has none."""
+        """Return True if an image has no object: one in twelve has none."""
         return number % 12 == 5
 
 
@@ -217,7 +217,9 @@ def ensure_detection_samples(
     """
     spec = DetectionSampleSpec(count, size_px, seed)
     root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="detection")
+    return ensure_set(
+        root, recipe, lambda folder: _write_set(folder, spec, progress), what="detection"
+    )
 
 
 def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:

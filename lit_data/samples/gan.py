@@ -151,7 +151,7 @@ def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
 
 
 def render_views(solid: Solid, cameras: Cameras) -> NDArray[np.uint8]:
-    """What cameras see of an object: [V, h, w, 3] uint8, R, G, B."""
+    """Render the views of an object: [V, h, w, 3] uint8, R, G, B."""
     start, way = (solid.turn.T @ part for part in (cameras.origins, cameras.directions))
     pixel = np.float32(CAMERA_DISTANCE * 2 * _REACH / cameras.shape[1])
     # A pixel at the edge is covered in part, by how far from the solid its ray passes: half a pixel
@@ -181,15 +181,15 @@ def _trace(
         nearer = np.flatnonzero(distance < away[active])
         along[active[nearer]], away[active[nearer]] = at[nearer], distance[nearer]
         at = at + distance
-        kept = np.flatnonzero((distance > _HIT) & (at < far))
-        if not kept.size:
+        active_rays = np.flatnonzero((distance > _HIT) & (at < far))
+        if not active_rays.size:
             break
         active, at, far, start, way = (
-            active[kept],
-            at[kept],
-            far[kept],
-            start[:, kept],
-            way[:, kept],
+            active[active_rays],
+            at[active_rays],
+            far[active_rays],
+            start[:, active_rays],
+            way[:, active_rays],
         )
     return along, np.where(away < _HIT, np.float32(0), away)
 
@@ -217,11 +217,11 @@ def _turn(yaw: float, tilt: float, spin: float) -> Floats:
     over = np.array(
         ((1, 0, 0), (0, math.cos(tilt), -math.sin(tilt)), (0, math.sin(tilt), math.cos(tilt)))
     )
-    about = [
+    turns = [
         np.array(((math.cos(a), -math.sin(a), 0), (math.sin(a), math.cos(a), 0), (0, 0, 1)))
         for a in (yaw, spin)
     ]
-    turn: Floats = np.asarray(about[1] @ over @ about[0], np.float32)
+    turn: Floats = np.asarray(turns[1] @ over @ turns[0], np.float32)
     return turn
 
 
@@ -303,7 +303,7 @@ samples.json            what the set was made from, and the size of each file. W
 
 @dataclass(frozen=True, slots=True)
 class GANSampleSpec(SampleSpec):
-    """What a set is made from; equal specs give equal pixels.
+    """Recipe of a synthetic dataset; equal specs give equal pixels.
 
     Args:
         tiles: Views along each side of a sheet.
@@ -359,7 +359,7 @@ def ensure_gan_samples(
     """
     spec = GANSampleSpec(count, size_px, seed, tiles)
     root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="GAN")
+    return ensure_set(root, recipe, lambda folder: _write_set(folder, spec, progress), what="GAN")
 
 
 def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:

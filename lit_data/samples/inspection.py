@@ -16,7 +16,7 @@ _DEFECTIVE: Final = 0.5
 
 
 class InspectionSampleSpec(SampleSpec):
-    """What the set is made from."""
+    """Recipe of the synthetic dataset."""
 
     kind: ClassVar[str] = "inspection"
     sides: ClassVar[tuple[int, int]] = (64, 4096)
@@ -42,16 +42,16 @@ def ensure_inspection_samples(
     spec = InspectionSampleSpec(count, size_px, seed)
     recipe = spec.recipe(FORMAT_VERSION)
 
-    def write(made: Path) -> None:
-        made.mkdir()
+    def write(folder: Path) -> None:
+        folder.mkdir()
         for number in track(range(spec.count), "drawing samples", spec.count):
             image, mask = draw_surface(
                 np.random.default_rng((spec.seed, number)), (spec.size[0], spec.size[1])
             )
-            write_png(made / f"{number:04}.png", image)
+            write_png(folder / f"{number:04}.png", image)
             if mask.any():
-                write_png(made / f"{number:04}_mask.png", mask * np.uint8(255))
-        seal(made, recipe)
+                write_png(folder / f"{number:04}_mask.png", mask * np.uint8(255))
+        seal(folder, recipe)
 
     return ensure_set(folder / spec.folder_name, recipe, write, what="inspection")
 
@@ -82,8 +82,8 @@ def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.
     y, x = _choose_place(rng, size_px)
     radii = rng.uniform(3, 9, 2)
     rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
-    found: Any = np.exp(-(((rows / radii[0]) ** 2 + (columns / radii[1]) ** 2) ** 2))
-    return np.asarray(found, np.float32)
+    depth: Any = np.exp(-(((rows / radii[0]) ** 2 + (columns / radii[1]) ** 2) ** 2))
+    return np.asarray(depth, np.float32)
 
 
 def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
@@ -94,8 +94,8 @@ def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray
         columns * np.cos(angle) + rows * np.sin(angle),
         rows * np.cos(angle) - columns * np.sin(angle),
     )
-    found: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
-    return np.asarray(found, np.float32)
+    depth: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
+    return np.asarray(depth, np.float32)
 
 
 def _choose_place(rng: np.random.Generator, size_px: tuple[int, int]) -> tuple[float, float]:

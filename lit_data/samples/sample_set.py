@@ -19,7 +19,7 @@ Recipe = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class SampleSpec:
-    """What a set of images or volumes of one size is made from; equal specs give equal samples.
+    """Recipe of a dataset of images or volumes of one size; equal specs give equal samples.
 
     Args:
         count: Samples, divided 70 : 15 : 15 into train, val and test.
@@ -66,7 +66,7 @@ class SampleSpec:
         return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
 
     def recipe(self, format_version: int) -> Recipe:
-        """What the marker file says, as JSON gives it back."""
+        """Return the content of the marker file, as JSON gives it back."""
         made_from = {"count": self.count, self.size_name: list(self.size), "seed": self.seed}
         return {"format": format_version, "made_from": made_from}
 
@@ -104,7 +104,7 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
 
 
 def is_complete(root: Path, recipe: Recipe) -> bool:
-    """Whether a set was sealed for this recipe, and its files have the sizes they had then."""
+    """Return True if a dataset was sealed for this recipe and its files still have their sizes."""
     try:
         marker = json.loads((root / MARKER).read_text(encoding="utf-8"))
         sizes = {name: (root / name).stat().st_size for name in marker["files_bytes"]}
@@ -135,12 +135,12 @@ def check_integer(name: str, value: object, least: int, most: int) -> None:
 
 def _publish(root: Path, recipe: Recipe, write: Callable[[Path], None]) -> None:
     with temp_folder(root.parent) as temp:
-        made = temp / "made"
-        write(made)
+        folder = temp / "made"
+        write(folder)
         if is_complete(
             root, recipe
         ):  # published by another process, on a file system whose locks do nothing
             return
         if root.exists():
             root.rename(temp / "incomplete")
-        made.rename(root)
+        folder.rename(root)

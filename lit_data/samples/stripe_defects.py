@@ -98,7 +98,7 @@ class DrawnDefect:
 
     @property
     def is_true(self) -> bool:
-        """Whether it belongs in the mask."""
+        """Return True if it belongs in the mask."""
         return self.channels == TARGET_ONLY
 
 
@@ -112,13 +112,13 @@ def draw_defects(
 
     A small image may have no room left for the last of them.
     """
-    wanted = [TARGET_ONLY] * int(rng.integers(3, 9))
-    wanted += [
+    channels_of_defects = [TARGET_ONLY] * int(rng.integers(3, 9))
+    channels_of_defects += [
         DISTRACTOR_CHANNELS[int(i)]
         for i in rng.integers(0, len(DISTRACTOR_CHANNELS), rng.integers(3, 9))
     ]
     defects: list[DrawnDefect] = []
-    for channels in wanted:
+    for channels in channels_of_defects:
         for _ in range(100):
             defect = _draw_defect(rng, pattern, shape, channels)
             if (

@@ -15,7 +15,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class StripePattern:
-    """What the three repeats have in common.
+    """Pattern that the three repeats share.
 
     Attributes:
         runs_down: Stripes follow the rows of the scan (the transport), else they lie across it.
@@ -74,7 +74,7 @@ class StripePattern:
 
 @dataclass(frozen=True, slots=True)
 class CameraView:
-    """How the camera sees one repeat.
+    """View of one repeat by the camera.
 
     Attributes:
         shift_px: (y, x) misregistration to the target at the middle row.
@@ -155,14 +155,14 @@ def draw_views(rng: np.random.Generator) -> list[CameraView]:
     for moved in (0, 1, 1):
         shift = moved * side * rng.uniform(0.35, 0.75, 2)
         drift = moved * rng.uniform(-0.25, 0.25, 2)
-        own = gradient + rng.uniform(-0.045, 0.045, 2)
+        view_gradient = gradient + rng.uniform(-0.045, 0.045, 2)
         views.append(
             CameraView(
                 shift_px=(float(shift[0]), float(shift[1])),
                 drift_px=(float(drift[0]), float(drift[1])),
                 gain=rng.uniform(0.68, 1.05),
                 offset=rng.uniform(0.0, 0.03),
-                gradient=(float(own[0]), float(own[1])),
+                gradient=(float(view_gradient[0]), float(view_gradient[1])),
                 vignette=vignette,
                 noise=noise,
                 mottle=mottle,

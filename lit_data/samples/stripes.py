@@ -53,19 +53,19 @@ def render_sample(
     image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
     for defect in draw_defects(flaws, pattern, views, shape) if with_defects else []:
         part = np.s_[defect.window[0] : defect.window[2], defect.window[1] : defect.window[3]]
-        shown = np.zeros(image[0][part].shape, dtype=np.bool_)
+        changed = np.zeros(image[0][part].shape, dtype=np.bool_)
         for channel in defect.channels:
             change = grey_change(defect, pattern, views[channel], shape)
             image[channel][part] += change
-            shown |= change != 0
+            changed |= change != 0
         if defect.is_true:
-            mask[part] |= shown
-        rows.append(_describe(defect, shown))
+            mask[part] |= changed
+        rows.append(_describe(defect, changed))
     return StripeSample(clean, image.clip(0, 1), mask, rows)
 
 
-def _describe(defect: DrawnDefect, shown: NDArray[np.bool_]) -> dict[str, Any]:
-    rows, columns = np.flatnonzero(shown.any(axis=1)), np.flatnonzero(shown.any(axis=0))
+def _describe(defect: DrawnDefect, changed: NDArray[np.bool_]) -> dict[str, Any]:
+    rows, columns = np.flatnonzero(changed.any(axis=1)), np.flatnonzero(changed.any(axis=0))
     top, left = defect.window[:2]
     return {
         "kind": defect.kind,
@@ -100,7 +100,7 @@ train/ and val/ are free of defects: they are synthesised during training.
 
 @dataclass(frozen=True, slots=True)
 class StripeSampleSpec:
-    """What a set is made from; equal specs give equal pixels.
+    """Recipe of a synthetic dataset; equal specs give equal pixels.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -135,7 +135,7 @@ class StripeSampleSpec:
         return "val" if number < self.count - test else "test"
 
     def has_defects(self, number: int) -> bool:
-        """Whether an image has defects: the test images, but every sixth of them is kept clean."""
+        """Return True for images with defects: five of six test images."""
         return self.split_of(number) == "test" and (self.count - number) % 6 != 0
 
 
@@ -176,7 +176,7 @@ def ensure_stripe_samples(
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
     root = Path(folder) / spec.folder_name
     return ensure_set(
-        root, _recipe(spec), lambda made: write_set(made, spec, progress), what="stripe"
+        root, _recipe(spec), lambda folder: write_set(folder, spec, progress), what="stripe"
     )
 
 

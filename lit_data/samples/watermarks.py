@@ -133,10 +133,10 @@ def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
 
 
 def _fill_column(
-    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]
+    ink: Pixels, rng: np.random.Generator, corner: tuple[int, int], limits: tuple[int, int]
 ) -> None:
     """Blocks under each other from (y, x) `place` on, to `limits` (last row, width)."""
-    (y, x), (bottom, width) = place, limits
+    (y, x), (bottom, width) = corner, limits
     size_px = int(rng.integers(9, 15))
     while y < bottom - 3 * size_px:
         kind = rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))
@@ -154,11 +154,11 @@ def _fill_column(
 def _write_paragraph(
     ink: Pixels,
     rng: np.random.Generator,
-    place: tuple[int, int],
+    corner: tuple[int, int],
     limits: tuple[int, int],
     size_px: int,
 ) -> int:
-    (y, x), (bottom, width) = place, limits
+    (y, x), (bottom, width) = corner, limits
     for _ in range(int(rng.integers(3, 9))):
         if y + size_px > bottom:
             break
@@ -169,11 +169,11 @@ def _write_paragraph(
 def _draw_table(
     ink: Pixels,
     rng: np.random.Generator,
-    place: tuple[int, int],
+    corner: tuple[int, int],
     limits: tuple[int, int],
     size_px: int,
 ) -> int:
-    (y, x), (bottom, width) = place, limits
+    (y, x), (bottom, width) = corner, limits
     cells, pitch_px = int(rng.integers(2, 5)), size_px + 6
     rows = min(int(rng.integers(3, 8)), (bottom - y) // pitch_px)
     for row in range(rows):
@@ -190,9 +190,9 @@ def _draw_table(
 
 
 def _draw_picture(
-    ink: Pixels, rng: np.random.Generator, place: tuple[int, int], limits: tuple[int, int]
+    ink: Pixels, rng: np.random.Generator, corner: tuple[int, int], limits: tuple[int, int]
 ) -> int:
-    (y, x), (bottom, width) = place, limits
+    (y, x), (bottom, width) = corner, limits
     height = min(int(width * rng.uniform(0.3, 0.7)), bottom - y)
     ink[y : y + height, x : x + width] = draw_texture(rng, (height, width))
     return y + height
@@ -201,7 +201,7 @@ def _draw_picture(
 def _write_line(
     ink: Pixels,
     rng: np.random.Generator,
-    place: tuple[int, int],
+    corner: tuple[int, int],
     width_px: int,
     size_px: int,
     *,
@@ -210,7 +210,7 @@ def _write_line(
     """Write as many words as fit; return the pitch of the lines in px."""
     from PIL import Image, ImageDraw
 
-    font, (y, x) = open_font(BUILT_IN, size_px), place
+    font, (y, x) = open_font(BUILT_IN, size_px), corner
     image = Image.new("L", (width_px, round(1.3 * size_px)), 255)
     pen, left, grey = ImageDraw.Draw(image), 0.0, int(rng.integers(0, 60))
     for word in _make_words(rng, words):
@@ -260,7 +260,7 @@ samples.json          what the set was made from, and the size of each file. Wit
 
 
 class WatermarkSampleSpec(SampleSpec):
-    """What a set is made from; equal specs give equal pixels (of photographs before they are compressed)."""
+    """Recipe of a synthetic dataset; equal specs give equal pixels (photographs: before compression)."""
 
     __slots__ = ()
     kind = "watermark"
@@ -300,7 +300,9 @@ def ensure_watermark_samples(
     """
     spec = WatermarkSampleSpec(count, size_px, seed)
     root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda made: _write_set(made, spec, progress), what="watermark")
+    return ensure_set(
+        root, recipe, lambda folder: _write_set(folder, spec, progress), what="watermark"
+    )
 
 
 def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:

@@ -112,8 +112,8 @@ class TextureEncoder(nn.Module):
 
     def _find_amplitudes(self, level: Tensor) -> Tensor:
         reach = self.kernels.shape[-1] // 2
-        found = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
-        even, odd = found[:, ::2], found[:, 1::2]
+        responses = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
+        even, odd = responses[:, ::2], responses[:, 1::2]
         return (even.square() + odd.square() + 1e-6).sqrt()
 
 
@@ -133,8 +133,8 @@ class _Head(nn.Module):
     @override
     def forward(self, maps: Tensor) -> Tensor:
         scaled = (maps - self.mean[:, None, None]) / self.std[:, None, None]
-        found: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
-        return found
+        features: Tensor = self.plain(scaled) + self.second(F.relu(self.first(scaled)))
+        return features
 
 
 def _make_gabor_pairs() -> Tensor:
@@ -162,14 +162,14 @@ def _count_channels() -> tuple[int, int]:
     return fine, 2 + _ANGLES * _LEVELS + 2 * _LEVELS + 2 + 2 + 1
 
 
-def _bring_to(maps: Tensor, octave: int, wanted: int) -> Tensor:
+def _bring_to(maps: Tensor, octave: int, target: int) -> Tensor:
     """Maps of an octave, whose stride is 2 to its power, at that of another."""
-    if octave < wanted:
-        return F.avg_pool2d(maps, 2 ** (wanted - octave))
+    if octave < target:
+        return F.avg_pool2d(maps, 2 ** (target - octave))
     return (
         maps
-        if octave == wanted
-        else F.interpolate(maps, scale_factor=2.0 ** (octave - wanted), mode="bilinear")
+        if octave == target
+        else F.interpolate(maps, scale_factor=2.0 ** (octave - target), mode="bilinear")
     )
 
 

@@ -36,8 +36,8 @@ class Candidates:
         added = rows.detach()[chosen.to(rows.device)].float().cpu()
         all_rows = torch.cat([self.rows, added]) if len(self) else added
         all_draws = torch.cat([self.draws, draws[chosen]])
-        kept = all_draws.topk(min(self.size, len(all_draws))).indices
-        self.rows, self.draws = all_rows[kept], all_draws[kept]
+        sampled = all_draws.topk(min(self.size, len(all_draws))).indices
+        self.rows, self.draws = all_rows[sampled], all_draws[sampled]
 
     def clear(self) -> None:
         """Forget the rows; the numbers go on."""
@@ -83,8 +83,8 @@ def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
     chosen = torch.empty(count, dtype=torch.int64, device=rows.device)
     newest = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
     nearest = torch.full_like(lengths, torch.inf)
-    for place in range(count):
-        chosen[place] = newest[0]
+    for step in range(count):
+        chosen[step] = newest[0]
         center = projected[newest[0]]
         nearest = torch.minimum(
             nearest, (lengths + center.dot(center) - 2 * projected.mv(center)).clamp(min=0)

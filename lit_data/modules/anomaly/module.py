@@ -262,10 +262,10 @@ class AnomalyModule(ScoredModule):
             ``probability`` [B, 1, H, W] float32 in 0..1, 0.5 at the threshold; and ``index``,
             ``image_index``, ``position`` of the batch.
         """
-        found: dict[str, Tensor] = {
+        answers: dict[str, Tensor] = {
             key: batch[key] for key in ("index", "image_index", "position") if key in batch
         }
-        return found | {"probability": find_probability(self(batch["image"]), self.threshold)}
+        return answers | {"probability": find_probability(self(batch["image"]), self.threshold)}
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
@@ -297,14 +297,14 @@ class AnomalyModule(ScoredModule):
             named = {"threshold": self.threshold, "good_images": (~defective).sum().float()}
         # The scores were taken with the threshold as it was.
         metric.threshold = float(find_probability(self.threshold, before))
-        found = metric.compute()
+        values = metric.compute()
         is_alarm = highest >= metric.threshold
         if (~defective).any():
             named["false_alarms"] = is_alarm[~defective].float().mean()
         if defective.any():
             named["misses"] = (~is_alarm[defective]).float().mean()
-            distance = find_distance(found["f1_max_threshold"], before)
-            named |= found | {"f1_max_threshold": find_probability(distance, self.threshold)}
+            distance = find_distance(values["f1_max_threshold"], before)
+            named |= values | {"f1_max_threshold": find_probability(distance, self.threshold)}
         metric.reset()
         return named
 
@@ -341,16 +341,16 @@ def _check_options(
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
     """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
     for name, dimensions in (("bank", 2), ("pixel_mean", 1)):
-        stored, own = states.get(prefix + name), getattr(module, name)
+        stored, buffer = states.get(prefix + name), getattr(module, name)
         if isinstance(stored, Tensor) and stored.ndim == dimensions:
-            setattr(module, name, own.new_zeros(stored.shape))
+            setattr(module, name, buffer.new_zeros(stored.shape))
 
 
 def _count_steps(parameters: Any) -> torch.optim.Optimizer:  # noqa: ANN401 - see `OptimizerFactory`
     return torch.optim.SGD(parameters, lr=0.0)
 
 
-def _describe(found: object) -> str:
-    if isinstance(found, list | tuple):
-        return f"a list of {', '.join(map(_describe, found)) or 'nothing'}"
-    return f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _describe(output: object) -> str:
+    if isinstance(output, list | tuple):
+        return f"a list of {', '.join(map(_describe, output)) or 'nothing'}"
+    return f"{list(output.shape)}" if isinstance(output, Tensor) else f"a {type(output).__name__}"

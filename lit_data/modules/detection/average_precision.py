@@ -50,23 +50,23 @@ class BoxScores(Metric):
             self.add_state(name, [], dist_reduce_fx="cat")
 
     @override
-    def update(self, found: Sequence[Objects], true: Sequence[Objects]) -> None:
+    def update(self, predicted: Sequence[Objects], true: Sequence[Objects]) -> None:
         """Match the boxes of a batch of images.
 
         Args:
-            found: Of each image, the highest score first; COCO counts up to 100 of each class.
+            predicted: Of each image, the highest score first; COCO counts up to 100 of each class.
             true: Of the same images.
         """
-        classes = pad_sequence([image["classes"] for image in found], True, _NO_CLASS)
+        classes = pad_sequence([image["classes"] for image in predicted], True, _NO_CLASS)
         true_classes = pad_sequence([image["classes"] for image in true], True, _NO_CLASS - 1)
-        boxes = pad_sequence([image["boxes"] for image in found], True)
+        boxes = pad_sequence([image["boxes"] for image in predicted], True)
         true_boxes = pad_sequence([image["boxes"] for image in true], True)
         overlap = box_iou(boxes[:, :, None], true_boxes[:, None])
         overlap = overlap.masked_fill(classes[:, :, None] != true_classes[:, None], -1)
         real = classes != _NO_CLASS
         self.right.append(_match(overlap)[real])
         self.classes.append(classes[real])
-        self.scores.append(torch.cat([image["scores"] for image in found]).float())
+        self.scores.append(torch.cat([image["scores"] for image in predicted]).float())
         self.true_classes.append(torch.cat([image["classes"] for image in true]))
 
     @override
@@ -85,7 +85,7 @@ class BoxScores(Metric):
 
 
 def _match(overlap: Tensor) -> Tensor:
-    """Which found boxes are right.
+    """Mark the predicted boxes that are right.
 
     Args:
         overlap: [B, found, true] IoU; -1 where classes differ.
@@ -93,11 +93,13 @@ def _match(overlap: Tensor) -> Tensor:
     Returns:
         [B, found, thresholds] bool.
     """
-    images, found, true = overlap.shape
+    images, predicted_count, true = overlap.shape
     thresholds = constant(tuple(_THRESHOLDS), overlap.device, overlap.dtype)[:, None]
     free = torch.ones(images, len(_THRESHOLDS), true, dtype=torch.bool, device=overlap.device)
-    right = torch.zeros(images, found, len(_THRESHOLDS), dtype=torch.bool, device=overlap.device)
-    for number in range(found if true else 0):
+    right = torch.zeros(
+        images, predicted_count, len(_THRESHOLDS), dtype=torch.bool, device=overlap.device
+    )
+    for number in range(predicted_count if true else 0):
         open_overlap = overlap[:, None, number].masked_fill(~free, -1)
         best, taken = open_overlap.max(-1, keepdim=True)
         matches = best >= thresholds

@@ -81,10 +81,10 @@ def non_maximum_suppression(
     boxes, classes = boxes[order], classes[order]
     drops = (box_iou(boxes[:, None], boxes) > iou_threshold) & (classes[:, None] == classes)
     drops = drops.triu(1)
-    kept = torch.ones_like(classes, dtype=torch.bool)
-    while not torch.equal(kept, settled := ~(drops & kept[:, None]).any(0)):
-        kept = settled
-    return order[kept][:most]
+    stays = torch.ones_like(classes, dtype=torch.bool)
+    while not torch.equal(stays, settled := ~(drops & stays[:, None]).any(0)):
+        stays = settled
+    return order[stays][:most]
 
 
 def _areas(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:

@@ -97,9 +97,9 @@ class DetectionModule(ScoredModule):
 
     @override
     def forward(self, images: Tensor) -> Predictions:
-        """What the net says at its places about images [B, 3, H, W]."""
-        found: Predictions = self.net(images)
-        return found
+        """Return the net's predictions at its places in images [B, 3, H, W]."""
+        predictions: Predictions = self.net(images)
+        return predictions
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
@@ -134,20 +134,23 @@ class DetectionModule(ScoredModule):
     def score(self, batch: Batch, stage: str) -> None:
         truths = _read_truths(batch)
         mine = [truths.rows == row for row in range(len(batch["image"]))]
-        true = [{"boxes": truths.boxes[own], "classes": truths.classes[own]} for own in mine]
+        true = [
+            {"boxes": truths.boxes[of_image], "classes": truths.classes[of_image]}
+            for of_image in mine
+        ]
         self._metric(stage).update(self._find(batch["image"], _LEAST_SCORE), true)
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         metric = self._metric(stage)
-        found = metric.compute()
+        values = metric.compute()
         metric.reset()
-        return found
+        return values
 
     def _metric(self, stage: str) -> BoxScores:
         scores: Any = self.scores[stage]
-        found: BoxScores = scores
-        return found
+        metric: BoxScores = scores
+        return metric
 
 
 def find_objects(
@@ -171,10 +174,10 @@ def find_objects(
     scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
     flat, scores = flat[scores > score_threshold], scores[scores > score_threshold]
     places, classes = flat // logits.shape[1], flat % logits.shape[1]
-    kept = non_maximum_suppression(
+    best = non_maximum_suppression(
         boxes[places], scores, classes, iou_threshold=iou_threshold, most=_MOST_KEPT
     )
-    return {"boxes": boxes[places][kept], "scores": scores[kept], "classes": classes[kept]}
+    return {"boxes": boxes[places][best], "scores": scores[best], "classes": classes[best]}
 
 
 def _read_truths(batch: Batch) -> Truths:

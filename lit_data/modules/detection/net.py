@@ -35,7 +35,7 @@ class Level:
 
 
 class Predictions(NamedTuple):
-    """What a detector says at its P places, all levels behind each other, each row by row.
+    """Predictions of a detector at its P places, all levels behind each other, each row by row.
 
     Attributes:
         logits: [B, P, classes] float32.
@@ -103,7 +103,7 @@ class DetectorNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Predictions:
-        """What the net sees.
+        """Return the predictions for a batch of images.
 
         Args:
             images: [B, 3, H, W] float32 in 0..1; any H and W.
@@ -114,8 +114,8 @@ class DetectorNet(nn.Module):
             features = stage(features)
             sides.append(side(features))
         joined = self._join(sides)
-        found = [head(level) for head, level in zip(self.heads, joined, strict=True)]
-        logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*found, strict=True))
+        outputs = [head(level) for head, level in zip(self.heads, joined, strict=True)]
+        logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*outputs, strict=True))
         levels = tuple(
             Level(stride, *level.shape[-2:])
             for stride, level in zip(self.strides_px, joined, strict=True)

@@ -1,4 +1,4 @@
-"""Which places of a detector learn which object.
+"""Assignment of a detector's places to the objects that they learn.
 
 Centre sampling (Tian et al., "FCOS", ICCV 2019) names the places near an object's centre; among
 them those are taken that already do best in both class and box (Feng et al., "TOOD: Task-aligned
@@ -100,13 +100,19 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
     places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
     overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
     wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
-    own = (
+    assigned = (
         wins.logical_not()
         .to(torch.uint8)
         .argsort(stable=True)[: _count(wins, truths.classes, classes)]
     )
-    numbers = own // chosen.shape[1]
-    return _rate(places[own], numbers, overlap[own], chosen_rank.flatten()[own], len(truths.boxes))
+    numbers = assigned // chosen.shape[1]
+    return _rate(
+        places[assigned],
+        numbers,
+        overlap[assigned],
+        chosen_rank.flatten()[assigned],
+        len(truths.boxes),
+    )
 
 
 def find_candidates(boxes: Tensor, levels: Sequence[Level]) -> tuple[Tensor, Tensor, Tensor]:
@@ -168,7 +174,7 @@ def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: 
 
 
 def _count(wins: Tensor, classes: Tensor, known: int) -> int:
-    """How many places learn an object: the one number of a step that the host waits for, with a look at the classes."""
+    """Count the places that learn an object: the one number of a step that the host waits for."""
     if not len(classes):
         return 0
     count, highest = torch.stack((wins.sum(), classes.max())).tolist()
@@ -211,8 +217,10 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
         )
         entropy = F.softplus(predictions.logits).flatten(1).sum(1)
         entropy = entropy.index_add(0, rows, _entropy_of_objects(predictions, truths, targets))
-        found = predictions.boxes.flatten(0, 1)[targets.places]
-        misses = targets.quality * (1 - generalised_iou(found, truths.boxes[targets.truths]))
+        predicted_boxes = predictions.boxes.flatten(0, 1)[targets.places]
+        misses = targets.quality * (
+            1 - generalised_iou(predicted_boxes, truths.boxes[targets.truths])
+        )
         boxes = torch.zeros_like(weight).index_add(0, rows, misses)
         return ((entropy + box_weight * boxes) / weight).mean()
 
@@ -220,5 +228,5 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
 def _entropy_of_objects(predictions: Predictions, truths: Truths, targets: Targets) -> Tensor:
     """[T]: what the cross entropy of a place with an object has beyond softplus(logit), which every place has."""
     logits = predictions.logits.flatten(0, 1)[targets.places, truths.classes[targets.truths]]
-    own: Tensor = torch.special.entr(targets.quality) + torch.special.entr(1 - targets.quality)
-    return -targets.quality * logits - own
+    least: Tensor = torch.special.entr(targets.quality) + torch.special.entr(1 - targets.quality)
+    return -targets.quality * logits - least

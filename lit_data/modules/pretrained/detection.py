@@ -82,13 +82,13 @@ class TorchvisionDetector(nn.Module):
         ]
         check_model_name(model_name, known)
         name, file = split_weights(weights, ("imagenet", "coco"))
-        given = {"num_classes": classes + 1, **check_options(options)}
+        arguments = {"num_classes": classes + 1, **check_options(options)}
         with building(model_name):
-            net = models.get_model(model_name, weights=None, weights_backbone=None, **given)
+            net = models.get_model(model_name, weights=None, weights_backbone=None, **arguments)
         if name == "imagenet":
             with fetching(name, model_name):
                 net = models.get_model(
-                    model_name, weights_backbone=backbone_weights(models, model_name), **given
+                    model_name, weights_backbone=backbone_weights(models, model_name), **arguments
                 )
         _unify_norms(net.requires_grad_(True), library.ops.FrozenBatchNorm2d)
         if name == "coco":
@@ -195,8 +195,8 @@ class TorchvisionDetectionModule(DetectionModule):
     @override
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]  # as torchvision's answer
         """Return what the net finds in images [B, 3, H, W]: ``boxes``, ``labels`` from 1 and ``scores`` of each."""
-        found: list[dict[str, Tensor]] = self.net(list(images))
-        return found
+        objects: list[dict[str, Tensor]] = self.net(list(images))
+        return objects
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
@@ -244,8 +244,8 @@ def read_targets(batch: Batch) -> list[dict[str, Tensor]]:
     has_area = (truths.boxes[:, 2:] - truths.boxes[:, :2] > _LEAST_SIDE_PX).all(1)
     targets = []
     for row in range(len(batch["image"])):
-        own = (rows == row) & has_area
-        targets.append({"boxes": truths.boxes[own], "labels": truths.classes[own] + 1})
+        of_image = (rows == row) & has_area
+        targets.append({"boxes": truths.boxes[of_image], "labels": truths.classes[of_image] + 1})
     return targets
 
 

@@ -89,11 +89,11 @@ def check_options(options: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         ConfigError: One is among these.
     """
-    given = dict(options or {})
-    for name in given:
+    arguments = dict(options or {})
+    for name in arguments:
         if str(name).startswith(_RESERVED):
             raise ConfigError(f"options.{name} is not for here: say it by model.net.weights")
-    return given
+    return arguments
 
 
 @contextmanager
@@ -206,10 +206,9 @@ def _missing_px(length: int, multiple: int) -> int:
 def _read_answer(answer: Any) -> Tensor:  # noqa: ANN401 - what the net of a library returns
     if isinstance(answer, Mapping):  # segmentation of torchvision
         answer = answer["out"]
-    found: Tensor = getattr(
-        answer, "logits", answer
-    )  # Inception and GoogLeNet, with their side outputs
-    return found
+    # Inception and GoogLeNet, with their side outputs.
+    logits: Tensor = getattr(answer, "logits", answer)
+    return logits
 
 
 def _read_normalise(

@@ -157,16 +157,16 @@ class TorchvisionSegmenter(SegmenterNet):
         models = open_library("torchvision").models
         check_model_name(model_name, models.list_models(module=models.segmentation))
         name, file = split_weights(weights, ("imagenet", "coco"))
-        given = check_options(options)
+        arguments = check_options(options)
         with building(model_name):
             net = models.get_model(
-                model_name, weights=None, weights_backbone=None, num_classes=count, **given
+                model_name, weights=None, weights_backbone=None, num_classes=count, **arguments
             )
         if name is not None:
-            whole = models.get_model_weights(model_name).DEFAULT
+            trained = models.get_model_weights(model_name).DEFAULT
             start_by_name(
                 net,
-                backbone_weights(models, model_name) if name == "imagenet" else whole,
+                backbone_weights(models, model_name) if name == "imagenet" else trained,
                 name,
                 model_name,
             )

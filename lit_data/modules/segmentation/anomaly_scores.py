@@ -164,12 +164,12 @@ class AnomalyScores(PixelScores):
         above = self.regions.cpu().flip(0).cumsum(0)  # CUDA adds up floats in any order
         overlap = above.to(self.regions.device) / self.region_count.clamp(min=1)
         dice = self.dice_curve()
-        found = super().compute() | self._rank_images()
-        found["pixel_auroc"] = _area(false, true, 1.0)
-        found |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
+        values = super().compute() | self._rank_images()
+        values["pixel_auroc"] = _area(false, true, 1.0)
+        values |= {name: _area(false, overlap, limit) for name, limit in _LIMITS.items()}
         threshold = bin_edge(BINS - 1 - _find_best(dice))
-        found |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
-        return found
+        values |= {"f1_max": dice.max().float(), "f1_max_threshold": threshold.to(dice.device)}
+        return values
 
     def score_images(self) -> tuple[Tensor, Tensor, Tensor]:
         """Score of each image that was seen, in this process alone where there are several.
@@ -178,9 +178,9 @@ class AnomalyScores(PixelScores):
             [images] int64 numbers of the images, which rise, their scores as float32, and whether
             any of their patches shows a defect as int64 in {0, 1}, on the host.
         """
-        numbers, place = torch.unique(dim_zero_cat(self.images).cpu(), return_inverse=True)
+        numbers, image_of = torch.unique(dim_zero_cat(self.images).cpu(), return_inverse=True)
         if self.sizes_px is None:
-            areas_px = torch.bincount(place, dim_zero_cat(self.areas_px).cpu().double())
+            areas_px = torch.bincount(image_of, dim_zero_cat(self.areas_px).cpu().double())
         else:
             areas_px = self.sizes_px.prod(1)[numbers]
         limits = [count_top_px(int(area), self.score_fraction) for area in areas_px.tolist()]
@@ -188,7 +188,7 @@ class AnomalyScores(PixelScores):
         renumbered = TopPixels(torch.searchsorted(numbers, top.image.cpu()), top.pixel, top.score)
         scores = mean_by_image(keep_highest(renumbered, np.array(limits)), len(numbers)).float()
         defective = torch.zeros(len(numbers), dtype=torch.int64)
-        defective[place[dim_zero_cat(self.defective).cpu()]] = 1
+        defective[image_of[dim_zero_cat(self.defective).cpu()]] = 1
         return numbers, scores, defective
 
     def _rank_images(self) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ class AnomalyScores(PixelScores):
             return {}
         best_f1, threshold = choose_threshold(scores, defective)
         by_kind = self._find_by_kind(numbers, defective) if self.kinds else {}
-        found = {
+        values = {
             "image_auroc": binary_auroc(scores, defective),
             "image_average_precision": binary_average_precision(scores, defective),
             "image_f1_max": torch.tensor(best_f1),
@@ -208,25 +208,25 @@ class AnomalyScores(PixelScores):
             f"image_auroc_{kind}": binary_auroc(scores[rows], defective[rows])
             for kind, rows in by_kind.items()
         }
-        return {name: score.to(self.device) for name, score in found.items()}
+        return {name: score.to(self.device) for name, score in values.items()}
 
     def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
-        """Which images are good or of a kind, bool, for each of several kinds."""
+        """Mark the images that are good or of a kind, bool, for each of several kinds."""
         kinds = [
             self.kinds[number] if bad else ""
             for number, bad in zip(numbers.tolist(), defective.tolist(), strict=True)
         ]
-        told = sorted(set(kinds) - {""})
-        if len(told) < 2:
+        named_kinds = sorted(set(kinds) - {""})
+        if len(named_kinds) < 2:
             return {}
         return {
             kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device)
-            for kind in told
+            for kind in named_kinds
         }
 
 
 def _find_best(f1: Tensor) -> int:
-    """Where a curve [8192] is largest when each value is the mean of its neighbours; of equal places the middle."""
+    """Find where a smoothed curve [8192] is largest; of equal places the middle."""
     mean_f1 = avg_pool1d(
         f1[None], 2 * _SMOOTH + 1, stride=1, padding=_SMOOTH, count_include_pad=False
     )[0]

@@ -91,9 +91,9 @@ class PixelLoss(nn.Module):
         known = truth != IGNORED
         truth = truth.masked_fill(~known, 0)
         if logits.shape[1] == 1:
-            entropy, probability, wanted = _compare_two(logits, truth)
+            entropy, probability, target = _compare_two(logits, truth)
         else:
-            entropy, probability, wanted = _compare_classes(logits, truth)
+            entropy, probability, target = _compare_classes(logits, truth)
         if self.focal_gamma:
             entropy = entropy * (1 - torch.exp(-entropy)).clamp(min=1e-6) ** self.focal_gamma
         if self.class_weights is not None:
@@ -102,27 +102,29 @@ class PixelLoss(nn.Module):
         pixels = entropy.sum(1) / (
             _DEFECT_PX if self.unit == "rare" else known[:, 0].sum(1).clamp(min=1)
         )
-        missed = self._miss_regions(probability * known, wanted * known)
+        missed = self._miss_regions(probability * known, target * known)
         if self.unit == "mean":
-            missed = missed * (wanted * known).flatten(1).any(1)
+            missed = missed * (target * known).flatten(1).any(1)
         return (pixels + self.dice_weight * missed).mean()
 
-    def _miss_regions(self, probability: Tensor, wanted: Tensor) -> Tensor:
+    def _miss_regions(self, probability: Tensor, target: Tensor) -> Tensor:
         """[B] what of the overlap is missing, where both are [B, classes behind the background, H * W]."""
-        if wanted.shape[1] == 1:
-            return self._miss_overlap(probability, wanted)[:, 0]
-        union = self._miss_overlap(probability.sum(1, keepdim=True), wanted.sum(1, keepdim=True))[
+        if target.shape[1] == 1:
+            return self._miss_overlap(probability, target)[:, 0]
+        union = self._miss_overlap(probability.sum(1, keepdim=True), target.sum(1, keepdim=True))[
             :, 0
         ]
-        shown = wanted.any(2)
-        own = (self._miss_overlap(probability, wanted) * shown).sum(1) / shown.sum(1).clamp(min=1)
-        return torch.where(shown.any(1), (union + own) / 2, union)
+        present = target.any(2)
+        by_class = (self._miss_overlap(probability, target) * present).sum(1) / present.sum(
+            1
+        ).clamp(min=1)
+        return torch.where(present.any(1), (union + by_class) / 2, union)
 
-    def _miss_overlap(self, probability: Tensor, wanted: Tensor) -> Tensor:
+    def _miss_overlap(self, probability: Tensor, target: Tensor) -> Tensor:
         """[B, classes] what of the overlap of each class is missing."""
         false_alarms, misses = self.tversky
-        both = 2 * (probability * wanted).sum(2)
-        either = 2 * false_alarms * probability.sum(2) + 2 * misses * wanted.sum(2)
+        both = 2 * (probability * target).sum(2)
+        either = 2 * false_alarms * probability.sum(2) + 2 * misses * target.sum(2)
         either = either + (1 - false_alarms - misses) * both
         return 1 - (both + _SMOOTH_PX) / (either + _SMOOTH_PX)
 

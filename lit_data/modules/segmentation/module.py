@@ -185,20 +185,20 @@ class SegmentationModule(ScoredModule):
             ConfigError: The net gives others.
         """
         logits: Tensor = self.net(images)
-        wanted = len(self.classes) + 1 if self.classes else 1
-        if logits.ndim != 4 or logits.shape[1] != wanted:
+        logit_count = len(self.classes) + 1 if self.classes else 1
+        if logits.ndim != 4 or logits.shape[1] != logit_count:
             raise ConfigError(
-                f"the net gives {list(logits.shape)} and {wanted} logits for each pixel are wanted"
+                f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are wanted"
                 + (f", for the background and {', '.join(self.classes)}" if self.classes else "")
-                + f": set model.net.classes={wanted}, or how your net calls it"
+                + f": set model.net.classes={logit_count}, or how your net calls it"
             )
         return logits
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
         logits, masks = self(batch["image"]), batch["mask"]
-        own = isinstance(self.loss, PixelLoss) or not self.classes
-        loss: Tensor = self.loss(logits, masks if own else masks[:, 0].long())
+        takes_masks = isinstance(self.loss, PixelLoss) or not self.classes
+        loss: Tensor = self.loss(logits, masks if takes_masks else masks[:, 0].long())
         return loss
 
     @override
@@ -210,12 +210,12 @@ class SegmentationModule(ScoredModule):
             them under ``classes``, [B, K - 1, H, W]; and ``index``, ``image_index``, ``position``
             of the batch.
         """
-        found: dict[str, Tensor] = {
+        answers: dict[str, Tensor] = {
             key: batch[key] for key in ("index", "image_index", "position") if key in batch
         }
         logits = self(batch["image"]).float()
-        found["probability"] = _join_classes(logits).sigmoid()
-        return found | ({"classes": logits.softmax(1)[:, 1:]} if self.classes else {})
+        answers["probability"] = _join_classes(logits).sigmoid()
+        return answers | ({"classes": logits.softmax(1)[:, 1:]} if self.classes else {})
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
@@ -250,12 +250,12 @@ class SegmentationModule(ScoredModule):
         named: dict[str, Tensor] = {}
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
-            found = dict(metrics["pixels"].compute())
+            values = dict(metrics["pixels"].compute())
             if stage == "val":
-                self._take_thresholds(found)
+                self._take_thresholds(values)
             if "defects" in metrics:
-                found["defect_recall"] = metrics["defects"].compute()
-            named |= {f"{name}{suffix}": value for name, value in found.items()}
+                values["defect_recall"] = metrics["defects"].compute()
+            named |= {f"{name}{suffix}": value for name, value in values.items()}
             for metric in metrics.values():
                 metric.reset()
         if self.classes:
@@ -269,11 +269,11 @@ class SegmentationModule(ScoredModule):
             self.register_buffer(name, torch.tensor(value))
         tolerate_missing(self, ("image_threshold", "image_threshold_fraction"))
 
-    def _take_thresholds(self, found: Mapping[str, Tensor]) -> None:
-        if found.get("f1_max", 0) > 0:
-            self.predict_threshold.fill_(found["f1_max_threshold"])
-        if "image_f1_max" in found:
-            self.image_threshold.fill_(found["image_f1_max_threshold"])
+    def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
+        if scores.get("f1_max", 0) > 0:
+            self.predict_threshold.fill_(scores["f1_max_threshold"])
+        if "image_f1_max" in scores:
+            self.image_threshold.fill_(scores["image_f1_max_threshold"])
             self.image_threshold_fraction.fill_(self.image_score_fraction)
 
     @override
@@ -303,15 +303,16 @@ class ClassScores(MulticlassConfusionMatrix):
         counts = super().compute()
         matrix = counts.to(widest_float(counts.device))
         hits, either = matrix.diagonal()[1:], (matrix.sum(0) + matrix.sum(1))[1:]
-        told = [number for number, count in enumerate(either.tolist()) if count]
-        iou, dice = (hits / (either - hits))[told].float(), (2 * hits / either)[told].float()
+        present = [number for number, count in enumerate(either.tolist()) if count]
+        iou, dice = (hits / (either - hits))[present].float(), (2 * hits / either)[present].float()
         named = {
-            f"iou_{self.classes[number]}": score for number, score in zip(told, iou, strict=True)
+            f"iou_{self.classes[number]}": score for number, score in zip(present, iou, strict=True)
         }
         named |= {
-            f"dice_{self.classes[number]}": score for number, score in zip(told, dice, strict=True)
+            f"dice_{self.classes[number]}": score
+            for number, score in zip(present, dice, strict=True)
         }
-        return named | ({"mean_iou": iou.mean(), "mean_dice": dice.mean()} if told else {})
+        return named | ({"mean_iou": iou.mean(), "mean_dice": dice.mean()} if present else {})
 
 
 def _join_classes(logits: Tensor) -> Tensor:

@@ -211,8 +211,8 @@ def smooth(images: Tensor, *, upsample: bool = True) -> Tensor:
 
 def _upsample(pooled: Tensor, like: Tensor) -> Tensor:
     height, width = like.shape[-2:]
-    whole = F.interpolate(pooled, scale_factor=_POOL_PX, mode="bilinear", align_corners=False)
-    return whole[..., :height, :width]
+    full = F.interpolate(pooled, scale_factor=_POOL_PX, mode="bilinear", align_corners=False)
+    return full[..., :height, :width]
 
 
 def _gradients(images: Tensor) -> tuple[Tensor, Tensor]:
@@ -306,7 +306,7 @@ class CompareNet(nn.Module):
 
 @torch.no_grad()
 def compare(images: Tensor) -> Tensor:
-    """How the target differs from its references, in float32 whatever the precision of the run.
+    """Compare the target with its references, in float32 whatever the precision of the run.
 
     Args:
         images: [B, 3, H, W] float32 in 0..1: target, ref1, ref2.

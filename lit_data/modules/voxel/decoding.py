@@ -16,7 +16,7 @@ from lit_data.modules.voxel.points import Points, find_cells, find_key
 
 @dataclass(frozen=True, slots=True)
 class Decoding:
-    """How whole volumes are asked for.
+    """Options of decoding whole volumes.
 
     Attributes:
         threshold: Predicted voxels are occupied with a higher probability.
@@ -47,7 +47,7 @@ class Decoding:
 
 
 class Answers(NamedTuple):
-    """What a net says at Q voxels.
+    """Answers of a net at Q voxels.
 
     Attributes:
         rows: [Q] int64: of which volume.
@@ -112,8 +112,8 @@ def reconstruct(net: PointVoxelNet, field: Field, options: Decoding) -> list[dic
             0..1, ``scores`` [n]
         float32 in 0..1, the probabilities.
     """
-    kept = [_keep(answers, options) for answers, _ in _decode(net, field, options)]
-    rows, places, logits, values = (torch.cat(parts) for parts in zip(*kept, strict=True))
+    kept_answers = [_keep(answers, options) for answers, _ in _decode(net, field, options)]
+    rows, places, logits, values = (torch.cat(parts) for parts in zip(*kept_answers, strict=True))
     order = find_key(rows, places).argsort()
     counts = torch.bincount(rows, minlength=len(field.shapes)).tolist()
     answers = {
@@ -128,7 +128,7 @@ def reconstruct(net: PointVoxelNet, field: Field, options: Decoding) -> list[dic
 def compare(
     net: PointVoxelNet, field: Field, points: Points, options: Decoding
 ) -> tuple[Tensor, ...]:
-    """What `VoxelScores` counts.
+    """Count hits and errors for `VoxelScores`.
 
     Args:
         net: The net.
@@ -142,19 +142,19 @@ def compare(
         found, of all occupied voxels.
     """
     exact = widest_float(field.shapes.device)
-    found, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
-    errors = found.new_zeros(3)
+    hits, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
+    errors = hits.new_zeros(3)
     for start in range(0, len(points.rows), options.query_chunk):
         part = slice(start, start + options.query_chunk)
         answers = _ask(net, field, points.rows[part], points.places[part], options)
-        found.index_add_(0, answers.rows, _is_found(answers, options).to(exact))
+        hits.index_add_(0, answers.rows, _is_found(answers, options).to(exact))
         error = (answers.values - points.feats[part, 0]).to(exact)
         errors += torch.stack(
             (error.abs().sum(), error.square().sum(), torch.ones_like(error).sum())
         )
     for answers, weight in _decode(net, field, options, most=options.score_voxels):
         predicted.index_add_(0, answers.rows, _is_found(answers, options).to(exact) * weight)
-    return found / points.kept_share(), points.totals.to(exact), predicted, errors
+    return hits / points.kept_share(), points.totals.to(exact), predicted, errors
 
 
 def _decode(
@@ -186,5 +186,5 @@ def _is_found(answers: Answers, options: Decoding) -> Tensor:
 
 
 def _keep(answers: Answers, options: Decoding) -> Answers:
-    found = _is_found(answers, options)
-    return Answers(*(part[found] for part in answers))
+    is_point = _is_found(answers, options)
+    return Answers(*(part[is_point] for part in answers))

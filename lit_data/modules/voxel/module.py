@@ -94,7 +94,7 @@ class VoxelModule(ScoredModule):
 
     @override
     def forward(self, points: Points) -> Field:
-        """What the net makes of the points of volumes."""
+        """Encode the points of volumes."""
         field: Field = self.net(points)
         return field
 
@@ -110,10 +110,10 @@ class VoxelModule(ScoredModule):
             epoch=self.current_epoch,
         )
         losses = find_losses(self.net, self(points), points, queries)
-        whole = (
+        losses_of_volumes = (
             losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
         )
-        return (whole + self.code_weight * losses.codes).mean()
+        return (losses_of_volumes + self.code_weight * losses.codes).mean()
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
@@ -144,13 +144,13 @@ class VoxelModule(ScoredModule):
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         scores: Any = self.scores[stage]
-        found = dict(scores.compute())
+        values = dict(scores.compute())
         scores.reset()
         if self.net.quantiser is not None:
             uses: Any = self.uses[stage]
-            found["perplexity"] = uses.compute()
+            values["perplexity"] = uses.compute()
             uses.reset()
-        return found
+        return values
 
 
 def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -23,7 +23,7 @@ _PRIOR = 0.1  # share of occupied cells that the untrained net expects
 
 @dataclass(frozen=True)
 class Field:
-    """What a net has made of B volumes: everything that is needed to ask about their voxels.
+    """Encoded volumes: everything that is needed to ask about their voxels.
 
     Attributes:
         features: [B * G^3, C] float32, of the cells in the order (row, z, y, x).
@@ -128,7 +128,7 @@ class PointVoxelNet(nn.Module):
         return Field(flat, cells, points.shapes, codes, misses)
 
     def ask(self, field: Field, rows: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
-        """What lies at voxels.
+        """Predict what lies at voxels.
 
         Args:
             field: Of the volumes.
@@ -152,6 +152,10 @@ class PointVoxelNet(nn.Module):
             return latents, None, latents.new_zeros(len(latents), dtype=torch.float32)
         last = latents.movedim(1, -1)
         quantised = self.quantiser(last.flatten(0, 3))
-        found = quantised.latents.view_as(last).movedim(-1, 1)
+        vectors = quantised.latents.view_as(last).movedim(-1, 1)
         volumes = len(latents)
-        return found, quantised.codes.view(volumes, -1), quantised.misses.view(volumes, -1).mean(1)
+        return (
+            vectors,
+            quantised.codes.view(volumes, -1),
+            quantised.misses.view(volumes, -1).mean(1),
+        )

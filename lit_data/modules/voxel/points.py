@@ -43,7 +43,7 @@ class Points(NamedTuple):
         return (self.counts.clamp(min=1) / self.totals.clamp(min=1)).clamp(max=1.0)
 
     def look_up(self, rows: Tensor, places: Tensor) -> Tensor:
-        """Whether a place is a point.
+        """Return True where a place is a point.
 
         Args:
             rows: [...] int64.
@@ -52,11 +52,11 @@ class Points(NamedTuple):
         Returns:
             [...] bool.
         """
-        wanted = find_key(rows, places)
+        asked = find_key(rows, places)
         keys = torch.cat(
             (self.keys, self.keys.new_full((1,), -1))
         )  # what is beyond the last key is no point
-        return keys[torch.searchsorted(self.keys, wanted)] == wanted
+        return keys[torch.searchsorted(self.keys, asked)] == asked
 
 
 def find_key(rows: Tensor, places: Tensor) -> Tensor:
@@ -92,13 +92,13 @@ def read_points(batch: Batch) -> Points:
             otherwise the points are all of them.
     """
     shapes, coords = batch["shape"].long(), batch["coords"].long()
-    given = torch.arange(len(shapes), device=coords.device)
+    volume_numbers = torch.arange(len(shapes), device=coords.device)
     counts = batch.get(f"coords{COUNT_SUFFIX}")
     if counts is None:
         rows = coords[:, 0]
-        counts = torch.zeros_like(given).index_add(0, rows, torch.ones_like(rows))
+        counts = torch.zeros_like(volume_numbers).index_add(0, rows, torch.ones_like(rows))
     else:
-        rows = given.repeat_interleave(counts, output_size=len(coords))
+        rows = volume_numbers.repeat_interleave(counts, output_size=len(coords))
     keys, order = find_key(rows, coords[:, 1:]).sort()
     totals = batch.get("occupied_total", counts)
     return Points(

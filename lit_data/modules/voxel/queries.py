@@ -1,4 +1,4 @@
-"""Where a net that reconstructs volumes is asked in training: at points, near them, and anywhere."""
+"""Voxels of training queries: at points, near them, and anywhere."""
 
 from dataclasses import dataclass
 from typing import NamedTuple

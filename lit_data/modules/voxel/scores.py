@@ -79,7 +79,7 @@ _EXACT: Final = 1e-12  # of a squared error: 120 dB
 
 
 class VoxelScores(Metric):
-    """How well volumes are reconstructed.
+    """Scores of reconstructed volumes.
 
     - ``iou`` and ``f1`` of occupancy: intersection over union, and 2 |both| / (|true| +
       |predicted|), of whole volumes; means over the volumes. A volume where nothing is occupied and

@@ -28,7 +28,7 @@ from lit_data.callbacks.memory.host_memory import read_tree
 from lit_data.commands.benchmarks.headroom import time_training
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.datamodules import StripeDataModule
 from lit_data.datasets import StripeDataset
 from lit_data.datasets.stripes.baselines import ImprovedStripes, StripePatch

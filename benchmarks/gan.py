@@ -23,7 +23,7 @@ from lit_data.batch_form import count_samples
 from lit_data.callbacks.wrapping import wrap
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.session import build_datamodule, build_model
+from lit_data.commands.build import build_datamodule, build_model
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes

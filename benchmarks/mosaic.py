@@ -32,7 +32,7 @@ from lit_data.commands.benchmarks.table import (
     draw_bars,
     report_lines,
 )
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn

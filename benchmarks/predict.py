@@ -16,7 +16,7 @@ from typing_extensions import override
 from benchmarks.predict_variants import NAMES, PredictVariant, find_weights, list_ways, write_images
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.inference.export.quantise import Agreement, compare_values
 from lit_data.io.progress import track
 from lit_data.loading.device_timer import time_in_turn

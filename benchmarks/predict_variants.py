@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from torch import Tensor, nn
 
 from lit_data.commands.benchmarks.headroom import train_steps
-from lit_data.commands.checkpoints import find_checkpoint, load_weights
-from lit_data.commands.session import build_model
+from lit_data.commands.build import build_model, find_trained
+from lit_data.commands.checkpoints import load_weights
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
@@ -50,7 +50,7 @@ def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictS
     """
     model = build_model(cfg)
     if cfg.ckpt is not None:
-        load_weights(model, find_checkpoint(cfg))
+        load_weights(model, find_trained(cfg))
         return model.state_dict()
     log.info("training %d steps, as there is no ckpt", options.steps)
     model = train_steps(cfg, steps=options.steps, datamodule=datamodule)

@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.datasets.stripes.drawn import Floats, PlacedSpot, place_spots

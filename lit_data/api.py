@@ -25,6 +25,8 @@ from lit_data.errors import DataError, LitDataError
 if TYPE_CHECKING:
     import lightning as L
 
+    from lit_data.commands.build import Run as Built
+
 _OF_FIT: Final = ("resume", "report", "ckpt")
 
 
@@ -59,7 +61,8 @@ class Run:
         path = self.folder / "checkpoints" / "best.ckpt"
         if not path.is_file():
             raise DataError(
-                f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate once?"
+                f"{self.folder} has no checkpoints/best.ckpt: was it a fit, and did it validate "
+                "once?"
             )
         return path
 
@@ -70,7 +73,7 @@ class Run:
         Raises:
             LitDataError: There is no such checkpoint, or the configuration is refused.
         """
-        from lit_data.commands.evaluate import load_trained
+        from lit_data.commands.build import load_trained
 
         return load_trained(self.folder, self.best, self.packages)
 
@@ -132,6 +135,34 @@ def start(
             raise error.__cause__ from error.__cause__.__cause__
         raise
     return Run(folder, tuple(packages))
+
+
+def build(
+    experiment: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
+) -> "Built":
+    """Build the objects of a training and start nothing, for engines that train by themselves.
+
+        objects = api.build("stripe", "data.root=images", "paths.run=runs/mine")
+        objects.trainer.fit(objects.model, objects.datamodule, ckpt_path=objects.start)
+
+    Args:
+        experiment: Its name.
+        overrides: As for `fit`; ``paths.run=FOLDER`` says where callbacks and loggers write.
+        packages: As for `fit`.
+        config_dir: As for `fit`.
+
+    Returns:
+        ``trainer``, ``model``, ``datamodule``, the run ``folder``, the checkpoint ``start`` that
+        training goes on from (None without ``ckpt`` or ``resume``), and ``build_model``, which
+        returns a new model each time.
+
+    Raises:
+        LitDataError: As on the command line.
+    """
+    from lit_data.commands.run import build_training
+
+    words = [f"experiment={experiment}", *overrides]
+    return build_training(words, config_dir=config_dir, packages=packages)
 
 
 def open_run(folder: str | Path, *, packages: Sequence[str] = ()) -> Run:

@@ -3,6 +3,7 @@
 import inspect
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
 
@@ -58,6 +59,26 @@ def check_share(name: str, value: float) -> None:
     """
     if not 0 < value <= 1:
         raise ConfigError(f"{name}={value} is a share: give a number above 0 and up to 1")
+
+
+def check_outside_root(folder: Path, root: object, key: str) -> None:
+    """Refuse to write into the folder that is read: its files would be images of the next run.
+
+    Args:
+        folder: To write to.
+        root: Folder or address of the data; None for a drawn set.
+        key: Of the option that names the folder.
+
+    Raises:
+        ConfigError: It lies below `root`.
+    """
+    if not root or "://" in str(root):
+        return
+    if folder.resolve().is_relative_to(Path(str(root)).expanduser().resolve()):
+        raise ConfigError(
+            f"{key}={folder} lies in data.root={root}, where it would be read as data: choose "
+            "another"
+        )
 
 
 def call_checked(

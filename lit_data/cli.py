@@ -199,8 +199,9 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({error.filename})" if error.filename else ""
             full = StoreSpaceError(
-                f"{error.strerror}{where}: free some space, or put the runs elsewhere with paths.runs=FOLDER and the "
-                "decoded images with paths.cache=FOLDER; if /dev/shm is full, as in a container, give it more"
+                f"{error.strerror}{where}: free some space, or put the runs elsewhere with "
+                "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm is "
+                "full, as in a container, give it more"
             )
             full.__cause__ = error
             return full

@@ -46,6 +46,32 @@ def test_a_run_is_trained_opened_scored_and_predicts(place: Path) -> None:
     assert (found.folder / "defects.csv").is_file()
 
 
+@pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning")
+def test_objects_of_a_training_are_built_and_train_without_the_command(place: Path) -> None:
+    folder = place / "mine"
+    objects = api.build("stripe", *QUICK, f"paths.run={folder}")
+    assert not folder.exists()
+    assert objects.folder == folder
+    assert objects.start is None
+    objects.trainer.fit(objects.model, objects.datamodule)
+    last = folder / "checkpoints/last.ckpt"
+    assert last.is_file()
+    other = objects.build_model()
+    assert type(other) is type(objects.model)
+    assert other is not objects.build_model()
+    again = api.build("stripe", *QUICK, f"paths.run={folder}", f"ckpt={last}")
+    assert again.start == last
+
+
+def test_what_is_typed_counts_for_objects_too(place: Path) -> None:
+    words = ("trainer.enable_progress_bar=false", "trainer.accelerator=cpu")
+    model = "model._target_=lightning.pytorch.demos.boring_classes.BoringModel"
+    objects = api.build("stripe", model, *words)
+    assert type(objects.model).__name__ == "BoringModel"  # what files say for another is left out
+    with pytest.raises(ConfigError, match="unknown key"):
+        api.build("stripe", "model.net.widht=3")
+
+
 def test_errors_are_those_of_the_command_line(place: Path) -> None:
     with pytest.raises(ConfigError, match="Did you mean 'stripe'"):
         api.fit("strpe")

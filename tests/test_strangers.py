@@ -203,6 +203,31 @@ def test_a_summary_that_cannot_be_written_ends_no_training(
     assert "No space left on device" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("broken", "lost"),
+    [
+        ("fit.join_scores", set()),
+        ("fit.load_weights", {"predictions.png"}),  # those of the best checkpoint
+        ("fit.draw_predictions", {"predictions.png"}),
+        ("fit.hand_over_file", set()),
+        ("job.write_summary", {"summary.json"}),
+    ],
+)
+def test_a_thing_that_fails_after_training_loses_no_other(
+    broken: str, lost: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("it is broken")
+
+    monkeypatch.setattr(f"lit_data.commands.{broken}", fail)
+    words = [word for word in SHORT if word != "report=false"]
+    assert main(["fit", *STRIPE, *words, "hydra.run.dir=run"]) == 0
+    assert "it is broken" in capsys.readouterr().out
+    names = {"samples.png", "predictions.png", "loader.json", "machine.json", "summary.json"}
+    assert names - {path.name for path in Path("run").iterdir()} == lost
+    assert Path("run/report.html").is_file()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("sanity", [0, 2])
 def test_a_metric_to_monitor_that_is_not_logged_ends_no_run(

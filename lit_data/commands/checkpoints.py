@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.plugins.io import TorchCheckpointIO
-from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from typing_extensions import override
 
@@ -27,16 +26,23 @@ log = logging.getLogger(__name__)
 
 
 _NAMED: Final = ("best", "last")
-_RESUMED: Final = (
-    "last",
-    "interrupted",
-    "step",
-)  # checkpoints that hold the whole state of a training
+_RESUMED: Final = ("last", "interrupted", "step")
+"""Checkpoints that hold the whole state of a training."""
+_TRAINING: Final = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
 _OURS: Final = ("lit_data.", "lightning.")
 _RESTORING: Final = "trainer.connectors.checkpoint_connector"
 _KEY: Final = "lit_data"
 _VERSION: Final = 1
 _LOOKED_AT: Final = 32  # images by which a set is described
+_RECORD: Final[Mapping[str, Any]] = {
+    "experiment": str,
+    "kind": str,
+    "data": Mapping,
+    "model": Mapping,
+    "scores": Mapping,
+    "look": Mapping | None,
+}
+"""Parts of a record and their kinds."""
 
 Look = dict[str, Any]
 
@@ -62,16 +68,64 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             torch.save(checkpoint, file)
 
 
-class TrainedRecord(L.Callback):
-    """Writes into each checkpoint what it is trained on: the data, how they are read, the model and
-    its scores.
+class MonitorGuard(L.Callback):
+    """Lets the last checkpoint count as the best where a model does not log what is monitored.
 
-    Args:
-        cfg: The configuration of the run.
+    Models of the user's own log other names. What they log is known after Lightning's sanity check
+    or, without one, after the first validation, before a checkpoint is written; of a model without
+    validation, after its first epoch.
     """
 
-    def __init__(self, cfg: DictConfig) -> None:
-        self.cfg = cfg
+    def __init__(self) -> None:
+        self._logged: set[str] = set()
+
+    @override
+    def on_sanity_check_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._check(trainer)
+
+    @override
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.sanity_checking:
+            self._check(trainer)
+
+    @override
+    def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not trainer.enable_validation:
+            self._check(trainer)
+
+    def _check(self, trainer: L.Trainer) -> None:
+        logged = set(trainer.callback_metrics)
+        for checkpoint in trainer.checkpoint_callbacks:
+            if not isinstance(checkpoint, ModelCheckpoint):
+                continue
+            monitor = checkpoint.monitor
+            if monitor and monitor not in self._logged | logged:
+                checkpoint.monitor = None
+                log.warning(
+                    "the model logs no %s in validation (it logs %s): the last checkpoint counts "
+                    "as the best; or set callbacks.checkpoint.monitor=NAME "
+                    "callbacks.checkpoint.mode=min",
+                    monitor,
+                    ", ".join(sorted(logged)) or "nothing",
+                )
+        self._logged |= logged  # a name that was logged once will be again
+
+
+class TrainedRecord(L.Callback):
+    """Writes into each checkpoint what it is trained on.
+
+    That is the data, how they are read, the model and its scores.
+
+    Args:
+        experiment: The configuration's ``name``.
+        data: Its node `data` as plain data.
+        model: Its node `model` as plain data.
+    """
+
+    def __init__(self, experiment: str, data: Mapping[str, Any], model: Mapping[str, Any]) -> None:
+        self._experiment = experiment
+        self._data = data
+        self._model = model
         self._look: Look | None = None
 
     @override
@@ -83,28 +137,31 @@ class TrainedRecord(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        data = to_plain(self.cfg.data)
+        data = self._data
+        root = data.get("root")
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
-        scores = {
-            name: float(value)
-            for name, value in trainer.callback_metrics.items()
-            if name.startswith("val/")
-        }
-        monitors = [
-            found.monitor
-            for found in trainer.checkpoint_callbacks
-            if isinstance(found, ModelCheckpoint)
-        ]
         checkpoint[_KEY] = {
             "version": _VERSION,
-            "experiment": str(self.cfg.name),
-            "root": None if data.get("root") is None else absolute_root(str(data["root"])),
+            "experiment": self._experiment,
+            "root": None if root is None else absolute_root(str(root)),
             "kind": str(data["_target_"]),
             "data": {name: data[name] for name in names if name in data},
-            "model": to_plain(self.cfg.model),
-            "scores": dict(sorted(scores.items(), key=lambda score: score[0] not in monitors)),
+            "model": self._model,
+            "scores": _list_scores(trainer),
             "look": self._look,
         }
+
+
+def _list_scores(trainer: L.Trainer) -> dict[str, float]:
+    """Metrics of validation, what checkpoints are chosen by first."""
+    monitors = []
+    for checkpoint in trainer.checkpoint_callbacks:
+        if isinstance(checkpoint, ModelCheckpoint):
+            monitors.append(checkpoint.monitor)
+    logged = trainer.callback_metrics
+    names = [name for name in logged if name.startswith("val/")]
+    names.sort(key=lambda name: name not in monitors)
+    return {name: float(logged[name]) for name in names}
 
 
 def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
@@ -126,46 +183,37 @@ def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def _is_record(record: object) -> bool:
-    """Whether it has the parts of a record, of plain values: a checkpoint may be anybody's."""
+    """Return True if it has the parts of a record, of plain values: a checkpoint may be anybody's."""
     if not isinstance(record, Mapping) or not _is_plain(record):
         return False
-    kinds = {
-        "experiment": str,
-        "kind": str,
-        "data": Mapping,
-        "model": Mapping,
-        "scores": Mapping,
-        "look": Mapping | None,
-    }
-    if not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+    for name, kind in _RECORD.items():
+        if not isinstance(record.get(name), kind):
+            return False
+    if not all(isinstance(score, float) for score in record["scores"].values()):
         return False
-    look = record["look"]
-    return all(isinstance(score, float) for score in record["scores"].values()) and (
-        look is None or _is_look(look)
-    )
+    return record["look"] is None or _is_look(record["look"])
 
 
 def _is_look(look: Mapping[str, Any]) -> bool:
-    """Whether it has the parts of what `look_at` gives."""
-    if look.keys() != {"channels", "size_px", "grey", "spread"} or not isinstance(
-        look["size_px"], list
-    ):
+    """Return True if it has the parts of what `look_at` gives."""
+    if look.keys() != {"channels", "size_px", "grey", "spread"}:
         return False
-    numbers = [look["channels"], look["grey"], look["spread"], *look["size_px"]]
-    return len(look["size_px"]) == 2 and all(isinstance(number, int | float) for number in numbers)
+    size_px = look["size_px"]
+    if not isinstance(size_px, list) or len(size_px) != 2:
+        return False
+    numbers = [look["channels"], look["grey"], look["spread"], *size_px]
+    return all(isinstance(number, int | float) for number in numbers)
 
 
 def _is_plain(value: object) -> bool:
-    """Whether a value is a number, text that refers to nothing, or made of such."""
+    """Return True for a number, text that refers to nothing, or what is made of such."""
     if isinstance(value, Mapping):
         return all(isinstance(name, str) and _is_plain(part) for name, part in value.items())
     if isinstance(value, list):
         return all(map(_is_plain, value))
-    return (
-        value is None
-        or (isinstance(value, str) and "${" not in value)
-        or isinstance(value, int | float)
-    )
+    if isinstance(value, str):
+        return "${" not in value
+    return value is None or isinstance(value, int | float)
 
 
 def look_at(bank: ImageBank) -> Look:
@@ -177,11 +225,14 @@ def look_at(bank: ImageBank) -> Look:
     """
     numbers = np.unique(np.linspace(0, len(bank) - 1, min(_LOOKED_AT, len(bank))).astype(np.int64))
     dtype: np.dtype[Any] = np.dtype(bank.dtype)
-    full = float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
-    means = [float(np.nanmean(bank[int(number)], dtype=np.float64)) / full for number in numbers]
-    size_px = [int(np.median(sides)) for sides in (bank.heights_px, bank.widths_px)]
-    grey, spread = float(np.mean(means)), float(np.std(means))
-    return {"channels": int(bank.channels), "size_px": size_px, "grey": grey, "spread": spread}
+    highest = float(np.iinfo(dtype).max) if dtype.kind in "ui" else 1.0
+    means = [float(np.nanmean(bank[int(number)], dtype=np.float64)) / highest for number in numbers]
+    return {
+        "channels": int(bank.channels),
+        "size_px": [int(np.median(bank.heights_px)), int(np.median(bank.widths_px))],
+        "grey": float(np.mean(means)),
+        "spread": float(np.std(means)),
+    }
 
 
 def absolute_root(root: str) -> str:
@@ -189,77 +240,75 @@ def absolute_root(root: str) -> str:
     return root if "://" in root else str(Path(root).expanduser().resolve())
 
 
-def to_plain(node: DictConfig) -> dict[str, Any]:
-    """Return a node as dicts and lists."""
-    plain: Any = OmegaConf.to_container(node, resolve=True)
-    found: dict[str, Any] = plain
-    return found
+def find_checkpoint(ckpt: object, run: object, runs: Path) -> Path:
+    """Find the checkpoint that a command reads.
 
-
-def find_checkpoint(cfg: DictConfig) -> Path:
-    """The checkpoint `cfg.ckpt`: a path, or `best` or `last` of `cfg.run`, the newest of that name;
-    null: `best`.
+    Args:
+        ckpt: A path, or `best` or `last` of `run`; None: `best`.
+        run: The folder of a run; None or `latest`: the newest file of that name is taken.
+        runs: Folder of the runs of ``fit`` of this experiment.
 
     Raises:
-        ConfigError: `cfg.ckpt` or `cfg.run` is no text, or empty, or a path is given along with a
-            run.
+        ConfigError: `ckpt` or `run` is no text, or empty, or a path is given along with a run.
         DataError: The file or the run does not exist, or there is none to choose.
     """
-    run = cfg.get("run")
     if run is not None and (not isinstance(run, str) or not run):
         raise ConfigError(f"run={run!r}: give latest, or the folder of a run")
-    if cfg.ckpt not in (None, *_NAMED):
+    if ckpt not in (None, *_NAMED):
         if run is not None:
-            raise ConfigError(
-                f"run={run} and ckpt={cfg.ckpt}: give one of them, or ckpt=best or last"
-            )
-        return _check_checkpoint(cfg.ckpt)
-    runs = Path(cfg.paths.runs) / "fit" / cfg.name
+            raise ConfigError(f"run={run} and ckpt={ckpt}: give one of them, or ckpt=best or last")
+        return _check_checkpoint(ckpt)
     if run in (None, "latest"):
-        return _choose_newest(runs, f"**/checkpoints/{cfg.ckpt or 'best'}.ckpt")
-    if not Path(run).is_dir():
+        return _choose_newest(runs, f"**/checkpoints/{ckpt or 'best'}.ckpt")
+    folder = Path(str(run))
+    if not folder.is_dir():
         raise DataError(
             f"run={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    return _choose_newest(Path(run), f"checkpoints/{cfg.ckpt or 'best'}.ckpt")
+    return _choose_newest(folder, f"checkpoints/{ckpt or 'best'}.ckpt")
 
 
-def find_start(cfg: DictConfig) -> Path | None:
-    """The checkpoint that ``fit`` goes on from, if any: that of `ckpt`, or the newest of the run
-    `resume`.
+def find_start(ckpt: object, run: object, resume: object, runs: Path) -> Path | None:
+    """Find the checkpoint that ``fit`` goes on from, if any.
+
+    Args:
+        ckpt: As for `find_checkpoint`.
+        run: An option of other commands.
+        resume: The folder of a run, or `latest`, whose newest checkpoint is taken.
+        runs: Folder of the runs of ``fit`` of this experiment.
 
     Raises:
-        ConfigError: Both are given, or one of them is no text, or empty.
+        ConfigError: Both `ckpt` and `resume` are given, or one of them is no text, or empty.
         DataError: The file does not exist or is no checkpoint, or there is none to choose.
     """
-    resume = cfg.get("resume")
-    if cfg.get("run") is not None:
+    if run is not None:
         raise ConfigError(
-            f"run={cfg.run} chooses the checkpoint of other commands: fit goes on with resume={cfg.run}"
+            f"run={run} chooses the checkpoint of other commands: fit goes on with resume={run}"
         )
     if resume is None:
-        return None if cfg.ckpt is None else _check_training(find_checkpoint(cfg))
-    if cfg.ckpt is not None:
-        raise ConfigError(f"resume={resume} and ckpt={cfg.ckpt}: give one of them")
+        return None if ckpt is None else _check_training(find_checkpoint(ckpt, None, runs))
+    if ckpt is not None:
+        raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
     if not isinstance(resume, str) or not resume:
         raise ConfigError(f"resume={resume!r}: give latest, or the folder of a run")
-    runs = Path(cfg.paths.runs) / "fit" / cfg.name
-    if resume != "latest" and not Path(resume).is_dir():
+    names = [f"checkpoints/{name}.ckpt" for name in _RESUMED]
+    if resume == "latest":
+        return _check_training(_choose_newest(runs, *(f"**/{name}" for name in names)))
+    if not Path(resume).is_dir():
         raise DataError(
             f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    patterns = [
-        f"{'**/' if resume == 'latest' else ''}checkpoints/{name}.ckpt" for name in _RESUMED
-    ]
-    return _check_training(_choose_newest(runs if resume == "latest" else Path(resume), *patterns))
+    return _check_training(_choose_newest(Path(resume), *names))
 
 
 def _choose_newest(folder: Path, *patterns: str) -> Path:
-    found = [path for pattern in patterns for path in folder.glob(pattern)]
-    if not found:
+    paths: list[Path] = []
+    for pattern in patterns:
+        paths += folder.glob(pattern)
+    if not paths:
         names = " or ".join(pattern.rpartition("/")[2] for pattern in patterns)
         raise DataError(f"no {names} below {folder}: run fit first, or give ckpt=<path>")
-    newest = max(found, key=lambda path: path.stat().st_mtime)
+    newest = max(paths, key=lambda path: path.stat().st_mtime)
     log.info("checkpoint: %s", newest)
     return newest
 
@@ -272,7 +321,8 @@ def _check_checkpoint(ckpt: object) -> Path:
     path = Path(ckpt)
     if not (path.is_file() or path.is_dir()):  # reading a FIFO would wait for ever
         raise DataError(
-            f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or last"
+            f"ckpt={ckpt} is not a file: give the path of a checkpoint that fit wrote, or best, or "
+            "last"
         )
     return path
 
@@ -281,18 +331,18 @@ def _check_training(path: Path) -> Path:
     """Refuse a file that holds no state of a training, before the data are read."""
     if path.is_dir():  # in pieces, one of each rank
         return path
-    found = read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
-    if missing := [key for key in ("state_dict", "loops", "optimizer_states") if key not in found]:
+    content = read_checkpoint(path, mapped=True)  # its weights are read once, by Lightning
+    missing = [key for key in _TRAINING if key not in content]
+    if missing:
         raise StoreError(
-            f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that Lightning wrote with them, "
-            "such as last.ckpt"
+            f"{path} holds no {', '.join(missing)}: training goes on from a checkpoint that "
+            "Lightning wrote with them, such as last.ckpt"
         )
     return path
 
 
 def load_weights(model: L.LightningModule, path: Path) -> None:
-    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is
-    unpickled.
+    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
 
     Raises:
         StoreError: The file is no checkpoint, or that of another model.
@@ -303,10 +353,10 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
             "python -m lightning.pytorch.utilities.consolidate_checkpoint, or train with "
             "trainer.strategy.state_dict_type=full"
         )
-    found = read_checkpoint(path)
-    _check_weights(found, model, path)
+    content = read_checkpoint(path)
+    _check_weights(content, model, path)
     try:
-        model.load_state_dict(found["state_dict"])
+        model.load_state_dict(content["state_dict"])
     except (KeyError, RuntimeError, TypeError) as error:
         reason = " ".join(str(error).split())[:300] or type(error).__name__
         raise StoreError(
@@ -316,8 +366,7 @@ def load_weights(model: L.LightningModule, path: Path) -> None:
 
 @contextmanager
 def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) -> Iterator[None]:
-    """Hold the state of a training against what is to take it over, and let errors of taking it
-    over name the file.
+    """Check the state of a training before it is taken over, and name its file in errors of that.
 
     Raises:
         StoreError: The checkpoint is damaged, or that of another model or of other callbacks.
@@ -325,12 +374,13 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
     if start is None or start.is_dir():  # in pieces, one of each rank
         yield
         return
-    found = read_checkpoint(start, mapped=True)
-    _check_weights(found, model, start)
-    for name, state, like in _pair_states(found, trainer):
-        if fault := _find_fault(state, like):
+    content = read_checkpoint(start, mapped=True)
+    _check_weights(content, model, start)
+    for name, state, template in _pair_states(content, trainer):
+        if fault := _find_fault(state, template):
             raise StoreError(
-                f"{start} is damaged: the state of {name} has {fault}; go on from an earlier checkpoint"
+                f"{start} is damaged: the state of {name} has {fault}; go on from an earlier "
+                "checkpoint"
             )
     try:
         yield
@@ -341,75 +391,72 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
             raise
         reason = " ".join(str(error).split())[:300]
         raise StoreError(
-            f"{start} does not fit this run: {type(error).__name__}: {reason}. Go on with the model and the "
-            "options it was saved with, or from an earlier checkpoint"
+            f"{start} does not fit this run: {type(error).__name__}: {reason}. Go on with the "
+            "model and the options it was saved with, or from an earlier checkpoint"
         ) from error
 
 
-def _check_weights(found: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:
+def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:
     """Refuse learned weights of NaN, which stay so; buffers may hold what they like."""
-    weights = found.get("state_dict")
+    weights = content.get("state_dict")
     if not isinstance(weights, Mapping):
-        return  # said where they are loaded
-    learned = {
-        name: weights[name]
-        for name, _ in model.named_parameters()
-        if isinstance(weights.get(name), Tensor)
-    }
-    bad = [
-        name
-        for name, weight in learned.items()
-        if weight.is_floating_point() and weight.isnan().any()
-    ]
+        return  # an error follows where they are loaded
+    learned: list[str] = []
+    bad: list[str] = []
+    for name, _ in model.named_parameters():
+        weight = weights.get(name)
+        if isinstance(weight, Tensor):
+            learned.append(name)
+            if weight.is_floating_point() and weight.isnan().any():
+                bad.append(name)
     if bad:
         raise StoreError(
-            f"{path} holds NaN in {len(bad)} of {len(learned)} weights, first in {bad[0]}: training diverged before it "
-            "was saved. Take an earlier checkpoint, or train again with a lower learning rate"
+            f"{path} holds NaN in {len(bad)} of {len(learned)} weights, first in {bad[0]}: "
+            "training diverged before it was saved. Take an earlier checkpoint, or train again "
+            "with a lower learning rate"
         )
 
 
 def _pair_states(
-    found: Mapping[str, Any], trainer: L.Trainer
+    content: Mapping[str, Any], trainer: L.Trainer
 ) -> Iterator[tuple[str, object, object]]:
-    """Each state of a checkpoint that this run would take over, with what this run has in its
-    place.
+    """Yield each state that a checkpoint gives to this run: its name, and what this run has there.
 
     Those of foreign callbacks are their own business: they may hold what a new one does not.
     """
-    states = found.get("callbacks", {})
+    states = content.get("callbacks", {})
     yield "all callbacks", states, {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
-        if callback.state_key in states and type(callback).__module__.startswith(_OURS):
-            yield (
-                callback.state_key.partition("{")[0],
-                states[callback.state_key],
-                callback.state_dict(),
-            )
-    yield "the loops", found["loops"], {"fit_loop": trainer.fit_loop.state_dict()}
+        key = callback.state_key
+        if key in states and type(callback).__module__.startswith(_OURS):
+            yield key.partition("{")[0], states[key], callback.state_dict()
+    yield "the loops", content["loops"], {"fit_loop": trainer.fit_loop.state_dict()}
 
 
-def _find_fault(state: object, like: object, place: str = "") -> str:
-    """The first value of another kind than this run has in its place, or none; what is not set yet has no kind."""
-    if isinstance(like, Mapping):
+def _find_fault(state: object, template: object, key: str = "") -> str:
+    """Describe the first value of another kind than this run has there; empty if there is none.
+
+    A value that is not set yet has no kind.
+    """
+    if isinstance(template, Mapping):
         if not isinstance(state, Mapping):
-            return f"{place or 'nothing'} = {str(state)[:40]!r}"
-        pairs = (
-            (f"{place}.{key}".lstrip("."), state.get(key, like[key]), like[key]) for key in like
-        )
-        return next(
-            (fault for pair in pairs if (fault := _find_fault(pair[1], pair[2], pair[0]))), ""
-        )
+            return f"{key or 'nothing'} = {str(state)[:40]!r}"
+        for name, value in template.items():
+            fault = _find_fault(state.get(name, value), value, f"{key}.{name}".lstrip("."))
+            if fault:
+                return fault
+        return ""
     for kind in (Number, str, list):
-        if isinstance(like, kind) and state is not None and not isinstance(state, kind | Tensor):
-            return f"{place} = {str(state)[:40]!r}"
+        is_kind = state is None or isinstance(state, kind | Tensor)
+        if isinstance(template, kind) and not is_kind:
+            return f"{key} = {str(state)[:40]!r}"
     return ""
 
 
 def _is_restoring(error: Exception) -> bool:
-    """Whether an error comes from where Lightning takes over the state of a checkpoint."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__))
-    return any(
-        str(frame.f_globals.get("__name__")).endswith(_RESTORING)
-        and "restore" in frame.f_code.co_name
-        for frame in frames
-    )
+    """Return True if an error comes from where Lightning takes over the state of a checkpoint."""
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        module = str(frame.f_globals.get("__name__"))
+        if module.endswith(_RESTORING) and "restore" in frame.f_code.co_name:
+            return True
+    return False

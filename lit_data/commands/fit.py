@@ -1,8 +1,9 @@
 """``fit``: train, then score the best checkpoint, and draw what went in and what came out."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,30 +14,26 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
 from lit_data.callbacks.imaging.pictures import hand_over_file, hand_over_table
-from lit_data.commands.checkpoints import find_start, load_weights, restoring
+from lit_data.commands.build import Run, build, prepare
+from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
 from lit_data.commands.report import warning_after
 from lit_data.commands.result import is_score, join_scores
-from lit_data.commands.session import (
-    build_any_datamodule,
-    build_model,
-    build_trainer,
-    collect_metrics,
-    name_classes,
-    prepare,
-    spreads_weights,
-)
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.files import write_json, write_table
-from lit_data.types import Stage
+from lit_data.types import Stage, Summarises
 
 log = logging.getLogger(__name__)
 
 
-_STEPS: Final = {"val": "validation_step", "test": "test_step"}
+_STEPS: Final[Mapping[Stage, str]] = {"val": "validation_step", "test": "test_step"}
+_SAMPLES: Final = "samples.png"
+_PREDICTIONS: Final = "predictions.png"
+
+ModelMaker = Callable[[], L.LightningModule]
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -56,13 +53,24 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         ConfigError: Lightning refuses options, such as the name of a metric that the model does not
             log.
     """
-    start = find_start(cfg)
-    datamodule, trainer = build_any_datamodule(cfg), build_trainer(cfg)  # reads no data
+    with _refusing_as_config_errors():
+        training = build(cfg)
+        try:
+            prepare(training.datamodule)
+            _draw_data(training)
+            _train(training)
+            return _finish(training)
+        finally:
+            # Lightning does not when training is broken off, and the workers would stay.
+            if isinstance(training.datamodule, BaseDataModule):
+                training.datamodule.teardown("fit")
+
+
+@contextmanager
+def _refusing_as_config_errors() -> Iterator[None]:
+    """Turn Lightning's complaints about options into errors of the configuration."""
     try:
-        name_classes(cfg, datamodule)
-        model = build_model(cfg)
-        prepare(datamodule)
-        return _fit(cfg, trainer, datamodule, model, start)
+        yield
     except MisconfigurationException as error:
         raise ConfigError(f"Lightning refuses this: {error}") from error
     except RuntimeError as error:
@@ -71,137 +79,109 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         raise ConfigError(
             f"{error}: set callbacks.early_stopping.monitor=NAME callbacks.early_stopping.mode=min"
         ) from error
-    finally:
-        if isinstance(datamodule, BaseDataModule):
-            datamodule.teardown(
-                "fit"
-            )  # Lightning does not when training is broken off, and the workers would stay
 
 
-def _fit(
-    cfg: DictConfig,
-    trainer: L.Trainer,
-    datamodule: L.LightningDataModule,
-    model: L.LightningModule,
-    start: Path | None,
-) -> dict[str, Any]:
-    folder = Path(cfg.paths.run)
-    datamodule.trainer = trainer
+def _draw_data(training: Run) -> None:
+    """Write the split of each image, and a picture of what goes in."""
+    datamodule = training.datamodule
+    datamodule.trainer = training.trainer
     if not isinstance(datamodule, BaseDataModule):
         log.info(
             "%s is no datamodule of lit_data: its samples and predictions are not drawn",
-            _name(datamodule),
+            type(datamodule).__name__,
         )
     elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
         if splits := datamodule.list_splits():
-            write_table(folder / "splits.csv", ("image", "split"), splits)
-        with _telling(folder / "samples.png"):
-            draw_samples(datamodule, folder / "samples.png", stage="train")
+            write_table(training.folder / "splits.csv", ("image", "split"), splits)
+        path = training.folder / _SAMPLES
+        with _drawing(path):
+            draw_samples(datamodule, path, stage="train")
+
+
+def _train(training: Run) -> None:
+    trainer, model, start = training.trainer, training.model, training.start
     try:
         with restoring(start, trainer, model):
-            trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)
+            trainer.fit(model, training.datamodule, ckpt_path=start, weights_only=True)
     finally:
+        # Also of a training that failed, whose report shows it.
         if trainer.is_global_zero:
             with warning_after("fit", "machine.json"):
-                write_json(folder / "machine.json", describe_machine(trainer.strategy.root_device))
+                machine = describe_machine(trainer.strategy.root_device)
+                write_json(training.folder / "machine.json", machine)
+
+
+def _finish(training: Run) -> dict[str, Any]:
+    """Score and draw what was trained; each thing is guarded, so that a failure loses no other."""
+    trainer, datamodule, folder = training.trainer, training.datamodule, training.folder
     metrics: dict[str, Any] = {}
     with warning_after("fit", "what the callbacks measured"):
-        metrics = collect_metrics(trainer)
+        metrics = _collect_metrics(trainer)
+    make_best: ModelMaker | None = None
     with warning_after("fit", "scores of the best checkpoint"):
-        best = _find_best(trainer, folder)
-        metrics = _score(cfg, trainer, model, datamodule, best, metrics)
-        if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):
+        make_best = _take_best(training)
+    if make_best is not None:
+        metrics = _score(training, make_best, metrics)
+    if trainer.is_global_zero and isinstance(datamodule, BaseDataModule):
+        with warning_after("fit", "loader.json"):
             write_json(folder / "loader.json", datamodule.describe_loaders())
-            _draw_predictions(cfg, trainer, datamodule, model, best)
-    with warning_after("fit", "what the loggers take"):
-        _tell_loggers(trainer, folder, metrics)
+        if make_best is not None:
+            path = folder / _PREDICTIONS
+            with warning_after("fit", _PREDICTIONS), _drawing(path):
+                draw_predictions(datamodule, make_best(), path)
+    if trainer.is_global_zero:
+        _fill_loggers(training, metrics)
     return metrics
 
 
-def _tell_loggers(trainer: L.Trainer, folder: Path, metrics: dict[str, Any]) -> None:
-    """Hand the pictures of the run and its scores to those that take pictures and tables."""
-    if trainer.is_global_zero:
-        for name in ("samples.png", "predictions.png"):
-            hand_over_file(trainer, folder / name)
-        hand_over_table(
-            trainer,
-            "scores",
-            {key: value for key, value in metrics.items() if is_score(key, value)},
-        )
+def _collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
+    """Return what the callbacks have to say, for summary.json."""
+    metrics: dict[str, Any] = {}
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
+        if isinstance(callback, Summarises):
+            metrics |= callback.summary()
+    return metrics
 
 
-def _draw_predictions(
-    cfg: DictConfig,
-    trainer: L.Trainer,
-    datamodule: BaseDataModule,
-    model: L.LightningModule,
-    best: str,
-) -> None:
-    path, spread = Path(cfg.paths.run) / "predictions.png", spreads_weights(trainer)
-    with _telling(path):
-        if not spread or Path(best).is_file():
-            draw_predictions(datamodule, _load_model(cfg, best) if spread else model, path)
+def _take_best(training: Run) -> ModelMaker | None:
+    """Return what gives the model with the weights of the best checkpoint; None if those are in pieces.
 
-
-@contextmanager
-def _telling(path: Path) -> Iterator[None]:
-    """Let no picture end a run: models and data of the user's own hold what cannot be foreseen."""
-    try:
-        yield
-    except LitDataError:
-        raise
-    except Exception as error:
-        log.warning("%s could not be drawn: %s: %s", path, type(error).__name__, error)
-        log.debug("the error of %s", path.name, exc_info=error)
-
-
-def _name(owner: object) -> str:
-    return type(owner).__name__
-
-
-def _find_best(trainer: L.Trainer, folder: Path) -> str:
-    """The best checkpoint, or none; weights that no rank has as a whole are put into a file then."""
+    A strategy that spreads the weights over the ranks changes the model for good, so each use then
+    gets a new one.
+    """
+    trainer = training.trainer
     best: str = getattr(trainer.checkpoint_callback, "best_model_path", "")
-    if not best and spreads_weights(trainer):
-        best = str(folder / "checkpoints" / "trained.ckpt")
+    if not training.spreads_weights:
+        if best:
+            load_weights(training.model, Path(best))
+        return lambda: training.model
+    if not best:  # no rank has the weights as a whole, but a file has
+        best = str(training.folder / "checkpoints" / "trained.ckpt")
         trainer.save_checkpoint(best, weights_only=True)
-    return best
+    if Path(best).is_dir():
+        rank_zero_warn(
+            f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes "
+            "one file"
+        )
+        return None
+    return partial(_load_model, training, Path(best))
 
 
-def _load_model(cfg: DictConfig, path: str) -> L.LightningModule:
-    model = build_model(cfg, trained=True)
-    load_weights(model, Path(path))
+def _load_model(training: Run, checkpoint: Path) -> L.LightningModule:
+    model = training.build_model()
+    load_weights(model, checkpoint)
     return model
 
 
-def _score(
-    cfg: DictConfig,
-    trainer: L.Trainer,
-    model: L.LightningModule,
-    datamodule: L.LightningDataModule,
-    best: str,
-    metrics: dict[str, Any],
-) -> dict[str, Any]:
-    """The metrics with those of the best checkpoint, whose weights the model then has.
-
-    A strategy that spreads the weights over the ranks changes the model for good, so each stage
-    gets a new one.
-    """
-    spread = spreads_weights(trainer)
-    if spread and Path(best).is_dir():
-        rank_zero_warn(
-            f"{best} is in pieces and is not scored: trainer.strategy.state_dict_type=full writes one file"
-        )
-        return metrics
-    if best and not spread:
-        load_weights(model, Path(best))
+def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dict[str, Any]:
+    """Return the metrics with those of the best checkpoint on the validation and the test split."""
+    trainer, datamodule = training.trainer, training.datamodule
     scorers: dict[Stage, Any] = {"val": trainer.validate, "test": trainer.test}
     for stage, score in scorers.items():
-        if is_overridden(_STEPS[stage], model) and _has_samples(datamodule, stage):
-            scored = _load_model(cfg, best) if spread else model
-            with warning_after("fit", f"scores of {stage}"):
-                for scores in score(scored, datamodule=datamodule, verbose=False):
+        with warning_after("fit", f"scores of {stage}"):
+            if is_overridden(_STEPS[stage], training.model) and _has_samples(datamodule, stage):
+                for scores in score(make_best(), datamodule=datamodule, verbose=False):
                     metrics = join_scores(metrics, scores, stage)
     return metrics
 
@@ -210,3 +190,25 @@ def _has_samples(datamodule: L.LightningDataModule, stage: Stage) -> bool:
     if isinstance(datamodule, BaseDataModule):
         return bool(len(datamodule.dataset(stage)))
     return is_overridden(f"{stage}_dataloader", datamodule)
+
+
+def _fill_loggers(training: Run, metrics: Mapping[str, Any]) -> None:
+    """Hand the pictures of the run and its scores to those that take pictures and tables."""
+    for name in (_SAMPLES, _PREDICTIONS):
+        with warning_after("fit", "what the loggers take"):
+            hand_over_file(training.trainer, training.folder / name)
+    scores = {key: value for key, value in metrics.items() if is_score(key, value)}
+    with warning_after("fit", "what the loggers take"):
+        hand_over_table(training.trainer, "scores", scores)
+
+
+@contextmanager
+def _drawing(path: Path) -> Iterator[None]:
+    """Let no picture end a run: models and data of the user's own hold what cannot be foreseen."""
+    try:
+        yield
+    except LitDataError:
+        raise
+    except Exception as error:
+        log.warning("%s could not be drawn: %s: %s", path, type(error).__name__, error)
+        log.debug("the error of %s", path.name, exc_info=error)

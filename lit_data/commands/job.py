@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -18,7 +18,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
-from lit_data.commands.configuration.targets import allow_packages
+from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.report import add_report, noting_failure, warning_after
@@ -153,46 +153,38 @@ def _describe(rank: int, code: int) -> str:
 
 
 class _Guard(logging.Filter):
-    """Lets no name act on the terminal or forge a line, and lists the bad files of a warning in the
-    run folder.
-
-    A line that repeats the one before it is left out.
-    """
+    """Lets no name act on the terminal or forge a line, and lists bad files in the run folder."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
-        self._folder, self._list = folder, ""
-        self._last: tuple[str, int, str] | None = None
+        self._folder = folder
+        self._problems = ""  # all that were logged so far
         if is_first_rank():
             (folder / PROBLEMS).unlink(missing_ok=True)  # of an earlier start in this folder
 
     @override
     def filter(self, record: logging.LogRecord) -> bool:
-        if not getattr(record, "is_settled", False):  # by the filter of another handler
-            if isinstance(record.args, tuple) and record.msg != "%s":
-                record.args = tuple(
-                    show_path(a) if isinstance(a, str | os.PathLike) else a for a in record.args
-                )
-            text, problems = record.getMessage(), getattr(record, "problems", ())
-            if record.name.startswith("lit_data"):
-                text = settle_lines(self.add_place(text, problems))
-            record.msg, record.args, record.is_settled = (
-                "\n".join(map(escape, text.split("\n"))),
-                (),
-                True,
-            )
-            line = (record.name, record.levelno, record.msg)
-            record.is_repeated, self._last = line == self._last, line
-        return not getattr(record, "is_repeated", False)
+        if getattr(record, "is_settled", False):  # by the filter of another handler
+            return True
+        if isinstance(record.args, tuple) and record.msg != "%s":
+            record.args = tuple(map(_show_argument, record.args))
+        text = record.getMessage()
+        if record.name.startswith("lit_data"):
+            text = settle_lines(self.add_place(text, getattr(record, "problems", ())))
+        record.msg = "\n".join(map(escape, text.split("\n")))
+        record.args = ()
+        record.is_settled = True
+        return True
 
     def add_place(self, text: str, problems: Sequence[tuple[str, str]]) -> str:
         """Write all problems into the run folder, and say where, before the headline."""
         if not problems or not is_first_rank():
             return text
-        headline, path = find_headline(text), self._folder / PROBLEMS
-        self._list += f"{headline}\n{list_problems(problems).report()}\n\n"
+        headline = find_headline(text)
+        path = self._folder / PROBLEMS
+        self._problems += f"{headline}\n{list_problems(problems).report()}\n\n"
         try:
-            write_text(path, self._list)
+            write_text(path, self._problems)
         except LitDataError:
             return text  # a full disk, say, is no reason to hide what is wrong
         lines = text.split("\n")
@@ -200,9 +192,14 @@ class _Guard(logging.Filter):
         return "\n".join(lines)
 
 
+def _show_argument(argument: object) -> object:
+    return show_path(argument) if isinstance(argument, str | os.PathLike) else argument
+
+
 @contextmanager
 def _guarding(folder: Path) -> Iterator[None]:
-    guard, handlers = _Guard(folder), list(logging.getLogger().handlers)
+    guard = _Guard(folder)
+    handlers = list(logging.getLogger().handlers)
     for handler in handlers:
         handler.addFilter(guard)
     try:
@@ -250,22 +247,30 @@ def _run_command(
     except PartlyDoneError as error:
         metrics, failure = error.metrics, error
     measured = {
+        **metrics,
         "seconds": time.perf_counter() - started,
         "peak_rss_bytes": _measure_peak_rss_bytes(),
     }
     if is_first_rank():
-        with warning_after(cfg.command):
-            path = write_summary(folder, cfg.command, cfg.name, {**metrics, **measured})
-            add_report(cfg, folder)
-            if cfg.command == "fit":
-                from lit_data.commands.terminal import (
-                    print_end,
-                )  # after Lightning, which the command has imported
-
-                print_end({**metrics, **measured}, folder)
-            print(path, flush=True)
+        _end_run(cfg, folder, measured)
     if failure:
         raise failure
+
+
+def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
+    """Write the summary and the report, and print where they are; after ``fit`` each is guarded."""
+    path = None
+    with warning_after(cfg.command, "summary.json"):
+        path = write_summary(folder, cfg.command, cfg.name, metrics)
+    add_report(cfg, folder)
+    if cfg.command == "fit":
+        # Not at the top: it needs Lightning, which the command has imported by now.
+        from lit_data.commands.terminal import print_end
+
+        with warning_after(cfg.command, "the table of scores"):
+            print_end(metrics, folder)
+    if path is not None:
+        print(path, flush=True)
 
 
 @contextmanager

@@ -59,8 +59,8 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
         return []
     if sweeps:
         raise ConfigError(
-            f"{launcher} started {world_size} processes, and each would run the whole sweep: start the sweep alone and "
-            "let trainer=ddp start the ranks of each job"
+            f"{launcher} started {world_size} processes, and each would run the whole sweep: start "
+            "the sweep alone and let trainer=ddp start the ranks of each job"
         )
     own = (
         []

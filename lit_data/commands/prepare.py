@@ -1,20 +1,21 @@
 """``prepare``: check the files and build the decoded store ahead of the first run."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from lit_data.checks import check_count
+from lit_data.checks import check_count, check_outside_root
+from lit_data.commands.build import build_datamodule
+from lit_data.commands.configuration.names import to_plain
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.export import export_set
-from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
@@ -23,6 +24,13 @@ from lit_data.io.store.store import DecodedStore
 Split = Literal["train", "val", "test"]
 
 log = logging.getLogger(__name__)
+
+_MOST_DAMAGED: Final = 100  # that a message lists
+_NO_MASKS: Final = (
+    "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw "
+    "defects, synthesis=library, learn good parts alone, +experiment=anomaly, or folders as "
+    "labels, +experiment=labelled"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +61,7 @@ class PrepareOptions:
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Decode every file strictly: into the store, or with ``prepare.check=true`` only to see
-    whether it is good.
+    """Decode every file strictly, into the store; with ``prepare.check=true`` nothing is stored.
 
     ``prepare.store=ADDRESS`` writes it in shards to another place instead, see
     `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
@@ -70,109 +77,117 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     options = read_options(PrepareOptions, cfg.prepare, "prepare")
+    datamodule = build_datamodule(cfg, prepared=not (options.check or options.store))
+    data = to_plain(cfg.data)
     if options.check:
-        counts = build_datamodule(cfg, prepared=False).check_sources()
-        log.info("%s", _describe_good(counts))
-        _print_counts(counts)
-        _warn_of_no_masks(cfg, counts)
-        return {f"prepare/{key}": value for key, value in counts.items()}
-    if options.store:
-        return {f"prepare/{key}": value for key, value in _publish(cfg, options).items()}
-    datamodule = build_datamodule(cfg)
+        report: dict[str, Any] = datamodule.check_sources()
+        log.info("%s", _describe_good(report))
+        _print_counts(report)
+    elif options.store:
+        return _name_figures(_publish(datamodule, options, data.get("root")))
+    else:
+        report = _open(datamodule, options)
+        if options.export:
+            source = {"name": cfg.name, "seed": cfg.seed, "data": data}
+            report |= _export(datamodule, options, source)
+        for key, value in report.items():
+            log.info("%s: %s", key.replace("_", " "), value)
+    # Models of good parts learn without defects.
+    needs_masks = data.get("synthesis") is None and data.get("train_on") != "good"
+    if needs_masks and report.get("images_with_masks") == 0:
+        log.warning(_NO_MASKS)
+    return _name_figures(report)
+
+
+def _name_figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was counted, under its names in summary.json."""
+    return {f"prepare/{key}": value for key, value in report.items()}
+
+
+def _open(datamodule: BaseDataModule, options: PrepareOptions) -> dict[str, Any]:
+    """Open the store, verify it if that is asked for, and return what is in it."""
     datamodule.setup("fit")
     if options.verify:
         damaged = datamodule.verify_sources()
         if damaged:
-            raise StoreCorruptError(
-                f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100])
-            )
-    report: dict[str, Any] = datamodule.describe()
-    if isinstance(datamodule.bank, DecodedStore) and (
-        told := datamodule.bank.describe_compression()
-    ):
-        report["compression"] = told
-    if options.export:
-        report |= _export(cfg, options, datamodule)
-    for key, value in report.items():
-        log.info("%s: %s", key.replace("_", " "), value)
-    _warn_of_no_masks(cfg, report)
-    return {f"prepare/{key}": value for key, value in report.items()}
+            entries = "\n  ".join(damaged[:_MOST_DAMAGED])
+            raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  {entries}")
+    report = datamodule.describe()
+    if isinstance(datamodule.bank, DecodedStore):
+        compression = datamodule.bank.describe_compression()
+        if compression:
+            report["compression"] = compression
+    return report
 
 
 def _print_counts(counts: Mapping[str, Any]) -> None:
     """Print two tables of what was counted: of the set, and of each split."""
-    splits = [split for split in SPLITS if any(key.startswith(f"{split}_") for key in counts)]
-    whole = {
-        key: value
-        for key, value in counts.items()
-        if not key.startswith(tuple(f"{one}_" for one in splits))
-    }
-    columns = dict.fromkeys(key.partition("_")[2] for key in counts if key not in whole)
-    for headings, rows in (
-        (("found", ""), [(key.replace("_", " "), value) for key, value in whole.items()]),
-        (
-            ("split", *columns),
-            [(split, *(counts.get(f"{split}_{key}", "") for key in columns)) for split in splits],
-        ),
-    ):
-        table = Table()
-        for place, heading in enumerate(headings):
-            table.add_column(
-                heading.replace("_", " "), justify="right" if place else "left", overflow="fold"
-            )
-        for row in rows:
-            table.add_row(*(escape(str(cell)) for cell in row))
-        if rows:
-            Console().print(table)
+    of_set: dict[str, Any] = {}
+    of_split: dict[str, dict[str, Any]] = {}
+    for key, value in counts.items():
+        split, _, name = key.partition("_")
+        if split in SPLITS and name:
+            of_split.setdefault(split, {})[name] = value
+        else:
+            of_set[key] = value
+    _print_table(("found", ""), [(key.replace("_", " "), value) for key, value in of_set.items()])
+    columns = list(dict.fromkeys(name for row in of_split.values() for name in row))
+    rows = []
+    for split in SPLITS:
+        if split in of_split:
+            rows.append((split, *(of_split[split].get(name, "") for name in columns)))
+    _print_table(("split", *columns), rows)
 
 
-def _warn_of_no_masks(cfg: DictConfig, report: Mapping[str, Any]) -> None:
-    """Warn where training would find nothing that says what a defect is."""
-    learns_good = cfg.data.get("train_on") == "good"
-    if (
-        report.get("images_with_masks") == 0
-        and cfg.data.get("synthesis") is None
-        and not learns_good
-    ):
-        log.warning(
-            "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw defects, "
-            "synthesis=library, learn good parts alone, +experiment=anomaly, or folders as labels, +experiment=labelled"
-        )
+def _print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a table, numbers to the right; none without rows."""
+    if not rows:
+        return
+    table = Table()
+    for index, heading in enumerate(headings):
+        justify: Literal["left", "right"] = "right" if index else "left"
+        table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(str(cell)) for cell in row))
+    Console().print(table)
 
 
-def _publish(cfg: DictConfig, options: PrepareOptions) -> dict[str, int]:
+def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) -> dict[str, int]:
     """Write the set in shards to a server or a network disk."""
-    source, address = build_datamodule(cfg, prepared=False).source, str(options.store)
-    if source is None:
+    address = str(options.store)
+    if datamodule.source is None:
         raise ConfigError("prepare.store is for kinds of data whose files are those of a `Source`")
-    check_outside_root(cfg, Path(address), "prepare.store")
-    report = source.publish(address, options.shard_bytes)
+    check_outside_root(Path(address), root, "prepare.store")
+    report = datamodule.source.publish(address, options.shard_bytes)
     log.info("read it with data.root=%s", address)
     return report
 
 
 def _describe_good(report: Mapping[str, Any]) -> str:
-    """``44 images good; 30 / 7 / 7 train, val, test``, or what else was counted."""
-    what = next((what for what in ("images", "volumes") if what in report), "files")
-    left_out = f", {report['skipped']} left out" if report.get("skipped") else ""
-    splits = [split for split in ("train", "val", "test") if f"{split}_{what}" in report]
-    shares = " / ".join(str(report[f"{split}_{what}"]) for split in splits)
-    return f"{report.get(what, 'all')} {what} good{left_out}" + (
-        f"; {shares} {', '.join(splits)}" if splits else ""
-    )
+    """Return ``44 images good; 30 / 7 / 7 train, val, test``, or what else was counted."""
+    unit = next((unit for unit in ("images", "volumes") if unit in report), "files")
+    text = f"{report.get(unit, 'all')} {unit} good"
+    if report.get("skipped"):
+        text += f", {report['skipped']} left out"
+    splits = [split for split in SPLITS if f"{split}_{unit}" in report]
+    if splits:
+        counts = " / ".join(str(report[f"{split}_{unit}"]) for split in splits)
+        text += f"; {counts} {', '.join(splits)}"
+    return text
 
 
-def _export(cfg: DictConfig, options: PrepareOptions, datamodule: BaseDataModule) -> dict[str, int]:
-    about = {
-        "name": cfg.name,
-        "seed": cfg.seed,
-        "data": OmegaConf.to_container(cfg.data, resolve=True),
-    }
+def _export(
+    datamodule: BaseDataModule, options: PrepareOptions, source: dict[str, Any]
+) -> dict[str, int]:
     folder = Path(str(options.export))
-    check_outside_root(cfg, folder, "prepare.export")
-    done = datamodule.export_files(folder)
-    if done is None:
-        done = export_set(
-            datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about
+    check_outside_root(folder, source["data"].get("root"), "prepare.export")
+    counts = datamodule.export_files(folder)
+    if counts is None:
+        counts = export_set(
+            datamodule,
+            folder,
+            stage=options.export_stage,
+            epoch=options.export_epoch,
+            about=source,
         )
-    return {f"exported_{key}": value for key, value in done.items()}
+    return {f"exported_{key}": value for key, value in counts.items()}

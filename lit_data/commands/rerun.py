@@ -113,7 +113,8 @@ def main(words: Sequence[str]) -> None:
         return
     if not options.words:
         raise ConfigError(
-            "rerun needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00"
+            "rerun needs the folder of a run or a sweep, such as "
+            "runs/fit/stripe/2026-01-31_12-00-00"
         )
     place, typed = Path(options.words[0]), options.words[1:]
     started = read_started(place)

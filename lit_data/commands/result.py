@@ -79,16 +79,15 @@ def write_summary(
         StoreError: the file cannot be written.
     """
     values = {**metrics, "command": command, "experiment": experiment}
-    ordered = {
-        key: _make_plain(values.get(key)) for key in (*KEYS, *sorted(values.keys() - set(KEYS)))
-    }
+    names = (*KEYS, *sorted(values.keys() - set(KEYS)))
+    ordered = {name: _make_plain(values.get(name)) for name in names}
     path = folder / "summary.json"
     write_json(path, ordered)
     return path
 
 
 def read_summary(folder: Path) -> dict[str, Any]:
-    """What `write_summary` wrote into a run folder.
+    """Return what `write_summary` wrote into a run folder.
 
     Raises:
         DataError: There is none, or it is damaged.
@@ -97,29 +96,27 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
     try:
-        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
-    return found
+    return summary
 
 
 def split_stage(name: str) -> tuple[str, str]:
-    """The stage that a metric's name begins with, as anybody writes it, and the rest: ``valid_iou``
-    is (val, iou).
+    """Split a metric's name into the stage that it begins with, as anybody writes it, and the rest.
 
     Returns:
-        ``train``, ``val``, ``test`` or nothing, and the name without it.
+        ``train``, ``val``, ``test`` or nothing, and the name without it: ``valid_iou`` is
+        (val, iou).
     """
     match = _STAGE.match(name)
-    return (
-        (str(match.lastgroup), name[match.end() :])
-        if match and match.end() < len(name)
-        else ("", name)
-    )
+    if match is None or match.end() == len(name):  # nothing would be left of the name
+        return "", name
+    return str(match.lastgroup), name[match.end() :]
 
 
 def is_score(key: str, value: object) -> bool:
-    """Whether an entry of summary.json is a figure of the model, and not one of the run or of our callbacks."""
+    """Return True for a figure of the model, and not one of the run or of our callbacks."""
     is_number = isinstance(value, SupportsFloat) and not isinstance(value, str | bool)
     return is_number and key not in KEYS and not key.startswith(_OF_CALLBACKS)
 
@@ -127,19 +124,21 @@ def is_score(key: str, value: object) -> bool:
 def join_scores(
     metrics: Mapping[str, Value], scores: Mapping[str, Value], stage: str
 ) -> dict[str, Value]:
-    """Metrics with the scores of a stage of any model: each under its own name, or behind the stage
-    if that is taken.
+    """Add the scores of a stage of any model to metrics.
 
     Args:
-        metrics: What is there.
+        metrics: Those that there are.
         scores: By the model's own names; some models call those of validation and test alike.
-        stage: ``val`` or ``test``.
+        stage: ``val`` or ``test``, which goes before a name that is taken.
+
+    Returns:
+        All of them.
     """
-    taken = {*metrics, *KEYS}
-    return {
-        **metrics,
-        **{f"{stage}/{key}" if key in taken else key: value for key, value in scores.items()},
-    }
+    joined = dict(metrics)
+    for name, score in scores.items():
+        is_taken = name in metrics or name in KEYS
+        joined[f"{stage}/{name}" if is_taken else name] = score
+    return joined
 
 
 def _make_plain(value: Value) -> str | int | float | None:

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands.configuration.compose import check_run
 from lit_data.commands.configuration.hydra_node import check_local
+from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import PROBLEMS, run_job
@@ -23,6 +24,9 @@ from lit_data.commands.sweeps.options import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
 from lit_data.errors import ConfigError, LitDataError, StoreError
+
+if TYPE_CHECKING:
+    from lit_data.commands.build import Run
 
 
 def run(
@@ -80,6 +84,26 @@ def run(
         done = hydra.run(command, task, [*words, *placed, "hydra.mode=RUN"])
         left: Any = done.hydra_cfg
         return Path(left.hydra.runtime.output_dir)
+
+
+def build_training(
+    overrides: Sequence[str], *, config_dir: str | None = None, packages: Sequence[str] = ()
+) -> "Run":
+    """Build the objects of ``fit`` outside of a run: nothing is written, no training is started.
+
+    Args:
+        overrides: Hydra overrides.
+        config_dir: folder of the user's own groups and experiments.
+        packages: packages whose targets are allowed too.
+
+    Raises:
+        LitDataError: the configuration is refused.
+    """
+    from lit_data.commands.build import build  # with torch, which most commands import later
+
+    with open_hydra(config_dir) as hydra, allow_packages(packages):
+        cfg, _ = check_run(hydra, "fit", overrides)
+        return build(cfg)
 
 
 def print_config(
@@ -149,6 +173,6 @@ def _check_place(folder: Path) -> None:
             pass
     except OSError as error:
         raise StoreError(
-            f"the run folder {folder} cannot be made: {parent} is not a writable folder ({error.strerror}). "
-            "Set paths.runs."
+            f"the run folder {folder} cannot be made: {parent} is not a writable folder "
+            f"({error.strerror}). Set paths.runs."
         ) from error

@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -12,10 +12,11 @@ from omegaconf import DictConfig
 from torch import Tensor
 
 from lit_data.checks import check_count
+from lit_data.commands.build import build_datamodule
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.pictures import draw_samples
-from lit_data.commands.session import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
+from lit_data.datamodules.visuals import FamilyPreview
 from lit_data.files import write_table
 from lit_data.tasks import find_task
 from lit_data.tasks.figures import open_figure, save_figure, show_images, show_mask
@@ -45,18 +46,17 @@ class ShowOptions:
             check_count(f"show.{name}", getattr(self, name), least)
 
 
-_SIDE_PX = 64
+_SIDE_PX: Final = 64
 """Of the part of a patch that is shown of a family."""
-_CANDIDATES = 4  # drawn of a family for each that is shown
+_CANDIDATES: Final = 4  # drawn of a family for each that is shown
 
 
 def draw_families(
     datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 4
 ) -> int:
-    """Draw each family of defects in a row of its own: for each example the patch around it, and
-    its mask.
+    """Draw each family of defects in a row: for each example the patch around it, and its mask.
 
-    Over an example stands its severity: the mean change in standard deviations of the noise around
+    Under an example stands its severity: the mean change in standard deviations of the noise around
     it.
 
     Args:
@@ -69,11 +69,8 @@ def draw_families(
     Returns:
         Families drawn.
     """
-    batch = {
-        key: value[: _CANDIDATES * count]
-        for key, value in planned.items()
-        if isinstance(value, Tensor)
-    }
+    most = _CANDIDATES * count
+    batch = {key: value[:most] for key, value in planned.items() if isinstance(value, Tensor)}
     families = datamodule.inspect(stage).preview_families(batch)
     if not families:
         return 0
@@ -81,31 +78,33 @@ def draw_families(
     figure, axes = open_figure(len(families), ["with the defect", "mask"] * count)
     for cells, family in zip(axes, families, strict=True):
         cells[0].set_ylabel(family.name, fontsize=9)
-        is_seen = family.mask.flatten(1).any(
-            dim=1
-        )  # some draws change less than what counts as a defect
+        # Some candidates change less than what counts as a defect: those come last.
+        is_seen = family.mask.flatten(1).any(dim=1)
         chosen = torch.argsort(is_seen.int(), descending=True, stable=True)[:count].tolist()
-        for place, number in enumerate(chosen):
-            window = _window_around(family.centre[number], family.after.shape[1:])
-            show_images(
-                cells[2 * place : 2 * place + 1],
-                family.after[number : number + 1][(slice(None), *window)],
-            )
-            show_mask(cells[2 * place + 1], family.mask[number][window])
-            cells[2 * place].set_xlabel(
-                f"severity {float(family.severity[number]):.1f}", fontsize=8
-            )
-            cells[2 * place + 1].set_xlabel(f"{int(family.mask[number].sum())} px", fontsize=8)
+        for column, number in enumerate(chosen):
+            _draw_example(cells[2 * column : 2 * column + 2], family, number)
     save_figure(figure, path, f"families of defects on {stage} patches", ())
     return len(families)
 
 
+def _draw_example(cells: Any, family: FamilyPreview, number: int) -> None:  # noqa: ANN401 - axes
+    """Draw the part of a patch around a defect, and beside it the mask."""
+    window = _window_around(family.centre[number], family.after.shape[1:])
+    mask = family.mask[number]
+    show_images(cells[:1], family.after[number][window][None])
+    show_mask(cells[1], mask[window])
+    cells[0].set_xlabel(f"severity {float(family.severity[number]):.1f}", fontsize=8)
+    cells[1].set_xlabel(f"{int(mask.sum())} px", fontsize=8)
+
+
 def _window_around(centre: Tensor, shape_px: Sequence[int]) -> tuple[slice, slice]:
-    starts = [
-        int(np.clip(round(float(place)) - _SIDE_PX // 2, 0, max(0, length - _SIDE_PX)))
-        for place, length in zip(centre, shape_px, strict=True)
-    ]
-    return slice(starts[0], starts[0] + _SIDE_PX), slice(starts[1], starts[1] + _SIDE_PX)
+    """Return the rows and columns of a square around a point, moved into the patch."""
+    slices = []
+    for position, length in zip(centre.tolist(), shape_px, strict=True):
+        last_start = max(0, length - _SIDE_PX)
+        start = int(np.clip(round(position) - _SIDE_PX // 2, 0, last_start))
+        slices.append(slice(start, start + _SIDE_PX))
+    return slices[0], slices[1]
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -118,20 +117,21 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Returns:
         Number of patches or images, defects and families shown.
     """
-    folder, options = Path(cfg.paths.run), read_options(ShowOptions, cfg.show, "show")
+    folder = Path(cfg.paths.run)
+    options = read_options(ShowOptions, cfg.show, "show")
     datamodule = build_datamodule(cfg)
     datamodule.setup("fit")
-    path, stage = folder / "samples.png", options.stage
-    batch, shown = draw_samples(
-        datamodule, path, stage=stage, count=options.count, epoch=options.epoch
+    stage = options.stage
+    batch, samples = draw_samples(
+        datamodule, folder / "samples.png", stage=stage, count=options.count, epoch=options.epoch
     )
-    rows = datamodule.inspect(stage).describe_plan(batch, shown)
-    if rows:
+    plan = datamodule.inspect(stage).describe_plan(batch, samples)
+    if plan:
         path = folder / "plan.csv"
-        write_table(path, list(rows[0]), rows)
+        write_table(path, list(plan[0]), plan)
         log.info("plan: %s", path)
     families = draw_families(
         datamodule, batch, folder / "families.png", stage=stage, count=options.examples
     )
-    find_task(datamodule).draw_augmented(batch, shown, folder / "augment.png", stage=stage)
-    return {"show/patches": len(shown), "show/defects": len(rows), "show/families": families}
+    find_task(datamodule).draw_augmented(batch, samples, folder / "augment.png", stage=stage)
+    return {"show/patches": len(samples), "show/defects": len(plan), "show/families": families}

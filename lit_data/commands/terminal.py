@@ -40,6 +40,20 @@ class RunBar(RichProgressBar):
         return told.ljust(len(self.validation_description))  # bars of one length do not flicker
 
 
+class LogInterval(L.Callback):
+    """Logs once an epoch at least, where an epoch has fewer batches than ``log_every_n_steps``.
+
+    Lightning warns of it in every run of a small set; `trainer.log_every_n_steps` that was typed
+    stays as it is.
+    """
+
+    @override
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        batches, every_n_steps = trainer.num_training_batches, trainer.log_every_n_steps  # type: ignore[attr-defined]
+        if 0 < batches < every_n_steps:
+            trainer.log_every_n_steps = int(batches)  # type: ignore[attr-defined]  # its logger connector set it
+
+
 def shorten(name: str) -> str:
     """A metric's name without its stage, in at most 12 characters."""
     plain = split_stage(split_stage(name)[1].rpartition("/")[2])[1]

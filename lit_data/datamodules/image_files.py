@@ -1,5 +1,6 @@
 """Sources of images: what their files are, how they are decoded, and how they are stored."""
 
+import copy
 import logging
 import os
 import unicodedata
@@ -8,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from typing_extensions import override
 
@@ -104,7 +105,11 @@ class ImageSet(Source):
         Raises:
             DataError: There are none.
         """
-        return self.shards.list_images() if self.shards is not None else self._find_images()
+        return self.shards.list_images() if self.shards is not None else self._listed
+
+    @cached_property
+    def _listed(self) -> Sequence[ImageSource]:
+        return self._find_images()  # once, as it logs what it leaves out
 
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
@@ -178,6 +183,12 @@ class ImageFolder(ImageSet):
     def _find_images(self) -> Sequence[ImageSource]:
         found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude)
         return [ImageSource((str(path),)) for path in found.paths]
+
+    def unstored(self) -> Self:
+        """Return these files without a store; what was listed of them is not listed again."""
+        files = copy.copy(self)
+        object.__setattr__(files, "cache", "none")
+        return files
 
     def open_images(self) -> ImageBank:
         """The decoded images; the first call with `cache=store` decodes them.

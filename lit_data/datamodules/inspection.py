@@ -217,7 +217,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        return super().check_sources() | self.renew(replace(self.source, cache="none")).describe()
+        return super().check_sources() | self.renew(self.source.unstored()).describe()
 
     def _foretell(self) -> str:
         """What was found and will be drawn, in one line, before an image is decoded."""

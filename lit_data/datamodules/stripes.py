@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any, ClassVar, Unpack
 
 import numpy as np
@@ -185,7 +184,7 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     @override
     def check_sources(self) -> dict[str, int]:
         super().check_sources()
-        return self.renew(replace(self.source, cache="none")).describe()
+        return self.renew(self.source.unstored()).describe()
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """For each stage that was read its workers, and who draws the defects."""

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
@@ -194,7 +194,7 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        found, fresh = super().check_sources(), self.renew(replace(self.source, cache="none"))
+        found, fresh = super().check_sources(), self.renew(self.source.unstored())
         return found | {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
 
     def describe(self) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from omegaconf import DictConfig
 import benchmarks
 from lit_data.commands.benchmark import run
 from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.targets import allow_packages, instantiate
+from lit_data.commands.configuration.names import allow_packages
+from lit_data.commands.configuration.targets import instantiate
 
 CONF = Path(benchmarks.__path__[0]) / "conf"
 

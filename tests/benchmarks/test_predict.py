@@ -13,7 +13,7 @@ from benchmarks import predict_variants as predict_ways
 from benchmarks.__main__ import run as measure
 from benchmarks.predict import COLUMNS, collect_metrics
 from benchmarks.predict_variants import NAMES, write_images
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.errors import ConfigError
 from lit_data.io.images.readers import read_image
 from tests.benchmarks.suites import build_suite, compose_suite

@@ -9,6 +9,54 @@ import pytest
 from lit_data.cli import main
 
 
+def _write_set(root: Path) -> None:
+    """Images with masks of three colours; and folders of kinds, with an image beside them."""
+    rng = np.random.default_rng(0)
+    mask = np.zeros((40, 40, 3), np.uint8)
+    mask[5:20, 5:20] = 0, 0, 255
+    mask[30:38, 30:38] = 0, 255, 0
+    for name in ("images", "masks", "kinds/good", "kinds/dent"):
+        (root / name).mkdir(parents=True)
+    for number in range(8):
+        image = rng.integers(60, 200, (40, 40), dtype=np.uint8)
+        for name in ("images", "kinds/good"):
+            cv2.imwrite(str(root / name / f"{number}.png"), image)
+        cv2.imwrite(str(root / f"kinds/dent/dent{number}.png"), image.T)
+        cv2.imwrite(str(root / f"masks/{number}.png"), mask)
+    for name in ("images/old.png", "kinds/stray.png", "kinds/good/old.png"):
+        cv2.imwrite(str(root / name), image)
+
+
+@pytest.mark.parametrize("check", ["true", "false"])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["experiment=inspection", "data.classes=[a,b]"], "masks hold 3 colours"),
+        (["experiment=labelled", "data.root=set/kinds"], "stray.png is left out"),
+        (["experiment=gan_images", "data.root=set/kinds"], "files are left out by data.exclude"),
+    ],
+)
+def test_a_set_is_listed_once(
+    words: list[str],
+    line: str,
+    check: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write_set(tmp_path / "set")
+    places = ["data.root=set", "paths.cache=cache", "hydra.run.dir=run"]
+    exclude = "data.exclude=['**/old.png','*/nothing*']"
+    # The last word for a key counts.
+    assert main(["prepare", *places, exclude, f"prepare.check={check}", *words]) == 0
+    lines = Path("run/prepare.log").read_text().splitlines()
+    messages = [text.split(" ", 2)[2] for text in lines]  # without date and time
+    assert len(messages) == len(set(messages))
+    assert sum(line in text for text in messages) == 1
+    assert capsys.readouterr().out.count(line) == 1
+
+
 @pytest.mark.parametrize("check", ["true", "false"])
 def test_a_set_without_masks_is_warned_of_where_they_are_needed(
     tmp_path: Path, check: str, capsys: pytest.CaptureFixture[str]

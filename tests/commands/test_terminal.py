@@ -15,8 +15,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import CSVLogger
 
 from lit_data.commands.result import split_stage
-from lit_data.commands.session import LogInterval
-from lit_data.commands.terminal import RunBar, print_end, quieten, shorten
+from lit_data.commands.terminal import LogInterval, RunBar, print_end, quieten, shorten
 from lit_data.testing import QUIET
 
 

@@ -12,8 +12,8 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from lit_data.cli import main
+from lit_data.commands.build import load_trained
 from lit_data.commands.checkpoints import look_at, read_record
-from lit_data.commands.evaluate import load_trained
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import StoreError
 

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.commands import COMMANDS
 from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.locate import resolve_target
+from lit_data.commands.configuration.names import resolve_target
 
 CONF = Path(__file__).resolve().parents[2] / "conf"
 NOT_OPTIONS = (
@@ -196,9 +196,7 @@ def test_every_constructor_argument_is_there(experiment: str, tmp_path: Path) ->
     ]
     assert len(nodes) >= 8
     for key, node in nodes:
-        arguments = set(
-            inspect.signature(resolve_target(node["_target_"], key, ("lit_data",))).parameters
-        )
+        arguments = set(inspect.signature(resolve_target(node["_target_"], key)).parameters)
         assert arguments == node.keys() - {"_target_", "_partial_"}, key
 
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from lit_data.batch_form import slice_batch
+from lit_data.commands.build import build_datamodule
 from lit_data.commands.configuration.compose import compose
-from lit_data.commands.session import build_datamodule
 from tests.conf.test_all_configs import TOY, TOY_MARKS, TOY_OBJECTS
 
 TOYS = {"stripe": [*TOY, "data.backend=device"], "watermark": TOY_MARKS, "gan": TOY_OBJECTS}

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 
 from lit_data.commands.configuration.compose import compose
-from lit_data.commands.configuration.locate import resolve_target
+from lit_data.commands.configuration.names import resolve_target
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError
 from lit_data.modules import SmpNet, TorchvisionDetectionModule
@@ -44,9 +44,7 @@ def test_a_group_composes_before_and_behind_its_experiment_and_has_every_argumen
     assert cfg == other
     model: Any = OmegaConf.to_container(cfg.model)
     for node in (model, model["net"]):
-        arguments = set(
-            inspect.signature(resolve_target(node["_target_"], "model", ("lit_data",))).parameters
-        )
+        arguments = set(inspect.signature(resolve_target(node["_target_"], "model")).parameters)
         assert arguments == node.keys() - {"_target_"}
     if GROUPS[group][0] == "inspection":
         assert (model["net"]["prior"], model["anomaly_scores"]) == (0.02, True)

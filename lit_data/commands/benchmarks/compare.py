@@ -36,7 +36,7 @@ from lit_data.commands.benchmarks.table import (
     show_lines,
     write_lines,
 )
-from lit_data.commands.session import build_datamodule
+from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, StoreError
 from lit_data.loading.machine import count_cores

@@ -15,7 +15,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.session import build_datamodule, build_model, build_trainer, name_classes
+from lit_data.commands.build import build_datamodule, build_model, build_trainer, name_classes
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
 from lit_data.loading.device_timer import read_clock

@@ -16,7 +16,7 @@ from typing_extensions import override
 
 from lit_data.commands.benchmarks.headroom import ReplayLoader
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.session import build_callbacks
+from lit_data.commands.build import build_callbacks
 from lit_data.commands.terminal import quieten
 
 log = logging.getLogger(__name__)

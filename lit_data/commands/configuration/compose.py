@@ -26,8 +26,8 @@ from lit_data.commands.configuration.hydra_node import (
     check_places,
     check_run_name,
 )
+from lit_data.commands.configuration.names import allow_packages, check_targets, join_key
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
-from lit_data.commands.configuration.targets import allow_packages, check_targets, join_key
 from lit_data.commands.configuration.tree import ConfigTree, open_hydra
 from lit_data.errors import ConfigError
 from lit_data.io.remote import check_plain, check_words
@@ -167,8 +167,8 @@ def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Ite
     for override in parsed:
         if override.is_sweep_override() and not multirun:
             raise ConfigError(
-                f"'{override.input_line}' has several values: add -m to run each, write key=[a,b] for a list "
-                "or quote the value."
+                f"'{override.input_line}' has several values: add -m to run each, write key=[a,b] "
+                "for a list or quote the value."
             )
     yield first
     for place, override in enumerate(parsed):
@@ -216,7 +216,8 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:
         raise ConfigError(
-            f"'command' is {cfg.command!r}, but the first word on the command line says '{tree.command}'."
+            f"'command' is {cfg.command!r}, but the first word on the command line says "
+            f"'{tree.command}'."
         )
     check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
@@ -263,7 +264,8 @@ def _check_shadowing(cfg: DictConfig) -> None:
             own = folder / packaged.relative_to(_PACKAGED)
             if own.is_file() and not own.samefile(packaged):
                 raise ConfigError(
-                    f"{own} would never be read, for lit_data has a file of that name: rename yours."
+                    f"{own} would never be read, for lit_data has a file of that name: rename "
+                    "yours."
                 )
 
 

@@ -10,14 +10,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from lit_data.commands.configuration.locate import resolve_target
+from lit_data.commands.configuration.names import check_targets, join_key, resolve_target
 from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
-from lit_data.commands.configuration.targets import (
-    allowed_names,
-    check_targets,
-    join_key,
-    trusted_names,
-)
 from lit_data.commands.configuration.tree import ConfigTree, list_keys
 from lit_data.errors import ConfigError
 
@@ -108,7 +102,7 @@ def _list_arguments(cfg: DictConfig, key: str) -> list[str]:
     target = node.get("_target_") if isinstance(node, DictConfig) else None
     try:
         check_targets({_parent(key): {"_target_": target}})
-        found = resolve_target(str(target), _parent(key), allowed_names(), trusted_names())
+        found = resolve_target(str(target), _parent(key))
         parameters = inspect.signature(found).parameters.values()
     except (ConfigError, ValueError, TypeError):
         return []

@@ -9,13 +9,13 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-from lit_data.commands.configuration.locate import resolve_target
-from lit_data.commands.configuration.targets import (
-    allowed_names,
+from hydra.core.hydra_config import HydraConfig
+
+from lit_data.commands.configuration.names import (
     check_targets,
     find_targets,
     join_key,
-    trusted_names,
+    resolve_target,
 )
 from lit_data.errors import ConfigError
 
@@ -63,6 +63,14 @@ _LOCAL: Final = ("sqlite:///", "file://")
 _READ: Final = ("_target_", "weights")
 
 
+def find_typed() -> set[str]:
+    """Return the keys of this run's command line; none outside a run."""
+    if not HydraConfig.initialized():
+        return set()
+    words: Sequence[str] = HydraConfig.get().overrides.task
+    return {word.lstrip("+").partition("=")[0] for word in words}
+
+
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
     """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something
     else.
@@ -80,22 +88,23 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
             warnings.filterwarnings(
                 "ignore", "Deprecated API features detected", DeprecationWarning
             )
-            resolve_target(str(target), key, allowed_names(hydra=True), trusted_names())
+            resolve_target(str(target), key)
     _check_launcher(hydra.get("launcher") or {}, typed)
     _check_sweeper(hydra.get("sweeper") or {})
     for group in ("hydra_logging", "job_logging"):
         for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
             if name not in _LOGGING_NAMES:
                 raise ConfigError(
-                    f"'{key}' is {name!a}, which is not allowed. Allowed: {', '.join(_LOGGING_NAMES)}."
+                    f"'{key}' is {name!a}, which is not allowed. Allowed: "
+                    f"{', '.join(_LOGGING_NAMES)}."
                 )
     _check_files(hydra, typed)
     for name in hydra.get("job", {}).get("env_set") or {}:
         is_path = str(name).upper().startswith(_CODE_PATHS)
         if is_path or not _is_typed(f"hydra.job.env_set.{name}", typed):
             raise ConfigError(
-                f"'hydra.job.env_set.{name}' is not allowed{'' if is_path else ' in a file'}; set {name} in the shell "
-                "that starts the run."
+                f"'hydra.job.env_set.{name}' is not allowed{'' if is_path else ' in a file'}; set "
+                f"{name} in the shell that starts the run."
             )
 
 
@@ -118,8 +127,8 @@ def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
                 or place.absolute().parent != folder.absolute()
             ):
                 raise ConfigError(
-                    f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; give others on the "
-                    "command line."
+                    f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; "
+                    "give others on the command line."
                 )
 
 
@@ -135,14 +144,16 @@ def check_run_name(job: Mapping[str, Any]) -> None:
     paths, name = job["paths"], str(job["name"])
     if not str(paths["runs"]).strip():
         raise ConfigError(
-            "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave it out"
+            "paths.runs is empty: is it a shell variable that is not set? Name a folder, or leave "
+            "it out"
         )
     check_local("paths.runs", paths["runs"])
     check_local("paths.cache", paths.get("cache"))
     parts = Path(name).parts
     if not parts or ".." in parts or Path(name).is_absolute():
         raise ConfigError(
-            f"name={name!r} is part of the run folder: choose a plain name, without '..' or a leading /"
+            f"name={name!r} is part of the run folder: choose a plain name, without '..' or a "
+            "leading /"
         )
 
 
@@ -154,7 +165,8 @@ def check_local(key: str, place: object) -> None:
     """
     if re.match(r"[a-z0-9+]+:/", str(place).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
         raise ConfigError(
-            f"{key}={place} is an address: results and stores lie on a disk of this machine; name a folder"
+            f"{key}={place} is an address: results and stores lie on a disk of this machine; name "
+            "a folder"
         )
 
 
@@ -240,8 +252,8 @@ def _is_below(path: str, roots: Sequence[object]) -> bool:
 
 def _untyped(key: str, value: object, what: str) -> ConfigError:
     return ConfigError(
-        f"'{key}' is {str(value)!a:.200}: only the command line may {what}, no file; type {key}=... to have it so, or "
-        "leave it out."
+        f"'{key}' is {str(value)!a:.200}: only the command line may {what}, no file; type "
+        f"{key}=... to have it so, or leave it out."
     )
 
 
@@ -287,12 +299,13 @@ def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
     """What a sweeper imports by itself, and values whose options would not be looked at."""
     if sweeper.get("search_space"):
         raise ConfigError(
-            "'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: choice(a, b)."
+            "'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: "
+            "choice(a, b)."
         )
     if function := sweeper.get("custom_search_space"):
         check_targets({"hydra": {"sweeper": {"custom_search_space": {"_target_": function}}}})
         key = "hydra.sweeper.custom_search_space"
-        resolve_target(function, key, allowed_names(hydra=True), trusted_names())
+        resolve_target(function, key)
 
 
 def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:

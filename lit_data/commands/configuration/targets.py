@@ -1,103 +1,103 @@
-"""Which Python names a configuration may call, and calling them.
+"""Objects of a configuration: names are checked and found first, and then called.
 
-A configuration is data: it may come from a colleague or from the web. A ``_target_`` in it is
-looked at before anything is imported, the object found is looked at again, and only the command
-line can widen the list. Hydra's own ``instantiate`` refuses what is on a list of known dangers
-(hydra-ecosystem/hydra#3409 shows how that is bypassed) and reads the strings of a node as
-interpolations once more, so objects are built here.
+Hydra's own ``instantiate`` refuses what is on a list of known dangers (hydra-ecosystem/hydra#3409
+shows how that is bypassed) and reads the strings of a node as interpolations once more, so objects
+are built here.
 """
 
 import functools
 import inspect
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from omegaconf import Container, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
+from omegaconf import Container, DictConfig, OmegaConf
 
 from lit_data.checks import Made, call_checked
-from lit_data.commands.configuration.locate import is_below, resolve_target
+from lit_data.commands.configuration.hydra_node import find_typed
+from lit_data.commands.configuration.names import (
+    join_key,
+    resolve_target,
+    resolve_targets,
+    to_plain,
+)
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError, LitDataError
 
-ALLOWED = (
-    "lit_data",
-    "torch.optim",
-    "torch.nn",
-    "torchmetrics",
-    "kornia.augmentation",
-    "lightning.pytorch.Trainer",
-    "lightning.pytorch.trainer.trainer.Trainer",  # the same class under its own name
-    "lightning.pytorch.callbacks",
-    "lightning.pytorch.loggers",
-    "lightning.pytorch.profilers",
-    "lightning.pytorch.strategies",
-    "lightning.pytorch.plugins",
-    "lightning.fabric.plugins",  # where lightning.pytorch.plugins takes some of its classes from
-    "lightning.pytorch.demos.boring_classes",
-    "torch.distributed.fsdp.wrap",  # which parts of a model are cut
-)
-ALLOWED_FOR_HYDRA = ("hydra._internal.core_plugins", "hydra_plugins", "optuna.samplers")
-_NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
-_PRIVATE = re.compile(r"(^|\.)_")
-_PACKAGE = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
+log = logging.getLogger(__name__)
+
 _SPECIAL_KEYS = ("_target_", "_args_", "_partial_")
+_CHECKED = ("torch", "torchmetrics", "kornia", "lightning")
+"""Packages whose constructors refuse wrong options with errors of many kinds."""
+_BROUGHT_ALONG = ("synthesis", "augment")  # groups that put themselves below `data`
 
-_packages: ContextVar[tuple[str, ...]] = ContextVar("packages", default=())
+Node = Container | Mapping[str, Any] | Sequence[Any]
 
 
-@contextmanager
-def allow_packages(packages: Sequence[str]) -> Iterator[None]:
-    """Allow targets of these packages too, as ``--package`` does.
+@dataclass(frozen=True)
+class Recipe:
+    """Objects to build, whose names are checked and found; the configuration is not needed again.
+
+    Attributes:
+        plain: Dicts, lists and values.
+        key: Where they stand, for messages.
+        targets: Classes and functions by the names in ``_target_``.
+    """
+
+    plain: Any
+    key: str
+    targets: Mapping[str, Callable[..., Any]]
+
+    def build(self, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever the target makes
+        """Build new objects; for arguments and errors see `instantiate`."""
+        if isinstance(self.plain, dict) and "_target_" in self.plain:
+            return self._build_object(self.plain, self.key, args, kwargs)
+        return self._build(self.plain, self.key)
+
+    def _build(self, plain: Any, key: str) -> Any:  # noqa: ANN401 - YAML data becomes objects
+        if isinstance(plain, Mapping):
+            if "_target_" in plain:
+                return self._build_object(plain, key)
+            return {name: self._build(value, join_key(key, name)) for name, value in plain.items()}
+        if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
+            return [self._build(value, f"{key}[{index}]") for index, value in enumerate(plain)]
+        return plain
+
+    def _build_object(
+        self,
+        plain: Mapping[str, Any],
+        key: str,
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever the target makes
+        target = self.targets[plain["_target_"]]
+        _check_special(plain, key)
+        positional = (*args, *self._build(plain.get("_args_", []), f"{key}._args_"))
+        named = {}
+        for name, value in plain.items():
+            if name not in _SPECIAL_KEYS:
+                named[name] = self._build(value, join_key(key, name))
+        named |= kwargs or {}
+        is_partial = plain.get("_partial_", False)
+        _check_arguments(target, positional, named, key, partial=is_partial)
+        if is_partial:
+            return functools.partial(target, *positional, **named)
+        return _call(target, positional, named, key)
+
+
+def read_recipe(node: Node) -> Recipe:
+    """Resolve a node, check all names in it and import what they stand for; nothing is called.
 
     Raises:
-        ConfigError: a name is not that of a package.
+        ConfigError: a target is refused or not found, or an interpolation leads nowhere.
     """
-    for package in packages:
-        if not _PACKAGE.fullmatch(package):
-            raise ConfigError(
-                f"--package {package!r} is not a package name such as my_project or my_project.models."
-            )
-    token = _packages.set((*_packages.get(), *packages))
-    try:
-        yield
-    finally:
-        _packages.reset(token)
+    key = node._get_full_key("") if isinstance(node, Container) else ""
+    plain = to_plain(node)
+    return Recipe(plain, key, resolve_targets(plain, key))
 
 
-def allowed_names(*, hydra: bool = False) -> tuple[str, ...]:
-    """The places a target may lie below: those of the `hydra` node, or those of everything else."""
-    return (*(ALLOWED_FOR_HYDRA if hydra else ALLOWED), *_packages.get())
-
-
-def trusted_names() -> tuple[str, ...]:
-    """The packages that the command line allows: their functions and private names may be named too."""
-    return _packages.get()
-
-
-def check_targets(
-    cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()
-) -> None:
-    """Refuse every ``_target_`` that is not below an allowed name; nothing is imported.
-
-    Args:
-        cfg: the whole configuration or a part of it; interpolations are followed.
-        extra: packages allowed beside `ALLOWED` and those of `allow_packages`.
-
-    Raises:
-        ConfigError: names the key and the target.
-    """
-    with allow_packages(extra):
-        for key, target in find_targets(_resolve(cfg)):
-            _check_name(target, key, allowed_names(hydra=key.startswith("hydra.")))
-
-
-def instantiate(
-    node: Container | Mapping[str, Any] | Sequence[Any] | None, *args: object, **kwargs: object
-) -> Any:  # noqa: ANN401 - whatever the target makes
+def instantiate(node: Node | None, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - whatever the target makes
     """Build the object a node describes; nested nodes become objects too.
 
     Constructors receive plain dicts and lists. ``_partial_: true`` gives the callable with the
@@ -116,19 +116,71 @@ def instantiate(
             of another library refuses its arguments. Errors of lit_data's own classes pass through
             as they are.
     """
-    if node is None:
-        return None
-    key = node._get_full_key("") if isinstance(node, Container) else ""
-    plain = _resolve(node)
-    for where, target in find_targets(plain, key):
-        _check_name(target, where, allowed_names())
-    if isinstance(plain, dict) and "_target_" in plain:
-        return _build_object(plain, key, args, kwargs)
-    return _build(plain, key)
+    return None if node is None else read_recipe(node).build(*args, **kwargs)
+
+
+def leave_out_unknown(node: DictConfig, key: str) -> DictConfig:
+    """Return the node without what files say for another class.
+
+    So ``model._target_=mine.Net`` is enough. Where the target was typed and its class is none of
+    lit_data and derives from none, all keys that were not typed are left out, and logged; of a
+    class of lit_data those that it has no argument for. `synthesis` and `augment`, which every
+    configuration brings along, are left out of data that take none. A typed key stays, so one that
+    is wrong is an error still.
+
+    Args:
+        node: The node with a ``_target_``.
+        key: Its name.
+    """
+    typed = find_typed()
+    target = resolve_target(node._target_, key)
+    arguments = _list_arguments(target)
+    names = [str(name) for name in node]
+    doubtful: set[str] = set()
+    if f"{key}._target_" in typed:
+        doubtful = {*names} - {*_SPECIAL_KEYS}
+        arguments = arguments if _is_ours(target) else set()
+    elif key == "data":
+        doubtful = {*_BROUGHT_ALONG} - typed
+    typed_here = {name.split(".")[1] for name in typed if name.startswith(f"{key}.")}
+    doubtful -= typed_here | arguments
+    left_out = [name for name in names if name in doubtful]
+    if left_out:
+        log.info("%s: %s takes no %s, left out", key, node._target_, ", ".join(left_out))
+    remaining = OmegaConf.masked_copy(node, [name for name in names if name not in doubtful])
+    remaining._set_parent(node._get_parent())  # interpolations look there
+    remaining._set_key(key)  # errors name it
+    return remaining
+
+
+def _is_ours(target: Callable[..., object]) -> bool:
+    parents = target.__mro__ if isinstance(target, type) else (target,)
+    return any(parent.__module__.startswith("lit_data.") for parent in parents)
+
+
+def _list_arguments(target: Callable[..., object]) -> set[str]:
+    """Names of all arguments.
+
+    Of a class whose ``__init__`` passes ``**kwargs`` on, those of the classes above too.
+    """
+    names: set[str] = set()
+    for function in _list_initialisers(target):
+        parameters = inspect.signature(function).parameters.values()
+        names |= {parameter.name for parameter in parameters}
+        if all(parameter.kind is not parameter.VAR_KEYWORD for parameter in parameters):
+            break
+    return names
+
+
+def _list_initialisers(target: Callable[..., object]) -> list[Callable[..., object]]:
+    if not isinstance(target, type):
+        return [target]
+    parents = target.__mro__[:-1]
+    return [vars(parent)["__init__"] for parent in parents if "__init__" in vars(parent)]
 
 
 def read_options(kind: Callable[..., Made], node: Container | Mapping[str, Any], key: str) -> Made:
-    """The options of a command from its node.
+    """Return the options of a command from its node.
 
     Args:
         kind: Their dataclass, which checks its values itself.
@@ -138,101 +190,26 @@ def read_options(kind: Callable[..., Made], node: Container | Mapping[str, Any],
     Raises:
         ConfigError: It is no node, there is no such option, or a value cannot be used.
     """
-    plain = _resolve(node)
+    plain = to_plain(node)
     if not isinstance(plain, dict):
         raise ConfigError(f"'{key}' is {plain!r}: it must hold names and values")
     _check_arguments(kind, (), plain, key, partial=True)
     return call_checked(kind, (), plain, key)
 
 
-def find_targets(plain: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Every ``_target_`` of plain data, with its own dotted key, which starts with `key`."""
-    if isinstance(plain, Mapping):
-        if "_target_" in plain:
-            yield join_key(key, "_target_"), plain["_target_"]
-        for name, value in plain.items():
-            yield from find_targets(value, join_key(key, name))
-    elif isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
-        for place, value in enumerate(plain):
-            yield from find_targets(value, f"{key}[{place}]")
-
-
-def join_key(key: str, name: object) -> str:
-    """The dotted key of an entry of the node at `key`, which is empty for the root."""
-    return f"{key}.{name}" if key else str(name)
-
-
-def _resolve(cfg: Container | Mapping[str, Any] | Sequence[Any]) -> Any:  # noqa: ANN401 - YAML data
-    if not isinstance(cfg, Container):
-        return cfg
-    try:
-        return OmegaConf.to_container(cfg, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ConfigError(" ".join(str(error).split())) from error
-
-
-def _check_name(target: object, key: str, allowed: Sequence[str]) -> None:
-    if isinstance(target, str) and _NAME.fullmatch(target) and is_below(target, allowed):
-        shown = target.removeprefix(
-            "hydra._internal."
-        )  # where Hydra has its own launcher and sweeper
-        if is_below(target, trusted_names()) or not _PRIVATE.search(shown):
-            return
-    raise ConfigError(
-        f"'{key}' is {target!a}, which is not allowed. Allowed is what lies below {', '.join(allowed)}; "
-        "name a package of your own on the command line: --package NAME."
-    )
-
-
-def _build(plain: Any, key: str) -> Any:  # noqa: ANN401 - YAML data becomes objects
-    if isinstance(plain, Mapping):
-        if "_target_" in plain:
-            return _build_object(plain, key)
-        return {name: _build(value, join_key(key, name)) for name, value in plain.items()}
-    if isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
-        return [_build(value, f"{key}[{place}]") for place, value in enumerate(plain)]
-    return plain
-
-
-def _build_object(
-    plain: Mapping[str, Any],
-    key: str,
-    args: Sequence[object] = (),
-    kwargs: Mapping[str, object] | None = None,
-) -> Any:  # noqa: ANN401 - whatever the target makes
-    target = resolve_target(
-        plain["_target_"], join_key(key, "_target_"), allowed_names(), trusted_names()
-    )
-    positional, partial = _read_special(plain, key)
-    positional = (*args, *positional)
-    given = {
-        name: _build(value, join_key(key, name))
-        for name, value in plain.items()
-        if name not in _SPECIAL_KEYS
-    }
-    given.update(kwargs or {})
-    _check_arguments(target, positional, given, key, partial=partial)
-    return (
-        functools.partial(target, *positional, **given)
-        if partial
-        else _call(target, positional, given, key)
-    )
-
-
-def _read_special(plain: Mapping[str, Any], key: str) -> tuple[tuple[object, ...], bool]:
-    args, partial = plain.get("_args_", []), plain.get("_partial_", False)
+def _check_special(plain: Mapping[str, Any], key: str) -> None:
+    """Refuse values of the keys with underscores that are of no use, and keys that Hydra alone has."""
+    args, is_partial = plain.get("_args_", []), plain.get("_partial_", False)
     if not isinstance(args, list | tuple):
         raise ConfigError(f"'{key}._args_' is {args!r}; it must be a list.")
-    if not isinstance(partial, bool):
-        raise ConfigError(f"'{key}._partial_' is {partial!r}; it must be true or false.")
+    if not isinstance(is_partial, bool):
+        raise ConfigError(f"'{key}._partial_' is {is_partial!r}; it must be true or false.")
     for name in ("_convert_", "_recursive_"):
         if name in plain:
             raise ConfigError(
-                f"'{key}.{name}' is not known: nested nodes are built, the rest arrives as plain data."
+                f"'{key}.{name}' is not known: nested nodes are built, the rest arrives as plain "
+                "data."
             )
-    return tuple(
-        _build(value, f"{key}._args_[{place}]") for place, value in enumerate(args)
-    ), partial
 
 
 def _check_arguments(
@@ -248,15 +225,10 @@ def _check_arguments(
     except ValueError:  # written in C without a signature; the call itself will complain
         return
     try:
-        (signature.bind_partial if partial else signature.bind)(*args, **kwargs)
+        bind = signature.bind_partial if partial else signature.bind
+        bind(*args, **kwargs)
     except TypeError as error:
-        names = [
-            name
-            for name, spec in signature.parameters.items()
-            if spec.kind is not spec.VAR_POSITIONAL
-        ]
-        open_ended = any(spec.kind is spec.VAR_KEYWORD for spec in signature.parameters.values())
-        unknown = None if open_ended else next((name for name in kwargs if name not in names), None)
+        unknown, names = _find_unknown(signature, kwargs)
         if unknown is None:
             raise ConfigError(f"'{key}': {target.__qualname__}: {error}.") from error
         near = nearest(unknown, names)
@@ -266,19 +238,33 @@ def _check_arguments(
         ) from error
 
 
+def _find_unknown(
+    signature: inspect.Signature, kwargs: Mapping[str, object]
+) -> tuple[str | None, list[str]]:
+    """Return the first argument that a signature does not have, if any, and the names that it has."""
+    names = []
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            return None, []
+        if parameter.kind is not parameter.VAR_POSITIONAL:
+            names.append(name)
+    return next((name for name in kwargs if name not in names), None), names
+
+
 def _call(
     target: Callable[..., Any], args: Sequence[object], kwargs: Mapping[str, object], key: str
 ) -> Any:  # noqa: ANN401 - whatever the target makes
+    package = target.__module__.partition(".")[0]
     try:
-        if is_below(target.__module__, ("lit_data",)):
+        if package == "lit_data":
             return call_checked(target, args, kwargs, key)
         return target(*args, **kwargs)
     except LitDataError:
         raise
     except Exception as error:
-        if not is_below(target.__module__, ("torch", "torchmetrics", "kornia", "lightning")):
+        if package not in _CHECKED:
             raise
-        what = (
-            "needs a package" if isinstance(error, ModuleNotFoundError) else "refuses its arguments"
-        )
-        raise ConfigError(f"'{key}': {target.__qualname__} {what}: {error}") from error
+        refusal = "refuses its arguments"
+        if isinstance(error, ModuleNotFoundError):
+            refusal = "needs a package"
+        raise ConfigError(f"'{key}': {target.__qualname__} {refusal}: {error}") from error

@@ -25,7 +25,7 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 from typing_extensions import override
 
-from lit_data.commands.configuration.targets import join_key
+from lit_data.commands.configuration.names import join_key
 from lit_data.errors import ConfigError
 
 

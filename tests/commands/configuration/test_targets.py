@@ -6,8 +6,9 @@ from typing import Any
 import pytest
 from omegaconf import OmegaConf
 
-from lit_data.commands.configuration import locate
-from lit_data.commands.configuration.targets import allow_packages, check_targets, instantiate
+from lit_data.commands.configuration import names
+from lit_data.commands.configuration.names import allow_packages, check_targets
+from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
 
@@ -90,7 +91,7 @@ def no_import(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(name: str) -> None:
         raise AssertionError(f"imported {name}")
 
-    monkeypatch.setattr(locate, "import_module", refuse)
+    monkeypatch.setattr(names, "import_module", refuse)
 
 
 @pytest.mark.usefixtures("no_import")

@@ -1,0 +1,367 @@
+"""From a configuration to the objects of a run: names are checked first, then objects are built.
+
+The command that runs hands its configuration over here; behind this file there are objects only.
+"""
+
+import copy
+import inspect
+import logging
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import Checkpoint, ProgressBar
+from lightning.pytorch.plugins.io import TorchCheckpointIO
+from lightning.pytorch.strategies import ParallelStrategy
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from lit_data.commands.checkpoints import (
+    AtomicCheckpointIO,
+    MonitorGuard,
+    TrainedRecord,
+    find_checkpoint,
+    find_start,
+    load_weights,
+)
+from lit_data.commands.configuration.hydra_node import find_typed
+from lit_data.commands.configuration.names import allow_packages, resolve_target, to_plain
+from lit_data.commands.configuration.targets import (
+    Recipe,
+    instantiate,
+    leave_out_unknown,
+    read_recipe,
+)
+from lit_data.commands.launcher import is_first_of_machine
+from lit_data.commands.terminal import LogInterval, RunBar, quieten
+from lit_data.commands.trained import take_trained
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.tasks.base import find_task_of
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Objects of a run of ``fit``, ``validate`` or ``test``; nothing is read or trained yet.
+
+    Attributes:
+        trainer: With the callbacks and loggers of the configuration.
+        model: To train or to score.
+        datamodule: Any LightningDataModule; the Trainer prepares it.
+        folder: Where the run writes.
+        start: The checkpoint that training goes on from, or whose weights are scored; None for a
+            training from its beginning.
+        build_model: Returns a new model of the same kind, whose weights a checkpoint is to give.
+    """
+
+    trainer: L.Trainer
+    model: L.LightningModule
+    datamodule: L.LightningDataModule
+    folder: Path
+    start: Path | None
+    build_model: Callable[[], L.LightningModule]
+
+    @property
+    def spreads_weights(self) -> bool:
+        """True if no rank holds all weights, as with FSDP.
+
+        Such a strategy reads checkpoints after it has cut the model.
+        """
+        return self.trainer.strategy.restore_checkpoint_after_setup
+
+
+def build(cfg: DictConfig) -> Run:
+    """Build the objects of a training.
+
+    Args:
+        cfg: The configuration of ``fit``; `data.classes` gets the names that the data give.
+
+    Raises:
+        ConfigError: A name, an option or a checkpoint is refused.
+        DataError: There is no such checkpoint, or labels that name the classes are bad.
+    """
+    start = find_start(cfg.ckpt, cfg.get("run"), cfg.get("resume"), _fit_folder(cfg))
+    run = _assemble(cfg, start, trained=False)
+    # Last, as names of classes may have come from the data.
+    record = TrainedRecord(str(cfg.name), to_plain(cfg.data), to_plain(cfg.model))
+    run.trainer.callbacks.append(record)  # type: ignore[attr-defined]  # set by its callback connector
+    return run
+
+
+def build_trained(cfg: DictConfig) -> Run:
+    """Build the objects of ``validate`` and ``test``, for which a checkpoint names the model.
+
+    Args:
+        cfg: The configuration, which takes the model and the reading options of the checkpoint.
+
+    Raises:
+        ConfigError: See `build`.
+        DataError: See `build`.
+        StoreError: The file is no checkpoint.
+    """
+    start = find_trained(cfg)
+    take_trained(cfg, start)
+    return _assemble(cfg, start, trained=True)
+
+
+def _assemble(cfg: DictConfig, start: Path | None, *, trained: bool) -> Run:
+    datamodule = build_any_datamodule(cfg)
+    trainer = build_trainer(cfg)  # its options are refused before labels are read
+    name_classes(cfg, datamodule)
+    node = leave_out_unknown(cfg.model, "model")
+    build_fresh = partial(_build_module, read_recipe(_start_at_random(node)), cfg.seed)
+    model = build_fresh() if trained else _build_module(read_recipe(node), cfg.seed)
+    return Run(
+        trainer=trainer,
+        model=model,
+        datamodule=datamodule,
+        folder=Path(cfg.paths.run),
+        start=start,
+        build_model=build_fresh,
+    )
+
+
+def load_trained(run: Path, checkpoint: Path, packages: Sequence[str] = ()) -> L.LightningModule:
+    """Return the module of a run with the weights of a checkpoint, in evaluation mode, on the host.
+
+    Args:
+        run: The run folder, whose configuration says which module.
+        checkpoint: The file.
+        packages: Packages whose classes the configuration may name.
+
+    Raises:
+        LitDataError: The configuration is refused, or the checkpoint is none of this module.
+    """
+    cfg = OmegaConf.load(run / ".hydra" / "config.yaml")
+    assert isinstance(cfg, DictConfig)
+    with allow_packages(packages):
+        take_trained(cfg, checkpoint)  # a run may have taken its classes from the data
+        model = build_model(cfg, trained=True)
+    load_weights(model, checkpoint)
+    return model.eval()
+
+
+def find_trained(cfg: DictConfig) -> Path:
+    """Return the checkpoint that a command reads; for errors see `find_checkpoint`."""
+    return find_checkpoint(cfg.ckpt, cfg.get("run"), _fit_folder(cfg))
+
+
+def _fit_folder(cfg: DictConfig) -> Path:
+    return Path(cfg.paths.runs) / "fit" / str(cfg.name)
+
+
+def build_datamodule(cfg: DictConfig, *, prepared: bool = True) -> BaseDataModule:
+    """Build the datamodule of `cfg.data`, prepared by the first process of each machine.
+
+    The others must not read its datasets before a Trainer has waited for the first.
+
+    Args:
+        cfg: The configuration.
+        prepared: If false, nothing is read.
+
+    Raises:
+        ConfigError: It is none of ours, which `cfg.command` needs.
+    """
+    datamodule = build_any_datamodule(cfg)
+    if not isinstance(datamodule, BaseDataModule):
+        raise ConfigError(
+            f"data._target_ gives a {type(datamodule).__name__}: {cfg.command} needs one that "
+            "derives from lit_data.datamodules.base.BaseDataModule; fit, validate and test take "
+            "any LightningDataModule"
+        )
+    if prepared:
+        prepare(datamodule)
+    return datamodule
+
+
+def build_input_data(cfg: DictConfig, on_bad: str) -> BaseDataModule:
+    """Build the datamodule of ``predict``, without its bad inputs if they are to be left out.
+
+    All images are predicted, so they need not be enough to be split, nor have masks.
+
+    A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs
+    it serves here too.
+
+    Args:
+        cfg: The configuration, whose `data` gets these options.
+        on_bad: The rule of ``predict`` for bad inputs.
+
+    Raises:
+        DataError: Inputs are bad, and the rule is to end then.
+    """
+    kind = resolve_target(cfg.data._target_, "data")
+    arguments = inspect.signature(kind).parameters  # a class of the user's own may lack some
+    for name, value in find_task_of(kind).predict_data.items():
+        if name in arguments:
+            _set_option(cfg.data, name, value)
+    has_rule = "on_bad" in arguments
+    rule_of_fit = cfg.data.get("on_bad", "error")
+    if has_rule and on_bad == "error":
+        _set_option(cfg.data, "on_bad", on_bad)
+    try:
+        return build_datamodule(cfg)
+    except DataError:
+        if not has_rule or rule_of_fit == on_bad:
+            raise
+    _set_option(cfg.data, "on_bad", on_bad)
+    return build_datamodule(cfg)
+
+
+def _set_option(node: DictConfig, name: str, value: Any) -> None:  # noqa: ANN401 - an option
+    with open_dict(node):  # its file may leave the option out
+        node[name] = value
+
+
+def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
+    """Build the datamodule of `cfg.data`, whoever's it is; nothing of its data is read.
+
+    Raises:
+        ConfigError: It is no LightningDataModule.
+    """
+    L.seed_everything(cfg.seed % 2**32, verbose=False)  # some split at random as they are made
+    datamodule = instantiate(leave_out_unknown(cfg.data, "data"))
+    if not isinstance(datamodule, L.LightningDataModule):
+        raise _wrong_kind("data", datamodule, "DataModule")
+    return datamodule
+
+
+def prepare(datamodule: L.LightningDataModule) -> None:
+    """Let the first process of each machine prepare a datamodule of ours; a Trainer does so for any other."""
+    if isinstance(datamodule, BaseDataModule) and is_first_of_machine():
+        datamodule.prepare_data()
+
+
+def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
+    """Let `cfg.data.classes`, to which models refer, have the names that the data give.
+
+    Only where none are chosen. Labels are read for that, and no images.
+    """
+    if not isinstance(datamodule, BaseDataModule) or cfg.data.get("classes", "") is not None:
+        return
+    if datamodule.source is not None and is_first_of_machine():
+        datamodule.source.refresh()
+    if names := datamodule.find_classes():
+        cfg.data.classes = list(names)
+
+
+def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
+    """Build the module of `cfg.model`, with weights that depend on the seed and `model.net.weights` alone.
+
+    Args:
+        cfg: The configuration.
+        trained: A checkpoint gives it its weights next, so those that it would start from are not
+            read: their file or server need not be there.
+
+    Raises:
+        ConfigError: It is no LightningModule.
+    """
+    node = leave_out_unknown(cfg.model, "model")
+    return _build_module(read_recipe(_start_at_random(node) if trained else node), cfg.seed)
+
+
+def _build_module(recipe: Recipe, seed: int) -> L.LightningModule:
+    L.seed_everything(seed % 2**32, verbose=False)
+    model = recipe.build()
+    if not isinstance(model, L.LightningModule):
+        raise _wrong_kind("model", model, "Module")
+    return model
+
+
+def _start_at_random(node: DictConfig) -> DictConfig:
+    """Return the node of a module without the weights that a net of ours would start from."""
+    target = OmegaConf.select(node, "net._target_")
+    if not str(target).startswith("lit_data.") or OmegaConf.select(node, "net.weights") is None:
+        return node
+    changed = copy.deepcopy(node)
+    changed._set_parent(node._get_parent())
+    changed.net.weights = None
+    return changed
+
+
+def _wrong_kind(key: str, built: object, kind: str) -> ConfigError:
+    advice = f"it must derive from lightning.Lightning{kind}"
+    parents = type(built).__mro__
+    if any(parent.__module__.startswith("pytorch_lightning.") for parent in parents):
+        advice = (
+            f"it derives from pytorch_lightning.Lightning{kind}, and the Trainer here is that of "
+            "lightning. Write `import lightning.pytorch as pl` in its file: the same release under "
+            "the other name"
+        )
+    return ConfigError(f"{key}._target_ gives a {type(built).__name__}: {advice}")
+
+
+def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
+    """Build the callbacks of the configuration, by their names there; those that are null are left out."""
+    callbacks: dict[str, L.Callback | None] = instantiate(cfg.callbacks) or {}
+    return {name: callback for name, callback in callbacks.items() if callback is not None}
+
+
+def build_trainer(cfg: DictConfig, **overrides: Any) -> L.Trainer:  # noqa: ANN401 - any Trainer argument
+    """Build the Trainer of `cfg.trainer` with the loggers and callbacks of the configuration.
+
+    Args:
+        cfg: The configuration.
+        overrides: Trainer arguments that the command sets itself.
+    """
+    loggers = list((instantiate(cfg.logger) or {}).values())
+    callbacks = _choose_callbacks(cfg)
+    shows_bar = overrides.get("enable_progress_bar", cfg.trainer.get("enable_progress_bar", True))
+    if shows_bar and not any(isinstance(callback, ProgressBar) for callback in callbacks):
+        callbacks.append(RunBar())
+    overrides = {"logger": loggers, "callbacks": callbacks, **overrides}
+    quieten()
+    trainer: L.Trainer = instantiate(cfg.trainer, **overrides)
+    with suppress(NotImplementedError):  # a strategy that writes checkpoints itself
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+    return trainer
+
+
+def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
+    """Return the callbacks of the configuration with those that a run needs beside them."""
+    typed = find_typed()
+    callbacks = list(build_callbacks(cfg).values())
+    is_ours = str(cfg.model.get("_target_")).startswith("lit_data.")
+    if not is_ours and "callbacks.checkpoint.monitor" not in typed:
+        callbacks.append(MonitorGuard())
+    if cfg.command != "fit":
+        return [callback for callback in callbacks if not isinstance(callback, Checkpoint)]
+    if "trainer.log_every_n_steps" not in typed:
+        callbacks.insert(0, LogInterval())  # others read the interval as training starts
+        warnings.filterwarnings(
+            "ignore", "The number of training batches .* is smaller than the logging interval"
+        )
+    return callbacks
+
+
+def build_lone_trainer(cfg: DictConfig, callbacks: Sequence[L.Callback]) -> L.Trainer:
+    """Build a Trainer of one process, which writes files and tables alone and reads images in order.
+
+    Args:
+        cfg: The configuration.
+        callbacks: All that there are; it has no logger.
+
+    Raises:
+        ConfigError: A launcher has started several.
+    """
+    overrides: dict[str, Any] = {"callbacks": list(callbacks), "logger": False}
+    trainer = build_trainer(cfg, **overrides)
+    if not isinstance(trainer.strategy, ParallelStrategy):
+        return trainer
+    environment = trainer.strategy.cluster_environment
+    launched = 1
+    if environment is not None and environment.creates_processes_externally:
+        launched = environment.world_size()
+    if launched > 1:
+        raise ConfigError(
+            f"predict runs in one process, and {launched} were started: "
+            "start it without torchrun or srun"
+        )
+    log.info("predict puts what it finds together in one process: only the first device is used")
+    return build_trainer(cfg, devices=1, num_nodes=1, strategy="auto", **overrides)

@@ -23,8 +23,8 @@ class Layers:
         images: [B, C, H, W] float32 in 0..1, or uint8 in 0..255.
         masks: [B, K, H, W] of any dtype, or none. They are moved by nearest neighbour, so no new
             value appears.
-        boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in shares 0..1 of
-            the image size, or none.
+        boxes: [N, 6] float32 = (row in batch, class, cx, cy, w, h), the last four in fractions 0..1
+            of the image size, or none.
 
     Raises:
         ConfigError: A shape or dtype is another, or the sizes disagree.
@@ -35,18 +35,20 @@ class Layers:
     boxes: Tensor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what would be moved wrongly."""
+        """Refuse shapes and dtypes that would be moved wrongly."""
         if self.images.ndim != 4 or self.images.dtype not in (torch.float32, torch.uint8):
             raise ConfigError(
                 f"images are {_describe(self.images)}: they must be [B, C, H, W] float32"
             )
         if self.masks is not None and not self._fits(self.masks):
             raise ConfigError(
-                f"masks are {_describe(self.masks)} beside images {_describe(self.images)}: they must be [B, K, H, W]"
+                f"masks are {_describe(self.masks)} beside images {_describe(self.images)}: they "
+                "must be [B, K, H, W]"
             )
         if self.boxes is not None and (self.boxes.ndim != 2 or self.boxes.shape[1] != BOX_COLUMNS):
             raise ConfigError(
-                f"boxes are {_describe(self.boxes)}: they must be [N, 6] = (row, class, cx, cy, w, h)"
+                f"boxes are {_describe(self.boxes)}: they must be [N, 6] = (row, class, cx, cy, w, "
+                "h)"
             )
 
     @property
@@ -56,7 +58,7 @@ class Layers:
         return height, width
 
     def in_floats(self) -> "Layers":
-        """The same with images of float32 in 0..1."""
+        """Return the same with images of float32 in 0..1."""
         if self.images.dtype == torch.float32:
             return self
         return Layers(divided(self.images, 255.0), self.masks, self.boxes)
@@ -88,18 +90,19 @@ class Augmentation(nn.Module, ABC):
 
     @property
     def takes_bytes(self) -> bool:
-        """Whether on a CPU `transform` takes images of uint8 as well, a quarter of the memory to move."""
+        """Return True if `transform` takes uint8 on a CPU too, a quarter of the memory to move."""
         return False
 
     @property
     @abstractmethod
     def draw_keys(self) -> tuple[str, ...]:
-        """The keys that `draw` may add to a batch."""
+        """Keys that `draw` may add to a batch."""
 
     @abstractmethod
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the numbers of a batch; each sample's are a pure function of (seed, epoch, its
-        index).
+        """Draw the numbers of a batch.
+
+        Those of a sample are a pure function of (seed, epoch, its index).
 
         Args:
             seed: 0 <= seed < 2**64.
@@ -116,11 +119,13 @@ class Augmentation(nn.Module, ABC):
         """Apply drawn numbers; called without gradient and without autocast."""
 
     def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
-        """Pixels (above and below, left and right) that a patch must be read larger by, so that no
-        padding is seen.
+        """Return the pixels that a patch must be read larger by, so that no padding is seen.
 
         Args:
             patch_px: (height, width) that shall come out, by a crop to it.
+
+        Returns:
+            Pixels above and below, and left and right.
         """
         return 0, 0
 
@@ -129,56 +134,55 @@ class Augmentation(nn.Module, ABC):
         """Apply drawn numbers, in float32 whatever the precision of the run.
 
         Args:
-            layers: What is augmented; its tensors are left as they are.
-            draws: What `draw` returned, on the device of the layers; other keys are ignored.
+            layers: Images, masks and boxes; their tensors are left as they are.
+            draws: The numbers of `draw`, on the device of the layers; other keys are ignored.
 
         Returns:
             New layers on the same device, with images of float32.
         """
+        if not (self.takes_bytes and runs_on_cpu(layers.images)):
+            layers = layers.in_floats()
         with torch.autocast(layers.images.device.type, enabled=False):
-            return self.transform(
-                layers if self._keeps(layers) else layers.in_floats(), draws
-            ).in_floats()
-
-    def _keeps(self, layers: Layers) -> bool:
-        return self.takes_bytes and runs_on_cpu(layers.images)
+            return self.transform(layers, draws).in_floats()
 
 
 class Compiled(Augmentation):
-    """Compiles an augmentation at its first batch, and again for each new shape of batches.
+    """An augmentation that is compiled at its first batch, and again for each new batch shape.
 
     On two CPU cores `StripeAugment` took 0.55 of its time, after 16 s of compiling (``python -m
     benchmarks synthesis suite.compile=true`` measures it on your machine). Needs a C++ compiler, on
     a GPU Triton. Pixels stay the same but for the last bit of a float32.
 
     Args:
-        augmentation: What is compiled.
-        backend: Of `torch.compile`.
-        mode: Of `torch.compile`, e.g. `max-autotune`; none is its default.
+        augmentation: The augmentation.
+        backend: Backend of `torch.compile`.
+        mode: Mode of `torch.compile`, e.g. `max-autotune`; None is its default.
     """
 
     def __init__(
         self, augmentation: Augmentation, *, backend: str = "inductor", mode: str | None = None
     ) -> None:
         super().__init__()
-        self.augmentation, self.crop_px = augmentation, augmentation.crop_px
-        self.backend, self.mode = backend, mode
+        self.augmentation = augmentation
+        self.crop_px = augmentation.crop_px
+        self.backend = backend
+        self.mode = mode
         self._compiled: Callable[..., Layers] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_compiled": None}  # what was compiled cannot be pickled
+        return self.__dict__ | {"_compiled": None}  # compiled code cannot be pickled
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """Those of the augmentation."""
+        """Keys of the augmentation."""
         return self.augmentation.draw_keys
 
     def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
-        """That of the augmentation."""
+        """Return the margin of the augmentation."""
         return self.augmentation.margin_px(patch_px)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """What the augmentation draws."""
+        """Draw the numbers of the augmentation."""
         return self.augmentation.draw(seed, epoch, index, channels)
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
@@ -187,4 +191,6 @@ class Compiled(Augmentation):
             self._compiled = torch.compile(
                 self.augmentation.transform, backend=self.backend, mode=self.mode
             )
-        return self._compiled(layers, {key: draws[key] for key in self.draw_keys if key in draws})
+        # Without the other keys of the batch, on which it would be compiled anew.
+        draws = {key: draws[key] for key in self.draw_keys if key in draws}
+        return self._compiled(layers, draws)

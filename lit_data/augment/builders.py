@@ -27,8 +27,7 @@ def stripe_augment(
     noise: float = 0.02,
     registered: bool = False,
 ) -> Pipeline:
-    """For target, references and mask: one geometry for all, and for each image an exposure of its
-    own.
+    """Augment target, references and mask: one geometry for all, an exposure for each image.
 
     `StripeAugment` is the part of it that copies whole pixels. Rotation and scale interpolate,
     which also softens thin defects. The ranges are small on purpose and were not tuned: parts that
@@ -91,7 +90,7 @@ def detection_augment(
     mixup: float = 0.0,
     mixup_alpha: float = 32.0,
 ) -> Pipeline:
-    """For RGB images with boxes.
+    """Augment RGB images with boxes.
 
     Defaults are those of ultralytics (``ultralytics/cfg/default.yaml``: ``fliplr`` 0.5, ``scale``
     0.5, no rotation, shear or perspective, ``hsv_h`` 0.015, ``hsv_s`` 0.7, ``hsv_v`` 0.4); its
@@ -106,16 +105,16 @@ def detection_augment(
         rotate_deg: Largest rotation, either way.
         scale: Smallest and largest factor.
         shear_deg: Largest shear along each axis.
-        perspective: Largest tilt, as a share.
+        perspective: Largest tilt, as a fraction.
         crop_px: Size of the output, one number or (height, width); none keeps that of the input.
         padding: `reflect`, `zeros` or `border`.
-        hue: Largest turn of the hue, as a share of the colour circle.
-        saturation: Largest change of the saturation, as a share.
-        value: Largest change of the value, as a share.
+        hue: Largest turn of the hue, as a fraction of the colour circle.
+        saturation: Largest change of the saturation, as a fraction.
+        value: Largest change of the value, as a fraction.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
-        mixup: Share of the samples that are blended with another one, see `MixUp`.
-        mixup_alpha: Of the Beta distribution of the sample's own share.
+        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
+        mixup: Fraction of the samples that are blended with another one, see `MixUp`.
+        mixup_alpha: Of the Beta distribution of the weight of the sample itself.
     """
     geometry = Geometry(
         flip_left_right=flip_left_right,
@@ -150,7 +149,7 @@ def segmentation_augment(
     geometry_probability: float = 0.2,
     photometry_probability: float = 0.15,
 ) -> Pipeline:
-    """For images with label masks; all channels of a sample share their exposure.
+    """Augment images with label masks; all channels of a sample share their exposure.
 
     Ranges of nnU-Net (``nnUNetTrainer.get_training_transforms``): scale 0.7 to 1.4, brightness and
     contrast 0.75 to 1.25, blur up to 1 px, and the 15 degrees it rotates oblong patches by. Its

@@ -18,16 +18,17 @@ _KEY: Final = "augment_colour"
 _RGB: Final = 3
 _TINY: Final = 1e-30
 _MOST_HSV: Final = (math.inf, 1, 1, 0)
+"""Limits of hue, saturation and value; OpenCV wants four numbers."""
 
 
 class ColourJitter(Augmentation):
-    """Turns the hue, and multiplies saturation and value, the same for all pixels of a sample.
+    """Jitter of hue, saturation and value, the same for all pixels of a sample.
 
     Defaults are those of ultralytics (``hsv_h``, ``hsv_s``, ``hsv_v`` of
     ``ultralytics/cfg/default.yaml``).
 
     Args:
-        hue: Largest turn of the hue either way, as a share of the colour circle, up to 0.5.
+        hue: Largest turn of the hue either way, as a fraction of the colour circle, up to 0.5.
         saturation: Saturation is multiplied by a factor in [1 - saturation, 1 + saturation].
         value: The same for the value (the largest of R, G and B).
 
@@ -40,9 +41,12 @@ class ColourJitter(Augmentation):
         super().__init__()
         if not (0 <= hue <= 0.5 and 0 <= saturation <= 1 and 0 <= value <= 1):
             raise ConfigError(
-                f"hue={hue}, saturation={saturation}, value={value}: need 0 <= hue <= 0.5 and the others in 0..1"
+                f"hue={hue}, saturation={saturation}, value={value}: need 0 <= hue <= 0.5 and the "
+                "others in 0..1"
             )
-        self.hue, self.saturation, self.value = hue, saturation, value
+        self.hue = hue
+        self.saturation = saturation
+        self.value = value
 
     @property
     def takes_bytes(self) -> bool:
@@ -56,16 +60,14 @@ class ColourJitter(Augmentation):
 
     @property
     def is_off(self) -> bool:
-        """Whether no pixel changes."""
+        """Return True if no pixel changes."""
         return not (self.hue or self.saturation or self.value)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the colours of each sample; see `Augmentation.draw`."""
-        return (
-            {}
-            if self.is_off
-            else {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
-        )
+        if self.is_off:
+            return {}
+        return {_KEY: torch.from_numpy(uniform(seed, Stream.COLOUR, index, epoch, 3))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Change the colours as drawn."""
@@ -76,13 +78,18 @@ class ColourJitter(Augmentation):
                 f"images have {layers.images.shape[1]} channels: colours need the three of RGB"
             )
         turn, saturation, value = (2 * draws[_KEY] - 1)[..., None, None].unbind(dim=1)
-        factors = 6 * self.hue * turn, 1 + self.saturation * saturation, 1 + self.value * value
         change = change_planes if runs_on_cpu(layers.images) else change_colours
-        return Layers(change(layers.images, *factors), layers.masks, layers.boxes)
+        images = change(
+            layers.images,
+            6 * self.hue * turn,
+            1 + self.saturation * saturation,
+            1 + self.value * value,
+        )
+        return Layers(images, layers.masks, layers.boxes)
 
 
 def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """Turn hues and multiply saturations and values, without a way through HSV.
+    """Turn hues and multiply saturations and values, without HSV in between.
 
     Of the largest channel V, the difference C to the smallest, and the hue h in sixths of the
     circle from red, -3..3, red is V - C (clip(|h|, 1, 2) - 1), and green and blue are V - C (2 -
@@ -91,7 +98,7 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
     Args:
         images: [B, 3, H, W] float32 in 0..1; R, G, B.
         turn: [B, 1, 1] in sixths of the circle.
-        saturation: [B, 1, 1] factor; what it makes larger than 1 becomes 1.
+        saturation: [B, 1, 1] factor; the saturation stays at most 1.
         value: [B, 1, 1] factor, the same.
 
     Returns:
@@ -102,10 +109,10 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
     least = torch.minimum(torch.minimum(red, green), blue)
     span = most - least
     # No fused multiply and add here: whether it rounds in between depends on where a pixel lies in
-    # the batch.
+    # the batch. Most steps work in place, as each of these tensors is as large as a channel.
     hue = (red - green).sub_(blue).add_(least).div_(span.clamp(min=_TINY)).neg_().add_(1)
     hue = torch.copysign(hue, green - blue).add_(turn)
-    hue.sub_(hue.div(6).round_().mul_(6))
+    hue.sub_(hue.div(6).round_().mul_(6))  # back to -3..3
     factor = torch.minimum(most.clamp(min=_TINY).reciprocal_(), value)
     span = torch.minimum(span.mul_(saturation), most).mul_(factor)
     most.mul_(factor)
@@ -117,22 +124,25 @@ def change_colours(images: Tensor, turn: Tensor, saturation: Tensor, value: Tens
 
 
 def change_planes(images: Tensor, turn: Tensor, saturation: Tensor, value: Tensor) -> Tensor:
-    """The same on a CPU through OpenCV's HSV, whose hues are degrees: two thirds of the time."""
+    """Do the same on a CPU through OpenCV's HSV, whose hues are degrees: two thirds of the time."""
     import cv2
 
     changed = reused(images.shape)
     sources, targets = images.numpy(), changed.numpy()
-    numbers = torch.cat((60 * turn % 360, saturation, value), dim=1)[..., 0].double().numpy()
+    turns_deg = (60 * turn % 360).double().flatten().tolist()
+    saturations = saturation.double().flatten().tolist()
+    values = value.double().flatten().tolist()
 
     def change(number: int) -> None:
         pixels = cv2.merge([*sources[number]])
         if images.dtype == torch.uint8:
             pixels = np.divide(pixels, np.float32(255), dtype=np.float32)
-        pixels = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
-        factors = np.diag((1.0, *numbers[number, 1:], 0.0))[:_RGB]
-        factors[0, 3] = numbers[number, 0]
-        changed = cv2.min(cv2.transform(pixels, factors), _MOST_HSV, dst=pixels)
-        cv2.split(cv2.cvtColor(changed, cv2.COLOR_HSV2RGB), [*targets[number]])
+        hsv = cv2.cvtColor(pixels, cv2.COLOR_RGB2HSV)
+        # One row for each of hue, saturation and value; the last column is added.
+        matrix = np.diag((1.0, saturations[number], values[number], 0.0))[:_RGB]
+        matrix[0, 3] = turns_deg[number]
+        hsv = cv2.min(cv2.transform(hsv, matrix), _MOST_HSV, dst=hsv)
+        cv2.split(cv2.cvtColor(hsv, cv2.COLOR_HSV2RGB), [*targets[number]])
 
     change_each(change, images)
     return changed

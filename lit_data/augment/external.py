@@ -1,4 +1,4 @@
-"""`ExternalTransform`: a module of the user's own, which draws from the global generators, as an augmentation."""
+"""`ExternalTransform`: a module of the user, which draws from the global generators."""
 
 import inspect
 import logging
@@ -30,16 +30,17 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
 
     Args:
         seed: Any whole number; its lowest 64 bits count.
-        device: Where the code works; the generator of a CUDA device is seeded as well.
+        device: Device of the code; the generator of a CUDA device is seeded as well.
     """
     seed %= 2**64
-    python, legacy = random.getstate(), np.random.get_state()  # noqa: NPY002 - a user's module may draw from it
-    devices = [device] if device.type == "cuda" else []
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()  # noqa: NPY002 - a user's module may draw from it
+    devices = []
     # torch.manual_seed would also seed devices that are not in use and are not put back.
-    generators = [
-        torch.default_generator,
-        *(torch.cuda.default_generators[d.index or 0] for d in devices),
-    ]
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        devices = [device]
+        generators.append(torch.cuda.default_generators[device.index or 0])
     with torch.random.fork_rng(devices=devices):
         for generator in generators:
             generator.manual_seed(seed)
@@ -48,8 +49,8 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         try:
             yield
         finally:
-            random.setstate(python)
-            np.random.set_state(legacy)  # noqa: NPY002
+            random.setstate(python_state)
+            np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 SeedPer = Literal["batch", "sample"]
@@ -58,7 +59,7 @@ _KORNIA: Final = (AugmentationBase2D, ImageSequentialBase, MixAugmentationBaseV2
 
 
 class ExternalTransform(Augmentation):
-    """Runs a module with the global generators seeded, and puts their states back.
+    """A module that runs with the global generators seeded; their states are put back.
 
     Kornia's augmentations, also those in an ``nn.Sequential``, are given images, masks (nearest
     neighbour) and boxes together, through an ``AugmentationSequential``; their numbers are drawn on
@@ -78,7 +79,7 @@ class ExternalTransform(Augmentation):
             epoch, its index): slower, but the same for any number of ranks, batch size and after a
             resume.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
     Raises:
         ConfigError: An argument is of the wrong kind; later, that boxes cannot be moved or results
@@ -113,7 +114,8 @@ class ExternalTransform(Augmentation):
         words = random_words(seed, Stream.USER, index, epoch, 4)[:, 2:].astype(np.uint64)
         seeds = words[:, 0] | words[:, 1] << np.uint64(32)
         if self.seed_per == "batch":
-            seeds = np.full_like(seeds, seeds.sum())  # wraps
+            # The sum, which wraps, does not depend on the order of the samples.
+            seeds = np.full_like(seeds, seeds.sum())
         return {_KEY: torch.from_numpy(seeds.view(np.int64))}
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
@@ -155,25 +157,26 @@ class ExternalTransform(Augmentation):
         return Layers(images.to(torch.float32), masks)
 
     def _run_kornia(self, layers: Layers) -> Layers:
-        given: dict[str, Tensor] = {"input": layers.images}
+        inputs: dict[str, Tensor] = {"input": layers.images}
         if layers.masks is not None:
-            given["mask"] = layers.masks
+            inputs["mask"] = layers.masks
         if layers.boxes is not None:
             # Each sample moves the corners of all boxes, of which those of its own are taken: no
             # padding by counts.
             corners = box_corners(layers.boxes, layers.size_px)
-            given["keypoints"] = corners.reshape(1, -1, 2).expand(len(layers.images), -1, -1)
-        result = self.module(*given.values(), data_keys=list(given))
-        moved = dict(zip(given, [result] if len(given) == 1 else result, strict=True))
+            inputs["keypoints"] = corners.reshape(1, -1, 2).expand(len(layers.images), -1, -1)
+        results = self.module(*inputs.values(), data_keys=list(inputs))
+        if len(inputs) == 1:  # Kornia then returns no list
+            results = [results]
+        moved = dict(zip(inputs, results, strict=True))
         after = Layers(moved["input"].to(torch.float32), moved.get("mask"))
         if layers.boxes is None:
             return after
         rows = layers.boxes[:, 0].long()
         each = torch.arange(len(rows), device=rows.device)
         corners = moved["keypoints"].view(len(layers.images), len(rows), 4, 2)[rows, each]
-        return replace(
-            after, boxes=hull_boxes(layers.boxes, corners, after.size_px, self.box_limits)
-        )
+        boxes = hull_boxes(layers.boxes, corners, after.size_px, self.box_limits)
+        return replace(after, boxes=boxes)
 
     def _warn_about_masks(self, layers: Layers) -> None:
         if layers.masks is not None and not self._has_warned:
@@ -184,23 +187,19 @@ class ExternalTransform(Augmentation):
 
 
 def _wrap(module: nn.Module | Sequence[nn.Module]) -> nn.Module:
+    """Put Kornia's modules into an ``AugmentationSequential``; others stay as they are."""
     if not isinstance(module, nn.Module):
         return _chain(module)
     if type(module) is nn.Sequential and any(_is_kornia(part) for part in module):
         return _chain(list(module))
-    return (
-        _chain([module])
-        if _is_kornia(module) and not isinstance(module, AugmentationSequential)
-        else module
-    )
+    if _is_kornia(module) and not isinstance(module, AugmentationSequential):
+        return _chain([module])
+    return module
 
 
 def _chain(parts: Sequence[nn.Module]) -> nn.Module:
-    if (
-        not isinstance(parts, Sequence)
-        or not parts
-        or not all(isinstance(part, nn.Module) for part in parts)
-    ):
+    is_list = isinstance(parts, Sequence) and len(parts) > 0
+    if not is_list or not all(isinstance(part, nn.Module) for part in parts):
         raise ConfigError(
             f"{parts!r} is not an augmentation: give a torch module or a list of them"
         )
@@ -213,20 +212,27 @@ def _is_kornia(module: nn.Module) -> bool:
 
 
 def _takes_two(module: nn.Module) -> bool:
-    """Whether `forward` takes images and masks: two arguments by position, the second without a default or none."""
+    """Return True if `forward` takes images and masks.
+
+    Then it has two arguments by position, of which the second has no default, or None.
+    """
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [p for p in inspect.signature(module.forward).parameters.values() if p.kind in kinds]
-    return len(taken) == 2 and taken[1].default in (inspect.Parameter.empty, None)
+    parameters = inspect.signature(module.forward).parameters.values()
+    positional = [parameter for parameter in parameters if parameter.kind in kinds]
+    if len(positional) != 2:
+        return False
+    return positional[1].default in (inspect.Parameter.empty, None)
 
 
 def _take_row(layers: Layers, row: int) -> Layers:
-    masks, boxes = layers.masks, layers.boxes
+    """Return one sample as a batch of its own."""
+    images, masks, boxes = layers.images[row : row + 1], layers.masks, layers.boxes
+    if masks is not None:
+        masks = masks[row : row + 1]
     if boxes is not None:
         boxes = boxes[boxes[:, 0] == row].clone()
         boxes[:, 0] = 0
-    return Layers(
-        layers.images[row : row + 1], None if masks is None else masks[row : row + 1], boxes
-    )
+    return Layers(images, masks, boxes)
 
 
 def _join(results: Sequence[Layers]) -> Layers:

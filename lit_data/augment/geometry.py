@@ -1,8 +1,9 @@
 """`Geometry`: everything that moves pixels, as one matrix and one look-up for each sample."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, get_args
 
 import numpy as np
@@ -40,8 +41,8 @@ class Reach:
         rotate_deg: Either way.
         least_scale: The smallest factor; below 1 more of the input is seen.
         shear_deg: Along each axis, either way.
-        perspective: Largest tilt, as a share.
-        turn: Whether it turns by 90 degrees.
+        perspective: Largest tilt, as a fraction.
+        turn: Turn by 90 degrees too.
     """
 
     shift_px: float
@@ -52,9 +53,9 @@ class Reach:
     turn: bool
 
     def margin_px(self, patch_px: Size) -> Size:
-        """Pixels that a patch must be read larger by on each side.
+        """Return the pixels that a patch must be read larger by on each side.
 
-        The patch comes out of the middle of what was read. For shear and perspective this is a
+        The patch comes out of the middle of the larger one. For shear and perspective this is a
         bound, for the rest the exact number, rounded up.
 
         Args:
@@ -68,29 +69,34 @@ class Reach:
         """
         height, width = patch_px
         y, x = self._half_extents(patch_px, 0)
-        margin = _round_up(y - (height - 1) / 2), _round_up(x - (width - 1) / 2)
-        read = height + 2 * margin[0], width + 2 * margin[1]
-        if not (self.turn and turn_covers(read, patch_px)):
-            return margin
-        # What was read is large enough to be turned by 90 degrees, so it must be so for the other
-        # moves as well; the crop then lies half a pixel off the centre where one side is even and
-        # the other odd.
+        vertical = _round_up(y - (height - 1) / 2)
+        horizontal = _round_up(x - (width - 1) / 2)
+        larger_px = height + 2 * vertical, width + 2 * horizontal
+        if not (self.turn and turn_covers(larger_px, patch_px)):
+            return vertical, horizontal
+        # The larger patch can be turned by 90 degrees, so it must have room for the other moves
+        # after that turn as well; the crop then lies half a pixel off the centre where one side is
+        # even and the other odd.
         y, x = self._half_extents(patch_px, (height - width) % 2 / 2)
-        return (
-            max(margin[0], _round_up(x - (height - 1) / 2)),
-            max(margin[1], _round_up(y - (width - 1) / 2)),
-        )
+        vertical = max(vertical, _round_up(x - (height - 1) / 2))
+        horizontal = max(horizontal, _round_up(y - (width - 1) / 2))
+        return vertical, horizontal
 
     def _half_extents(self, patch_px: Size, off_centre_px: float) -> tuple[float, float]:
-        """How far from its centre the input is seen, down and across: the moves undone from the last to the first."""
+        """Return the extent of the input that is seen, down and across from its centre.
+
+        The moves are undone from the last to the first.
+        """
         height, width = patch_px
+        # The shift is the last move, so it is undone first; then tilt, rotation, scale and shear.
         shift_px = self.shift_px + off_centre_px
-        y, x = (height - 1) / 2 + shift_px, (width - 1) / 2 + shift_px
+        y = (height - 1) / 2 + shift_px
+        x = (width - 1) / 2 + shift_px
         distance = 1 - self.perspective * (x / (width / 2) + y / (height / 2))
         if distance <= 0:
             raise ConfigError(
-                f"perspective={self.perspective} with shift_px={self.shift_px} reaches the horizon of a patch of "
-                f"{height} x {width} px: choose smaller ones"
+                f"perspective={self.perspective} with shift_px={self.shift_px} reaches the horizon "
+                f"of a patch of {height} x {width} px: choose smaller ones"
             )
         y, x = y / distance, x / distance
         y, x = _rotate(y, x, self.rotate_deg), _rotate(x, y, self.rotate_deg)
@@ -100,7 +106,7 @@ class Reach:
 
 
 def _rotate(along: float, across: float, degrees: float) -> float:
-    """The largest extent along an axis of a rectangle that is rotated by up to so many degrees."""
+    """Return the largest extent along an axis of a rectangle that is rotated either way."""
     angle = min(math.radians(degrees), math.atan2(across, along))
     return along * math.cos(angle) + across * math.sin(angle)
 
@@ -109,6 +115,7 @@ def _round_up(length_px: float) -> int:
     return max(math.ceil(length_px - _ROUNDING_PX), 0)
 
 
+Mover = Callable[[Tensor], Tensor]
 _DRAWS: Final = 12
 _KEY: Final = "augment_geometry"
 _LARGEST_SHEAR_DEG: Final = 40.0
@@ -116,18 +123,17 @@ _LARGEST_PERSPECTIVE: Final = 0.3
 
 
 class Geometry(Augmentation):
-    """Flips, turns, shift, rotation, scale, shear, perspective and crop, the same for images, masks
-    and boxes.
+    """Flips, turns, shift, rotation, scale, shear, perspective and crop.
 
-    All that was drawn becomes one matrix for each sample, and the output, which may be a crop from
-    the middle, is looked up in the input once. While only whole pixels move (flips, turns, whole
-    shifts, crops) values are copied and keep their set; otherwise images are bilinear. Masks are
-    always looked up by nearest neighbour. With everything off and `crop_px` given this is a centre
-    crop.
+    Images, masks and boxes move alike. All moves become one matrix for each sample, and the output,
+    which may be a crop from the middle, is looked up in the input once. While only whole pixels
+    move (flips, turns, whole shifts, crops) values are copied and keep their set; otherwise images
+    are bilinear. Masks are always looked up by nearest neighbour. With everything off and `crop_px`
+    given this is a centre crop.
 
     Boxes become the axis-aligned hull of their moved corners, cut to the crop. Limits from
-    ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop cut no box, so all are
-    kept, and the device is not waited for.
+    ``box_candidates`` of ultralytics/yolov5. Flips and turns without a crop cut no box, so all
+    stay, and the device is not waited for.
 
     Args:
         flip_left_right: Mirror left-right with probability 1/2.
@@ -139,15 +145,15 @@ class Geometry(Augmentation):
         rotate_deg: Largest rotation about the centre, either way.
         scale: Smallest and largest factor; above 1 things become larger.
         shear_deg: Largest shear along each axis, either way, up to 40.
-        perspective: Largest tilt: the share by which the distance at an edge of the output grows or
-            shrinks, up to 0.3.
+        perspective: Largest tilt: the fraction by which the distance at an edge of the output grows
+            or shrinks, up to 0.3.
         probability: Of a sample to be shifted, rotated, scaled, sheared and tilted; flips and turns
             have their own.
         crop_px: Size of the output, one number or (height, width); none keeps that of the input.
-        padding: What lies outside the input: `reflect` mirrors about the outermost pixels, `border`
+        padding: Values outside the input: `reflect` mirrors about the outermost pixels, `border`
             repeats them.
         min_box_px: Smallest height and width of a box that is kept.
-        min_box_visible: Smallest share of a moved box that lies in the output, for it to be kept.
+        min_box_visible: Smallest fraction of a moved box in the output, for it to be kept.
 
     Raises:
         ConfigError: An argument is out of its range; later, that the crop is larger than the input.
@@ -172,10 +178,15 @@ class Geometry(Augmentation):
         min_box_visible: float = 0.1,
     ) -> None:
         super().__init__()
-        self.flips, self.turn = (flip_left_right, flip_top_bottom), turn
-        self.shift_px, self.subpixel = shift_px, subpixel
-        self.rotate_deg, self.shear_deg, self.perspective = rotate_deg, shear_deg, perspective
-        self.scale, self.probability = tuple(scale), probability
+        self.flips = (flip_left_right, flip_top_bottom)
+        self.turn = turn
+        self.shift_px = shift_px
+        self.subpixel = subpixel
+        self.rotate_deg = rotate_deg
+        self.scale = tuple(scale)
+        self.shear_deg = shear_deg
+        self.perspective = perspective
+        self.probability = probability
         self.padding: Padding = padding
         self.crop_px = None if crop_px is None else pair_px("crop_px", crop_px)
         self.box_limits = BoxLimits(min_px=min_box_px, min_visible=min_box_visible)
@@ -188,26 +199,29 @@ class Geometry(Augmentation):
 
     @property
     def takes_bytes(self) -> bool:
-        """Where every value is copied; see `Augmentation`."""
+        """True where every value is copied; see `Augmentation`."""
         return self.moves_whole_pixels
 
     @property
     def moves_whole_pixels(self) -> bool:
-        """Whether every output pixel is a copy of one input pixel."""
-        bent = self.rotate_deg or self.shear_deg or self.perspective or self.scale != (1.0, 1.0)
-        return not bent and not (self.subpixel and self.shift_px)
+        """Return True if every output pixel is a copy of one input pixel."""
+        if self.rotate_deg or self.shear_deg or self.perspective or self.scale != (1.0, 1.0):
+            return False
+        return not (self.subpixel and self.shift_px)
 
     @property
     def is_still(self) -> bool:
-        """Whether nothing moves; a crop may still be taken."""
+        """Return True if nothing moves; a crop may still be taken."""
         return self.moves_whole_pixels and not (any(self.flips) or self.turn or self.shift_px)
 
     def margin_px(self, patch_px: Size) -> Size:
-        """Pixels (above and below, left and right) that a patch must be read larger by, so that no
-        padding is seen.
+        """Return the pixels that a patch must be read larger by, so that no padding is seen.
 
         Args:
             patch_px: (height, width) that shall come out, by `crop_px`.
+
+        Returns:
+            Pixels above and below, and left and right.
         """
         reach = Reach(
             shift_px=self.shift_px,
@@ -223,14 +237,16 @@ class Geometry(Augmentation):
         """Draw the moves of a batch; see `Augmentation.draw`."""
         draws = uniform(seed, Stream.GEOMETRY, index, epoch, _DRAWS)
         quarters = np.floor(draws[:, :1] * 4) * self.turn
-        mirror = np.where(
-            (draws[:, 1:3] < 0.5) & np.array(self.flips), np.float32(-1), np.float32(1)
-        )
+        # Each move has columns of its own, so that turning one on leaves the others as they were.
+        is_flipped = (draws[:, 1:3] < 0.5) & np.array(self.flips)
+        mirror = np.where(is_flipped, np.float32(-1), np.float32(1))
+        shift = self._shift(draws[:, 3:5])
         linear = self._linear(draws[:, 5:9].astype(np.float64)).reshape(-1, 4)
         tilt = self.perspective * (2 * draws[:, 9:11] - 1)
-        shift = self._shift(draws[:, 3:5])
         stays = draws[:, 11] >= self.probability
-        linear[stays], tilt[stays], shift[stays] = np.eye(2).reshape(-1), 0, 0
+        shift[stays] = 0
+        linear[stays] = np.eye(2).reshape(-1)
+        tilt[stays] = 0
         columns = np.concatenate((mirror, quarters, linear, tilt, shift), axis=1)
         return {_KEY: torch.from_numpy(columns.astype(np.float32))}
 
@@ -245,19 +261,25 @@ class Geometry(Augmentation):
         if self.is_still and crop == size:
             return layers
         matrix = compose(Moves.unpack(draws[_KEY]), size, crop)
-        boxes = None if layers.boxes is None else self._move_boxes(layers.boxes, matrix, size, crop)
-        return Layers(*self._move(layers, matrix, crop), boxes)
+        take_images, take_masks = self._make_movers(matrix, size, crop)
+        images, masks, boxes = layers.images, layers.masks, layers.boxes
+        return Layers(
+            take_images(images),
+            None if masks is None else take_masks(masks),
+            None if boxes is None else self._move_boxes(boxes, matrix, size, crop),
+        )
 
-    def _move(self, layers: Layers, matrix: Tensor, crop: Size) -> tuple[Tensor, Tensor | None]:
-        images, masks, size = layers.images, layers.masks, layers.size_px
+    def _make_movers(self, matrix: Tensor, size: Size, crop: Size) -> tuple[Mover, Mover]:
+        """Return the mover of images, and that of masks, which keep their set of values."""
         if self.is_still:
-            return _cut(images, crop), None if masks is None else _cut(masks, crop)
+            cut = partial(_cut, crop=crop)
+            return cut, cut
         inverse = invert(matrix)
         if self.moves_whole_pixels:
             moves = WholeMoves.of(inverse, size, crop, self.padding)
-            return moves.take(images), None if masks is None else moves.take(masks)
+            return moves.take, moves.take
         warp = Warp(inverse, size, crop, self.padding, tilted=self.perspective > 0)
-        return warp.take(images), None if masks is None else warp.take(masks, nearest=True)
+        return warp.take, partial(warp.take, nearest=True)
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:
         corners = move_points(box_corners(boxes, size), matrix[boxes[:, 0].long()])
@@ -265,7 +287,7 @@ class Geometry(Augmentation):
         return hull_boxes(boxes, corners, crop, self.box_limits if cuts else None)
 
     def _linear(self, draws: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Rotation times scale times shear: [B, 2, 2]."""
+        """Return rotation times scale times shear: [B, 2, 2]."""
         angle = np.radians(self.rotate_deg) * (2 * draws[:, 0] - 1)
         scale = self.scale[0] + draws[:, 1] * (self.scale[1] - self.scale[0])
         shear = np.tan(np.radians(self.shear_deg) * (2 * draws[:, 2:4] - 1))
@@ -279,26 +301,22 @@ class Geometry(Augmentation):
             return np.float32(self.shift_px) * (2 * draws - 1)
         # The product can round up to the next whole number, which is one too many.
         steps = np.floor(draws * np.float32(2 * self.shift_px + 1))
-        shift: NDArray[np.float32] = np.minimum(steps, 2 * self.shift_px) - np.float32(
-            self.shift_px
-        )
+        steps = np.minimum(steps, 2 * self.shift_px)
+        shift: NDArray[np.float32] = steps - np.float32(self.shift_px)
         return shift
 
     def _check(self) -> None:
-        low, high = self.scale if len(self.scale) == 2 else (0.0, 0.0)
-        if not 0 < low <= high:
+        if len(self.scale) != 2 or not 0 < self.scale[0] <= self.scale[1]:
             raise ConfigError(f"scale={list(self.scale)} must be [low, high] with 0 < low <= high")
-        for name, largest in (
-            ("shear_deg", _LARGEST_SHEAR_DEG),
-            ("perspective", _LARGEST_PERSPECTIVE),
-        ):
-            if not 0 <= getattr(self, name) <= largest:
-                raise ConfigError(
-                    f"{name}={getattr(self, name)!r} must lie between 0 and {largest}"
-                )
+        limits = {"shear_deg": _LARGEST_SHEAR_DEG, "perspective": _LARGEST_PERSPECTIVE}
+        for name, largest in limits.items():
+            value = getattr(self, name)
+            if not 0 <= value <= largest:
+                raise ConfigError(f"{name}={value!r} must lie between 0 and {largest}")
         if self.shift_px < 0 or not 0 <= self.rotate_deg <= 180:
             raise ConfigError(
-                f"shift_px={self.shift_px}, rotate_deg={self.rotate_deg}: need shift_px >= 0, 0 <= rotate_deg <= 180"
+                f"shift_px={self.shift_px}, rotate_deg={self.rotate_deg}: need shift_px >= 0, 0 <= "
+                "rotate_deg <= 180"
             )
         if not self.subpixel and self.shift_px != int(self.shift_px):
             raise ConfigError(
@@ -309,5 +327,6 @@ class Geometry(Augmentation):
 
 
 def _cut(planes: Tensor, crop: Size) -> Tensor:
-    top, left = (planes.shape[-2] - crop[0]) // 2, (planes.shape[-1] - crop[1]) // 2
+    top = (planes.shape[-2] - crop[0]) // 2
+    left = (planes.shape[-1] - crop[1]) // 2
     return planes[..., top : top + crop[0], left : left + crop[1]]

@@ -1,4 +1,4 @@
-"""`SingleTexture`: three images that differ as three exposures of the same place would, made from one."""
+"""`SingleTexture`: three images, as of three exposures of the same place, made from one."""
 
 import torch
 from kornia.geometry.transform import warp_affine
@@ -13,8 +13,9 @@ from lit_data.rng import Stream, uniform
 
 
 class SingleTexture(nn.Module):
-    """Small independent shift, gain and noise for each channel, where one texture stands for target
-    and references.
+    """Small independent shift, gain and noise for each channel of one texture.
+
+    They make target and references of it.
 
     Args:
         shift_px: Largest shift along each axis, between pixels too (bilinear).
@@ -29,21 +30,24 @@ class SingleTexture(nn.Module):
         super().__init__()
         if shift_px < 0 or noise < 0 or not 0 <= gain < 1:
             raise ConfigError(
-                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= gain < 1"
+                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= "
+                "gain < 1"
             )
-        self.shift_px, self.gain, self.noise = shift_px, gain, noise
+        self.shift_px = shift_px
+        self.gain = gain
+        self.noise = noise
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """Draw the parameters of a batch; each sample's are a pure function of (seed, epoch, its
-        index).
+        """Draw the parameters of a batch.
+
+        Those of a sample are a pure function of (seed, epoch, its index).
 
         Returns:
             ``nuisance`` [B, C, 6] float32 in [0, 1), on the host.
         """
-        draws = uniform(seed, Stream.NUISANCE, index, epoch, channels * (3 + NOISE_DRAWS))
-        return {
-            "nuisance": torch.from_numpy(draws.copy()).view(len(draws), channels, 3 + NOISE_DRAWS)
-        }
+        per_channel = 3 + NOISE_DRAWS  # shift along both axes, gain, window of the noise
+        draws = uniform(seed, Stream.NUISANCE, index, epoch, channels * per_channel)
+        return {"nuisance": torch.from_numpy(draws.copy()).view(len(draws), channels, per_channel)}
 
     @torch.no_grad()
     def forward(self, images: Tensor, draws: dict[str, Tensor]) -> Tensor:
@@ -51,7 +55,7 @@ class SingleTexture(nn.Module):
 
         Args:
             images: [B, C, H, W] float32 in 0..1.
-            draws: What `draw` returned, on the device of the images.
+            draws: The parameters of `draw`, on the device of the images.
 
         Returns:
             [B, C, H, W] float32 in 0..1.
@@ -77,15 +81,15 @@ class SingleTexture(nn.Module):
 class StripeAugment(Pipeline):
     """Flips, turns by 90 degrees and whole-pixel shifts, then gain and noise.
 
-    The geometry moves whole pixels only, so pixel values and masks keep their set of values. What
-    leaves the patch on one side is mirrored in from the other. Samples that are not square turn by
+    The geometry moves whole pixels only, so pixel values and masks keep their set of values. Beyond
+    its edges a patch is reflected. Samples that are not square turn by
     180 degrees only. See `stripe_augment` for one that does more.
 
     Args:
         flip: Mirror left-right and top-bottom, each with probability 1/2.
         turn: Turn by a random multiple of 90 degrees.
-        shift_px: Largest shift along each axis. 0 by default: what is mirrored in at the edge shows
-            a misregistration of the opposite sign, which taught a net to overlook thin scratches
+        shift_px: Largest shift along each axis. 0 by default: reflected edges show a
+            misregistration of the opposite sign, which taught a net to overlook thin scratches
             (test average precision of the stripe experiment 0.79 with 4 px, 0.92 without).
         gain: Each image is multiplied by a factor in [1 - gain, 1 + gain].
         noise: Largest standard deviation of the added noise, in units of the 0..1 value range; each
@@ -106,7 +110,8 @@ class StripeAugment(Pipeline):
     ) -> None:
         if shift_px < 0 or noise < 0 or not 0 <= gain < 1:
             raise ConfigError(
-                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= gain < 1"
+                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= "
+                "gain < 1"
             )
         geometry = Geometry(
             flip_left_right=flip, flip_top_bottom=flip, turn=turn, shift_px=shift_px

@@ -1,4 +1,4 @@
-"""`Photometry`: blur, gain, offset, contrast, gamma and noise, each image with numbers of its own."""
+"""`Photometry`: blur, gain, offset, contrast, gamma and noise, with numbers for each image."""
 
 import math
 from collections.abc import Mapping
@@ -22,11 +22,13 @@ Numbers = TypeVar("Numbers", Tensor, NDArray[np.float32])
 _TRUNCATE: Final = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
 _STEPS: Final = 65536
+"""Steps of a grey value, as whole numbers of which rows are summed."""
 _LEAST_WEIGHT: Final = 1e-6
+"""Smaller weights at the ends of a kernel are left out on a CPU."""
 
 
 def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArray[np.float32]:
-    """Kernels along one axis, all as long as the widest needs.
+    """Return kernels along one axis, all as long as the widest needs.
 
     Args:
         sigma_px: [...] standard deviations; 0 leaves an image as it is.
@@ -59,9 +61,8 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     taps = weights.shape[-1]
     planes, kernels = images.reshape(1, -1, height, width), weights.reshape(-1, 1, taps)
     count = planes.shape[1]
-    if (
-        count == 1
-    ):  # a single plane would not be a grouped convolution, and be summed in another order
+    if count == 1:
+        # A single plane would not be a grouped convolution, and be summed in another order.
         planes, kernels = planes.expand(1, 2, -1, -1), kernels.expand(2, -1, -1)
     planes = F.pad(planes, [taps // 2] * 4, mode="replicate")
     planes = F.conv2d(planes, kernels[..., None], groups=len(kernels))
@@ -70,7 +71,7 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
 
 
 def plane_means(images: Tensor) -> Tensor:
-    """Mean of each image.
+    """Return the mean of each image, the same on any device.
 
     A row is summed by itself; the rows as whole numbers, whose sum is the same in any order.
 
@@ -88,13 +89,16 @@ def plane_means(images: Tensor) -> Tensor:
 _CPU: Final = torch.device("cpu")
 FIELD_PX: Final = 1024
 NOISE_DRAWS: Final = 3
-"""Draws that one window takes: row, column, sign."""
+"""Draws of one window: row, column, sign."""
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]
 @lru_cache(maxsize=4)
 def noise_field(device: torch.device) -> Tensor:
-    """The field: [FIELD_PX, FIELD_PX] float32, normal with variance 1 (Box and Muller, 1958), the same everywhere."""
+    """Return the field of noise: [FIELD_PX, FIELD_PX] float32, the same everywhere.
+
+    It is normal with variance 1 (Box and Muller, 1958).
+    """
     draws = uniform(0, Stream.NOISE, np.arange(FIELD_PX), 0, FIELD_PX).astype(np.float64)
     radius, angle = np.sqrt(-2 * np.log(1 - draws[:, ::2])), 2 * np.pi * draws[:, 1::2]
     field = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)), axis=1)
@@ -102,7 +106,7 @@ def noise_field(device: torch.device) -> Tensor:
 
 
 def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
-    """Windows of the field, wrapped at its edges.
+    """Return windows of the field, wrapped at its edges.
 
     Args:
         draws: [..., NOISE_DRAWS] float32 in [0, 1).
@@ -124,7 +128,7 @@ def noise_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
 
 
 def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
-    """The same on a CPU, where a slice of the field is copied far faster than an index."""
+    """Do the same on a CPU, where a slice of the field is copied far faster than an index."""
     flat = draws.reshape(-1, NOISE_DRAWS).numpy()
     windows = np.empty((len(flat), height_px, width_px), np.float32)
     for window, drawn in zip(windows, flat, strict=True):
@@ -135,47 +139,53 @@ def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
 def _cut_window(
     drawn: NDArray[np.float32], height_px: int, width_px: int
 ) -> tuple[NDArray[np.float32], np.float32]:
-    """A window of the field, and the sign that its values get."""
-    field, sign = noise_field(_CPU).numpy(), np.float32(-1 if drawn[2] < 0.5 else 1)
+    """Return a window of the field, and the sign that its values get."""
+    field = noise_field(_CPU).numpy()
+    sign = np.float32(-1 if drawn[2] < 0.5 else 1)
     top, left = int(drawn[0] * FIELD_PX), int(drawn[1] * FIELD_PX)
-    if top + height_px <= FIELD_PX and left + width_px <= FIELD_PX:
-        return field[top : top + height_px, left : left + width_px], sign
-    rows, columns = (np.arange(a, a + n) for a, n in ((top, height_px), (left, width_px)))
+    bottom, right = top + height_px, left + width_px
+    if bottom <= FIELD_PX and right <= FIELD_PX:
+        return field[top:bottom, left:right], sign
+    rows, columns = np.arange(top, bottom), np.arange(left, right)
     return field.take(rows, axis=0, mode="wrap").take(columns, axis=1, mode="wrap"), sign
 
 
 _KEY: Final = "augment_photometry"
 _BLUR_KEY: Final = "augment_blur"
+_GAIN: Final = 0
+_NOISE: Final = 1
+_WINDOW: Final = slice(2, 2 + NOISE_DRAWS)
 _FIRST: Final = 2 + NOISE_DRAWS
-"""Gain, noise, and the window of the noise."""
+"""Numbers drawn first: gain, noise, and the window of the noise."""
+_OFFSET, _CONTRAST, _GAMMA, _BLUR = range(_FIRST, _FIRST + 4)
 _MORE: Final = 4
-"""Offset, contrast, gamma, blur: drawn after the first of all channels, so that those stay what they were."""
-_SHARED: Final = (0, 1, *range(_FIRST, _FIRST + _MORE))
+"""Numbers drawn after the first of all channels, so that those stay as they were."""
+_SHARED: Final = (_GAIN, _NOISE, _OFFSET, _CONTRAST, _GAMMA, _BLUR)
 """All but the window of the noise, which no two images share."""
 _OFF: Final = np.array([0.5, 0.0, 0.5, 0.5, 0.5, 0.0], np.float32)
-"""What leaves an image as it is in place of each number of `_SHARED`: gain, noise, offset, contrast, gamma, blur."""
+"""Numbers that leave an image as it is, in the order of `_SHARED`."""
 
 
 class Photometry(Augmentation):
-    """Changes how bright and how sharp images are; masks and boxes stay.
+    """Brightness and sharpness of images; masks and boxes stay.
 
-    In this order: blur, contrast, gain, offset, gamma, noise; then values are cut to 0..1. What is
-    0 is left out, and with everything at 0 no pixel is touched. With g a uniform number from [-1,
+    In this order: blur, contrast, gain, offset, gamma, noise; then values are cut to 0..1. A change
+    of 0 is left out, and with all at 0 no pixel is touched. With g a uniform number from [-1,
     1], an image x becomes ``((x - mean) * (1 + contrast * g) + mean) * (1 + gain * g) + offset *
     g``, raised to ``1 + gamma * g``.
 
     Args:
         gain: Largest change of the factor.
         offset: Largest number added, in units of the 0..1 value range.
-        contrast: Largest change of the distance from the image's own mean, as a share.
+        contrast: Largest change of the distance from the image's own mean, as a fraction.
         gamma: Largest change of the exponent.
         blur_px: Largest standard deviation of a Gaussian blur; each image draws its own from [0,
             blur_px].
         noise: Largest standard deviation of added noise, in units of the 0..1 value range; each
             image draws its own from [0, noise].
         probability: Of each of these changes to touch an image, drawn for each of them apart.
-        registered: All channels of a sample share their numbers, as one exposure does; noise stays
-            each one's own.
+        registered: All channels of a sample share their numbers, as in one exposure; each has its
+            own noise.
 
     Raises:
         ConfigError: A size is negative, gain, contrast or gamma is not below 1, or the probability
@@ -196,49 +206,51 @@ class Photometry(Augmentation):
     ) -> None:
         super().__init__()
         check_share("probability", probability)
-        for name, share in (("gain", gain), ("contrast", contrast), ("gamma", gamma)):
-            if not 0 <= share < 1:
-                raise ConfigError(f"{name}={share}: need 0 <= {name} < 1")
+        for name, change in (("gain", gain), ("contrast", contrast), ("gamma", gamma)):
+            if not 0 <= change < 1:
+                raise ConfigError(f"{name}={change}: need 0 <= {name} < 1")
         for name, size in (("offset", offset), ("blur_px", blur_px), ("noise", noise)):
             if size < 0:
                 raise ConfigError(f"{name}={size}: need {name} >= 0")
-        self.gain, self.offset, self.contrast, self.gamma = gain, offset, contrast, gamma
-        self.blur_px, self.noise, self.registered = blur_px, noise, registered
+        self.gain = gain
+        self.offset = offset
+        self.contrast = contrast
+        self.gamma = gamma
+        self.blur_px = blur_px
+        self.noise = noise
         self.probability = probability
+        self.registered = registered
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """``augment_photometry`` [B, C, 9] in [0, 1), ``augment_blur`` [B, C, taps] weights; float32."""
+        """``augment_photometry`` [B, C, 9] in [0, 1), ``augment_blur`` [B, C, taps]; float32."""
         return _KEY, _BLUR_KEY
 
     @property
     def is_off(self) -> bool:
-        """Whether no pixel changes."""
-        return not (
-            self.gain or self.offset or self.contrast or self.gamma or self.blur_px or self.noise
-        )
+        """Return True if no pixel changes."""
+        changes = (self.gain, self.offset, self.contrast, self.gamma, self.blur_px, self.noise)
+        return not any(changes)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the exposure of each image; see `Augmentation.draw`."""
         if self.is_off:
             return {}
-        draws = uniform(
-            seed, Stream.PHOTOMETRY, index, epoch, channels * (_FIRST + _MORE + len(_OFF))
-        )
+        count = channels * (_FIRST + _MORE + len(_OFF))
+        draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, count)
         ends = [channels * _FIRST, channels * (_FIRST + _MORE)]
-        first, more, chance = (
-            _by_channel(part, channels) for part in np.split(draws, ends, axis=1)
-        )
+        first, more, chance = np.split(draws, ends, axis=1)
+        first, more = _by_channel(first, channels), _by_channel(more, channels)
         numbers = np.concatenate((first, more), axis=-1)
-        numbers[..., _SHARED] = np.where(chance < self.probability, numbers[..., _SHARED], _OFF)
+        is_touched = _by_channel(chance, channels) < self.probability
+        numbers[..., _SHARED] = np.where(is_touched, numbers[..., _SHARED], _OFF)
         if self.registered:
             numbers[..., _SHARED] = numbers[:, :1, _SHARED]
-        drawn = {_KEY: torch.from_numpy(numbers)}
+        tensors = {_KEY: torch.from_numpy(numbers)}
         if self.blur_px:
-            drawn[_BLUR_KEY] = torch.from_numpy(
-                gaussian_weights(self.blur_px * numbers[..., -1], self.blur_px)
-            )
-        return drawn
+            weights = gaussian_weights(self.blur_px * numbers[..., _BLUR], self.blur_px)
+            tensors[_BLUR_KEY] = torch.from_numpy(weights)
+        return tensors
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Expose each image as drawn."""
@@ -254,29 +266,32 @@ class Photometry(Augmentation):
             images = blur(images, weights)
         images = self._scale(images, numbers)
         if self.gamma:
-            images = images.clamp(0, 1).pow(1 + self.gamma * _signed(numbers[:, :, _FIRST + 2]))
+            images = images.clamp(0, 1).pow(1 + self.gamma * _signed(numbers[:, :, _GAMMA]))
         if self.noise:
-            windows = noise_windows(drawn[..., 2:_FIRST], *images.shape[2:])
-            images = images + windows.mul_(self.noise * numbers[:, :, 1])
+            windows = noise_windows(drawn[..., _WINDOW], *images.shape[2:])
+            images = images + windows.mul_(self.noise * numbers[:, :, _NOISE])
         return images.clamp(0, 1)
 
     def _scale(self, images: Tensor, numbers: Tensor) -> Tensor:
-        """Contrast, gain and offset as one factor and one number to add."""
+        """Apply contrast, gain and offset, as one factor and one number to add."""
         if not (self.gain or self.offset or self.contrast):
             return images
-        factor = 1 + self.gain * _signed(numbers[:, :, 0])
+        factor = 1 + self.gain * _signed(numbers[:, :, _GAIN])
         if not (self.offset or self.contrast):
             return images * factor
-        added = self.offset * _signed(numbers[:, :, _FIRST])
+        added = self.offset * _signed(numbers[:, :, _OFFSET])
         if self.contrast:
-            contrast = 1 + self.contrast * _signed(numbers[:, :, _FIRST + 1])
+            contrast = 1 + self.contrast * _signed(numbers[:, :, _CONTRAST])
             added = added + plane_means(images) * (1 - contrast) * factor
             factor = factor * contrast
         # Not addcmul: whether it rounds between the two depends on where a pixel lies in the batch.
         return (images * factor).add_(added)
 
     def _expose_samples(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
-        """The same on a CPU by OpenCV, sample by sample, which stay in the caches: a third of the time."""
+        """Do the same on a CPU by OpenCV, sample by sample: a third of the time.
+
+        A sample stays in the caches of the processor.
+        """
         exposed = reused(images.shape)
         sources, targets, numbers = images.numpy(), exposed.numpy(), drawn.numpy()
         kernels = None if weights is None else weights.numpy()
@@ -291,28 +306,30 @@ class Photometry(Augmentation):
         return exposed
 
     def _expose_sample(self, source: Planes, drawn: Planes, out: Planes) -> None:
-        """What follows the blur, from [C, H, W] into [C, H, W], which may be the same."""
+        """Do all that follows the blur, from [C, H, W] into [C, H, W], which may be the same."""
         import cv2
 
-        flat, numbers = out.reshape(-1, out.shape[-1]), _signed(drawn)[..., None, None]
-        factor, added = 1 + self.gain * numbers[:, 0], self.offset * numbers[:, _FIRST]
+        flat = out.reshape(-1, out.shape[-1])
+        numbers = _signed(drawn)[..., None, None]
+        factor = 1 + self.gain * numbers[:, _GAIN]
+        added = self.offset * numbers[:, _OFFSET]
         if self.contrast:
-            contrast = 1 + self.contrast * numbers[:, _FIRST + 1]
+            contrast = 1 + self.contrast * numbers[:, _CONTRAST]
             means = np.array([cv2.mean(plane)[0] for plane in source], np.float32)[:, None, None]
-            added, factor = added + means * (1 - contrast) * factor, factor * contrast
+            added = added + means * (1 - contrast) * factor
+            factor = factor * contrast
         np.multiply(source, factor, out=out)
         if self.offset or self.contrast:
             np.add(out, added, out=out)
         if self.gamma:
-            cv2.log(
-                _clip(flat), dst=flat
-            )  # with the exponential half of the time of a power; of 0 it is -inf
-            np.multiply(out, 1 + self.gamma * numbers[:, _FIRST + 2], out=out)
+            # Logarithm and exponential take half of the time of a power; the log of 0 is -inf.
+            cv2.log(_clip(flat), dst=flat)
+            np.multiply(out, 1 + self.gamma * numbers[:, _GAMMA], out=out)
             cv2.exp(flat, dst=flat)
         if self.noise:
             for plane, row in zip(out, drawn, strict=True):
-                window, sign = _cut_window(row[2:_FIRST], *plane.shape)
-                cv2.scaleAdd(window, float(sign * self.noise * row[1]), plane, dst=plane)
+                window, sign = _cut_window(row[_WINDOW], *plane.shape)
+                cv2.scaleAdd(window, float(sign * self.noise * row[_NOISE]), plane, dst=plane)
         _clip(flat)
 
 
@@ -338,5 +355,5 @@ def _by_channel(draws: NDArray[np.float32], channels: int) -> NDArray[np.float32
 
 
 def _signed(numbers: Numbers) -> Numbers:
-    """From [0, 1) to [-1, 1)."""
+    """Map [0, 1) to [-1, 1)."""
     return 2 * numbers - 1

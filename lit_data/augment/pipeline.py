@@ -15,8 +15,10 @@ from lit_data.types import Stage
 
 
 def as_augmentation(value: object) -> Augmentation | None:
-    """An augmentation from what a user gives: one of ours, any other torch module (see
-    `ExternalTransform`), or none.
+    """Return the augmentation that a value of the user stands for.
+
+    Args:
+        value: An augmentation, any other torch module (see `ExternalTransform`), or none.
 
     Raises:
         ConfigError: It is something else.
@@ -31,36 +33,37 @@ def as_augmentation(value: object) -> Augmentation | None:
 
 
 def stage_augmentations(value: object) -> dict[Stage, Augmentation]:
-    """Which augmentation each stage has.
+    """Return the augmentation of each stage that has one.
 
     Args:
         value: None, one augmentation (for training alone), or a mapping of stage to augmentation or
             none.
 
-    Returns:
-        The stages that have one.
-
     Raises:
         ConfigError: A stage is unknown, or a value is no augmentation.
     """
-    given: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
-    for stage in given:
+    values: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
+    augmentations: dict[Stage, Augmentation] = {}
+    for stage in values:
         _check_stage(stage)
-    made = {stage: as_augmentation(part) for stage, part in given.items()}
-    return {stage: part for stage, part in made.items() if part is not None}
+    for stage, stage_value in values.items():
+        augmentation = as_augmentation(stage_value)
+        if augmentation is not None:
+            augmentations[stage] = augmentation
+    return augmentations
 
 
 def _check_stage(stage: object) -> None:
     stages = get_args(Stage)
     if stage in stages:
         return
-    near = get_close_matches(str(stage), stages, n=1)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    nearest = get_close_matches(str(stage), stages, n=1)
+    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
     raise ConfigError(f"augment has no stage {stage!r}: choose of {', '.join(stages)}.{hint}")
 
 
 class Pipeline(Augmentation):
-    """Runs augmentations in their order, each with the numbers of its own stream.
+    """Augmentations that run one after the other, each with the numbers of its own stream.
 
     Args:
         steps: Augmentations; other torch modules become `ExternalTransform`.
@@ -72,41 +75,46 @@ class Pipeline(Augmentation):
 
     def __init__(self, steps: Sequence[nn.Module]) -> None:
         super().__init__()
-        made = [as_augmentation(step) for step in steps]
-        self.steps = nn.ModuleList(step for step in made if step is not None)
-        self.crop_px = next(
-            (step.crop_px for step in reversed(list(self._each())) if step.crop_px), None
-        )
-        twice = [key for key, times in Counter(self.draw_keys).items() if times > 1]
-        if twice:
-            raise ConfigError(f"two steps of the pipeline draw {twice[0]!r}: join them into one")
+        augmentations = [as_augmentation(step) for step in steps]
+        self.steps = nn.ModuleList(step for step in augmentations if step is not None)
+        for step in self._each():
+            self.crop_px = step.crop_px or self.crop_px  # the last crop is what comes out
+        key, times = Counter(self.draw_keys).most_common(1)[0] if self.draw_keys else ("", 0)
+        if times > 1:
+            raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
 
     @property
     def takes_bytes(self) -> bool:
-        """Always."""
+        """Always: steps that need floats get them."""
         return True
 
     @property
     def draw_keys(self) -> tuple[str, ...]:
-        """Those of all steps."""
+        """Keys of all steps."""
         return tuple(key for step in self._each() for key in step.draw_keys)
 
     def margin_px(self, patch_px: tuple[int, int]) -> tuple[int, int]:
-        """The sum over the steps; see `Augmentation.margin_px`."""
-        margins = [step.margin_px(patch_px) for step in self._each()]
-        return sum(margin[0] for margin in margins), sum(margin[1] for margin in margins)
+        """Return the sum over the steps; see `Augmentation.margin_px`."""
+        vertical, horizontal = 0, 0
+        for step in self._each():
+            step_vertical, step_horizontal = step.margin_px(patch_px)
+            vertical += step_vertical
+            horizontal += step_horizontal
+        return vertical, horizontal
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
-        """What all steps draw; see `Augmentation.draw`."""
-        drawn: dict[str, Tensor] = {}
+        """Draw the numbers of all steps; see `Augmentation.draw`."""
+        draws: dict[str, Tensor] = {}
         for step in self._each():
-            drawn |= step.draw(seed, epoch, index, channels)
-        return drawn
+            draws |= step.draw(seed, epoch, index, channels)
+        return draws
 
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Run the steps."""
         for step in self._each():
-            layers = step.transform(layers if step.takes_bytes else layers.in_floats(), draws)
+            if not step.takes_bytes:
+                layers = layers.in_floats()
+            layers = step.transform(layers, draws)
         return layers
 
     def _each(self) -> list[Augmentation]:

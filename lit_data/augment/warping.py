@@ -1,4 +1,4 @@
-"""Moving planes by a matrix: by index where whole pixels move, else by one bilinear warp of the input to the crop."""
+"""Planes moved by a matrix: by index where whole pixels move, else by one bilinear warp."""
 
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -20,20 +20,18 @@ _SAMPLER_PADDING: Final = {"reflect": "reflection", "zeros": "zeros", "border": 
 
 @dataclass(frozen=True, eq=False)
 class WholeMoves:
-    """Which input pixel each output pixel is, where only flips, quarter turns and whole shifts are
-    on.
+    """Input pixel of each output pixel, with flips, quarter turns and whole shifts alone.
 
-    A row of the output then runs along one axis of the input, so the places are those of the two
-    axes of the output.
+    A row of the output then runs along one axis of the input, so that two axes are enough.
 
     Attributes:
-        turned: [B] bool, whether rows of the output run down the input.
+        turned: [B] bool, True where rows of the output run down the input.
         rows: [B, h] int64, for each row of the output that of the input, or its column where it is
             turned.
         columns: [B, w] int64, the other axis.
-        inside: [B, h] and [B, w] bool, what is not padding; none where the padding has no value of
+        inside: [B, h] and [B, w] bool, False in the padding; None where the padding has no value of
             its own.
-        width_px: Of the input.
+        width_px: Width of the input.
     """
 
     turned: Tensor
@@ -44,18 +42,17 @@ class WholeMoves:
 
     @classmethod
     def of(cls, inverse: Tensor, size: Size, crop: Size, padding: Padding) -> Self:
-        """From matrices.
+        """Make them of matrices.
 
         Args:
             inverse: [B, 3, 3], output to input.
             size: (height, width) of the input.
             crop: (height, width) of the output.
-            padding: What lies outside the input.
+            padding: Values outside the input.
         """
-        (xx, xy, x0), (yx, yy, y0) = (
-            row[:, :, None].unbind(dim=1) for row in inverse[:, :2].unbind(dim=1)
-        )
-        turned = xy != 0
+        xx, xy, x0 = inverse[:, 0, :, None].unbind(dim=1)
+        yx, yy, y0 = inverse[:, 1, :, None].unbind(dim=1)
+        turned = xy != 0  # x of the input then changes down the output
         height, width = size
         down = torch.arange(crop[0], device=inverse.device)
         right = torch.arange(crop[1], device=inverse.device)
@@ -69,22 +66,23 @@ class WholeMoves:
         return cls(turned[:, 0], rows, columns, inside, width)
 
     def take(self, planes: Tensor) -> Tensor:
-        """The pixels: from [B, C, H, W] of any dtype [B, C, h, w]; those outside become 0 where they are told apart."""
-        if runs_on_cpu(planes):
-            taken = self._slice(planes)
+        """Return the pixels: of [B, C, H, W] of any dtype [B, C, h, w].
+
+        Pixels of a padding with zeros become 0.
+        """
+        on_cpu = runs_on_cpu(planes)
+        if on_cpu:
+            pixels = self._slice(planes)
         else:
-            spread = self._index.view(len(planes), 1, -1).expand(-1, planes.shape[1], -1)
-            taken = (
-                planes.flatten(2).gather(2, spread).view(*planes.shape[:2], *self._index.shape[1:])
-            )
+            index = self._index.view(len(planes), 1, -1).expand(-1, planes.shape[1], -1)
+            pixels = planes.flatten(2).gather(2, index)
+            pixels = pixels.view(*planes.shape[:2], *self._index.shape[1:])
         if self.inside is None:
-            return taken
+            return pixels
         rows, columns = self.inside
-        if (
-            runs_on_cpu(planes) and rows.all() and columns.all()
-        ):  # elsewhere to ask would wait for the device
-            return taken
-        return taken.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
+        if on_cpu and rows.all() and columns.all():  # elsewhere to ask would wait for the device
+            return pixels
+        return pixels.masked_fill_(~(rows[:, :, None] & columns[:, None])[:, None], 0)
 
     @cached_property
     def _index(self) -> Tensor:
@@ -94,33 +92,31 @@ class WholeMoves:
         return by_row[:, :, None] + (self.columns * torch.where(turned, self.width_px, 1))[:, None]
 
     def _slice(self, planes: Tensor) -> Tensor:
-        """On a CPU views of the input are copied, which takes a fifth of the time of an index."""
-        shape = *planes.shape[:2], self.rows.shape[1], self.columns.shape[1]
-        taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
-        moves = zip(
-            planes.numpy(),
-            self.turned.tolist(),
-            self.rows.numpy(),
-            self.columns.numpy(),
-            strict=True,
-        )
-        mirrors = planes.dtype in _OPENCV_TYPES
-        for out, (sample_planes, turned, rows, columns) in zip(taken.numpy(), moves, strict=True):
-            view = sample_planes.transpose(0, 2, 1) if turned else sample_planes
-            if (
-                mirrors
-                and not turned
-                and isinstance(_as_slice(columns), slice)
-                and columns[-1] < columns[0]
-            ):
-                _mirror(view[:, _as_slice(rows), columns[-1] : columns[0] + 1], out)
+        """Copy views of the input, which on a CPU takes a fifth of the time of an index."""
+        pixels = _make_empty(planes, (self.rows.shape[1], self.columns.shape[1]))
+        sources, targets = planes.numpy(), pixels.numpy()
+        rows, columns = self.rows.numpy(), self.columns.numpy()
+        is_of_opencv = planes.dtype in _OPENCV_TYPES
+        for number, turned in enumerate(self.turned.tolist()):
+            source = sources[number].transpose(0, 2, 1) if turned else sources[number]
+            down, right = _as_slice(rows[number]), _as_slice(columns[number])
+            first, last = columns[number, 0], columns[number, -1]
+            runs_left = isinstance(right, slice) and last < first
+            if is_of_opencv and runs_left and not turned:
+                _mirror(source[:, down, last : first + 1], targets[number])
             else:
-                out[...] = view[:, _as_slice(rows)][:, :, _as_slice(columns)]
-        return taken
+                targets[number] = source[:, down][:, :, right]
+        return pixels
+
+
+def _make_empty(planes: Tensor, size: Size) -> Tensor:
+    """Return unset planes of another size, [B, C, h, w], on a CPU."""
+    shape = (*planes.shape[:2], *size)
+    return reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
 
 
 def _mirror(planes: NDArray[Any], out: NDArray[Any]) -> None:
-    """Left and right exchanged by OpenCV, in a third of the time of NumPy."""
+    """Exchange left and right by OpenCV, in a third of the time of NumPy."""
     import cv2
 
     for plane, row in zip(planes, out, strict=True):
@@ -128,7 +124,7 @@ def _mirror(planes: NDArray[Any], out: NDArray[Any]) -> None:
 
 
 def _as_slice(places: NDArray[np.int64]) -> slice | NDArray[np.int64]:
-    """Places as a slice, if they follow each other up or down."""
+    """Return places as a slice, if they follow each other up or down."""
     first, last = int(places[0]), int(places[-1])
     step = 1 if last >= first else -1
     if not np.array_equal(places, np.arange(first, last + step, step)):
@@ -138,23 +134,24 @@ def _as_slice(places: NDArray[np.int64]) -> slice | NDArray[np.int64]:
 
 
 def sampling_grid(inverse: Tensor, size: Size, crop: Size, *, tilted: bool) -> Tensor:
-    """Where in the input each output pixel lies.
+    """Return the place in the input of each output pixel.
 
     Args:
         inverse: [B, 3, 3], output to input.
         size: (height, width) of the input.
         crop: (height, width) of the output.
-        tilted: Whether the last row is more than (0, 0, 1).
+        tilted: The last row is another than (0, 0, 1).
 
     Returns:
         [B, h, w, 2] (x, y) float32, -1 and 1 on the centres of the outermost pixels.
     """
     x, y, last = inverse.unbind(dim=1)
-    x, y = x / (max(size[1] - 1, 1) / 2) - last, y / (max(size[0] - 1, 1) / 2) - last
+    x = x / (max(size[1] - 1, 1) / 2) - last
+    y = y / (max(size[0] - 1, 1) / 2) - last
+    # A place is a sum of two terms, one of its column and one of its row, up to the division.
     rows = torch.stack((x, y, last) if tilted else (x, y), dim=1)
-    right, down = (
-        torch.arange(length, device=inverse.device, dtype=inverse.dtype) for length in crop[::-1]
-    )
+    down = torch.arange(crop[0], device=inverse.device, dtype=inverse.dtype)
+    right = torch.arange(crop[1], device=inverse.device, dtype=inverse.dtype)
     along, across = rows[..., :1] * right, rows[..., 1:2] * down + rows[..., 2:]
     places = across[..., :, None] + along[..., None, :]
     if tilted:
@@ -170,8 +167,8 @@ class Warp:
         inverse: [B, 3, 3], output to input.
         size: (height, width) of the input.
         crop: (height, width) of the output.
-        padding: What lies outside the input.
-        tilted: Whether the last row of a matrix is more than (0, 0, 1).
+        padding: Values outside the input.
+        tilted: The last row of a matrix is another than (0, 0, 1).
     """
 
     inverse: Tensor
@@ -181,36 +178,31 @@ class Warp:
     tilted: bool
 
     def take(self, planes: Tensor, *, nearest: bool = False) -> Tensor:
-        """The pixels: from [B, C, H, W] those of [B, C, h, w], see `sample`."""
-        if (
-            self.tilted
-            or not runs_on_cpu(planes)
-            or planes.dtype not in _OPENCV_TYPES
-            or not opencv_is_exact()
-        ):
-            return sample(planes, self._grid, self.padding, nearest=nearest)
-        return self._take_planes(planes, nearest=nearest)
+        """Return the pixels: of [B, C, H, W] those of [B, C, h, w], see `sample`."""
+        can_be_opencv = runs_on_cpu(planes) and planes.dtype in _OPENCV_TYPES and not self.tilted
+        if can_be_opencv and opencv_is_exact():
+            return self._take_planes(planes, nearest=nearest)
+        return sample(planes, self._grid, self.padding, nearest=nearest)
 
     @cached_property
     def _grid(self) -> Tensor:
         return sampling_grid(self.inverse, self.size, self.crop, tilted=self.tilted)
 
     def _take_planes(self, planes: Tensor, *, nearest: bool) -> Tensor:
-        """The same on a CPU, plane by plane: a third of the time. A place midway may have the other nearest pixel."""
-        shape = *planes.shape[:2], *self.crop
-        taken = reused(shape) if planes.dtype == torch.float32 else planes.new_empty(shape)
-        sources, targets, matrices = (
-            planes.numpy(),
-            taken.numpy(),
-            self.inverse[:, :2].double().numpy(),
-        )
+        """Do the same on a CPU, plane by plane: a third of the time.
+
+        A place midway between two pixels may have the other one as its nearest.
+        """
+        pixels = _make_empty(planes, self.crop)
+        sources, targets = planes.numpy(), pixels.numpy()
+        matrices = self.inverse[:, :2].double().numpy()
 
         def warp(number: int) -> None:
             for plane, row in zip(sources[number], targets[number], strict=True):
                 warp_plane(plane, matrices[number], row, self.padding, nearest=nearest)
 
         change_each(warp, planes)
-        return taken
+        return pixels
 
 
 def warp_plane(
@@ -235,27 +227,32 @@ def warp_plane(
 
 @cache
 def opencv_is_exact() -> bool:
-    """Whether this OpenCV interpolates in floating point: releases before 5 knew 32 steps between two pixels."""
-    ramp, found = np.tile(np.arange(32, dtype=np.float32), (8, 1)), np.empty((8, 16), np.float32)
-    warp_plane(ramp, np.array([[1, 0, 1 / 128], [0, 1, 0]]), found, "border", nearest=False)
-    return bool(np.abs(found - ramp[:, :16] - 1 / 128).max() < 1e-4)
+    """Return True if this OpenCV interpolates in floating point.
+
+    Releases before 5 knew 32 steps between two pixels.
+    """
+    shift_px = 1 / 128
+    ramp = np.tile(np.arange(32, dtype=np.float32), (8, 1))
+    shifted = np.empty((8, 16), np.float32)
+    warp_plane(ramp, np.array([[1, 0, shift_px], [0, 1, 0]]), shifted, "border", nearest=False)
+    return bool(np.abs(shifted - ramp[:, :16] - shift_px).max() < 1e-4)
 
 
 def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = False) -> Tensor:
     """Look up planes at places between pixels.
 
     Args:
-        planes: [B, C, H, W]; of any dtype for nearest neighbour, whose values stay what they were
-            (int64 up to 2**53, on an Apple GPU 2**24).
+        planes: [B, C, H, W]; of any dtype for nearest neighbour, which keeps the values (int64 up
+            to 2**53, on an Apple GPU 2**24).
         grid: [B, h, w, 2] of `sampling_grid`.
-        padding: What lies outside the input.
+        padding: Values outside the input.
         nearest: Nearest neighbour instead of bilinear.
 
     Returns:
         [B, C, h, w] of the dtype of the planes.
     """
-    whole = planes.dtype in (torch.int32, torch.int64, torch.float64)
-    exact = widest_float(planes.device) if whole else torch.float32
+    is_wide = planes.dtype in (torch.int32, torch.int64, torch.float64)
+    exact = widest_float(planes.device) if is_wide else torch.float32
     looked_up: Tensor = F.grid_sample(
         planes.to(exact),
         grid.to(exact),
@@ -267,10 +264,10 @@ def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = Fa
 
 
 def _fold(places: Tensor, length: Tensor, padding: Padding) -> tuple[Tensor, Tensor]:
-    """Whole places [B, n] brought into 0 .. length - 1, and which of them were there already."""
+    """Bring whole places [B, n] into 0 .. length - 1; return them, and which were there already."""
     inside = (places >= 0) & (places < length)
     if padding != "reflect":
         return torch.minimum(places.clamp(min=0), length - 1), inside
-    period = (2 * (length - 1)).clamp(min=1)
+    period = (2 * (length - 1)).clamp(min=1)  # there and back, without the edges twice
     places = places.remainder(period)
     return torch.minimum(places, period - places), inside

@@ -26,7 +26,7 @@ Value = Any
 """A sample or a part of one: any nesting of tensors, arrays, numbers and text."""
 
 Collate = Callable[[list[Value]], Any]
-"""What torch's DataLoader calls ``collate_fn``: a list of samples becomes a batch."""
+"""``collate_fn`` of torch's DataLoader: a list of samples becomes a batch."""
 
 _PROBED: Final = 8
 _READ_BYTES: Final = 2**18

@@ -1,4 +1,4 @@
-"""`DataWaitMonitor`: where the time of each training step goes, and what limits the run."""
+"""`DataWaitMonitor`: the parts of each training step, and what limits the run."""
 
 import logging
 import os
@@ -14,28 +14,26 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
-from lit_data.callbacks.events import Event, has_own_folder, is_logging_step, log_metrics
+from lit_data.callbacks.events import Event, choose_folder, is_logging_step, log_metrics
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
-from lit_data.callbacks.timing.totals import Ended, StepTotals, Tally
+from lit_data.callbacks.timing.totals import EndedBatch, StepTotals, Tally
 from lit_data.devices import has_fast_bf16
 from lit_data.loading import MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
 
 log = logging.getLogger(__name__)
 
-
 _MEASURED_STEPS: Final = 16
-"""On CUDA, steps between two logging steps in which the device's clock is read; each costs about 50 us."""
+"""Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""
 
 _MOST_ENDED: Final = 64
-"""Steps that are added up at once."""
+"""Steps that are added up at once, which is cheaper than after each."""
 
 
 class DataWaitMonitor(L.Callback):
-    """Measures where the time of training steps goes, each from the end of the one before it to its
-    own end.
+    """Measures the parts of training steps, each from the end of the one before it to its own end.
 
     Left out are the steps after which an epoch or a validation began or a checkpoint was taken. On
     a CUDA device the parts are the device's time in some of the steps, else the host's time in all
@@ -43,11 +41,11 @@ class DataWaitMonitor(L.Callback):
 
     Logged with the Trainer's ``log_every_n_steps``, over the steps since the last time:
 
-    - ``data/wait_fraction``: share of the time spent waiting for a batch (``wait`` and
+    - ``data/wait_fraction``: fraction of the time spent waiting for a batch (``wait`` and
       ``assemble``), 0 to 1
     - ``data/samples_per_s``: samples trained per second
-    - ``data/success_rate``: share of batches that went through without running out of memory, 0 to
-      1
+    - ``data/success_rate``: fraction of batches that went through without running out of memory, 0
+      to 1
     - ``time/wait_s``: mean seconds of a step, waiting for the loader
     - ``time/assemble_s``: own work of the loader (`lit_data.types.CountsAssembly`) and
       ``on_before_batch_transfer``
@@ -62,27 +60,30 @@ class DataWaitMonitor(L.Callback):
 
     At the end of training, also of one that fails, one sentence says what limits the run, in which
     precision the model ran if not in float32, and whether the device has bf16 that was not used;
-    and ``throughput.png`` shows samples per second, batch size and the shares of the parts.
+    and ``throughput.png`` shows samples per second, batch size and the fractions of the parts.
 
     Args:
         path: Folder of the plot; by default that of the Trainer's logger, never the working folder.
-        plot: Whether to draw it; never in a ``fast_dev_run``.
+        plot: Draw it; never in a ``fast_dev_run``.
     """
 
     def __init__(self, *, path: str | os.PathLike[str] | None = None, plot: bool = True) -> None:
         self.path = None if path is None else Path(path)
         self.plot = plot
-        self._total, self._recent = StepTotals(), Tally()
+        self._total = StepTotals()
+        self._since_logged = Tally()
         self._history = Throughput()
-        self._ended: list[Ended] = []
+        self._ended: list[EndedBatch] = []
         self._batches = 0
         self._size: int | None = None
         self._failed = False
         self._before_backward: Part = "other"
         self._on_cpu = True
-        self._precision, self._has_bf16 = "", False
+        self._precision = ""
+        self._has_bf16 = False
         self._folder: Path | None = None
-        self._began = 0, 0  # bytes read from disks, samples trained
+        self._disk_bytes_before = 0  # the training
+        self._samples_before = 0
         self._clock = StepClock()
         self._gauge: MemoryGauge = open_gauge(torch.device("cpu"))
         self._detach: Callable[[], None] | None = None
@@ -90,26 +91,24 @@ class DataWaitMonitor(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device = pl_module.device
-        self._on_cpu, self._gauge = device.type == "cpu", open_gauge(device)
+        self._on_cpu = device.type == "cpu"
+        self._gauge = open_gauge(device)
         # Read here: where a run fails, AMP may have given the plugin back before the last sentence.
-        self._precision, self._has_bf16 = str(trainer.precision), has_fast_bf16(device.type)
-        every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
-        share = min(1.0, _MEASURED_STEPS / (every_n_steps or _MEASURED_STEPS * 10))
-        self._clock = CudaStepClock(share) if device.type == "cuda" else StepClock()
-        folder = self.path or Path(
-            trainer.log_dir or trainer.default_root_dir
-        )  # all ranks: `log_dir` is a broadcast
+        self._precision = str(trainer.precision)
+        self._has_bf16 = has_fast_bf16(device.type)
+        self._clock = _make_clock(trainer, device)
+        folder = choose_folder(trainer, self.path)
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
-        self._folder = folder if draws and has_own_folder(trainer, self.path) else None
-        self._began = count_disk_bytes(), self._total.tally.samples
+        self._folder = folder if draws else None
+        self._disk_bytes_before = count_disk_bytes()
+        self._samples_before = self._total.tally.samples
 
     @override
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._clock.drop()
-        self._let_go()
-        self._detach = attach(
-            self._clock, trainer, pl_module
-        )  # each epoch may have loaders of its own
+        self._detach_clock()
+        # again in each epoch, which may have loaders of its own
+        self._detach = attach(self._clock, trainer, pl_module)
 
     @override
     def on_before_backward(
@@ -139,10 +138,12 @@ class DataWaitMonitor(L.Callback):
         seconds_s = self._clock.lap(self._batches)
         samples = count_batch(trainer, batch)
         size = min(self._size or samples, samples)
+        is_rest = trainer.is_last_batch
         self._ended.append(
-            Ended(self._batches, samples, seconds_s, size, self._failed, trainer.is_last_batch)
+            EndedBatch(self._batches, samples, seconds_s, size, self._failed, is_rest)
         )
-        self._batches, self._failed = self._batches + 1, False
+        self._batches += 1
+        self._failed = False
         if is_logging_step(trainer, batch_idx):
             self._clock.read()
             self._total.add_memory(self._gauge.read())
@@ -174,7 +175,7 @@ class DataWaitMonitor(L.Callback):
             self._finish(trainer)
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
-        """Take note of what `AdaptiveBatchSize` tells: batches that ran out of memory, and new sizes."""
+        """Note batches that ran out of memory, and new sizes, of `AdaptiveBatchSize`."""
         if event.name == "oom":
             self._failed = True
             self._history.mark_oom(self._batches)
@@ -192,7 +193,7 @@ class DataWaitMonitor(L.Callback):
         self._batches = self._total.tally.batches
 
     def summary(self) -> dict[str, float | int | str]:
-        """The whole training so far; empty before its second step.
+        """Return values of the whole training so far; empty before its second step.
 
         - ``data_wait_fraction``, ``samples_per_s``: as logged
         - ``train/mean_step_s``, and ``train/mean_wait_s`` and so on for each part
@@ -210,28 +211,30 @@ class DataWaitMonitor(L.Callback):
         )
 
     def _count(self) -> None:
-        """Add up what the steps left, many at once: cheaper than after each."""
+        """Add up the batches that ended, and the parts that are known."""
         ended, self._ended = self._ended, []
-        parts, self._clock.known = self._clock.known, []
-        self._recent.add(ended, [seconds for _, seconds in parts])
-        self._total.add(ended, [seconds for _, seconds in parts])
-        self._history.add(ended, parts)
+        known, self._clock.known = self._clock.known, []
+        parts = [seconds for _, seconds in known]
+        self._since_logged.add(ended, parts)
+        self._total.add(ended, parts)
+        self._history.add(ended, known)
 
     def _log(self, trainer: L.Trainer) -> None:
         self._count()
-        recent, self._recent = self._recent, Tally()
-        if trainer.loggers and recent.measured and recent.steps:
-            rates = {f"data/{name}": value for name, value in recent.rate().items()}
-            parts = {f"time/{part}_s": seconds_s for part, seconds_s in recent.mean_parts().items()}
-            log_metrics(trainer, rates | parts)
+        tally = self._since_logged
+        self._since_logged = Tally()
+        if not trainer.loggers or not tally.measured or not tally.steps:
+            return
+        values = {f"data/{name}": value for name, value in tally.rate().items()}
+        for part, seconds_s in tally.mean_parts().items():
+            values[f"time/{part}_s"] = seconds_s
+        log_metrics(trainer, values)
 
     def _finish(self, trainer: L.Trainer) -> None:
-        self._let_go()
+        self._detach_clock()
         self._count()
-        if not self._total.tally.measured or not len(
-            self._history.speed.read()[0]
-        ):  # a fit that was over already
-            return
+        if not self._total.tally.measured or not len(self._history.speed):
+            return  # a fit that was over already
         self._count_reads(trainer)
         sentence = self._total.describe(
             on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
@@ -246,12 +249,22 @@ class DataWaitMonitor(L.Callback):
             log.warning("%s/throughput.png cannot be written: %s", self._folder, error)
 
     def _count_reads(self, trainer: L.Trainer) -> None:
-        """Disks against samples, once for a training: to ask for what all workers read takes milliseconds."""
-        samples, loader = self._total.tally.samples - self._began[1], trainer.train_dataloader
+        """Hold disks against samples, once for a training: to ask all workers takes milliseconds."""
+        loader = trainer.train_dataloader
+        samples = self._total.tally.samples - self._samples_before
         sample_bytes = loader.sample_bytes if isinstance(loader, MicroBatchLoader) else 0
-        self._total.add_reads(max(0, count_disk_bytes() - self._began[0]), samples * sample_bytes)
+        disk_bytes = max(0, count_disk_bytes() - self._disk_bytes_before)
+        self._total.add_reads(disk_bytes, samples * sample_bytes)
 
-    def _let_go(self) -> None:
-        detach, self._detach = self._detach, None
-        if detach is not None:
-            detach()
+    def _detach_clock(self) -> None:
+        if self._detach is not None:
+            self._detach()
+        self._detach = None
+
+
+def _make_clock(trainer: L.Trainer, device: torch.device) -> StepClock:
+    if device.type != "cuda":
+        return StepClock()
+    every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
+    # a Trainer that never logs gives 0
+    return CudaStepClock(min(1.0, _MEASURED_STEPS / (every_n_steps or _MEASURED_STEPS * 10)))

@@ -1,4 +1,4 @@
-"""What a device's memory holds and what it may hold: one reading for CUDA and for the CPU."""
+"""Readings of a device's memory, what it holds and what it may hold: for CUDA and for the CPU."""
 
 import weakref
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class MemoryReading:
         allocated_bytes: In tensors; on the CPU the resident set of this process.
         reserved_bytes: Held by torch's caching allocator; on the CPU the resident set again.
         peak_bytes: Most that was allocated since the last `MemoryGauge.reset_peak`.
-        limit_bytes: What this process could hold: what it has, and what is free.
+        limit_bytes: Most that this process could hold: what it has, and what is free.
         retries: Allocations that succeeded only after cached memory was given back, ever; 0 on the
             CPU.
     """
@@ -31,7 +31,7 @@ class MemoryReading:
 
     @property
     def used_fraction(self) -> float:
-        """Peak as a share of the limit."""
+        """Peak as a fraction of the limit."""
         return self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0
 
 
@@ -39,11 +39,11 @@ class MemoryGauge(Protocol):
     """Reads the memory of one device; never waits for its work."""
 
     def read(self) -> MemoryReading:
-        """Memory now."""
+        """Return the memory now."""
         ...
 
     def count_retries(self) -> int:
-        """`MemoryReading.retries` alone, which costs less than a reading."""
+        """Return `MemoryReading.retries` alone, which costs less than a reading."""
         ...
 
     def reset_peak(self) -> None:
@@ -52,13 +52,14 @@ class MemoryGauge(Protocol):
 
 
 def open_gauge(device: torch.device) -> MemoryGauge:
-    """The gauge for a device: CUDA's allocator, or the host's memory for anything else."""
+    """Return the gauge for a device: CUDA's allocator, or the host's memory for anything else."""
     return CudaGauge(device) if device.type == "cuda" else HostGauge()
 
 
 class CudaGauge:
-    """Memory of one CUDA device; the peak of each gauge is its own, though CUDA has one counter for
-    all.
+    """Memory of one CUDA device.
+
+    The peak of each gauge is its own, though CUDA has one counter for all.
 
     Args:
         device: The device.
@@ -72,33 +73,34 @@ class CudaGauge:
         self._gauges.add(self)
 
     def read(self) -> MemoryReading:
-        """Memory now."""
+        """Return the memory now."""
         free, total = torch.cuda.mem_get_info(self.device)
-        allowed = int(total * _find_share(self.device))
+        allowed = int(total * _find_fraction(self.device))
         stats = self._stats()
         if not stats:  # CUDA was not used yet
             return MemoryReading(0, 0, 0, min(free, allowed))
-        allocated, reserved = (
-            stats["allocated_bytes"]["all"],
-            stats["reserved_bytes"]["all"]["current"],
-        )
-        peak = max(self._peak_bytes, allocated["peak"])
-        limit = min(reserved + free, allowed)
+        allocated = stats["allocated_bytes"]["all"]
+        reserved = stats["reserved_bytes"]["all"]["current"]
         return MemoryReading(
-            allocated["current"], reserved, peak, limit, stats["num_alloc_retries"]
+            allocated_bytes=allocated["current"],
+            reserved_bytes=reserved,
+            peak_bytes=max(self._peak_bytes, allocated["peak"]),
+            limit_bytes=min(reserved + free, allowed),
+            retries=stats["num_alloc_retries"],
         )
 
     def count_retries(self) -> int:
-        """`MemoryReading.retries` alone, which costs less than a reading."""
+        """Return `MemoryReading.retries` alone, which costs less than a reading."""
         return int(self._stats().get("num_alloc_retries", 0))
 
     def reset_peak(self) -> None:
-        """Begin a new peak; the others keep theirs."""
+        """Begin a new peak; the other gauges keep theirs."""
         stats = self._stats()
-        peak = stats["allocated_bytes"]["all"]["peak"] if stats else 0
+        peak_bytes = stats["allocated_bytes"]["all"]["peak"] if stats else 0
+        # CUDA's counter begins anew for all gauges of the device, so they note what it held.
         for gauge in self._gauges:
             if gauge.device == self.device:
-                gauge._peak_bytes = max(gauge._peak_bytes, peak)
+                gauge._peak_bytes = max(gauge._peak_bytes, peak_bytes)
         self._peak_bytes = 0
         torch.cuda.reset_peak_memory_stats(self.device)
 
@@ -106,14 +108,11 @@ class CudaGauge:
         return torch.cuda.memory_stats_as_nested_dict(self.device)
 
 
-def _find_share(device: torch.device) -> float:
-    """The share of the device that this process may use; all of it where torch cannot say."""
+def _find_fraction(device: torch.device) -> float:
+    """Return the fraction of the device that this process may use; 1 where torch cannot say."""
     try:
         return float(torch.cuda.get_per_process_memory_fraction(device))
-    except (
-        AttributeError,
-        RuntimeError,
-    ):  # another allocator, or another kind of device under this name
+    except (AttributeError, RuntimeError):  # another allocator, or another device of this name
         return 1.0
 
 
@@ -125,13 +124,13 @@ class HostGauge:
         self._peak_bytes = 0
 
     def read(self) -> MemoryReading:
-        """Memory now."""
+        """Return the memory now."""
         used = self._process.memory_info().rss
         self._peak_bytes = max(self._peak_bytes, used)
         return MemoryReading(used, used, self._peak_bytes, used + available_memory_bytes())
 
     def count_retries(self) -> int:
-        """Nothing to count."""
+        """Return 0, as nothing is tried again."""
         return 0
 
     def reset_peak(self) -> None:

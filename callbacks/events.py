@@ -1,4 +1,4 @@
-"""How callbacks tell each other what happened: an out-of-memory error, a new batch size, a release of the cache."""
+"""Events that callbacks announce to each other: memory ran out, a new batch size, a release."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from lit_data.lightning_internals import count_logged_steps
 
 
 def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
-    """Whether Lightning hands what is logged at the end of this training batch to the loggers."""
+    """Return True if Lightning logs at the end of this training batch."""
     every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
     if not every_n_steps or (count_logged_steps(trainer) + 1) % every_n_steps:
         return False
@@ -19,16 +19,17 @@ def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
 
 
 def log_metrics(trainer: L.Trainer, values: Mapping[str, float]) -> None:
-    """Hand values to the loggers at once.
+    """Give values to the loggers at once.
 
     Past ``log_dict``, which costs a step of its own (2 ms for a dozen values), repeats old values
     in later rows, fills the result tables of tests and is refused in prediction; Lightning's
     DeviceStatsMonitor does the same.
     """
-    if values and not trainer.sanity_checking:
-        step = count_logged_steps(trainer)
-        for logger in trainer.loggers:
-            logger.log_metrics(dict(values), step=step)
+    if not values or trainer.sanity_checking:
+        return
+    step = count_logged_steps(trainer)
+    for logger in trainer.loggers:
+        logger.log_metrics(dict(values), step=step)
 
 
 EventName = Literal["oom", "batch_size", "release", "precision"]
@@ -53,19 +54,22 @@ class Event:
 
 @runtime_checkable
 class ListensToEvents(Protocol):
-    """A callback that is told of events."""
+    """A callback to which events are announced."""
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
-        """Take note of an event; keep no reference to the error, which holds the tensors of the failed step."""
+        """Take note of an event.
+
+        Keep no reference to the error, which holds the tensors of the failed step.
+        """
         ...
 
 
 def announce(trainer: L.Trainer, event: Event, error: BaseException | None = None) -> None:
-    """Tell all callbacks that listen.
+    """Call all callbacks that listen to events.
 
     Args:
         trainer: Whose callbacks.
-        event: What happened.
+        event: The event.
         error: The error behind it, while it is being handled.
     """
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # its callback connector sets it
@@ -73,16 +77,18 @@ def announce(trainer: L.Trainer, event: Event, error: BaseException | None = Non
             callback.on_event(trainer, event, error)
 
 
-def has_own_folder(trainer: L.Trainer, path: Path | None) -> bool:
-    """Whether files have a place that somebody chose: not where they would fall into the working
-    folder.
+def choose_folder(trainer: L.Trainer, path: Path | None) -> Path | None:
+    """Return the folder for the files of a callback; nothing where it would be the working folder
+    and nobody chose that.
+
+    All ranks must call it, as Lightning broadcasts ``log_dir``.
 
     Args:
         trainer: Its loggers or its ``default_root_dir`` give a folder.
         path: The folder that the callback was given.
     """
-    return (
-        path is not None
-        or bool(trainer.loggers)
-        or Path(trainer.default_root_dir).resolve() != Path.cwd()
-    )
+    folder = path or Path(trainer.log_dir or trainer.default_root_dir)
+    is_chosen = path is not None or bool(trainer.loggers)
+    if not is_chosen and Path(trainer.default_root_dir).resolve() == Path.cwd():
+        return None
+    return folder

@@ -1,4 +1,4 @@
-"""`ImageMetrics`: how far what a model generates is from the real images, as FID and KID."""
+"""`ImageMetrics`: FID and KID of the images that a model generates."""
 
 import logging
 import math
@@ -82,18 +82,23 @@ class ImageMetrics(L.Callback):
         check_count("count", count, 2)
         check_count("batch_size", batch_size, 1)
         self._net, self._suffix = open_extractor(extractor, weights)
-        self.every_n_steps, self.count, self.batch_size = every_n_steps, count, batch_size
-        self.key, self.seed = key, check_seed(seed)
+        self.every_n_steps = every_n_steps
+        self.count = count
+        self.batch_size = batch_size
+        self.key = key
+        self.seed = check_seed(seed)
         self.real: dict[Stage, Distances] = {}
-        self._done: set[Stage] = set()  # the whole split was looked at
-        self._batches = self._measured = 0
+        self._done: set[Stage] = set()  # all real images of the split were looked at
+        self._batches = 0
+        self._measured = 0  # batches at the last measurement
         self._last: dict[str, float] = {}
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "predict":
             check_sampling(pl_module, "ImageMetrics")
-        self.real, self._done = {}, set()  # another run may have other data
+        self.real.clear()  # another run may have other data
+        self._done.clear()
 
     @override
     def on_train_batch_start(
@@ -167,11 +172,15 @@ class ImageMetrics(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._batches, self._measured = state_dict["batches"], state_dict["measured"]
+        self._batches = state_dict["batches"]
+        self._measured = state_dict["measured"]
         self._last = dict(state_dict["last"])
 
     def summary(self) -> dict[str, float | int | str]:
-        """``train/fid_small`` and ``train/kid_small`` of the last measurement; empty before the first."""
+        """Return ``train/fid_small`` and ``train/kid_small`` of the last measurement.
+
+        Empty before the first.
+        """
         return dict(self._last)
 
     def _look(
@@ -182,16 +191,16 @@ class ImageMetrics(L.Callback):
         stage: Stage,
     ) -> None:
         real = self.real.setdefault(stage, Distances(self.count))
-        if stage not in self._done and not real.is_full:
-            self._net.to(
-                module.device
-            )  # until enough are seen: moving it there and back makes the host wait
-            features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
-            real.add(
-                features if trainer.world_size == 1 else gather_features(features, module.device)
-            )
-            if real.is_full:
-                self._net.to("cpu")
+        if stage in self._done or real.is_full:
+            return
+        # It stays there until enough are seen: moving it there and back makes the host wait.
+        self._net.to(module.device)
+        features = extract(self._net, read_images(batch, self.key), batch_size=self.batch_size)
+        if trainer.world_size > 1:
+            features = gather_features(features, module.device)
+        real.add(features)
+        if real.is_full:
+            self._net.to("cpu")
 
     def _end_split(self, module: L.LightningModule, stage: Stage) -> None:
         self._done.add(stage)
@@ -209,9 +218,9 @@ class ImageMetrics(L.Callback):
         images = sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
         with on_device(self._net, module.device):
             features = extract(self._net, images, batch_size=self.batch_size)
-        found = self.real.setdefault(stage, Distances(self.count)).measure(features)
-        if math.isnan(found["kid"]):
+        distances = self.real.setdefault(stage, Distances(self.count)).measure(features)
+        if math.isnan(distances["kid"]):
             log.warning(
                 "ImageMetrics: generated images are not finite, or there are too few real ones to compare with"
             )
-        return {f"{stage}/{name}{self._suffix}": value for name, value in found.items()}
+        return {f"{stage}/{name}{self._suffix}": value for name, value in distances.items()}

@@ -6,31 +6,34 @@ import os
 from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import lightning as L
+import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event, has_own_folder, log_metrics
-from lit_data.callbacks.memory.advice import Adviser
-from lit_data.callbacks.memory.plot import MARKS
+from lit_data.callbacks.events import Event, choose_folder, log_metrics
+from lit_data.callbacks.memory.plot import MARK_STYLES
 from lit_data.callbacks.memory.post_mortem import (
+    CURE,
     PostMortems,
     SeenBatch,
     is_noted,
     note_error,
     see_batch,
 )
-from lit_data.callbacks.memory.record import MemoryRecord
+from lit_data.callbacks.memory.record import MemoryRecord, Moment
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
 
 log = logging.getLogger(__name__)
 
-
 _BATCHES: Final = 5
+_RECORDED_ALLOCATIONS: Final = 100_000
+"""Allocations in a snapshot, of some KB each."""
+
 _PEAKS: Final = {
     "rss_bytes": "peak_rss_bytes",
     "pss_bytes": "peak_pss_bytes",
@@ -40,7 +43,7 @@ _PEAKS: Final = {
 
 
 class MemoryMonitor(L.Callback):
-    """Measures the memory of the device and of the host, warns of growth, and says what held it
+    """Measures the memory of the device and of the host, warns of growth, and reports what held it
     when it ran out.
 
     Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
@@ -51,7 +54,7 @@ class MemoryMonitor(L.Callback):
     - ``memory/reserved_bytes``: held by the device's caching allocator; on the CPU the resident
       memory again
     - ``memory/peak_bytes``: most that was allocated since the last measurement of a training batch
-    - ``memory/fragmentation``: share of the reserved memory that is in no tensor, 0 to 1
+    - ``memory/fragmentation``: fraction of the reserved memory that is in no tensor, 0 to 1
     - ``memory/free_bytes``: what the device, on the CPU the machine or container, could still give
     - ``memory/limit_bytes``: that, and what is reserved
     - ``memory/rss_bytes``: resident memory of this process
@@ -71,17 +74,19 @@ class MemoryMonitor(L.Callback):
     Each rank logs its own. The first one has the ranks that Lightning's launcher started in its
     tree, and writes into the folder `path`: ``memory.png``, all of this over time, at the end of
     ``fit`` and after an error; and after an out-of-memory error, also one that another callback
-    recovers from, ``oom-<n>.txt`` with the largest tensors and their owners, at most 5 in a run.
-    Peaks and counts go on after a resume.
+    recovers from, ``oom-<n>.txt`` with the largest tensors and their owners and, on CUDA, torch's
+    summary of its allocator, at most 5 in a run. Peaks and counts go on after a resume.
 
     Args:
         every_n_steps: Training batches from one measurement to the next.
         path: Folder for the files; by default ``trainer.log_dir``, without loggers
-            ``trainer.default_root_dir``.
+            ``trainer.default_root_dir``, but never the working folder.
         leak_bytes_per_epoch: Growth above which a warning is logged, once for the host and once for
             the device.
-        advice: Log, when training starts, what costs memory for nothing, and what to do instead.
-        plot: Write ``memory.png``; without `path` never into the working folder.
+        snapshot: Record each allocation on CUDA with its line of code, and write ``oom-<n>.pickle``
+            too, torch's snapshot, for https://docs.pytorch.org/memory_viz. Costs some microseconds
+            for each allocation.
+        plot: Write ``memory.png``.
 
     Raises:
         ConfigError: An argument is not usable, or `path` is a file.
@@ -93,7 +98,7 @@ class MemoryMonitor(L.Callback):
         every_n_steps: int = 50,
         path: str | os.PathLike[str] | None = None,
         leak_bytes_per_epoch: float = 50 * 2**20,
-        advice: bool = True,
+        snapshot: bool = False,
         plot: bool = True,
     ) -> None:
         check_count("every_n_steps", every_n_steps, 1)
@@ -101,34 +106,38 @@ class MemoryMonitor(L.Callback):
             raise ConfigError(
                 f"leak_bytes_per_epoch={leak_bytes_per_epoch!r} is not usable: choose bytes above 0"
             )
-        self.every_n_steps, self.leak_bytes_per_epoch = every_n_steps, leak_bytes_per_epoch
+        self.every_n_steps = every_n_steps
+        self.leak_bytes_per_epoch = leak_bytes_per_epoch
         self.path = None if path is None else Path(path)
-        self.advice, self.plot = advice, plot
-        self._folder = Path()
+        self.snapshot = snapshot
+        self.plot = plot
+        self._folder: Path | None = None
         self._record: MemoryRecord | None = None
-        self._adviser, self._post_mortems = Adviser(), PostMortems()
+        self._post_mortems = PostMortems()
         self._seen: deque[SeenBatch] = deque(maxlen=_BATCHES)
         self._size: float | None = None
         self._evaluation_began_s = 0.0
-        self._steps = self._ooms = 0
+        self._is_recording = False
+        self._steps = 0
+        self._ooms = 0
         self._peaks: dict[str, int] = {}
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._folder = self.path or Path(
-            trainer.log_dir or trainer.default_root_dir
-        )  # a broadcast: on all ranks
-        if self._folder.exists() and not self._folder.is_dir():
+        self._folder = choose_folder(trainer, self.path)
+        if self._folder is not None and self._folder.exists() and not self._folder.is_dir():
             raise ConfigError(
                 f"path={str(self._folder)!r} is a file: name a folder, memory.png will be in it"
             )
-        if self._record is None or self._record.device != trainer.strategy.root_device:
-            self._record = MemoryRecord(trainer.strategy.root_device)
+        device = trainer.strategy.root_device
+        if self._record is None or self._record.device != device:
+            self._record = MemoryRecord(device)
+        if self.snapshot and device.type == "cuda" and trainer.is_global_zero:
+            torch.cuda.memory._record_memory_history(max_entries=_RECORDED_ALLOCATIONS)
+            self._is_recording = True
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self.advice and trainer.is_global_zero:
-            self._adviser.start(trainer, pl_module)
         self._sample()
 
     @override
@@ -141,21 +150,18 @@ class MemoryMonitor(L.Callback):
         batch_idx: int,
     ) -> None:
         self._steps += 1
-        if self._adviser.looks:
-            self._adviser.look(pl_module, outputs)
         if self._steps % self.every_n_steps == 0:
             _log(trainer, self._sample())
             self.measured.gauge.reset_peak()
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        values, record = self._sample("epoch"), self.measured
-        record.end_epoch(trainer.current_epoch, values)
+        record = self.measured
+        record.end_epoch(trainer.current_epoch, self._sample("epoch"))
         _log(trainer, record.read_growth())
-        for alarm in (
-            record.find_alarms(self.leak_bytes_per_epoch) if trainer.is_global_zero else ()
-        ):
-            log.warning("%s", alarm)
+        if trainer.is_global_zero:
+            for alarm in record.find_alarms(self.leak_bytes_per_epoch):
+                log.warning("%s", alarm)
 
     def _begin_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._evaluation_began_s = self.measured.now_s
@@ -178,9 +184,8 @@ class MemoryMonitor(L.Callback):
 
     on_validation_start = on_test_start = on_predict_start = _begin_evaluation
     on_validation_end = on_test_end = on_predict_end = _end_evaluation
-    on_train_batch_start = on_validation_batch_start = on_test_batch_start = (
-        on_predict_batch_start
-    ) = _see_batch
+    on_train_batch_start = on_validation_batch_start = _see_batch
+    on_test_batch_start = on_predict_batch_start = _see_batch
 
     @override
     def on_save_checkpoint(
@@ -202,11 +207,10 @@ class MemoryMonitor(L.Callback):
             return
         try:
             if is_out_of_memory(exception) and not is_noted(exception):
-                self._note_oom(trainer, exception)
+                self._report_oom(trainer, exception)
             self._sample("event")
-        except (
-            Exception
-        ) as problem:  # a device that an error broke answers with that error from then on
+        except Exception as problem:
+            # a device that an error broke answers with that error from then on
             log.warning(
                 "memory at the end of the run cannot be read: %s: %s",
                 type(problem).__name__,
@@ -216,18 +220,19 @@ class MemoryMonitor(L.Callback):
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._adviser.stop()
+        if self._is_recording:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        self._is_recording = False
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
-        """Note what another callback tells; an out-of-memory error gets its post-mortem."""
-        self._size = (
-            event.values.get("size", self._size) if event.name == "batch_size" else self._size
-        )
-        if self._record is None:  # told in the setup of another callback
+        """Note an event of another callback; an out-of-memory error gets its report."""
+        if event.name == "batch_size":
+            self._size = event.values.get("size", self._size)
+        if self._record is None:  # it came in the setup of another callback
             return
         if event.name == "oom":
-            self._note_oom(trainer, error)
-        elif event.name in MARKS:
+            self._report_oom(trainer, error)
+        elif event.name in MARK_STYLES:
             self._record.mark(event.name)
         self._sample("event")
 
@@ -237,54 +242,72 @@ class MemoryMonitor(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._steps, self._ooms = state_dict["steps"], state_dict["ooms"]
+        self._steps = state_dict["steps"]
+        self._ooms = state_dict["ooms"]
         self._raise_peaks(state_dict["peaks"])
 
     def summary(self) -> dict[str, float | int | str]:
-        """``memory/peak_rss_bytes`` and so for pss, allocated and reserved; ``memory/ooms``; the
-        growth once known.
+        """Return ``memory/peak_rss_bytes`` and so for pss, allocated and reserved,
+        ``memory/ooms``, and the growth once known.
 
         Peaks of the host are the largest samples. Empty before the first sample.
         """
+        if not self._peaks:
+            return {}
         growth = self._record.read_growth() if self._record else {}
-        return _prefix({**self._peaks, "ooms": self._ooms, **growth}) if self._peaks else {}
+        return _prefix({**self._peaks, "ooms": self._ooms, **growth})
 
     @property
     def measured(self) -> MemoryRecord:
-        """What was measured since the setup."""
+        """Measurements since the setup."""
         if self._record is None:
             raise RuntimeError("MemoryMonitor measures from its setup on, which a Trainer calls")
         return self._record
 
-    def _sample(self, moment: Literal["step", "epoch", "event"] = "step") -> dict[str, float]:
-        size = self._seen[-1].samples if self._seen and self._size is None else self._size
-        values = self.measured.sample(math.nan if size is None else size, moment)
-        self._raise_peaks(
-            {peak: int(values[name]) for name, peak in _PEAKS.items() if name in values}
-        )
+    def _sample(self, moment: Moment = "step") -> dict[str, float]:
+        size = self._size
+        if size is None:  # no other callback splits batches
+            size = self._seen[-1].samples if self._seen else math.nan
+        values = self.measured.sample(size, moment)
+        peaks = {}
+        for name, peak in _PEAKS.items():
+            if name in values:
+                peaks[peak] = int(values[name])
+        self._raise_peaks(peaks)
         return values
 
     def _raise_peaks(self, peaks: Mapping[str, int]) -> None:
-        self._peaks |= {name: max(value, self._peaks.get(name, 0)) for name, value in peaks.items()}
+        for name, value in peaks.items():
+            self._peaks[name] = max(value, self._peaks.get(name, 0))
 
-    def _note_oom(self, trainer: L.Trainer, error: BaseException | None) -> None:
+    def _report_oom(self, trainer: L.Trainer, error: BaseException | None) -> None:
         self._ooms += 1
         self.measured.mark("oom")
-        path = None
-        if trainer.is_global_zero:
-            reading = self.measured.gauge.read()
-            path = self._post_mortems.write(self._folder, trainer, error, reading, self._seen)
+        path = self._write_report(trainer, error)
         if error is not None:
-            note_error(
-                error,
-                f"number {self._ooms} of this run"
-                + (f": {path} says what held it" if path else ""),
-            )
+            report = f": {path} says what held it" if path else ""
+            note_error(error, f"number {self._ooms} of this run{report}")
+
+    def _write_report(self, trainer: L.Trainer, error: BaseException | None) -> Path | None:
+        if not trainer.is_global_zero:
+            return None
+        if self._folder is None:
+            if self._ooms == 1:
+                log.warning("out of memory: path=FOLDER gives a report of what held it; %s", CURE)
+            return None
+        return self._post_mortems.write(
+            self._folder,
+            trainer,
+            error,
+            self.measured.gauge.read(),
+            self._seen,
+            with_snapshot=self._is_recording,
+        )
 
     def _draw(self, trainer: L.Trainer) -> None:
         if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
             return
-        if not has_own_folder(trainer, self.path):
+        if self._folder is None:
             return
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,6 @@
 """`SampleImages`: pictures of what a model generates, while it learns."""
 
+import logging
 import os
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -8,11 +9,14 @@ import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
+from lit_data.callbacks.events import choose_folder
 from lit_data.callbacks.imaging.pictures import draw_grid, publish
 from lit_data.callbacks.imaging.sampling import check_sampling, find_poses, sample, sweep, turns
 from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
+
+log = logging.getLogger(__name__)
 
 Views = Literal["auto", "none"]
 
@@ -38,7 +42,7 @@ class SampleImages(L.Callback):
         views: ``auto``: views too, where module and data have them and they differ; ``none``.
         objects: Objects that are shown in views.
         path: Folder of ``images``; by default ``trainer.log_dir``, without loggers
-            ``trainer.default_root_dir``.
+            ``trainer.default_root_dir``. Never the working folder: nothing is drawn there.
         batch_size: Images generated at once.
         seed: Of the images.
 
@@ -74,21 +78,21 @@ class SampleImages(L.Callback):
         self.path = None if path is None else Path(path)
         self.batch_size, self.seed = batch_size, check_seed(seed)
         self._batches = self._drawn = 0
-        self._folder = Path()
+        self._folder: Path | None = None
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage != "fit":
             return
         check_sampling(pl_module, "SampleImages")
-        folder = self.path or Path(
-            trainer.log_dir or trainer.default_root_dir
-        )  # a broadcast: on all ranks
-        if folder.is_file():
+        folder = choose_folder(trainer, self.path)
+        if folder is not None and folder.is_file():
             raise ConfigError(
                 f"path={str(folder)!r} is a file: name a folder, images will be in it"
             )
-        self._folder = folder / "images"
+        self._folder = None if folder is None else folder / "images"
+        if folder is None and trainer.is_global_zero:
+            log.warning("SampleImages draws nothing without a logger: give it path=FOLDER")
 
     @override
     def on_train_batch_end(
@@ -118,6 +122,8 @@ class SampleImages(L.Callback):
 
     def _draw(self, trainer: L.Trainer, module: L.LightningModule) -> None:
         self._drawn = self._batches
+        if self._folder is None:
+            return
         pictures = {
             "samples": draw_grid(
                 sample(module, self.count, seed=self.seed, batch_size=self.batch_size)

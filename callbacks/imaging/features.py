@@ -1,5 +1,6 @@
-"""Features by which sets of images are compared: a small fixed net, Inception, or a net of the user's own."""
+"""Features by which sets of images are compared, and torchmetrics' FID and KID of them."""
 
+import itertools
 import math
 import pickle
 import warnings
@@ -28,10 +29,10 @@ _SMALL_WIDTHS: Final = (16, 32, 48, 48)
 
 
 class SmallFeatures(nn.Module):
-    """A net of four layers with random weights that are always the same: 288 features, without a
-    file or a download.
+    """A net of four layers with random weights that are always the same: 288 features.
 
-    The mean response of each filter of three scales, and that of the coarsest in each quarter of
+    The one feature module that works without a file or a download: torchmetrics' own needs
+    Inception's weights. The mean response of each filter of three scales, and that of the coarsest in each quarter of
     the image. Random filters see colours, contrasts, edges, textures and their places, and nothing
     of meaning; numbers made with them compare runs on the same data, and never those of other
     people (Naeem et al., "Reliable fidelity and diversity metrics for generative models", ICML
@@ -42,23 +43,26 @@ class SmallFeatures(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        inputs = (3, *_SMALL_WIDTHS)
+        inputs = 3
         for number, width in enumerate(_SMALL_WIDTHS):
-            self.register_buffer(f"weight_{number}", _draw_filters(number, width, inputs[number]))
+            self.register_buffer(f"weight_{number}", _draw_filters(number, width, inputs))
+            inputs = width
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """[B, 288] of images [B, 3, H, W] in 0..1."""
-        maps, found = 2 * images - 1, []
+        """Return features [B, 288] of images [B, 3, H, W] in 0..1."""
+        maps = 2 * images - 1
+        features = []
         for number in range(len(_SMALL_WIDTHS)):
             weight: Tensor = getattr(self, f"weight_{number}")
             maps = F.relu(F.conv2d(maps, weight, stride=1 if number == 0 else 2, padding=1))
-            found.append(maps.mean((2, 3)))
-        return torch.cat((*found[:3], F.adaptive_avg_pool2d(maps, 2).flatten(1)), 1)
+            features.append(maps.mean((2, 3)))
+        features[-1] = F.adaptive_avg_pool2d(maps, 2).flatten(1)  # of each quarter of the image
+        return torch.cat(features, 1)
 
 
 def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tuple[nn.Module, str]:
-    """The net that computes features, and the end of the names of what is measured with them.
+    """Return the net that computes features, and the end of the names of metrics made with them.
 
     Args:
         extractor: ``small``, ``inception`` or a net from images [B, 3, H, W] float32 in 0..1 to
@@ -77,9 +81,10 @@ def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tup
         net, suffix = extractor, f"_{type(extractor).__name__.lower()}"
     else:
         check_choice("extractor", extractor, get_args(Extractor))
-        net, suffix = (
-            (SmallFeatures(), "_small") if extractor == "small" else (_open_inception(weights), "")
-        )
+        if extractor == "small":
+            net, suffix = SmallFeatures(), "_small"
+        else:
+            net, suffix = _open_inception(weights), ""
     if weights is not None and extractor != "inception":
         raise ConfigError(
             f"weights={weights!r} are read for extractor='inception' alone: leave them out"
@@ -89,7 +94,7 @@ def open_extractor(extractor: Extractor | nn.Module, weights: str | None) -> tup
 
 @contextmanager
 def on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
-    """A net that takes memory of the device only while it is used."""
+    """Keep a net on the device while it is used, and on the host otherwise."""
     net.to(device)
     try:
         yield
@@ -99,7 +104,7 @@ def on_device(net: nn.Module, device: torch.device) -> Iterator[None]:
 
 @torch.inference_mode()
 def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
-    """Features of images, batch by batch.
+    """Return the features of images, batch by batch.
 
     Args:
         net: See `open_extractor`.
@@ -116,9 +121,8 @@ def extract(net: nn.Module, images: Tensor, *, batch_size: int) -> Tensor:
         raise ConfigError(
             f"images of {images.shape[1]} channels cannot be compared: features need one or three"
         )
-    device = next(
-        (tensor.device for tensor in (*net.parameters(), *net.buffers())), torch.device("cpu")
-    )
+    weights = itertools.chain(net.parameters(), net.buffers())
+    device = next((weight.device for weight in weights), torch.device("cpu"))
     parts = []
     for part in torch.split(images.detach(), batch_size):
         features = net(part.to(device, torch.float32).expand(-1, 3, -1, -1))
@@ -151,9 +155,8 @@ def _open_inception(weights: str | None) -> nn.Module:
             "torch-fidelity's releases; extractor='small' needs none"
         )
     try:
-        torch.load(
-            weights, map_location="cpu", weights_only=True
-        )  # torch-fidelity would run what a pickle holds
+        # checked first, as torch-fidelity would run whatever a pickle holds
+        torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
@@ -172,36 +175,39 @@ def _open_inception(weights: str | None) -> nn.Module:
 
 
 def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
-    """[outputs, inputs, 3, 3] of variance 2 / fan-in, so that responses keep their size (He et al., ICCV 2015)."""
+    """Return filters [outputs, inputs, 3, 3] of variance 2 / fan-in.
+
+    So responses keep their size (He et al., ICCV 2015).
+    """
     fan_in = 9 * inputs
-    drawn = uniform(_SMALL_SEED, Stream.USER, np.arange(outputs), number, fan_in)
-    return torch.from_numpy((2 * drawn - 1) * np.float32((6 / fan_in) ** 0.5)).view(
-        outputs, inputs, 3, 3
-    )
+    limit = np.float32((6 / fan_in) ** 0.5)  # uniform in -limit..limit has variance 2 / fan-in
+    units = uniform(_SMALL_SEED, Stream.USER, np.arange(outputs), number, fan_in)
+    return torch.from_numpy((2 * units - 1) * limit).view(outputs, inputs, 3, 3)
 
 
 _SUBSET: Final = 1000
-"""Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4); fewer where there are fewer."""
+"""Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
 _SUBSETS: Final = 50
 
 
 class Distances:
-    """Features of real images, and how far those of others are from them.
+    """Features of real images, and the distances of generated ones from them.
 
-    Of the real images FID's sums and KID's features are kept, in the memory of the host.
+    Of the real images FID's sums and KID's features stay, in the memory of the host.
 
     Args:
-        most: Real images to keep.
+        most: Real images at most.
     """
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.samples = 0
+        # built with the first features, whose number they must know
         self._metrics: tuple[FrechetInceptionDistance, KernelInceptionDistance] | None = None
 
     @property
     def is_full(self) -> bool:
-        """Whether there are as many real images as asked for."""
+        """True if there are as many real images as asked for."""
         return self.samples >= self.most
 
     def add(self, features: Tensor) -> None:
@@ -213,31 +219,28 @@ class Distances:
         self.samples += len(features)
 
     def measure(self, features: Tensor) -> dict[str, float]:
-        """How far features [N, D] of generated images are from those of the real ones.
+        """Return the distances of features [N, D] of generated images from the real ones.
 
         Returns:
             ``fid`` and ``kid``; not a number where there are fewer than two images on a side, or
             some are not finite.
         """
-        if (
-            self._metrics is None
-            or min(self.samples, len(features)) < 2
-            or not bool(features.isfinite().all())
-        ):
+        smaller = min(self.samples, len(features))
+        if self._metrics is None or smaller < 2 or not bool(features.isfinite().all()):
             return {"fid": math.nan, "kid": math.nan}
         fid, kid = self._metrics
         for metric in self._metrics:
-            metric.reset()  # of the generated ones
+            metric.reset()  # forgets generated images alone
             metric.update(features, real=False)
-        smaller = min(self.samples, len(features))
-        kid.subset_size, kid.subsets = min(smaller, _SUBSET), _SUBSETS if smaller > _SUBSET else 1
+        kid.subset_size = min(smaller, _SUBSET)
+        kid.subsets = _SUBSETS if smaller > _SUBSET else 1
         with torch.random.fork_rng(devices=[]):  # subsets are drawn, the same ones each time
             torch.default_generator.manual_seed(0)
             return {"fid": float(fid.compute()), "kid": float(kid.compute()[0])}
 
 
 def gather_features(features: Tensor, device: torch.device) -> Tensor:
-    """The features [N, D] of all ranks, whatever their N, in the order of the ranks.
+    """Return the features [N, D] of all ranks, whatever their N, in the order of the ranks.
 
     Args:
         features: Those of this rank.
@@ -247,7 +250,7 @@ def gather_features(features: Tensor, device: torch.device) -> Tensor:
 
 
 class _AsTheyAre(nn.Module):
-    """In the place of a net: the metrics get features, which were computed on the device."""
+    """Feature module of both metrics, which get features: so the net runs once and not twice."""
 
     def __init__(self, features: int) -> None:
         super().__init__()
@@ -261,8 +264,7 @@ class _AsTheyAre(nn.Module):
 def _make_metrics(features: int) -> tuple[FrechetInceptionDistance, KernelInceptionDistance]:
     options: dict[str, Any] = {"reset_real_features": False, "sync_on_compute": False}
     with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", ".*will save all extracted features in buffer"
-        )  # a bounded number of them
+        # it keeps features in memory, here a bounded number of them
+        warnings.filterwarnings("ignore", ".*will save all extracted features in buffer")
         kid = KernelInceptionDistance(_AsTheyAre(features), **options)
     return FrechetInceptionDistance(_AsTheyAre(features), **options), kid

@@ -1,6 +1,6 @@
-"""Ask a LightningModule for the images that it generates."""
+"""Images that a LightningModule generates, as callbacks ask for them."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -16,7 +16,7 @@ class SamplesImages(Protocol):
     """A module that generates images."""
 
     def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:
-        """[count, C, H, W] float32 in 0..1 on the host, a pure function of the seed."""
+        """Return images [count, C, H, W] float32 in 0..1 on the host, a function of the seed."""
         ...
 
 
@@ -24,12 +24,15 @@ class SweepsViews(Protocol):
     """A module that generates objects which it can show from any side."""
 
     def sweep_views(self, count: int, poses: Tensor, seed: int) -> Tensor:
-        """[count, V, C, H, W] float32 in 0..1 on the host: each object from each of the `poses` [V, 2] (rad)."""
+        """Return each object from each of the `poses` [V, 2] (rad).
+
+        As [count, V, C, H, W] float32 in 0..1 on the host.
+        """
         ...
 
 
 def sweeps_views(module: L.LightningModule) -> bool:
-    """Whether a module, or what stands in for one, is a `SweepsViews`.
+    """Return True if a module, or what stands in for one, is a `SweepsViews`.
 
     From Python 3.12 on ``isinstance`` with a protocol does not see what ``__getattr__`` hands on.
     """
@@ -50,7 +53,7 @@ def check_sampling(module: L.LightningModule, owner: str) -> None:
 
 
 def sample(module: L.LightningModule, count: int, *, seed: int, batch_size: int) -> Tensor:
-    """Images of a module, which leave the random numbers of the training as they are.
+    """Return images of a module, and leave the random numbers of the training as they are.
 
     Args:
         module: Has `sample_images`.
@@ -67,41 +70,56 @@ def sample(module: L.LightningModule, count: int, *, seed: int, batch_size: int)
 
 
 def sweep(module: L.LightningModule, count: int, poses: Tensor, *, seed: int) -> Tensor:
-    """Objects of a module from several sides, as `sample` does it: [count, V, C, H, W] float32 in 0..1 on the host."""
+    """Return objects of a module from several sides, in the way of `sample`.
+
+    Args:
+        module: Has `sweep_views`.
+        count: Number of objects.
+        poses: [V, 2] rad.
+        seed: Of the objects.
+
+    Returns:
+        [count, V, C, H, W] float32 in 0..1 on the host.
+    """
     with _own_random_numbers(module.device):
         images = cast(SweepsViews, module).sweep_views(count, poses, seed)
     return _check_images(images, count, "sweep_views", dimensions=5)
 
 
 def find_poses(trainer: L.Trainer, module: L.LightningModule) -> Tensor | None:
-    """The poses [V, 2] from which the data shows its objects, if the module can take them."""
+    """Return the poses [V, 2] in which the data shows its objects, if the module can take them."""
     data = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
     return data.poses if isinstance(data, HasPoses) and sweeps_views(module) else None
 
 
 def turns(views: Tensor) -> bool:
-    """Whether objects [count, V, C, H, W] differ from side to side: a module may know of no sides."""
+    """Return True if objects [count, V, C, H, W] differ from side to side.
+
+    A module may know of no sides.
+    """
     return not torch.equal(views, views[:, :1].expand_as(views))
 
 
 def read_images(batch: Any, key: str) -> Tensor:  # noqa: ANN401 - any batch
-    """The images [B, C, H, W] of a batch: under a key of a dict, otherwise the first tensor of four
-    dimensions.
+    """Return the images [B, C, H, W] of a batch.
+
+    Args:
+        batch: A dict with images under `key`; otherwise the first tensor of four dimensions counts.
+        key: See `batch`.
 
     Raises:
         ConfigError: There are none.
     """
-    parts = (
-        [batch.get(key)]
-        if isinstance(batch, Mapping)
-        else batch
-        if isinstance(batch, list | tuple)
-        else [batch]
-    )
+    keys = ""
+    parts: Sequence[Any]
+    if isinstance(batch, Mapping):
+        parts = [batch.get(key)]
+        keys = f"; its keys are {', '.join(map(str, batch))}"
+    else:
+        parts = batch if isinstance(batch, list | tuple) else [batch]
     for part in parts:
         if isinstance(part, Tensor) and part.ndim == 4:
             return part
-    keys = f"; its keys are {', '.join(map(str, batch))}" if isinstance(batch, Mapping) else ""
     raise ConfigError(f"key={key!r}: the batch has no images [B, C, H, W] there{keys}")
 
 
@@ -116,9 +134,7 @@ def _check_images(images: Tensor, count: int, method: str, *, dimensions: int) -
 
 @contextmanager
 def _own_random_numbers(device: torch.device) -> Iterator[None]:
-    """A module may draw from torch's generators: the training after it must be that of a run without samples."""
-    with (
-        torch.random.fork_rng([device] if device.type == "cuda" else [], device_type="cuda"),
-        torch.no_grad(),
-    ):
+    """Give torch's generators back as they were: training must go on as without samples."""
+    devices = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad():
         yield

@@ -1,4 +1,4 @@
-"""Host memory of a run: this process, its workers, what they share, what is page-locked, and how fast it grows."""
+"""Host memory of a run: this process, its workers, what they share, and how fast it grows."""
 
 import itertools
 import logging
@@ -16,10 +16,9 @@ import torch
 
 log = logging.getLogger(__name__)
 
-
 PROC: Final = Path("/proc")
 _SLOW_S: Final = 0.02
-_COST_SHARE: Final = 0.0025
+_MOST_COST_FRACTION: Final = 0.0025
 _MOST_ENDS: Final = 20
 _LEAST_ENDS: Final = 4
 _End = tuple[int, float]
@@ -33,7 +32,7 @@ class TreeMemory:
     Attributes:
         pss_bytes: Resident memory; a page that several processes map is counted once.
         shared_bytes: Of it, shared memory: /dev/shm, memfd and anonymous shared mappings.
-        processes: How many were read.
+        processes: Number of processes that were read.
     """
 
     pss_bytes: int
@@ -42,32 +41,32 @@ class TreeMemory:
 
 
 def read_rss_bytes() -> int:
-    """Resident memory of this process alone, shared pages included."""
+    """Return the resident memory of this process alone, shared pages included."""
     return int(psutil.Process().memory_info().rss)
 
 
 def read_tree() -> TreeMemory | None:
-    """Memory of this process and its workers, from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and
-    later).
+    """Return the memory of this process and its workers, or nothing where the system has no record.
 
-    Returns:
-        Nothing where the system does not tell. Processes that end meanwhile, or are not ours to
-        read, are left out.
+    Read from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and later). Processes that end meanwhile, or
+    are not ours to read, are left out.
     """
-    me = psutil.Process()
-    own = _read_rollup(me.pid)
-    if own is None:
+    process = psutil.Process()
+    main = _read_rollup(process.pid)
+    if main is None:
         return None
     try:
-        below = [_read_rollup(child.pid) for child in me.children(recursive=True)]
+        workers = [_read_rollup(child.pid) for child in process.children(recursive=True)]
     except psutil.Error:
-        below = []
-    found = [own, *(rollup for rollup in below if rollup is not None)]
-    return TreeMemory(sum(pss for pss, _ in found), sum(shared for _, shared in found), len(found))
+        workers = []
+    rollups = [main, *(worker for worker in workers if worker is not None)]
+    pss_bytes = sum(pss for pss, _ in rollups)
+    shared_bytes = sum(shared for _, shared in rollups)
+    return TreeMemory(pss_bytes, shared_bytes, len(rollups))
 
 
 def read_pinned_bytes() -> int | None:
-    """Page-locked memory that torch's allocator holds, in use or cached; nothing without CUDA."""
+    """Return the page-locked bytes of torch's allocator, used or cached; nothing without CUDA."""
     if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
@@ -82,20 +81,21 @@ class TreeReader:
 
     def __init__(self) -> None:
         self._next_s = 0.0
-        self._told = False
+        self._has_logged = False
 
     def read(self) -> TreeMemory | None:
-        """The memory now; nothing where the system does not tell, or before the next read is due."""
+        """Return the memory now; nothing without a record, or before the next read is due."""
         began_s = time.perf_counter()
         if began_s < self._next_s:
             return None
         memory = read_tree()
         cost_s = time.perf_counter() - began_s
-        self._next_s = began_s + cost_s / _COST_SHARE
-        if memory is not None and cost_s > _SLOW_S and not self._told:
-            self._told = True
+        pause_s = cost_s / _MOST_COST_FRACTION
+        self._next_s = began_s + pause_s
+        if memory is not None and cost_s > _SLOW_S and not self._has_logged:
+            self._has_logged = True
             text = "reading the memory of %d processes takes %.0f ms: pss_bytes is measured every %.0f s at most"
-            log.debug(text, memory.processes, 1e3 * cost_s, cost_s / _COST_SHARE)
+            log.debug(text, memory.processes, 1e3 * cost_s, pause_s)
         return memory
 
 
@@ -108,42 +108,47 @@ class Growth:
 
     def __init__(self) -> None:
         self._ends: deque[_End] = deque(maxlen=_MOST_ENDS)
-        self._warm = False
+        self._is_warm = False
 
     def add(self, epoch: int, value_bytes: float) -> None:
-        """An epoch ended; epochs may be left out."""
-        if self._warm:
+        """Count the end of an epoch; epochs may be left out."""
+        if self._is_warm:
             self._ends.append((epoch, value_bytes))
-        self._warm = True
+        self._is_warm = True
 
     @property
     def bytes_per_epoch(self) -> float | None:
-        """Median of the slopes between all pairs of ends (Theil and Sen); nothing before the fifth end."""
+        """Median of the slopes between all pairs of ends; nothing before the fifth end.
+
+        By Theil and Sen: a fourth of the ends may be outliers.
+        """
         return median(_slopes(self._ends)) if len(self._ends) >= _LEAST_ENDS else None
 
     def exceeds(self, bytes_per_epoch: float) -> bool:
-        """Whether memory grows faster than that, and neither noise nor a beginning that levels off
-        explains it.
+        """Return True if memory grows faster, and neither noise nor a slow beginning explains it.
 
         The later half must grow that fast too, and three of four pairs of ends must have grown.
         """
         growth = self.bytes_per_epoch
         if growth is None or growth <= bytes_per_epoch:
             return False
-        late = list(self._ends)[-(len(self._ends) // 2 + 1) :]
-        return (
-            median(_slopes(late)) > bytes_per_epoch
-            and float(np.quantile(_slopes(self._ends), 0.25)) > 0
-        )
+        later_half = list(self._ends)[-(len(self._ends) // 2 + 1) :]
+        has_levelled_off = median(_slopes(later_half)) <= bytes_per_epoch
+        lower_quartile = float(np.quantile(_slopes(self._ends), 0.25))
+        return not has_levelled_off and lower_quartile > 0
 
     def describe(self) -> str:
-        """The span of the ends that count, for messages."""
-        (first, low), (last, high) = self._ends[0], self._ends[-1]
-        return f"{format_bytes(low)} after epoch {first}, {format_bytes(high)} after epoch {last}"
+        """Return the span of the ends that count, for messages."""
+        first_epoch, first_bytes = self._ends[0]
+        last_epoch, last_bytes = self._ends[-1]
+        return (
+            f"{format_bytes(first_bytes)} after epoch {first_epoch}, "
+            f"{format_bytes(last_bytes)} after epoch {last_epoch}"
+        )
 
 
 def format_bytes(value_bytes: float) -> str:
-    """A size for people: ``512 B``, ``3.4 MiB``, ``11.2 GiB``."""
+    """Return a size for people: ``512 B``, ``3.4 MiB``, ``11.2 GiB``."""
     for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if abs(value_bytes) >= 2**power:
             return f"{value_bytes / 2**power:.1f} {unit}"
@@ -151,23 +156,23 @@ def format_bytes(value_bytes: float) -> str:
 
 
 def _slopes(ends: Iterable[_End]) -> list[float]:
-    return [
-        (late[1] - early[1]) / (late[0] - early[0])
-        for early, late in itertools.combinations(ends, 2)
-    ]
+    slopes = []
+    for (early, early_bytes), (late, late_bytes) in itertools.combinations(ends, 2):
+        slopes.append((late_bytes - early_bytes) / (late - early))
+    return slopes
 
 
 def _read_rollup(pid: int) -> tuple[int, int] | None:
-    """PSS and shared memory of a process in bytes."""
+    """Return the PSS and the shared memory of a process in bytes; nothing if they cannot be read."""
     try:
-        lines = (
-            (PROC / str(pid) / "smaps_rollup").read_text().splitlines()[1:]
-        )  # the first names the address range
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:
         return None
-    kib = {
-        name: int(words.split()[0])
-        for name, _, words in (line.partition(":") for line in lines)
-        if words.strip()
-    }
-    return (kib["Pss"] * 1024, kib.get("Pss_Shmem", 0) * 1024) if "Pss" in kib else None
+    kib: dict[str, int] = {}
+    for line in text.splitlines()[1:]:  # the first names the address range
+        name, _, value = line.partition(":")
+        if value.strip():
+            kib[name] = int(value.split()[0])
+    if "Pss" not in kib:
+        return None
+    return kib["Pss"] * 1024, kib.get("Pss_Shmem", 0) * 1024

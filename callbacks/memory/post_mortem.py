@@ -1,11 +1,11 @@
-"""What held the memory when it ran out: the largest tensors and whose they are, for a text file in the run folder."""
+"""Reports of what held the memory when it ran out, as text files in the run folder."""
 
 import gc
 import itertools
 import logging
 import traceback
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -22,11 +22,16 @@ from lit_data.loading.machine import available_memory_bytes
 
 log = logging.getLogger(__name__)
 
+ROWS: Final = 25
+"""Tensors that a report names."""
 
-MOST_NODES: Final = 100_000
+CURE: Final = "for less use a smaller batch, AMP or GradientCheckpointing, or AdaptiveBatchSize, which splits it"
+_MOST_REPORTS: Final = 5
+_MOST_SHAPES: Final = 8
+_NOTE: Final = "MemoryMonitor: out of memory"
 _Storage = tuple[torch.device, int]
-_Named = tuple[Any, str, str]
-"""A tensor, or nothing; the kind and the name of its owner."""
+_Owned = tuple[object, str, str]
+"""A tensor, or something else; the kind and the name of its owner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +43,9 @@ class HeldTensor:
         shape: Of the owner's tensor, else of the largest view.
         dtype: Its data type.
         device: Where it is.
-        kind: ``parameters``, ``gradients``, ``optimizer state``, ``buffers`` or ``activations and
-            other``.
-        owner: The kind with the name of the parameter or buffer, or what keeps an activation.
+        kind: ``parameters``, ``gradients``, ``optimizer state``, ``buffers`` or ``activations
+            and other``.
+        owner: The kind with the name of the parameter or buffer.
     """
 
     nbytes: int
@@ -52,8 +57,9 @@ class HeldTensor:
 
 
 def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[HeldTensor]:
-    """All tensors of this process, largest first: those that Python sees, and those that autograd
-    saved for backward.
+    """List the tensors that Python sees in this process, largest first.
+
+    Those that autograd alone keeps for backward are not among them.
 
     Args:
         module: Whose parameters and buffers have names.
@@ -62,21 +68,17 @@ def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[Hel
     Returns:
         One for each storage.
     """
-    visible = [
-        item for item in gc.get_objects() if issubclass(type(item), Tensor)
-    ]  # isinstance could run a proxy
+    # isinstance would ask proxies for their class, which can run anything
+    visible = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
+    others = ((tensor, "activations and other", "activation or other") for tensor in visible)
     held: dict[_Storage, HeldTensor] = {}
-    for named in (_name_owned(module, optimizers), _name_saved(visible), _name_others(visible)):
-        found = [pair for pair in itertools.starmap(_hold, named) if pair]
-        for storage, tensor in sorted(
-            found, key=lambda pair: -torch.Size(pair[1].shape).numel()
-        ):  # whole before views
-            held.setdefault(storage, tensor)
+    _add_storages(held, _name_owned(module, optimizers))
+    _add_storages(held, others)
     return sorted(held.values(), key=lambda tensor: -tensor.nbytes)
 
 
-def _name_owned(module: torch.nn.Module, optimizers: Sequence[Any]) -> Iterator[_Named]:
-    names = dict[int, str]()
+def _name_owned(module: torch.nn.Module, optimizers: Sequence[Any]) -> Iterator[_Owned]:
+    names: dict[int, str] = {}
     for name, parameter in module.named_parameters():
         names[id(parameter)] = name
         yield parameter, "parameters", f"parameter {name}"
@@ -90,56 +92,35 @@ def _name_owned(module: torch.nn.Module, optimizers: Sequence[Any]) -> Iterator[
                 yield value, "optimizer state", f"optimizer state {key} of {owner}"
 
 
-def _name_others(tensors: Sequence[Tensor]) -> Iterator[_Named]:
-    return ((tensor, "activations and other", "activation or other") for tensor in tensors)
+def _add_storages(held: dict[_Storage, HeldTensor], owned: Iterable[_Owned]) -> None:
+    """Add the storages that are not held yet, each with the shape of its largest tensor."""
+    storages = []
+    for tensor, kind, owner in owned:
+        if isinstance(tensor, Tensor):
+            storages += _describe_storage(tensor, kind, owner)
+    storages.sort(key=lambda pair: -torch.Size(pair[1].shape).numel())
+    for storage, tensor in storages:
+        held.setdefault(storage, tensor)
 
 
-def _name_saved(roots: Sequence[Tensor]) -> Iterator[_Named]:
-    """What the graphs of some tensors keep for backward, as it is: hooks that would compute it again do not run."""
-    nodes: list[Any] = []
-    for tensor in roots:
-        with suppress(Exception):
-            nodes.append(tensor.grad_fn)
-    seen: set[Any] = set()
-    while nodes and len(seen) < MOST_NODES:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        nodes += [before for before, _ in node.next_functions]
-        for name in (name for name in dir(node) if name.startswith("_raw_saved_")):
-            with suppress(Exception):  # freed by backward
-                saved = getattr(node, name)
-                for packed in saved if isinstance(saved, list | tuple) else (saved,):
-                    yield packed.data, "activations and other", f"activation saved by {node.name()}"
-
-
-def _hold(tensor: Any, kind: str, owner: str) -> tuple[_Storage, HeldTensor] | None:  # noqa: ANN401
-    """Where a tensor lies, and what is kept of it; sparse, fake and wrapped tensors have no storage of their own."""
-    if not isinstance(tensor, Tensor) or tensor.device.type == "meta":
-        return None
-    with suppress(Exception):
+def _describe_storage(tensor: Tensor, kind: str, owner: str) -> list[tuple[_Storage, HeldTensor]]:
+    """Return where a tensor lies and what it is, as a list of one; empty where it has no memory."""
+    with suppress(Exception):  # sparse, fake and wrapped tensors have no storage of their own
         storage = tensor.untyped_storage()
-        found = HeldTensor(
-            storage.nbytes(), tuple(tensor.shape), tensor.dtype, tensor.device, kind, owner
-        )
-        return ((tensor.device, storage.data_ptr()), found) if storage.nbytes() else None
-    return None
-
-
-ROWS: Final = 25
-_MOST: Final = 5
-_MOST_SHAPES: Final = 8
-_NOTE: Final = "MemoryMonitor: out of memory"
+        nbytes, shape = storage.nbytes(), tuple(tensor.shape)
+        if nbytes and tensor.device.type != "meta":
+            held = HeldTensor(nbytes, shape, tensor.dtype, tensor.device, kind, owner)
+            return [((tensor.device, storage.data_ptr()), held)]
+    return []
 
 
 class SeenBatch(NamedTuple):
-    """A batch of which only the shapes are kept.
+    """A batch of which only the shapes stay.
 
     Attributes:
         stage: As Lightning calls it, such as ``train`` or ``validate``.
         number: Its number in the epoch.
-        samples: How many it has; 0 if that is not known.
+        samples: Its number of samples; 0 if that is not known.
         shapes: Shape and type of its first tensors.
     """
 
@@ -150,14 +131,18 @@ class SeenBatch(NamedTuple):
 
     def __str__(self) -> str:
         shapes = ", ".join(f"{list(shape)} {_name(dtype)}" for shape, dtype in self.shapes)
-        return f"{self.stage} batch {self.number}: {self.samples or 'unknown'} samples: {shapes or 'no tensors'}"
+        samples = self.samples or "unknown"
+        return f"{self.stage} batch {self.number}: {samples} samples: {shapes or 'no tensors'}"
 
 
 class PostMortems:
-    """Writes ``oom-<n>.txt``, at most 5 in a run, and never over another."""
+    """Writer of ``oom-<n>.txt``: at most 5 in a run, and never over another.
+
+    Where torch records allocations, ``oom-<n>.pickle`` beside it is its snapshot of the allocator.
+    """
 
     def __init__(self) -> None:
-        self._left = _MOST
+        self._reports_left = _MOST_REPORTS
 
     def write(
         self,
@@ -166,8 +151,10 @@ class PostMortems:
         error: BaseException | None,
         reading: MemoryReading,
         batches: Sequence[SeenBatch],
+        *,
+        with_snapshot: bool = False,
     ) -> Path | None:
-        """Write the next one; a problem is logged and not raised.
+        """Write the next report; a problem is logged and not raised.
 
         Args:
             folder: For the file; it is made where it does not exist.
@@ -176,33 +163,46 @@ class PostMortems:
                 there.
             reading: Memory of the device.
             batches: The last ones.
+            with_snapshot: Write torch's snapshot too.
 
         Returns:
-            The file, if there is one.
+            The text file, if there is one.
         """
-        if not self._left:
+        if not self._reports_left:
             return None
-        self._left -= 1
+        self._reports_left -= 1
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            path = next(
-                p for n in itertools.count(1) if not (p := folder / f"oom-{n}.txt").exists()
-            )
+            path = _find_free_path(folder)
             path.write_text(describe_failure(trainer, error, reading, batches), encoding="utf-8")
+            if with_snapshot:
+                torch.cuda.memory._dump_snapshot(path.with_suffix(".pickle"))  # type: ignore[no-untyped-call]
         except Exception as problem:
             log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
             return None
-        log.warning("out of memory: %s says what held it", path)
+        log.warning("out of memory: %s says what held it; %s", path, CURE)
         return path
 
 
-def see_batch(trainer: L.Trainer, batch: Any, index: int, dataloader_idx: int = 0) -> SeenBatch:  # noqa: ANN401
-    """Note the samples and the shapes of the first 8 tensors of a batch; 0-dim tensors are left out."""
+def _find_free_path(folder: Path) -> Path:
+    for number in itertools.count(1):
+        path = folder / f"oom-{number}.txt"
+        if not path.exists():
+            break
+    return path
+
+
+def see_batch(
+    trainer: L.Trainer,
+    batch: Any,  # noqa: ANN401 - any form
+    index: int,
+    dataloader_idx: int = 0,
+) -> SeenBatch:
+    """Note the samples and the shapes of the first 8 tensors of a batch, 0-dim tensors left out."""
     shapes: list[tuple[torch.Size, torch.dtype]] = []
     _list_shapes(batch, shapes)
-    return SeenBatch(
-        _name_stage(trainer), index, count_batch(trainer, batch, dataloader_idx), shapes
-    )
+    samples = count_batch(trainer, batch, dataloader_idx)
+    return SeenBatch(_name_stage(trainer), index, samples, shapes)
 
 
 def describe_failure(
@@ -211,7 +211,9 @@ def describe_failure(
     reading: MemoryReading,
     batches: Sequence[SeenBatch],
 ) -> str:
-    """The text of a post-mortem; nothing is allocated on the device, and a part that fails says so.
+    """Return the text of a report.
+
+    Nothing is allocated on the device, and a part that fails says so.
 
     Args:
         trainer: Whose module and optimizers own tensors.
@@ -220,23 +222,19 @@ def describe_failure(
         batches: The last ones.
     """
     device = trainer.strategy.root_device
-    headline = f"out of memory: step {trainer.global_step}, epoch {trainer.current_epoch}, {_name_stage(trainer)}"
     parts: dict[str, Callable[[], str]] = {
         "error": lambda: _describe_error(error),
         "memory": lambda: _describe_memory(device, reading),
         "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
-        "tensors": lambda: _describe_tensors(
-            find_tensors(trainer.lightning_module, trainer.optimizers)
-        ),
+        "tensors": lambda: _describe_tensors(trainer, device, reading),
     }
     if device.type == "cuda":
         parts["allocator"] = lambda: torch.cuda.memory_summary(device)
-    return (
-        "\n\n".join(
-            [headline, *(f"## {name}\n{_try(describe)}" for name, describe in parts.items())]
-        )
-        + "\n"
-    )
+    where = f"step {trainer.global_step}, epoch {trainer.current_epoch}, {_name_stage(trainer)}"
+    paragraphs = [f"out of memory: {where}\n{CURE}"]
+    for name, describe in parts.items():
+        paragraphs.append(f"## {name}\n{_try(describe)}")
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def note_error(error: BaseException, text: str) -> None:
@@ -245,8 +243,8 @@ def note_error(error: BaseException, text: str) -> None:
 
 
 def is_noted(error: BaseException | None) -> bool:
-    """Whether `note_error` was called for an error, or for one that it was raised from."""
-    seen: set[int] = set()
+    """Return True if `note_error` was called for an error, or for one that it was raised from."""
+    seen: set[int] = set()  # causes can go in a circle
     while error is not None and id(error) not in seen:
         if any(str(note).startswith(_NOTE) for note in getattr(error, "__notes__", ())):
             return True
@@ -255,11 +253,17 @@ def is_noted(error: BaseException | None) -> bool:
     return False
 
 
-def _list_shapes(batch: Any, found: list[tuple[torch.Size, torch.dtype]]) -> None:  # noqa: ANN401
-    """In the order of `lit_data.batch_form.batch_tensors`, but only the first: a batch may hold thousands."""
+def _list_shapes(
+    batch: Any,  # noqa: ANN401 - any nesting
+    shapes: list[tuple[torch.Size, torch.dtype]],
+) -> None:
+    """Add the shapes of the first tensors, in the order of `lit_data.batch_form.batch_tensors`.
+
+    Only so many are looked at: a batch may hold thousands.
+    """
     if isinstance(batch, Tensor):
-        if batch.ndim and len(found) < _MOST_SHAPES:
-            found.append((batch.shape, batch.dtype))
+        if batch.ndim and len(shapes) < _MOST_SHAPES:
+            shapes.append((batch.shape, batch.dtype))
         return
     if isinstance(batch, Mapping):
         batch = [batch[key] for key in sorted(batch, key=str)]
@@ -268,61 +272,63 @@ def _list_shapes(batch: Any, found: list[tuple[torch.Size, torch.dtype]]) -> Non
     elif not isinstance(batch, list | tuple):
         return
     for part in batch:
-        if len(found) == _MOST_SHAPES:
+        if len(shapes) == _MOST_SHAPES:
             return
-        _list_shapes(part, found)
+        _list_shapes(part, shapes)
 
 
 def _describe_error(error: BaseException | None) -> str:
     if error is None:
         return "not known"
-    frames = traceback.extract_tb(error.__traceback__)[-3:]
-    places = [f"  {frame.filename}:{frame.lineno} in {frame.name}" for frame in frames]
-    return "\n".join([f"{type(error).__name__}: {error}", *places])
-
-
-def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
-    allocated, reserved = (
-        format_bytes(reading.allocated_bytes),
-        format_bytes(reading.reserved_bytes),
-    )
-    peak, limit = format_bytes(reading.peak_bytes), format_bytes(reading.limit_bytes)
-    lines = [
-        f"{device}: {allocated} allocated, {reserved} reserved, peak {peak}, limit {limit}",
-        f"host: {format_bytes(read_rss_bytes())} in this process, {format_bytes(available_memory_bytes())} available",
-    ]
-    tree = read_tree()
-    if tree is not None:
-        shared = format_bytes(tree.shared_bytes)
-        lines.append(
-            f"host: {format_bytes(tree.pss_bytes)} in {tree.processes} processes, {shared} of it shared memory"
-        )
+    lines = [f"{type(error).__name__}: {error}"]
+    for frame in traceback.extract_tb(error.__traceback__)[-3:]:
+        lines.append(f"  {frame.filename}:{frame.lineno} in {frame.name}")
     return "\n".join(lines)
 
 
-def _describe_tensors(tensors: Sequence[HeldTensor]) -> str:
-    kinds, alike = defaultdict[str, list[int]](list), defaultdict[str, list[int]](list)
-    for found in tensors:
-        what = f"{list(found.shape)} {_name(found.dtype)} {found.device}"
-        kinds[f"{found.device}  {found.kind}"].append(found.nbytes)
-        alike[f"{what:<44}  {found.owner}"].append(found.nbytes)
-    rows = _list_largest(alike)
-    return "\n".join(
-        [
-            *_list_largest(kinds),
-            "",
-            f"the largest of {len(tensors)}, alike ones together:",
-            *rows[:ROWS],
-        ]
-    )
+def _describe_memory(device: torch.device, reading: MemoryReading) -> str:
+    allocated = format_bytes(reading.allocated_bytes)
+    reserved = format_bytes(reading.reserved_bytes)
+    peak = format_bytes(reading.peak_bytes)
+    limit = format_bytes(reading.limit_bytes)
+    rss = format_bytes(read_rss_bytes())
+    available = format_bytes(available_memory_bytes())
+    lines = [
+        f"{device}: {allocated} allocated, {reserved} reserved, peak {peak}, limit {limit}",
+        f"host: {rss} in this process, {available} available",
+    ]
+    tree = read_tree()
+    if tree is not None:
+        pss, shared = format_bytes(tree.pss_bytes), format_bytes(tree.shared_bytes)
+        lines.append(f"host: {pss} in {tree.processes} processes, {shared} of it shared memory")
+    return "\n".join(lines)
+
+
+def _describe_tensors(trainer: L.Trainer, device: torch.device, reading: MemoryReading) -> str:
+    """Lines of the bytes of each kind, and of the largest tensors with their owners."""
+    tensors = find_tensors(trainer.lightning_module, trainer.optimizers)
+    sizes_by_kind = defaultdict[str, list[int]](list)
+    sizes_by_owner = defaultdict[str, list[int]](list)
+    for tensor in tensors:
+        form = f"{list(tensor.shape)} {_name(tensor.dtype)} {tensor.device}"
+        sizes_by_kind[f"{tensor.device}  {tensor.kind}"].append(tensor.nbytes)
+        sizes_by_owner[f"{form:<44}  {tensor.owner}"].append(tensor.nbytes)
+    lines = _list_largest(sizes_by_kind)
+    if device.type == "cuda":  # on a CPU the resident set holds far more than tensors
+        visible_bytes = sum(tensor.nbytes for tensor in tensors if tensor.device == device)
+        saved_bytes = max(reading.allocated_bytes - visible_bytes, 0)
+        text = "what autograd keeps for backward, and other memory that Python does not see"
+        lines.append(f"{format_bytes(saved_bytes):>10}          {device}  {text}")
+    lines += ["", f"the largest of {len(tensors)}, alike ones together:"]
+    return "\n".join(lines + _list_largest(sizes_by_owner)[:ROWS])
 
 
 def _list_largest(sizes: Mapping[str, Sequence[int]]) -> list[str]:
-    """Lines of total size, count and name."""
-    ordered = sorted(sizes.items(), key=lambda item: -sum(item[1]))
-    return [
-        f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}" for name, nbytes in ordered
-    ]
+    """Return lines of total size, count and name."""
+    lines = []
+    for name, nbytes in sorted(sizes.items(), key=lambda item: -sum(item[1])):
+        lines.append(f"{format_bytes(sum(nbytes)):>10} {len(nbytes):>5} x  {name}")
+    return lines
 
 
 def _name_stage(trainer: L.Trainer) -> str:

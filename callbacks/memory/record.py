@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
+import numpy as np
 import psutil
 import torch
 
@@ -19,18 +20,19 @@ from lit_data.callbacks.memory.host_memory import (
     read_pinned_bytes,
     read_rss_bytes,
 )
-from lit_data.callbacks.memory.plot import SERIES, Timeline, draw_timeline
+from lit_data.callbacks.memory.plot import SERIES, draw_timeline
+from lit_data.callbacks.timeline import Timeline, widen_rows
 
 
 class CachedMemory(Protocol):
     """The cache of one device."""
 
     def held_bytes(self) -> int:
-        """Memory that this process holds there, used or not."""
+        """Return the bytes that this process holds there, used or not."""
         ...
 
     def measure_unused(self) -> float:
-        """Share of what is held that is in no tensor, 0 to 1; 0 where nobody knows."""
+        """Return the fraction of it that is in no tensor, 0 to 1; 0 where that is not known."""
         ...
 
     def empty(self) -> None:
@@ -39,34 +41,29 @@ class CachedMemory(Protocol):
 
 
 def open_cache(device: torch.device) -> CachedMemory:
-    """The cache of a device: CUDA's or another accelerator's allocator, else the heap of this process."""
-    if device.type == "cuda":
-        return AllocatorCache(
-            partial(torch.cuda.memory_reserved, device),
-            partial(torch.cuda.memory_allocated, device),
-            torch.cuda.empty_cache,
-        )
+    """Return the cache of a device: the allocator of an accelerator, else the heap."""
+    if device.type == "cpu":
+        return HeapCache()
     if device.type == "mps":
         return AllocatorCache(
             torch.mps.driver_allocated_memory,
             torch.mps.current_allocated_memory,
             torch.mps.empty_cache,
         )
-    if device.type == "cpu":
-        return HeapCache()
+    module = torch.cuda if device.type == "cuda" else torch.accelerator
     return AllocatorCache(
-        partial(torch.accelerator.memory_reserved, device),
-        partial(torch.accelerator.memory_allocated, device),
-        torch.accelerator.empty_cache,
+        partial(module.memory_reserved, device),
+        partial(module.memory_allocated, device),
+        module.empty_cache,
     )
 
 
 class AllocatorCache:
-    """What a caching allocator of torch keeps.
+    """Cache of one of torch's caching allocators.
 
     Args:
-        reserved_bytes: Memory it holds.
-        allocated_bytes: Memory in tensors.
+        reserved_bytes: Returns the memory it holds.
+        allocated_bytes: Returns the memory in tensors.
         empty: Gives back the rest, as far as it can.
     """
 
@@ -76,18 +73,16 @@ class AllocatorCache:
         allocated_bytes: Callable[[], int],
         empty: Callable[[], None],
     ) -> None:
-        self._reserved_bytes, self._allocated_bytes, self._empty = (
-            reserved_bytes,
-            allocated_bytes,
-            empty,
-        )
+        self._reserved_bytes = reserved_bytes
+        self._allocated_bytes = allocated_bytes
+        self._empty = empty
 
     def held_bytes(self) -> int:
-        """Memory that the allocator holds."""
+        """Return the bytes that the allocator holds."""
         return self._reserved_bytes()
 
     def measure_unused(self) -> float:
-        """Share of it that is in no tensor, 0 to 1."""
+        """Return the fraction of it that is in no tensor, 0 to 1."""
         reserved = self._reserved_bytes()
         return 1 - self._allocated_bytes() / reserved if reserved else 0.0
 
@@ -97,18 +92,21 @@ class AllocatorCache:
 
 
 class HeapCache:
-    """Freed memory of this process that the C library has not given back; glibc alone can be asked to."""
+    """Freed memory of this process that the C library has not given back to the system.
+
+    Only glibc can be asked to; with another library nothing happens.
+    """
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._trim = _find_trim()
 
     def held_bytes(self) -> int:
-        """The resident set."""
+        """Return the bytes of the resident set."""
         return int(self._process.memory_info().rss)
 
     def measure_unused(self) -> float:
-        """Not known: 0."""
+        """Return 0, as it is not known."""
         return 0.0
 
     def empty(self) -> None:
@@ -120,25 +118,17 @@ class HeapCache:
 def _find_trim() -> Callable[[int], int] | None:
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (
-        AttributeError,
-        OSError,
-        TypeError,
-    ):  # another C library, or none by that way on Windows
+    except (AttributeError, OSError, TypeError):  # another C library; on Windows no such handle
         return None
     return trim
 
 
-_CAUSES: Final = {
-    "host": (
-        "Usual causes: outputs or losses kept with their graph (keep x.detach() or x.item()), lists that grow in a "
-        "dataset or transform (each worker has its own; use arrays of fixed size), and persistent_workers=True, which "
-        "keeps what they gathered"
-    ),
-    "device": (
-        "Usual cause: tensors kept from step to step, such as losses or outputs with their graph in a list (keep "
-        "x.detach() or x.item(), and empty it at the end of the epoch)"
-    ),
+Moment = Literal["step", "epoch", "event"]
+"""When a measurement is taken."""
+
+_CURES: Final = {
+    "host": "keep x.detach() or x.item() of outputs and losses, and no growing lists in datasets",
+    "device": "keep x.detach() or x.item() of outputs and losses",
 }
 
 
@@ -151,10 +141,11 @@ class MemoryRecord:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.timeline = Timeline()
+        self.timeline = Timeline(widen_rows)
         self.gauge: MemoryGauge = open_gauge(device)
-        self.reading = self.gauge.read()
-        self._trees = {"step": TreeReader(), "epoch": TreeReader()}
+        self.reading: MemoryReading = self.gauge.read()
+        # Two readers, as one reads only now and then: steps must not use up what epochs are due.
+        self._tree_readers = {"step": TreeReader(), "epoch": TreeReader()}
         self._knows_pss = False
         self._began_s = time.perf_counter()
         self._growth = {name: Growth() for name in ("host", "process", "device")}
@@ -165,9 +156,7 @@ class MemoryRecord:
         """Seconds since the start."""
         return time.perf_counter() - self._began_s
 
-    def sample(
-        self, batch_size: float, moment: Literal["step", "epoch", "event"] = "step"
-    ) -> dict[str, float]:
+    def sample(self, batch_size: float, moment: Moment = "step") -> dict[str, float]:
         """Measure, and add it to the timeline.
 
         Args:
@@ -179,20 +168,19 @@ class MemoryRecord:
             The values of `MemoryMonitor`'s metrics.
         """
         self.reading = self.gauge.read()
-        values: dict[str, float] = _list_values(self.reading) | {"rss_bytes": read_rss_bytes()}
-        pinned_bytes, workers = (
-            read_pinned_bytes(),
-            None if moment == "event" else self._trees[moment].read(),
-        )
-        if workers is not None:
-            self._knows_pss = True
-            values |= {"pss_bytes": workers.pss_bytes, "shared_bytes": workers.shared_bytes}
+        values = _list_values(self.reading)
+        values["rss_bytes"] = read_rss_bytes()
+        pinned_bytes = read_pinned_bytes()
         if pinned_bytes is not None:
             values["pinned_bytes"] = pinned_bytes
-        self.timeline.add(
-            self.now_s,
-            [{**values, "batch_size": batch_size}.get(name, math.nan) for name in SERIES],
-        )
+        tree = None if moment == "event" else self._tree_readers[moment].read()
+        if tree is not None:
+            self._knows_pss = True
+            values["pss_bytes"] = tree.pss_bytes
+            values["shared_bytes"] = tree.shared_bytes
+        drawn = {**values, "batch_size": batch_size}
+        row = np.array([drawn.get(name, math.nan) for name in SERIES], np.float64)
+        self.timeline.add(self.now_s, np.stack([row, row]))
         return values
 
     def mark(self, kind: str, began_s: float | None = None) -> None:
@@ -203,63 +191,73 @@ class MemoryRecord:
     def draw(self, path: Path) -> None:
         """Write the picture; nothing before the second sample."""
         if len(self.timeline) > 1:
-            draw_timeline(
-                self.timeline, path, device=str(self.device), limit_bytes=self.reading.limit_bytes
-            )
+            limit_bytes = self.reading.limit_bytes
+            draw_timeline(self.timeline, path, device=str(self.device), limit_bytes=limit_bytes)
 
     def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
-        """An epoch of training ended with these values."""
+        """Count the values of `sample` at the end of an epoch of training."""
         if "pss_bytes" in values or not self._knows_pss:
             self._growth["host"].add(epoch, values.get("pss_bytes", values["rss_bytes"]))
         self._growth["process"].add(epoch, values["rss_bytes"])
         self._growth["device"].add(epoch, values["allocated_bytes"])
 
     def read_growth(self) -> dict[str, float]:
-        """The metrics of growth, once they are known."""
-        names = {"growth_bytes_per_epoch": self._host, "allocated_growth_bytes_per_epoch": "device"}
-        growth = {metric: self._growth[name].bytes_per_epoch for metric, name in names.items()}
+        """Return the metrics of growth, once they are known."""
+        growth = {
+            "growth_bytes_per_epoch": self._growth[self._host].bytes_per_epoch,
+            "allocated_growth_bytes_per_epoch": self._growth["device"].bytes_per_epoch,
+        }
         return {metric: value for metric, value in growth.items() if value is not None}
 
     def find_alarms(self, bytes_per_epoch: float) -> list[str]:
-        """A sentence for the host, and one for a device with memory of its own, that grow faster; each of them once."""
-        watched = (
-            {"host": self._host}
-            if self.device.type == "cpu"
-            else {"host": self._host, "device": "device"}
-        )
-        found = {
-            place: name
-            for place, name in watched.items()
-            if self._growth[name].exceeds(bytes_per_epoch)
-        }
-        fresh = {place: name for place, name in found.items() if place not in self._alarmed}
-        self._alarmed.update(fresh)
-        return [self._describe_growth(place, name) for place, name in fresh.items()]
+        """Return a sentence for the host, and for a device with memory of its own, if it grows.
+
+        Each of them comes once.
+
+        Args:
+            bytes_per_epoch: Growth above which there is an alarm.
+        """
+        watched = {"host": self._host}
+        if self.device.type != "cpu":
+            watched["device"] = "device"
+        sentences = []
+        for memory, name in watched.items():
+            if memory not in self._alarmed and self._growth[name].exceeds(bytes_per_epoch):
+                self._alarmed.add(memory)
+                sentences.append(self._describe_growth(memory, name))
+        return sentences
 
     @property
     def _host(self) -> str:
-        """Whose growth is the host's: in short epochs all processes are read now and then, the main one in each."""
+        """Name of the growth that stands for the host.
+
+        In short epochs all processes are read now and then, the main one in each.
+        """
         return "process" if self._growth["host"].bytes_per_epoch is None else "host"
 
-    def _describe_growth(self, place: str, name: str) -> str:
-        growth, main = (self._growth[which].bytes_per_epoch or 0.0 for which in (name, "process"))
-        where = str(self.device) if place == "device" else "host"
-        part = f", of which the main process {format_bytes(main)}" if name == "host" else ""
+    def _describe_growth(self, memory: str, name: str) -> str:
+        growth = format_bytes(self._growth[name].bytes_per_epoch or 0.0)
+        span = self._growth[name].describe()
+        where = str(self.device) if memory == "device" else "host"
+        main = ""
+        if name == "host":
+            main_growth = format_bytes(self._growth["process"].bytes_per_epoch or 0.0)
+            main = f", of which the main process {main_growth}"
         return (
-            f"{where} memory grows by {format_bytes(growth)} per epoch{part} ({self._growth[name].describe()}): it "
-            f"will run out. {_CAUSES[place]}"
+            f"{where} memory grows by {growth} per epoch{main} ({span}): it will run out; "
+            f"{_CURES[memory]}"
         )
 
 
 def _list_values(reading: MemoryReading) -> dict[str, float]:
-    reserved_bytes = max(reading.reserved_bytes, 1)
+    fragmentation = 0.0
+    if reading.reserved_bytes:
+        fragmentation = max(0.0, 1 - reading.allocated_bytes / reading.reserved_bytes)
     return {
         "allocated_bytes": reading.allocated_bytes,
         "reserved_bytes": reading.reserved_bytes,
         "peak_bytes": reading.peak_bytes,
-        "fragmentation": max(0.0, 1 - reading.allocated_bytes / reserved_bytes)
-        if reading.reserved_bytes
-        else 0.0,
+        "fragmentation": fragmentation,
         "free_bytes": reading.limit_bytes - reading.reserved_bytes,
         "limit_bytes": reading.limit_bytes,
     }

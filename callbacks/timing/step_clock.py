@@ -1,4 +1,4 @@
-"""Which part of a training step the time goes into: a stopwatch for the host, and one for a CUDA device."""
+"""Stopwatches of the parts of a training step: one for the host, and one for a CUDA device."""
 
 import random
 import time
@@ -25,14 +25,15 @@ PARTS: Final[tuple[Part, ...]] = get_args(Part)
 Seconds = tuple[float, ...]
 """Seconds of each of `PARTS`."""
 
-_NOTHING: Final = dict.fromkeys(PARTS, 0.0)
-_PENDING: Final = 64
-"""Steps whose device times wait to be read, before those that are over are read without being asked for."""
+_NO_SECONDS: Final = dict.fromkeys(PARTS, 0.0)
+_MOST_PENDING: Final = 64
+"""Steps whose device times wait to be read, before those that are over are read unasked."""
 
 
 class StepClock:
-    """Reads the host's clock. At any moment one part is on, so the parts of a step add up to all of
-    its time.
+    """Reads the host's clock.
+
+    At any moment one part is on, so the parts of a step add up to all of its time.
 
     Attributes:
         known: Number and seconds of the parts of each step, for the owner to take out.
@@ -41,17 +42,20 @@ class StepClock:
     def __init__(self) -> None:
         self.known: list[tuple[int, Seconds]] = []
         self._part: Part = "other"
-        self._running = False
-        self._began_s = self._since_s = self._assembled_s = 0.0
-        self._seconds = _NOTHING.copy()
+        self._is_running = False
+        self._step_began_s = 0.0
+        self._part_began_s = 0.0
+        self._assembled_s = 0.0
+        self._seconds = _NO_SECONDS.copy()
 
     def enter(self, part: Part) -> Part:
-        """From now on this part is on; returns the one before."""
-        before, self._part = self._part, part
-        if self._running:
+        """Switch to a part; returns the one before."""
+        before = self._part
+        self._part = part
+        if self._is_running:
             now_s = time.perf_counter()
-            self._seconds[before] += now_s - self._since_s
-            self._since_s = now_s
+            self._seconds[before] += now_s - self._part_began_s
+            self._part_began_s = now_s
         return before
 
     def measure(self, part: Part, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any call
@@ -63,11 +67,11 @@ class StepClock:
             self.enter(before)
 
     def count_assembly(self, seconds_s: float) -> None:
-        """So much of this step's ``wait`` was the loader's own work: it moves to ``assemble``."""
+        """Move so much of this step's ``wait``, the loader's own work, to ``assemble``."""
         self._assembled_s += seconds_s
 
     def lap(self, step: int) -> float | None:
-        """A step ends and the next begins, with ``other``.
+        """End a step and begin the next, with ``other``.
 
         Args:
             step: Number of the step that ends.
@@ -76,22 +80,25 @@ class StepClock:
             Its seconds; none if it was dropped.
         """
         self.enter("other")
-        now_s, seconds_s = self._since_s, None
-        if self._running:
-            seconds_s = now_s - self._began_s
+        seconds_s = None
+        if self._is_running:
+            now_s = self._part_began_s  # read just now, so that no time is lost between steps
+            seconds_s = now_s - self._step_began_s
             self._finish(step)
         else:
-            self._running, now_s = True, time.perf_counter()
-        self._seconds, self._assembled_s = _NOTHING.copy(), 0.0
-        self._began_s = self._since_s = now_s
+            self._is_running = True
+            now_s = time.perf_counter()
+        self._seconds = _NO_SECONDS.copy()
+        self._assembled_s = 0.0
+        self._step_began_s = self._part_began_s = now_s
         return seconds_s
 
     def drop(self) -> None:
         """Forget the step under way: what happens in it is none of its work."""
-        self._running = False
+        self._is_running = False
 
     def read(self, *, wait: bool = False) -> None:
-        """Find out about steps that are over; with `wait`, about all that are over for the host."""
+        """Add steps that are over to `known`; with `wait`, all that are over for the host."""
 
     def _finish(self, step: int) -> None:
         self.known.append((step, _split_wait(self._seconds, self._assembled_s)))
@@ -102,6 +109,20 @@ class _Mark(NamedTuple):
     event: Any  # recorded when the part ended
 
 
+class _MeasuredStep(NamedTuple):
+    """A step that the device may not be through with.
+
+    Attributes:
+        number: Its number.
+        assembled_fraction: Fraction of the host's waiting that was the loader's own work.
+        marks: Ends of its parts, the first one its beginning.
+    """
+
+    number: int
+    assembled_fraction: float
+    marks: Sequence[_Mark]
+
+
 class CudaStepClock(StepClock):
     """Reads the clock of a CUDA device: how long it does, or waits for, each part.
 
@@ -110,70 +131,80 @@ class CudaStepClock(StepClock):
     (not every n-th one, which a number of workers could beat with), and read when they are over.
 
     Args:
-        share: Of the steps to look at, above 0 to 1.
+        fraction: Of the steps to look at, above 0 to 1.
     """
 
-    def __init__(self, share: float) -> None:
+    def __init__(self, fraction: float) -> None:
         super().__init__()
-        self._share = share
+        self._fraction = fraction
         self._random = random.Random(0)
-        self._free: list[Any] = []
-        self._marks: list[_Mark] | None = None
-        self._pending: deque[tuple[int, float, list[_Mark]]] = deque()
+        self._free_events: list[Any] = []
+        self._marks: list[_Mark] | None = None  # of the step under way, if it is looked at
+        self._pending: deque[_MeasuredStep] = deque()
 
     def enter(self, part: Part) -> Part:
-        """From now on this part is on; returns the one before."""
+        """Switch to a part; returns the one before."""
         before = super().enter(part)
         if self._marks is not None:
             self._marks.append(_Mark(before, self._record_event()))
         return before
 
     def lap(self, step: int) -> float | None:
-        """A step ends and the next begins."""
+        """End a step and begin the next."""
         seconds_s = super().lap(step)
-        if self._random.random() < self._share:
+        if self._random.random() < self._fraction:
             self._marks = [_Mark("other", self._record_event())]
         return seconds_s
 
     def drop(self) -> None:
         """Forget the step under way."""
         super().drop()
-        self._forget_marks()
+        for mark in self._marks or ():
+            self._free_events.append(mark.event)
+        self._marks = None
 
     def read(self, *, wait: bool = False) -> None:
-        """Find out about steps that the device is through with; with `wait`, about all that are over for the host."""
-        while self._pending and (wait or self._pending[0][-1][-1].event.query()):
-            step, assembled, marks = self._pending.popleft()
-            marks[-1].event.synchronize()
-            seconds = _NOTHING.copy()
-            for before, mark in pairwise(marks):
+        """Add steps to `known` that the device is through with.
+
+        With `wait`, all that are over for the host.
+        """
+        while self._pending:
+            step = self._pending[0]
+            last = step.marks[-1].event
+            if not wait and not last.query():
+                return
+            self._pending.popleft()
+            last.synchronize()
+            seconds = _NO_SECONDS.copy()
+            for before, mark in pairwise(step.marks):
                 seconds[mark.part] += before.event.elapsed_time(mark.event) / 1000
-            self._free += [mark.event for mark in marks]
-            self.known.append((step, _split_wait(seconds, assembled * seconds["wait"])))
+            self._free_events += [mark.event for mark in step.marks]
+            assembled_s = step.assembled_fraction * seconds["wait"]
+            self.known.append((step.number, _split_wait(seconds, assembled_s)))
 
     def _finish(self, step: int) -> None:
-        marks, self._marks = self._marks, None
-        if marks is not None:
+        if self._marks is not None:
             waited_s = self._seconds["wait"]
-            self._pending.append((step, self._assembled_s / waited_s if waited_s else 0.0, marks))
-        if len(self._pending) >= _PENDING:
+            fraction = self._assembled_s / waited_s if waited_s else 0.0
+            self._pending.append(_MeasuredStep(step, fraction, self._marks))
+        self._marks = None
+        if len(self._pending) >= _MOST_PENDING:
             self.read()
 
     def _record_event(self) -> Any:  # noqa: ANN401 - torch's events have no types
-        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        if self._free_events:
+            event = self._free_events.pop()
+        else:
+            event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
-    def _forget_marks(self) -> None:
-        self._free += [mark.event for mark in self._marks or ()]
-        self._marks = None
-
 
 def _split_wait(seconds: dict[Part, float], assembled_s: float) -> Seconds:
-    if assembled_s:
-        assembled_s = min(assembled_s, seconds["wait"])
-        seconds["wait"] -= assembled_s
-        seconds["assemble"] += assembled_s
+    """Return the seconds of the parts, with the loader's own work moved out of ``wait``."""
+    assembled_s = min(assembled_s, seconds["wait"])
+    seconds["wait"] -= assembled_s
+    seconds["assemble"] += assembled_s
     return tuple(seconds.values())
 
 
@@ -194,75 +225,74 @@ def attach(
     ``optimizer``, which ends with the optimizer's step.
 
     Args:
-        clock: What is told of each part.
-        trainer: Which is about to train.
+        clock: The clock that switches from part to part.
+        trainer: A Trainer that is about to train.
         pl_module: What it trains.
 
     Returns:
         A function that ends it.
     """
-    strategy, loop = trainer.strategy, trainer.fit_loop.epoch_loop
-    fetch = _Fetch(
-        clock,
-        [
-            leaf
-            for leaf in tree_leaves(trainer.train_dataloader)
-            if isinstance(leaf, CountsAssembly)
-        ],
-    )
+    loop = trainer.fit_loop.epoch_loop
+    loaders = [
+        leaf for leaf in tree_leaves(trainer.train_dataloader) if isinstance(leaf, CountsAssembly)
+    ]
+    fetch = _Fetch(clock, loaders)
     undo = [
         wrap(loop, BEFORE_FETCH, fetch.begin),
         wrap(loop, AFTER_FETCH, fetch.end),
-        wrap(strategy, "training_step", partial(clock.measure, "forward")),
-        wrap(strategy, "optimizer_step", partial(clock.measure, "other")),
-        *(
-            undo
-            for name, part in _BATCH_HOOKS.items()
-            for undo in _attach_hook(clock, trainer, pl_module, name, part)
-        ),
+        wrap(trainer.strategy, "training_step", partial(clock.measure, "forward")),
+        wrap(trainer.strategy, "optimizer_step", partial(clock.measure, "other")),
     ]
-    return lambda: call_all(undo)
+    for name, part in _BATCH_HOOKS.items():
+        owner = _find_owner(trainer, pl_module, name)
+        # the default of the other hooks does nothing
+        if part == "transfer" or is_overridden(name, owner):
+            undo.append(wrap(owner, name, _measure_as(clock, part)))
+
+    def detach() -> None:
+        for unwrap in undo:
+            unwrap()
+
+    return detach
 
 
-def _attach_hook(
-    clock: StepClock, trainer: L.Trainer, pl_module: L.LightningModule, name: str, part: Part
-) -> Sequence[Callable[[], None]]:
-    """Around a hook of whom Lightning asks: the DataModule if it has one of its own, else the module."""
-    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
-    owner = datamodule if datamodule is not None and is_overridden(name, datamodule) else pl_module
-    if part != "transfer" and not is_overridden(name, owner):
-        return ()  # by default the others do nothing
+def _find_owner(
+    trainer: L.Trainer, pl_module: L.LightningModule, name: str
+) -> L.LightningModule | L.LightningDataModule:
+    """Return whose hook Lightning calls: the DataModule's if it has one, else the module's."""
+    datamodule: L.LightningDataModule | None = trainer.datamodule  # type: ignore[attr-defined]  # its data connector sets it
+    if datamodule is not None and is_overridden(name, datamodule):
+        return datamodule
+    return pl_module
 
-    def around(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - a function: copies of a module share it
+
+def _measure_as(clock: StepClock, part: Part) -> Callable[..., Any]:
+    """Return a function, not a method, so that copies of a module share it."""
+
+    def around(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any hook
         return clock.measure(part, call, *args)
 
-    return (wrap(owner, name, around),)
+    return around
 
 
 class _Fetch:
     """A request for a batch, around which Lightning makes two calls."""
 
     def __init__(self, clock: StepClock, loaders: Sequence[CountsAssembly]) -> None:
-        self._clock, self._loaders = clock, loaders
-        self._before: Part = "other"
-        self._assembled_s = 0.0
+        self._clock = clock
+        self._loaders = loaders
+        self._part_before: Part = "other"
+        self._assembled_before_s = 0.0
 
     def begin(self, call: Callable[[], None]) -> None:
         call()
-        self._before = self._clock.enter("wait")
-        if self._loaders:
-            self._assembled_s = sum(loader.assemble_s for loader in self._loaders)
+        self._part_before = self._clock.enter("wait")
+        self._assembled_before_s = self._sum_assembly()
 
     def end(self, call: Callable[[], None]) -> None:
-        if self._loaders:
-            self._clock.count_assembly(
-                sum(loader.assemble_s for loader in self._loaders) - self._assembled_s
-            )
-        self._clock.enter(self._before)
+        self._clock.count_assembly(self._sum_assembly() - self._assembled_before_s)
+        self._clock.enter(self._part_before)
         call()
 
-
-def call_all(functions: Sequence[Callable[[], None]]) -> None:
-    """Call functions in their order."""
-    for function in functions:
-        function()
+    def _sum_assembly(self) -> float:
+        return sum(loader.assemble_s for loader in self._loaders)

@@ -2,8 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
-from operator import add
 from typing import Any, Final, NamedTuple
 
 from lit_data.callbacks.device_memory import MemoryReading
@@ -13,16 +11,22 @@ _ENOUGH_STEPS: Final = 5
 """Steps of a batch size after which its speed counts."""
 
 _WORTH_NAMING: Final = 0.2
-"""Share of the time from which something other than the model is said to limit a run."""
+"""Fraction of the time from which something other than the model is said to limit a run."""
 
 _MUCH_MEMORY: Final = 0.3
-"""Share of the memory that must be free for a larger batch to be advised."""
+"""Fraction of the memory that must be free for a larger batch to be advised."""
 
 _SOME_GAIN: Final = 1.05
-"""Speed of the largest batch size over that of the next smaller one from which larger ones are said to be faster."""
+"""Speed of the largest batch size over that of the next smaller one that is worth naming."""
 
-_LIMITS: Final[dict[tuple[Part, ...], tuple[str, str]]] = {
-    ("wait", "assemble"): (
+_MUCH_READ: Final = 0.5
+"""Bytes from disks over bytes of the samples from which a run is said to be bound by the disk."""
+
+_PartGroup = tuple[Part, ...]
+_DATA: Final[_PartGroup] = ("wait", "assemble")
+_MODEL: Final[_PartGroup] = ("forward", "backward")
+_LIMITS: Final[dict[_PartGroup, tuple[str, str]]] = {
+    _DATA: (
         "waiting for data",
         "more workers (num_workers), a cache of decoded images, in memory or on the device, or a faster disk",
     ),
@@ -43,24 +47,23 @@ _LIMITS: Final[dict[tuple[Part, ...], tuple[str, str]]] = {
         "fewer callbacks, a larger log_every_n_steps or larger batches",
     ),
 }
-_ASSEMBLY: Final = (
+"""Parts that can limit a run, how they are called and what to try."""
+
+_ASSEMBLY_CURE: Final = (
     "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
 )
-_MUCH_READ: Final = 0.5
-"""Bytes from the disk over bytes of the samples from which a run is said to be bound by the disk."""
-_DISK: Final = (
+_DISK_CURE: Final = (
     "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, data.store.band_px=64 "
     "(32 for small ones)"
 )
-_MODEL: Final[tuple[Part, ...]] = ("forward", "backward")
 
 
-class Ended(NamedTuple):
+class EndedBatch(NamedTuple):
     """A training batch that ended.
 
     Attributes:
         number: Its number in the training.
-        samples: In it.
+        samples: Samples in it.
         seconds_s: Its time; none if it was not timed.
         size: Samples that went through the model at once.
         failed: It ran out of memory at first.
@@ -77,7 +80,17 @@ class Ended(NamedTuple):
 
 @dataclass
 class Tally:
-    """Some training batches: `steps` of them were timed, and of `measured` steps the parts are known."""
+    """Sums over training batches.
+
+    Attributes:
+        batches: All of them.
+        failed: Those that ran out of memory at first.
+        steps: Those that were timed; `samples` and `seconds` are theirs.
+        samples: Samples of the timed ones.
+        seconds: Time of the timed ones.
+        measured: Those whose parts are known.
+        parts: Seconds of each of `PARTS` in them.
+    """
 
     batches: int = 0
     failed: int = 0
@@ -87,29 +100,32 @@ class Tally:
     measured: int = 0
     parts: Seconds = (0.0,) * len(PARTS)
 
-    def add(self, ended: Sequence["Ended"], parts: Sequence[Seconds]) -> None:
+    def add(self, ended: Sequence[EndedBatch], parts: Sequence[Seconds]) -> None:
         """Count batches that ended, and steps whose parts became known."""
-        timed = [step for step in ended if step.seconds_s is not None]
-        self.batches += len(ended)
-        self.failed += sum(step.failed for step in ended)
-        self.steps += len(timed)
-        self.samples += sum(step.samples for step in timed)
-        self.seconds += sum(step.seconds_s or 0.0 for step in timed)
+        for batch in ended:
+            self.batches += 1
+            self.failed += batch.failed
+            if batch.seconds_s is not None:
+                self.steps += 1
+                self.samples += batch.samples
+                self.seconds += batch.seconds_s
         self.measured += len(parts)
         self.parts = tuple(map(sum, zip(self.parts, *parts, strict=True)))
 
     def mean_parts(self) -> dict[Part, float]:
-        """Mean seconds of each part of a step."""
+        """Return the mean seconds of each part of a step."""
         return {
             part: seconds_s / self.measured
             for part, seconds_s in zip(PARTS, self.parts, strict=True)
         }
 
     def rate(self) -> dict[str, float]:
-        """Share of the time spent waiting for data, samples per second, share of batches that had enough memory."""
-        wait, assemble = self.parts[PARTS.index("wait")], self.parts[PARTS.index("assemble")]
+        """Return the fraction of the time spent waiting for data, samples per second, and the
+        fraction of batches that had enough memory.
+        """
+        data_s = sum(self.parts[PARTS.index(part)] for part in _DATA)
         return {
-            "wait_fraction": (wait + assemble) / sum(self.parts),
+            "wait_fraction": data_s / sum(self.parts),
             "samples_per_s": self.samples / self.seconds,
             "success_rate": 1 - self.failed / self.batches,
         }
@@ -117,10 +133,21 @@ class Tally:
 
 @dataclass
 class StepTotals:
-    """A whole training: its steps, the speed at each batch size, and memory."""
+    """Sums over a whole training: its steps, the speed at each batch size, and memory.
+
+    Attributes:
+        tally: The steps.
+        sizes: Steps, samples and seconds at each batch size.
+        readings: Readings of the memory; `allocated_bytes` is their sum.
+        allocated_bytes: See `readings`.
+        peak_bytes: The largest peak.
+        limit_bytes: The last limit.
+        disk_bytes: Bytes read from disks.
+        sample_bytes: Bytes of the samples that were trained meanwhile.
+    """
 
     tally: Tally = field(default_factory=Tally)
-    sizes: dict[int, list[float]] = field(default_factory=dict)  # steps, samples, seconds
+    sizes: dict[int, list[float]] = field(default_factory=dict)
     readings: int = 0
     allocated_bytes: int = 0
     peak_bytes: int = 0
@@ -128,39 +155,42 @@ class StepTotals:
     disk_bytes: int = 0
     sample_bytes: int = 0
 
-    def add(self, ended: Sequence[Ended], parts: Sequence[Seconds]) -> None:
+    def add(self, ended: Sequence[EndedBatch], parts: Sequence[Seconds]) -> None:
         """Count batches that ended, and steps whose parts became known."""
         self.tally.add(ended, parts)
-        for step in ended:
+        for batch in ended:
             # the last batch of an epoch may be a rest, whose speed says little
-            if step.seconds_s is not None and not (step.is_rest and self.sizes):
-                counts = self.sizes.setdefault(step.size, [0, 0, 0.0])
-                counts[:] = map(add, counts, (1, step.samples, step.seconds_s))
+            if batch.seconds_s is None or (batch.is_rest and self.sizes):
+                continue
+            steps, samples, seconds_s = self.sizes.get(batch.size, (0, 0, 0.0))
+            self.sizes[batch.size] = [
+                steps + 1,
+                samples + batch.samples,
+                seconds_s + batch.seconds_s,
+            ]
 
     def add_memory(self, reading: MemoryReading) -> None:
         """Count a reading."""
         self.readings += 1
         self.allocated_bytes += reading.allocated_bytes
-        self.peak_bytes, self.limit_bytes = (
-            max(self.peak_bytes, reading.peak_bytes),
-            reading.limit_bytes,
-        )
+        self.peak_bytes = max(self.peak_bytes, reading.peak_bytes)
+        self.limit_bytes = reading.limit_bytes
 
     def add_reads(self, disk_bytes: int, sample_bytes: int) -> None:
-        """Count what was read from disks, and what the samples had that were trained meanwhile."""
-        self.disk_bytes, self.sample_bytes = (
-            self.disk_bytes + disk_bytes,
-            self.sample_bytes + sample_bytes,
-        )
+        """Count bytes read from disks, and those of the samples that were trained meanwhile."""
+        self.disk_bytes += disk_bytes
+        self.sample_bytes += sample_bytes
 
     def summarise(
         self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False
     ) -> dict[str, float | int | str]:
-        """See `lit_data.callbacks.DataWaitMonitor.summary`."""
+        """Return the values of `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally
         if not tally.measured:
             return {}
-        rates, speeds = tally.rate(), self._rate_sizes()
+        rates = tally.rate()
+        speeds = self._rate_sizes()
+        sentence = self.describe(on_cpu=on_cpu, precision=precision, has_bf16=has_bf16)
         return {
             "data_wait_fraction": rates["wait_fraction"],
             "samples_per_s": rates["samples_per_s"],
@@ -171,27 +201,28 @@ class StepTotals:
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,
             "train/disk_read_bytes": self.disk_bytes,
-            "train/limited_by": self.describe(
-                on_cpu=on_cpu, precision=precision, has_bf16=has_bf16
-            ),
+            "train/limited_by": sentence,
         }
 
     def describe(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> str:
-        """One sentence on what limits the run, see `describe_limit`."""
+        """Return one sentence on what limits the run, see `describe_limit`."""
+        gain = None
         speeds = self._rate_sizes()
-        smaller, largest = sorted(speeds)[-2:] if len(speeds) > 1 else (None, None)
+        if len(speeds) > 1:
+            smaller, largest = sorted(speeds)[-2:]
+            gain = speeds[largest] / speeds[smaller]
         return describe_limit(
             self.tally.mean_parts(),
             on_cpu=on_cpu,
             precision=precision,
             has_bf16=has_bf16,
             free_memory=1 - self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0,
-            gain=speeds[largest] / speeds[smaller] if largest and smaller else None,
+            gain=gain,
             disk_ratio=self.disk_bytes / self.sample_bytes if self.sample_bytes else 0.0,
         )
 
     def to_plain(self) -> dict[str, Any]:
-        """Plain numbers, for a checkpoint."""
+        """Return plain numbers, for a checkpoint."""
         plain = asdict(self)
         plain["tally"]["parts"] = list(self.tally.parts)
         plain["sizes"] = [[size, *counts] for size, counts in self.sizes.items()]
@@ -205,23 +236,27 @@ class StepTotals:
             ValueError: These are not the numbers of one.
         """
         tally = Tally(**{**plain["tally"], "parts": tuple(plain["tally"]["parts"])})
-        sizes = {
-            int(size): [steps, samples, seconds] for size, steps, samples, seconds in plain["sizes"]
-        }
-        numbers = [*vars(tally).values(), *tally.parts, *chain(*sizes.values()), *plain.values()]
-        if len(tally.parts) != len(PARTS) or not all(
-            isinstance(n, int | float | tuple | list | dict) for n in numbers
-        ):
+        sizes = {}
+        for size, steps, samples, seconds_s in plain["sizes"]:
+            sizes[int(size)] = [steps, samples, seconds_s]
+        numbers = [*vars(tally).values(), *tally.parts, *plain.values()]
+        for counts in sizes.values():
+            numbers += counts
+        are_plain = all(isinstance(n, int | float | tuple | list | dict) for n in numbers)
+        if len(tally.parts) != len(PARTS) or not are_plain:
             raise ValueError(f"the sums over training steps are {plain}")
         return cls(**{**plain, "tally": tally, "sizes": sizes})
 
     def _rate_sizes(self) -> dict[int, float]:
-        """Samples per second at each batch size that was seen often enough, or at all if none was."""
-        often = {size: counts for size, counts in self.sizes.items() if counts[0] >= _ENOUGH_STEPS}
-        return {
-            size: samples / seconds_s
-            for size, (_, samples, seconds_s) in (often or self.sizes).items()
-        }
+        """Samples per second at each size that was seen often enough, or at all if none was."""
+        frequent = {}
+        for size, counts in self.sizes.items():
+            if counts[0] >= _ENOUGH_STEPS:
+                frequent[size] = counts
+        speeds = {}
+        for size, (_, samples, seconds_s) in (frequent or self.sizes).items():
+            speeds[size] = samples / seconds_s
+        return speeds
 
 
 def describe_limit(
@@ -234,36 +269,48 @@ def describe_limit(
     gain: float | None = None,
     disk_ratio: float = 0.0,
 ) -> str:
-    """One sentence: what limits a run, and what to try.
+    """Return one sentence: what limits a run, and what to try.
 
     Args:
         parts: Time of each part of a step, in any unit.
-        on_cpu: Whether the model runs on the CPU.
+        on_cpu: The model runs on the CPU.
         precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
-        has_bf16: Whether the device is faster in bf16 than in float32.
-        free_memory: Share of the memory that was free even at the peak, 0 to 1.
+        has_bf16: The device is faster in bf16 than in float32.
+        free_memory: Fraction of the memory that was free even at the peak, 0 to 1.
         gain: Speed at the largest batch size over that at the next smaller one; none if only one
             was seen.
         disk_ratio: Bytes read from disks over bytes of the samples.
     """
     total = sum(parts.values())
-    shares = {group: sum(parts[part] for part in group) / total for group in (*_LIMITS, _MODEL)}
-    worst = max(_LIMITS, key=shares.__getitem__)
-    if shares[worst] >= _WORTH_NAMING:
-        name, remedy = _LIMITS[worst]
-        share = f"{name} takes {shares[worst]:.0%} of the time"
-        if worst == ("wait", "assemble") and parts["assemble"] > parts["wait"]:
-            remedy = _ASSEMBLY
-        elif worst == ("wait", "assemble") and disk_ratio >= _MUCH_READ:
-            return f"{share}, and the disk was read for {disk_ratio:.1f} times the bytes of the samples: try {_DISK}"
-        return f"{share}: try {remedy}"
-    half = precision.partition("-")[0] if precision.startswith(("bf16", "16")) else ""
-    used = f" in {'fp16' if half == '16' else half}" if half else ""
-    advice = _advise_model(on_cpu, free_memory, gain, halves=not half and (has_bf16 or not on_cpu))
-    return f"the model{used} takes {shares[_MODEL]:.0%} of the time: {advice}"
+    fractions = {}
+    for group in (*_LIMITS, _MODEL):
+        fractions[group] = sum(parts[part] for part in group) / total
+    worst = max(_LIMITS, key=fractions.__getitem__)
+    if fractions[worst] < _WORTH_NAMING:
+        half = _name_half(precision)
+        in_half = f" in {half}" if half else ""
+        halves = not half and (has_bf16 or not on_cpu)
+        advice = _advise_model(on_cpu, free_memory, gain, halves=halves)
+        return f"the model{in_half} takes {fractions[_MODEL]:.0%} of the time: {advice}"
+    name, cure = _LIMITS[worst]
+    reads = ""
+    if worst == _DATA and parts["assemble"] > parts["wait"]:
+        cure = _ASSEMBLY_CURE
+    elif worst == _DATA and disk_ratio >= _MUCH_READ:
+        reads = f", and the disk was read for {disk_ratio:.1f} times the bytes of the samples"
+        cure = _DISK_CURE
+    return f"{name} takes {fractions[worst]:.0%} of the time{reads}: try {cure}"
+
+
+def _name_half(precision: str) -> str:
+    """Return the half precision that the model ran in; empty for any other."""
+    if precision.startswith("bf16"):
+        return "bf16"
+    return "fp16" if precision.startswith("16") else ""
 
 
 def _advise_model(on_cpu: bool, free_memory: float, gain: float | None, *, halves: bool) -> str:
+    """Return what to try where the model takes the time; `halves`: half precision is untried."""
     if gain is not None and gain >= _SOME_GAIN:
         return f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster than the one before"
     if on_cpu and halves:

@@ -279,7 +279,7 @@ def test_growth_is_logged_and_warned_of_once(
     for record in told:
         assert record.message.startswith(
             "host memory grows by 40.0 MiB per epoch, of which the main process 40.0 MiB (80.0 MiB after epoch 1, "
-            "200.0 MiB after epoch 4): it will run out. Usual causes: outputs or losses kept with their graph"
+            "200.0 MiB after epoch 4): it will run out; keep x.detach() or x.item() of outputs and losses"
         )
 
 
@@ -378,8 +378,8 @@ def test_a_recovered_error_is_told_once_even_if_it_ends_the_run_later(
     assert monitor.summary()["memory/ooms"] == 2
     timeline = monitor.measured.timeline
     assert timeline.marks["oom"].count == 2
-    _, _, high = timeline.read()
-    sizes = high[:, SERIES.index("batch_size")].tolist()
+    _, rows = timeline.read()
+    sizes = rows[:, 1, SERIES.index("batch_size")].tolist()
     assert math.isnan(sizes[0])
     assert sizes[1:] == [1, 4, 4, 4, 4]  # samples of the batch until another callback tells a size
 
@@ -409,8 +409,8 @@ def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> No
     monitor.on_exception(trainer, BoringModel(), RuntimeError("out of memory"))
     assert monitor.summary() == {}
     _trainer(tmp_path, monitor).fit(Model())
-    _, _, high = monitor.measured.timeline.read()
-    assert set(high[:, SERIES.index("batch_size")].tolist()) == {16.0}
+    _, rows = monitor.measured.timeline.read()
+    assert set(rows[:, 1, SERIES.index("batch_size")].tolist()) == {16.0}
 
 
 @pytest.mark.parametrize(
@@ -457,24 +457,50 @@ def test_other_ranks_write_and_warn_of_nothing(
     assert monitor.summary()["memory/ooms"] == 1
 
 
-@pytest.mark.parametrize("advice", [True, False])
-def test_advice_is_given_if_wanted(
-    advice: bool, machine: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+def test_without_a_folder_of_its_own_a_run_writes_nothing_and_says_what_to_do(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    class Keeping(Model):
-        def training_step(self, batch: Any, batch_idx: int) -> dict[str, torch.Tensor]:  # type: ignore[override]
-            out = self.layer(batch)
-            return {"loss": out.sum(), "out": out}
+    monkeypatch.chdir(tmp_path)
 
-    trainer = _trainer(tmp_path, MemoryMonitor(advice=advice))
-    trainer.fit(Keeping())
-    told = [
-        message
-        for message in caplog.messages
-        if message.startswith("training_step returns tensors")
+    def run_out_twice(model: L.LightningModule, step: int) -> None:
+        announce(model.trainer, Event("oom", "it ran out"))
+        _run_out(model, step)
+
+    with pytest.raises(torch.OutOfMemoryError):
+        _trainer(tmp_path, MemoryMonitor()).fit(Model(run_out_twice))
+    assert list(tmp_path.iterdir()) == []
+    assert [message for message in caplog.messages if message.startswith("out of memory")] == [
+        "out of memory: path=FOLDER gives a report of what held it; for less use a smaller batch, AMP or "
+        "GradientCheckpointing, or AdaptiveBatchSize, which splits it"
     ]
-    assert len(told) == advice
-    assert "batch_to_device" not in vars(trainer.strategy)
+
+
+def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
+    machine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+    trainer: Any = SimpleNamespace(
+        strategy=SimpleNamespace(root_device=torch.device("cuda", 0)),
+        is_global_zero=True,
+        log_dir=None,
+        default_root_dir=tmp_path,
+        loggers=[],
+        callbacks=[monitor := MemoryMonitor(snapshot=True, path=tmp_path)],
+        lightning_module=BoringModel(),
+        optimizers=[],
+        global_step=1,
+        current_epoch=0,
+        state=SimpleNamespace(stage=None),
+    )
+    memory = torch.cuda.memory
+    monkeypatch.setattr(memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(memory, "_dump_snapshot", lambda path: Path(path).write_bytes(b"snapshot"))
+    monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: "")
+    monitor.setup(trainer, BoringModel(), "fit")
+    announce(trainer, Event("oom", "it ran out"))
+    monitor.teardown(trainer, BoringModel(), "fit")
+    assert calls == [{"max_entries": 100_000}, {"enabled": None}]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["oom-1.pickle", "oom-1.txt"]
 
 
 def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> None:

@@ -158,6 +158,17 @@ def test_a_folder_must_not_be_a_file(tmp_path: Path) -> None:
         _fit(tmp_path, Painter(), SampleImages(path=tmp_path / "file"))
 
 
+def test_nothing_is_drawn_into_the_working_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    model = Painter()
+    _fit(tmp_path, model, SampleImages(every_n_steps=2))
+    assert list(tmp_path.iterdir()) == []
+    assert model.calls == []
+    assert "SampleImages draws nothing without a logger: give it path=FOLDER" in caplog.messages
+
+
 def test_images_of_another_number_are_refused(tmp_path: Path) -> None:
     class Careless(Painter):
         def sample_images(self, count: int, *, seed: int, batch_size: int) -> Tensor:

@@ -1,42 +1,19 @@
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from lit_data.callbacks.timing.plot import BoundedSeries, Throughput, draw_throughput
+from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import PARTS
-from lit_data.callbacks.timing.totals import Ended
+from lit_data.callbacks.timing.totals import EndedBatch
 
 
 def make_history(steps: int, measured: int) -> Throughput:
     history = Throughput()
     history.add(
-        [Ended(step, 16, 0.1 if step else None, 8, False, False) for step in range(steps)],
+        [EndedBatch(step, 16, 0.1 if step else None, 8, False, False) for step in range(steps)],
         [(step, (0.1,) * len(PARTS)) for step in range(1, measured + 1)],
     )
     return history
-
-
-def test_a_series_keeps_every_row_while_there_is_room() -> None:
-    series = BoundedSeries(most_rows=4)
-    for step in range(4):
-        series.add(step, (1, 10 * step))
-    steps, rows = series.read()
-    assert steps.tolist() == [0, 1, 2, 3]
-    assert rows.tolist() == [[1, 0], [1, 10], [1, 20], [1, 30]]
-
-
-@pytest.mark.parametrize("most_rows", [4, 5])
-@pytest.mark.parametrize("count", range(3, 60, 4))
-def test_a_long_series_is_added_up_and_loses_nothing(most_rows: int, count: int) -> None:
-    series = BoundedSeries(most_rows)
-    for step in range(count):
-        series.add(step, (1, step))
-        assert len(series) <= most_rows
-    steps, rows = series.read()
-    assert rows.sum(axis=0).tolist() == [count, sum(range(count))]
-    assert len(set(rows[:-1, 0])) <= 1  # all but the last are of equally many steps
-    assert steps.tolist() == [0, *np.cumsum(rows[:-1, 0])]
 
 
 def test_steps_that_were_not_timed_are_not_drawn() -> None:
@@ -45,11 +22,11 @@ def test_steps_that_were_not_timed_are_not_drawn() -> None:
     assert rows.tolist() == [[1, 16, 0.1, 8]] * 2
 
 
-def test_out_of_memory_is_marked_once_a_step_and_the_last_are_kept() -> None:
-    history = Throughput(most_ooms=3)
+def test_out_of_memory_is_marked_once_a_step() -> None:
+    history = Throughput()
     for step in (1, 1, 2, 5, 5, 9):
         history.mark_oom(step)
-    assert history.ooms == [2, 5, 9]
+    assert history.speed.marks["oom"].spans == [(1, 1), (2, 2), (5, 5), (9, 9)]
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,6 @@ def test_page_of_a_run_says_what_is_in_its_folder(
         "stripe done",
         "began 2026-01-31 12:00:00 · 46.8 s",
         "What limits this run The model takes 89% of the time",
-        "What costs memory for nothing A DataLoader has num_workers=8 and 2 cores",
         "dice 0.7 test; a simple rule: 0.3",
         "host memory 744.3 MiB peak",
         "val 0.8",

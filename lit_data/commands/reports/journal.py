@@ -20,13 +20,12 @@ _KINDS: Final = (
         re.compile(r"out of memory|OutOfMemory|does not fit into memory|needed cached memory back"),
     ),
     ("precision", re.compile(r"^AMP: |loss scale|precision")),
-    ("memory", re.compile(r"memory grows|EmptyCache|bus error")),
+    ("memory", re.compile(r"memory grows|EmptyCache")),
     ("batch size", re.compile(r"^batch size \d|samples at once")),
     ("stop", re.compile(r"SIG(TERM|INT|USR)|stopped after step")),
     ("loader", re.compile(r"^(loader|defects): |worker")),
 )
 _LIMITED: Final = "DataWaitMonitor: "
-_ADVICE: Final = "lit_data.callbacks.memory.advice"
 
 
 @dataclass(frozen=True)
@@ -79,18 +78,12 @@ class RunLog:
         return texts[-1].removeprefix(_LIMITED) if texts else ""
 
     @property
-    def advice(self) -> list[str]:
-        """What cost memory for nothing, and what to do instead."""
-        return [entry.text for entry in self.entries if entry.source == _ADVICE]
-
-    @property
     def events(self) -> list[LogEntry]:
         """Warnings and errors, sizes that moved, and the choice of loaders and workers."""
         return [
             entry
             for entry in self.entries
-            if entry.source != _ADVICE
-            and (entry.level not in ("DEBUG", "INFO") or entry.kind in ("batch size", "stop"))
+            if entry.level not in ("DEBUG", "INFO") or entry.kind in ("batch size", "stop")
         ]
 
     @property

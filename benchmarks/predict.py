@@ -38,7 +38,7 @@ class PredictSuite(Suite):
     """Images of mixed sizes, one at a time as people predict them, and in batches with fewer bits.
 
     A row for each way, from file to array: ``original`` one at a time in float32, ``batched`` tiles
-    of all images in batches, ``lanes`` several batches at a time, ``bf16`` in bfloat16 too; with
+    of all images in batches, ``threads`` several batches at a time, ``bf16`` in bfloat16 too; with
     `compile` ``compiled``, ``compiled_bf16``, and with int8 convolutions ``static``,
     ``static_bf16``, for which images are filled up to whole tiles. Columns: ``images_per_s``;
     ``ratio_to_original``; ``dice_to_fp32``, ``mean_difference``, ``max_difference`` of masks and

@@ -23,7 +23,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.inference.cpu_parallel import choose_lanes
+from lit_data.inference.cpu_parallel import choose_threads
 from lit_data.inference.export.quantise import quantise
 from lit_data.inference.forward import check_compiler
 from lit_data.inference.sources import Image
@@ -132,7 +132,7 @@ NAMES: Final = {
     "original": "original: one image at a time, float32",
     "original_bf16": "original: one image at a time, bfloat16",
     "batched": "tiles of all images, float32",
-    "lanes": "the same, channels last, in lanes",
+    "threads": "the same, channels last, in threads",
     "bf16": "the same, bfloat16",
     "compiled": "channels last, compiled",
     "compiled_bf16": "channels last, compiled, bfloat16",
@@ -155,15 +155,15 @@ class PredictVariant:
         batch_size: Tiles at once.
         predict: From files to [1, H, W] float32 on the CPU, in their order.
         note: Why it is not measured.
-        lanes: Batches at one time.
-        predict_alone: The same with one lane; None where it has no more.
+        threads: Batches at one time.
+        predict_alone: The same with one thread; None where it has no more.
     """
 
     kind: str
     batch_size: int
     predict: Predict
     note: str = ""
-    lanes: int = 1
+    threads: int = 1
     predict_alone: Predict | None = None
 
     @property
@@ -172,14 +172,14 @@ class PredictVariant:
         return f"{self.kind}, batch {self.batch_size}"
 
     def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
-        """Bytes of tensors while a batch is predicted in each lane; not known of what is compiled.
+        """Bytes of tensors while a batch is predicted in each thread; not known of what is compiled.
 
-        Counted with one lane, as tensors are in the thread that makes them.
+        Counted with one thread, as tensors are in the thread that makes them.
         """
         predict = self.predict_alone or self.predict
         if self.kind in COMPILED:
             return math.nan
-        return self.lanes * measure_peak_bytes(lambda: list(predict(paths[: self.batch_size])))
+        return self.threads * measure_peak_bytes(lambda: list(predict(paths[: self.batch_size])))
 
     def run(self, paths: Sequence[Path]) -> None:
         """Predict files, and keep nothing."""
@@ -225,8 +225,8 @@ def list_ways(
         for size in sizes
     ]
     ways += [
-        _make_in_lanes(kind, make(), size, options.tile_px, device)
-        for kind in ("lanes", "bf16")
+        _make_in_threads(kind, make(), size, options.tile_px, device)
+        for kind in ("threads", "bf16")
         for size in sizes
     ]
     if options.compile:
@@ -234,15 +234,15 @@ def list_ways(
     return ways
 
 
-def _make_in_lanes(
+def _make_in_threads(
     kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device
 ) -> PredictVariant:
-    lanes = choose_lanes(device)
+    threads = choose_threads(device)
     many, alone = (
-        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, lanes=count))
-        for count in (lanes, 1)
+        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, threads=count))
+        for count in (threads, 1)
     )
-    return PredictVariant(kind, batch_size, many, lanes=lanes, predict_alone=alone)
+    return PredictVariant(kind, batch_size, many, threads=threads, predict_alone=alone)
 
 
 def _make_compiled(
@@ -271,7 +271,7 @@ def _open(
     tile_px: int,
     device: torch.device,
     *,
-    lanes: int = 1,
+    threads: int = 1,
 ) -> TiledPredictor:
     return TiledPredictor(
         net,
@@ -282,7 +282,7 @@ def _open(
         channels_last=kind != "batched",
         compile=kind.startswith("compiled"),
         round_px=tile_px if kind in COMPILED else None,
-        lanes=lanes,
+        threads=threads,
         readers=_READERS,
         device=device,
     )

@@ -1,4 +1,4 @@
-"""What the loader of the running stage says of its batches."""
+"""Facts about the batches of the loader of the running stage."""
 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
@@ -14,12 +14,12 @@ _MISSING: Any = object()
 
 
 class LoaderFacts(NamedTuple):
-    """What is known of the batches of a loader.
+    """Facts about the batches of a loader.
 
     Attributes:
-        sizes: How many samples they can have; empty if that is not known.
-        stacked: Whether the loader stacks samples, so that no list in a batch has one entry for
-            each sample.
+        sizes: Numbers of samples that they can have; empty if that is not known.
+        stacked: The loader stacks samples, so that no list in a batch has one entry for each
+            sample.
     """
 
     sizes: Collection[int] = ()
@@ -27,62 +27,57 @@ class LoaderFacts(NamedTuple):
 
 
 def read_loader(trainer: L.Trainer, dataloader_idx: int = 0) -> LoaderFacts:
-    """What is known of the batches that arrive now.
+    """Return the facts about the batches that arrive now.
 
     Args:
         trainer: Whose loaders.
-        dataloader_idx: Which of several in evaluation.
+        dataloader_idx: Number of the loader, of several in evaluation.
     """
     loader = _find_loader(trainer, dataloader_idx)
     collate = getattr(loader, "collate_fn", _MISSING)
-    stacked = collate is default_collate or (
-        isinstance(loader, MicroBatchLoader) and collate is None
-    )
-    return LoaderFacts(_list_sizes(loader), stacked)
+    stacks_by_itself = isinstance(loader, MicroBatchLoader) and collate is None
+    return LoaderFacts(_list_sizes(loader), collate is default_collate or stacks_by_itself)
 
 
 def count_batch(trainer: L.Trainer, batch: Any, dataloader_idx: int = 0) -> int:  # noqa: ANN401 - any form
-    """Samples of the batch that a callback was given, in the form that its datamodule has given it.
-
-    Returns:
-        The number; 0 where it cannot be told.
-    """
-    if samples := count_plain(batch):
+    """Return the samples of a batch, in the form that a datamodule has given it; 0 if unclear."""
+    samples = count_plain(batch)
+    if samples:
         return samples
     facts = read_loader(trainer, dataloader_idx)
-    stacked = facts.stacked and getattr(
-        getattr(trainer, "datamodule", None), "stacks_samples", True
-    )
+    datamodule = getattr(trainer, "datamodule", None)
+    stacked = facts.stacked and getattr(datamodule, "stacks_samples", True)
     return count_samples(batch, facts.sizes, stacked=stacked)
 
 
 def _find_loader(trainer: L.Trainer, dataloader_idx: int) -> object:
-    """The loader of the running stage; nothing where several are read at once."""
+    """Return the loader of the running stage; nothing where several are read at once."""
     stage = trainer.state.stage
+    loaders: Any = None
     if stage == RunningStage.TRAINING:
         return trainer.train_dataloader
-    loaders: Any = None
     if stage in (RunningStage.SANITY_CHECKING, RunningStage.VALIDATING):
         loaders = trainer.val_dataloaders
+    elif stage == RunningStage.TESTING:
+        loaders = trainer.test_dataloaders
     elif stage is not None:
-        loaders = (
-            trainer.test_dataloaders
-            if stage == RunningStage.TESTING
-            else trainer.predict_dataloaders
-        )
-    several = list(loaders.values()) if isinstance(loaders, Mapping) else loaders
-    if not isinstance(several, list | tuple):
-        return several
-    return several[dataloader_idx] if dataloader_idx < len(several) else None
+        loaders = trainer.predict_dataloaders
+    if isinstance(loaders, Mapping):
+        loaders = list(loaders.values())
+    if not isinstance(loaders, list | tuple):
+        return loaders
+    return loaders[dataloader_idx] if dataloader_idx < len(loaders) else None
 
 
 def _list_sizes(loader: object) -> Collection[int]:
-    """The size of a full batch and that of the last one, which may be anything where the loader does not know."""
+    """Return the size of a full batch and that of the last one.
+
+    The last one may have any size where the loader has no length.
+    """
     if isinstance(loader, MicroBatchLoader):
         return loader.batch_sizes
-    size = getattr(loader, "batch_size", None) or getattr(
-        getattr(loader, "batch_sampler", None), "batch_size", None
-    )
+    sampler = getattr(loader, "batch_sampler", None)
+    size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         return ()
     if isinstance(loader, DataLoader) and loader.drop_last:

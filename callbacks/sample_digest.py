@@ -4,7 +4,7 @@ import hashlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import lightning as L
 import torch
@@ -18,8 +18,23 @@ from lit_data.errors import ConfigError
 from lit_data.types import COUNT_SUFFIX
 
 _MODULUS: Final = 2**256
-_UNDER_WAY: Final = 3
-"""Batches that may be on their way to the host; a host that is farther ahead of its device waits for them."""
+_WORD_BITS: Final = 32
+_MOST_COMING: Final = 3
+"""Batches that may be on their way; a host that is farther ahead of its device waits for them."""
+
+
+class _ComingBatch(NamedTuple):
+    """A batch on its way to the host.
+
+    Attributes:
+        batch: Of tensors on the host, which are not filled yet.
+        arrived: The event behind the copies.
+        samples: Number of its samples.
+    """
+
+    batch: Any
+    arrived: Any
+    samples: int
 
 
 class SampleDigest(L.Callback):
@@ -28,8 +43,8 @@ class SampleDigest(L.Callback):
     Each sample is hashed by itself and the digests are added modulo 2**256, so the result does not
     depend on the batch size, on the order or on the number of ranks, only on which samples were
     trained and on every byte of them. Hashing reads each sample back to the host (about 1 ms per
-    MB), hence the bound. From a GPU a batch comes back while its step is under way, and is hashed
-    in a later one, so that the host does not wait.
+    MB), therefore the bound. From a GPU a batch comes back while its step is under way, and is
+    hashed in a later one, so that the host does not wait.
 
     Boxes, voxels and the like lie flat in a dict, with the number of each sample's under
     ``NAME_count``: they are hashed with their sample, without the row in the batch that their first
@@ -44,9 +59,7 @@ class SampleDigest(L.Callback):
         self.max_samples = max_samples
         self.samples = 0
         self._sum = 0
-        self._coming: deque[tuple[Any, Any, int]] = (
-            deque()
-        )  # a batch on its way to the host, an event, samples
+        self._coming: deque[_ComingBatch] = deque()
 
     @override
     def on_train_batch_start(
@@ -55,15 +68,13 @@ class SampleDigest(L.Callback):
         if self.max_samples is not None and self.samples >= self.max_samples:
             return
         count = count_batch(trainer, batch)
-        device = next(
-            (t.device for t in tree_leaves(batch) if isinstance(t, Tensor) and t.is_cuda), None
-        )
+        device = _find_cuda(batch)
         if device is not None and trainer.world_size == 1 and _is_plain(batch):
             self.samples += count
-            self._coming.append((*_send(batch, device), count))
-            self._read(leave=_UNDER_WAY)
+            self._coming.append(_send(batch, device, count))
+            self._read(leave=_MOST_COMING)
             return
-        digest = sum(map(_hash_sample, _list_samples(batch, count)))
+        digest = _hash_batch(batch, count)
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -82,31 +93,41 @@ class SampleDigest(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.samples, self._sum = state_dict["samples"], int(state_dict["sum"], 16)
+        self.samples = state_dict["samples"]
+        self._sum = int(state_dict["sum"], 16)
 
     def summary(self) -> dict[str, str | int]:
-        """``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``; empty before the first step."""
+        """Return ``samples_sha256`` (64 hexadecimal digits) and ``train/samples_hashed``.
+
+        Empty before the first step.
+        """
         self._read()
-        return (
-            {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples}
-            if self.samples
-            else {}
-        )
+        if not self.samples:
+            return {}
+        return {"samples_sha256": f"{self._sum:064x}", "train/samples_hashed": self.samples}
 
     def _read(self, leave: int = 0) -> None:
-        """Hash what has come, and of the rest all but so many batches."""
+        """Hash batches that have come, and of the others all but so many."""
         while self._coming:
-            batch, event, count = self._coming[0]
-            if not event.query():
+            coming = self._coming[0]
+            if not coming.arrived.query():
                 if len(self._coming) <= leave:
                     return
-                event.synchronize()
+                coming.arrived.synchronize()
             self._coming.popleft()
-            self._sum = (self._sum + sum(map(_hash_sample, _list_samples(batch, count)))) % _MODULUS
+            self._sum = (self._sum + _hash_batch(coming.batch, coming.samples)) % _MODULUS
+
+
+def _find_cuda(batch: Any) -> torch.device | None:  # noqa: ANN401 - any nesting
+    """Return the CUDA device of a batch; nothing where it is on the host."""
+    for leaf in tree_leaves(batch):
+        if isinstance(leaf, Tensor) and leaf.is_cuda:
+            return leaf.device
+    return None
 
 
 def _is_plain(batch: object) -> bool:
-    """Whether a batch is a tensor or nested dicts, lists and tuples of what copies as it is."""
+    """Return True for a tensor, and nested dicts, lists and tuples of values that need no copy."""
     if isinstance(batch, dict):
         return all(map(_is_plain, batch.values()))
     if type(batch) in (list, tuple):
@@ -114,58 +135,79 @@ def _is_plain(batch: object) -> bool:
     return isinstance(batch, Tensor | str | int | float | None)
 
 
-def _send(batch: Any, device: torch.device) -> tuple[Any, Any]:  # noqa: ANN401 - any nesting
-    """A batch on its way to the host, and the event behind it."""
-    sent = tree_map_only(
-        Tensor, lambda tensor: tensor.detach().to("cpu", copy=True, non_blocking=True), batch
-    )
-    event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return sent, event
+def _send(
+    batch: Any,  # noqa: ANN401 - any nesting
+    device: torch.device,
+    samples: int,
+) -> _ComingBatch:
+    """Send a batch to the host, and return it with the event behind it."""
+    sent = tree_map_only(Tensor, _copy_to_host, batch)
+    arrived: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    arrived.record(torch.cuda.current_stream(device))
+    return _ComingBatch(sent, arrived, samples)
+
+
+def _copy_to_host(tensor: Tensor) -> Tensor:
+    return tensor.detach().to("cpu", copy=True, non_blocking=True)
+
+
+def _hash_batch(batch: Any, count: int) -> int:  # noqa: ANN401 - any form
+    """Return the sum of the digests of the samples."""
+    return sum(_hash_sample(tensors) for tensors in _list_samples(batch, count))
 
 
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form
-    """The tensors of each sample, on the host: of stacked ones their parts, of a list its entries."""
-    if isinstance(batch, list | tuple) and not all(
-        getattr(p, "ndim", 0) and len(p) == count for p in batch
-    ):
+    """Yield the tensors of each sample, on the host: parts of stacked ones, or entries of a list."""
+    if isinstance(batch, list | tuple) and not _are_stacked(batch, count):
         with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
             for sample in range(count):
-                found = batch_tensors(slice_batch(batch, sample, sample + 1, count))
-                yield [tensor.detach().cpu().contiguous() for tensor in found]
+                tensors = batch_tensors(slice_batch(batch, sample, sample + 1, count))
+                yield [tensor.detach().cpu().contiguous() for tensor in tensors]
             return
     fields = list(_split_fields(batch, count))
-    yield from ([samples[sample] for samples in fields] for sample in range(count))
+    for sample in range(count):
+        yield [samples[sample] for samples in fields]
+
+
+def _are_stacked(fields: Sequence[Any], count: int) -> bool:
+    return all(getattr(field, "ndim", 0) and len(field) == count for field in fields)
 
 
 def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
-    """Sum over all ranks, the digest in pieces of 32 bits whose sums fit into int64."""
-    pieces = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, 32)]
-    mine = torch.tensor([count, *pieces], device=trainer.strategy.root_device)
-    count, *pieces = trainer.strategy.reduce(mine, reduce_op="sum").tolist()
-    return count, sum(piece << 32 * place for place, piece in enumerate(pieces))
+    """Sum over all ranks, the digest in words of 32 bits whose sums fit into int64."""
+    words = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, _WORD_BITS)]
+    numbers = torch.tensor([count, *words], device=trainer.strategy.root_device)
+    count, *words = trainer.strategy.reduce(numbers, reduce_op="sum").tolist()
+    digest = 0
+    for position, word in enumerate(words):
+        digest += word << (_WORD_BITS * position)
+    return count, digest
 
 
 def _split_fields(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any nesting of tensors
-    """For each tensor of a batch its part in each sample, on the host."""
+    """Yield for each tensor of a batch its part in each sample, on the host."""
     named = batch if isinstance(batch, Mapping) else {}
-    counts = {
-        key: named[f"{key}{COUNT_SUFFIX}"].tolist()
-        for key in named
-        if f"{key}{COUNT_SUFFIX}" in named
-    }
-    by_length = {sum(found): found for found in counts.values()}
+    counts: dict[Any, list[int]] = {}  # items of each sample, of fields that lie flat
+    for key in named:
+        if f"{key}{COUNT_SUFFIX}" in named:
+            counts[key] = named[f"{key}{COUNT_SUFFIX}"].tolist()
+    counts_by_length = {sum(items): items for items in counts.values()}
     for key in sorted(named) or [None]:
         for tensor in batch_tensors(batch if key is None else named[key]):
-            here = tensor.detach().cpu().contiguous()
-            own = counts.get(key, None if len(here) == count else by_length.get(len(here)))
-            if own is not None:
-                yield [_leave_out_row(part, row) for row, part in enumerate(torch.split(here, own))]
-            elif len(here) == count:
-                yield here.unbind()
+            on_host = tensor.detach().cpu().contiguous()
+            items = counts.get(key)
+            # a field without counts that is as long as one with counts lies flat with it
+            if items is None and len(on_host) != count:
+                items = counts_by_length.get(len(on_host))
+            if items is not None:
+                parts = torch.split(on_host, items)
+                yield [_leave_out_row(part, row) for row, part in enumerate(parts)]
+            elif len(on_host) == count:
+                yield on_host.unbind()
 
 
 def _leave_out_row(items: Tensor, row: int) -> Tensor:
+    """Drop a first column that holds the row of the sample in the batch."""
     has_row = items.ndim > 1 and len(items) > 0 and bool((items[:, 0] == row).all())
     return items[:, 1:].contiguous() if has_row else items
 

@@ -1,4 +1,4 @@
-"""Wrap a method of one object, more than once if need be, and take each wrapper off again in any order."""
+"""Wrappers around a method of one object, which come off again in any order."""
 
 import functools
 from collections.abc import Callable
@@ -9,13 +9,20 @@ Around = Callable[..., Any]
 
 
 class Wrapped:
-    """Stands on an object in place of a method: the last wrapper outermost."""
+    """Stands on an object in place of a method: the last wrapper outermost.
 
-    def __init__(self, method: Callable[..., Any], *, own: bool) -> None:
+    Attributes:
+        method: The method.
+        was_attribute: It was an attribute of the object and not of its class.
+        arounds: The wrappers, the first one innermost.
+    """
+
+    def __init__(self, method: Callable[..., Any], *, was_attribute: bool) -> None:
         # Lightning asks a hook for its code, torch's schedules ask an optimizer's step for a mark
         # of theirs.
         functools.update_wrapper(self, method)
-        self.method, self.own = method, own
+        self.method = method
+        self.was_attribute = was_attribute
         self.arounds: list[Around] = []
         self.call = method
 
@@ -23,7 +30,7 @@ class Wrapped:
         return self.call(*args, **kwargs)
 
     def compose(self) -> None:
-        """Once for each change of the wrappers and not at each call, of which a training step makes a dozen."""
+        """Put the wrappers together: once for each change, as a training step makes a dozen calls."""
         self.call = self.method
         for around in self.arounds:
             self.call = functools.partial(around, self.call)
@@ -42,7 +49,7 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
     """
     wrapped = vars(owner).get(name)
     if not isinstance(wrapped, Wrapped):
-        wrapped = Wrapped(getattr(owner, name), own=name in vars(owner))
+        wrapped = Wrapped(getattr(owner, name), was_attribute=name in vars(owner))
         setattr(owner, name, wrapped)
     wrapped.arounds.append(around)
     wrapped.compose()
@@ -52,7 +59,7 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
             wrapped.arounds.remove(around)
             wrapped.compose()
         if not wrapped.arounds and vars(owner).get(name) is wrapped:
-            if wrapped.own:
+            if wrapped.was_attribute:
                 setattr(owner, name, wrapped.method)
             else:
                 delattr(owner, name)

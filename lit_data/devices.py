@@ -1,4 +1,4 @@
-"""What a device cannot do that others can, what is put there once, and memory of the CPU that serves again."""
+"""Abilities of devices, constants that are put on them once, and memory of the CPU that is used again."""
 
 import math
 import threading
@@ -21,14 +21,18 @@ _MOST_FREE: Final = 4
 _BF16_INSTRUCTIONS: Final = frozenset({"avx512_bf16", "amx_bf16", "bf16", "sve_bf16", "svebf16"})
 _CPU_INFO: Final = Path("/proc/cpuinfo")
 free_memory: list[memoryview] = []
-returned_memory: "deque[memoryview]" = (
-    deque()
-)  # appended to by finalizers, in the midst of anything
+returned_memory: "deque[memoryview]" = deque()
+"""Appended to by finalizers, which run in the midst of anything: so it needs no lock."""
+
 _lock = threading.Lock()
 
 
 def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
-    """float64, or float32 on an Apple GPU, which has none; without a device: what any tensor here may be moved with."""
+    """Return float64, or float32 on an Apple GPU, which has no float64.
+
+    Args:
+        device: The device; none for a dtype that works on each device of this machine.
+    """
     import torch
 
     is_mps = torch.backends.mps.is_available() if device is None else device.type == "mps"
@@ -79,15 +83,18 @@ def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
 
 
 def runs_on_cpu(tensor: "torch.Tensor") -> bool:
-    """Whether NumPy and OpenCV may work on a tensor: it is on the CPU, and torch.compile does not trace the call."""
+    """Return True if NumPy and OpenCV may work on a tensor.
+
+    It is on the CPU, and torch.compile does not trace the call.
+    """
     import torch
 
     return tensor.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def reused(shape: "Sequence[int]") -> "torch.Tensor":
-    """An unset float32 tensor on the CPU; large ones lie in memory that serves again when the last
-    reference is gone.
+    """Return an unset float32 tensor on the CPU, a large one in memory that is used again when its
+    last reference is gone.
 
     The system takes back what an allocator frees in large pieces, and gives it out zeroed page by
     page: for batches of some MB that takes longer than to augment them.
@@ -98,59 +105,68 @@ def reused(shape: "Sequence[int]") -> "torch.Tensor":
     if nbytes < _LEAST_REUSED:
         return torch.empty(tuple(shape))
     with _lock:
-        while returned_memory:
-            free_memory.append(returned_memory.popleft())
-        del free_memory[:-_MOST_FREE]
-        fitting = [
-            place for place, free in enumerate(free_memory) if nbytes <= len(free) <= 2 * nbytes
-        ]
-        memory = free_memory.pop(fitting[0]) if fitting else memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+        memory = _take_memory(nbytes)
     root = np.frombuffer(memory, np.float32, nbytes // 4)
     weakref.finalize(root, returned_memory.append, memory).atexit = False
     return torch.from_numpy(root.reshape(shape))
 
 
+def _take_memory(nbytes: int) -> memoryview:
+    """Return free memory of at least so many bytes, and at most twice as many, or new memory."""
+    while returned_memory:
+        free_memory.append(returned_memory.popleft())
+    del free_memory[:-_MOST_FREE]
+    for position, memory in enumerate(free_memory):
+        if nbytes <= len(memory) <= 2 * nbytes:
+            return free_memory.pop(position)
+    return memoryview(np.empty(nbytes, np.uint8))  # type: ignore[arg-type]
+
+
 def divided(images: "torch.Tensor", divisor: float) -> "torch.Tensor":
-    """Images of any dtype cast to float32 and divided."""
+    """Return images of any dtype, cast to float32 and divided."""
     import torch
 
     if images.device.type != "cpu":
         return torch.div(images, divisor)
-    # In one pass a CPU takes five times as long: it casts value by value.
+    # In one pass a CPU takes five times as long, as it casts value by value.
     return reused(images.shape).copy_(images).div_(divisor)
 
 
 def change_each(change: "Callable[[int], None]", samples: "torch.Tensor") -> None:
-    """Call a change with the number of each sample; in as many threads as torch uses where a sample
-    is large.
+    """Call a change with the number of each sample.
+
+    Where a sample is large, in as many threads as torch uses.
 
     Args:
         change: Works in OpenCV and NumPy, which let other threads run.
-        samples: [B, ...] on the CPU, what is changed.
+        samples: [B, ...] on the CPU, which are changed.
     """
     import torch
 
     count = len(samples)
     threads = min(torch.get_num_threads(), count)
-    if (
-        threads < 2 or samples[0].nbytes < _LEAST_THREADED
-    ):  # threads would mostly wait for each other
-        deque(map(change, range(count)), maxlen=0)
+    # threads with small samples would mostly wait for each other
+    if threads < 2 or samples[0].nbytes < _LEAST_THREADED:
+        for number in range(count):
+            change(number)
         return
     with ThreadPoolExecutor(threads) as pool:
-        deque(pool.map(change, range(count)), maxlen=0)
+        changes = [pool.submit(change, number) for number in range(count)]
+        for submitted in changes:
+            submitted.result()  # raises the error of a change
 
 
 @lru_cache(maxsize=256)
 def constant(
     values: tuple[float, ...], device: "torch.device", dtype: "torch.dtype | None" = None
 ) -> "torch.Tensor":
-    """Numbers on a device, brought there once: each copy of a tensor from the host makes it wait.
-    Not to be changed.
+    """Return numbers on a device, brought there once: each copy from the host makes it wait.
+
+    They are shared, and not to be changed.
 
     Args:
         values: The numbers.
-        device: Where to.
+        device: Their device.
         dtype: float32 by default.
     """
     import torch

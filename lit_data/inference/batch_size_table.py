@@ -1,6 +1,7 @@
-"""The batch size of each kind of tile, by what the net takes and what memory holds; and calls that must fit into it."""
+"""The batch size of each kind of tile, by what the net takes and what memory holds."""
 
 import gc
+import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,10 +21,10 @@ from lit_data.out_of_memory import is_out_of_memory
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
-    """Most bytes of tensors that a call holds at one time, on any device.
+    """Return the most bytes of tensors that a call holds at one time, on any device.
 
-    Counted from the tensors that its operations return, so what a library takes for itself within
-    an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
+    Counted from the tensors that its operations return, so memory that a library takes for itself
+    within an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
     reading, are left alone.
     """
     counter = _Counter()
@@ -33,32 +34,29 @@ def measure_peak_bytes(call: Callable[[], object]) -> int:
 
 
 def count_weight_bytes(model: nn.Module) -> int:
-    """Bytes of parameters and buffers."""
-    return sum(
-        tensor.nbytes for tensors in (model.parameters(), model.buffers()) for tensor in tensors
-    )
+    """Return the bytes of parameters and buffers."""
+    tensors = itertools.chain(model.parameters(), model.buffers())
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of new storages, and of those that are freed."""
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.peak_bytes = self._bytes = 0
+        self.peak_bytes = 0
+        self._bytes = 0
         self._seen: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         result = func(*args, **(kwargs or {}))
-        known = {
-            leaf.untyped_storage()
-            for leaf in tree_leaves((args, kwargs))
-            if isinstance(leaf, Tensor)
-        }
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor):
-                self._add(leaf.untyped_storage(), known)
+        inputs = _list_storages((args, kwargs))
+        for storage in _list_storages(result) - inputs:  # a view holds no memory of its own
+            self._add(storage)
         return result
 
-    def _add(self, storage: torch.UntypedStorage, known: set[torch.UntypedStorage]) -> None:
-        if storage in self._seen or storage in known:
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        if storage in self._seen:
             return
         self._seen.add(storage)
         size = storage.nbytes()
@@ -70,6 +68,10 @@ class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._bytes -= size
 
 
+def _list_storages(values: Any) -> set[torch.UntypedStorage]:  # noqa: ANN401 - any nesting
+    return {leaf.untyped_storage() for leaf in tree_leaves(values) if isinstance(leaf, Tensor)}
+
+
 T = TypeVar("T")
 
 ADVICE: Final = (
@@ -77,8 +79,13 @@ ADVICE: Final = (
 )
 
 
-def try_twice(call: Callable[[], T], what: str, device: torch.device) -> T:
-    """The result of a call for which a single tile must fit.
+def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
+    """Return the result of a call for which a single tile must fit.
+
+    Args:
+        call: The call.
+        needs: Name of what must fit, for the message.
+        device: Whose memory is released before the second attempt.
 
     Raises:
         BatchMemoryError: Memory ran out, and again after all that could be was released.
@@ -92,11 +99,11 @@ def try_twice(call: Callable[[], T], what: str, device: torch.device) -> T:
                 raise
             failure = str(error).partition("\n")[0]
         release_memory(device)
-    raise BatchMemoryError(f"{what} does not fit into memory ({failure}): {ADVICE}")
+    raise BatchMemoryError(f"{needs} does not fit into memory ({failure}): {ADVICE}")
 
 
 def release_memory(device: torch.device) -> None:
-    """Give back what nobody refers to."""
+    """Give back memory that nobody refers to."""
     gc.collect()
     if device.type == "cuda":
         torch.cuda.empty_cache()
@@ -108,7 +115,7 @@ GROW_AFTER: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class BatchRange:
-    """What the batch size may be.
+    """Limits of the batch size.
 
     Args:
         start: Tiles of the first batch.
@@ -140,18 +147,18 @@ class BatchRange:
 class BatchSize:
     """The size for tiles of one kind.
 
-    After a failure it is halved, or goes back to what fitted before; it grows half way towards what
-    failed and never reaches it.
+    After a failure it is halved, or goes back to a size that fitted before; it grows half way
+    towards the size that failed and never reaches it.
 
     Args:
-        limits: What it may be.
-        most: What memory is known to hold; None if that is not known.
+        limits: Limits of the size.
+        most: Tiles that memory is known to hold; None if that is not known.
         alone: See below.
 
     Attributes:
         size: Tiles of the next batch.
         fails: Smallest size that failed, if one did.
-        alone: Whether memory holds a batch only if nothing else is under way.
+        alone: Memory holds a batch only if nothing else is under way.
     """
 
     def __init__(self, limits: BatchRange, most: int | None = None, *, alone: bool = False) -> None:
@@ -160,31 +167,38 @@ class BatchSize:
         self.size = min(limits.start, self._top)
         self.fails: int | None = None
         self.alone = alone
-        self._fits = self._clean = 0
+        self._largest_fitting = 0
+        self._full_batches = 0  # since the size moved
 
     def succeed(self, tiles: int) -> None:
-        """A batch of so many tiles went well."""
-        self._fits = max(self._fits, tiles)
-        self._clean += tiles >= self.size
+        """Count a batch of so many tiles that went well."""
+        self._largest_fitting = max(self._largest_fitting, tiles)
+        self._full_batches += tiles >= self.size
         top = self._top if self.fails is None else min(self._top, self.fails - 1)
-        if self._clean < GROW_AFTER or top <= self.size:
+        if self._full_batches < GROW_AFTER or top <= self.size:
             return
+        # fast while nothing has failed, then half way
         self.size = min(2 * self.size, top) if self.fails is None else (self.size + top + 1) // 2
-        self._clean = 0
+        self._full_batches = 0
 
     def fail(self, tiles: int) -> bool:
-        """A batch of so many tiles did not fit; whether there is a smaller size to try."""
+        """Count a batch of so many tiles that did not fit.
+
+        Returns:
+            True if there is a smaller size to try.
+        """
         if tiles <= self._smallest:
             return False
         self.fails = tiles if self.fails is None else min(self.fails, tiles)
-        if self._fits >= tiles:  # somebody else took memory since then
-            self._fits = 0
-        self.size, self._clean = max(self._fits or tiles // 2, self._smallest), 0
+        if self._largest_fitting >= tiles:  # somebody else took memory since then
+            self._largest_fitting = 0
+        self.size = max(self._largest_fitting or tiles // 2, self._smallest)
+        self._full_batches = 0
         return True
 
 
 AHEAD: Final = 2
-"""Batches for each of several lanes: one that is computed, and one that waits or whose values do."""
+"""Batches for each of several threads: one that is computed, and one that waits or whose values do."""
 
 
 class BatchSizes:
@@ -192,25 +206,27 @@ class BatchSizes:
 
     Args:
         forward: The net.
-        limits: What the sizes may be.
-        memory_limit_bytes: What weights and the batches under way may take; None leaves it to the
+        limits: Limits of the sizes.
+        memory_limit_bytes: Memory for weights and the batches under way; None leaves it to the
             device.
-        lanes: Batches that are computed at one time.
+        threads: Batches that are computed at one time.
     """
 
     def __init__(
-        self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None, lanes: int = 1
+        self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None, threads: int = 1
     ) -> None:
-        self._forward, self._limits, self._lanes = forward, limits, lanes
+        self._forward = forward
+        self._limits = limits
+        self._threads = threads
         self._memory_limit_bytes = memory_limit_bytes
         self._sizes: dict[Kind, BatchSize] = {}
 
     def must_measure(self, kind: Kind) -> bool:
-        """Whether `of` will call the net."""
+        """Return True if `of` will call the net."""
         return self._memory_limit_bytes is not None and kind not in self._sizes
 
     def of(self, kind: Kind) -> BatchSize:
-        """The size of one kind.
+        """Return the size of one kind.
 
         Raises:
             BatchMemoryError: The memory limit does not hold the smallest batch.
@@ -221,24 +237,28 @@ class BatchSizes:
         return self._sizes[kind]
 
     def _fit(self, kind: Kind, limit_bytes: int) -> BatchSize:
+        """Return a size with which the batches of all threads stay below a limit."""
         tile_bytes, values_bytes = self._measure_tile(kind)
         weight_bytes = count_weight_bytes(self._forward.model)
         left_bytes = limit_bytes - weight_bytes
-        if (most := left_bytes // tile_bytes) < self._limits.smallest:
+        most = left_bytes // tile_bytes
+        if most < self._limits.smallest:
             raise BatchMemoryError(
                 f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
                 f"{self._limits.smallest} tiles of {kind}: the model takes {decimal(weight_bytes)}, "
                 f"each tile {decimal(tile_bytes)}; {ADVICE}"
             )
-        if self._lanes == 1:
+        if self._threads == 1:
             return BatchSize(self._limits, most)
-        shared = left_bytes // (self._lanes * (tile_bytes + (AHEAD - 1) * values_bytes))
-        if shared < self._limits.smallest:
+        # beside the batch that a thread computes lie the values of those ahead
+        thread_tile_bytes = tile_bytes + (AHEAD - 1) * values_bytes
+        most_per_thread = left_bytes // (self._threads * thread_tile_bytes)
+        if most_per_thread < self._limits.smallest:
             return BatchSize(self._limits, most, alone=True)
-        return BatchSize(self._limits, shared)
+        return BatchSize(self._limits, most_per_thread)
 
     def _measure_tile(self, kind: Kind) -> tuple[int, int]:
-        """Bytes that a tile takes at most, and those of its values."""
+        """Return the bytes that a tile takes at most, and those of its values."""
         tile = torch.from_numpy(np.zeros((1, *kind.shape), kind.dtype))
 
         def measure() -> tuple[int, int]:

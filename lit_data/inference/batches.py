@@ -16,10 +16,10 @@ from lit_data.inference.tiling import TileAxis, Tiling
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """What was done so far.
+    """Work that was done so far.
 
     Attributes:
-        images: Images handed out.
+        images: Images that are complete.
         tiles: Tiles that went through the net.
         seconds: Since the start.
     """
@@ -43,31 +43,33 @@ OnProgress = Callable[[Progress], None]
 
 
 class Meter:
-    """Counts, and tells a listener after each batch and each image.
+    """Counts, and calls a listener after each batch and each image.
 
     Args:
-        listener: Who is told; none counts only.
+        listener: Called with the progress; none counts only.
         clock: Seconds, for tests.
     """
 
     def __init__(
         self, listener: OnProgress | None, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._listener, self._clock = listener, clock
-        self._images = self._tiles = 0
+        self._listener = listener
+        self._clock = clock
+        self._images = 0
+        self._tiles = 0
         self._start_s = clock()
 
     def add_tiles(self, count: int) -> None:
-        """So many tiles went through the net."""
+        """Count tiles that went through the net."""
         self._tiles += count
-        self._tell()
+        self._report()
 
     def add_image(self) -> None:
-        """An image is complete."""
+        """Count an image that is complete."""
         self._images += 1
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         if self._listener is not None:
             self._listener(Progress(self._images, self._tiles, self._clock() - self._start_s))
 
@@ -79,7 +81,7 @@ class Target(Protocol):
         """Take rows from `top_px` on: [K, n, W] float32."""
 
     def close(self) -> None:
-        """All rows were written."""
+        """End it, after all rows were written."""
 
 
 OpenTarget = Callable[[tuple[int, int, int]], Target]
@@ -87,7 +89,7 @@ OpenTarget = Callable[[tuple[int, int, int]], Target]
 
 
 class MemoryTarget:
-    """Keeps an image in memory.
+    """An image in memory.
 
     Args:
         shape: [K, H, W].
@@ -104,32 +106,35 @@ class MemoryTarget:
         self.values[:, top_px : top_px + values.shape[1]] = values
 
     def close(self) -> None:
-        """Nothing is left to do."""
+        """Do nothing: the rows are there."""
 
 
 class SlabStitcher:
-    """Blends the tiles of one image and hands out rows as soon as no further tile covers them.
+    """Blends the tiles of one image and writes rows as soon as no further tile covers them.
 
     Memory holds one row of tiles.
 
     Args:
         rows: Tiles along the height.
         columns: Tiles along the width.
-        open_target: Where the image goes.
+        open_target: Opens the target of the image.
 
     Attributes:
-        target: Where the image goes, once its first tile came.
+        target: Target of the image, once its first tile came.
     """
 
     def __init__(self, rows: TileAxis, columns: TileAxis, open_target: OpenTarget) -> None:
         self.target: Target | None = None
-        self._rows, self._columns, self._open = rows, columns, open_target
-        self._row = self._column = 0
-        self._slab = torch.empty(0)
+        self._rows = rows
+        self._columns = columns
+        self._open_target = open_target
+        self._row = 0  # of the next tile
+        self._column = 0
+        self._slab = torch.empty(0)  # rows that further tiles cover, [K, h, W]
 
     @property
     def complete(self) -> bool:
-        """Whether all tiles came."""
+        """True if all tiles came."""
         return self._row == len(self._rows.starts)
 
     def add(self, values: Tensor) -> None:
@@ -137,15 +142,18 @@ class SlabStitcher:
         if self.target is None:
             height = min(self._rows.tile_px, self._rows.length_px)
             self._slab = torch.zeros(len(values), height, self._columns.length_px)
-            self.target = self._open((len(values), self._rows.length_px, self._columns.length_px))
+            shape = (len(values), self._rows.length_px, self._columns.length_px)
+            self.target = self._open_target(shape)
         self._blend(values)
         self._column += 1
         if self._column == len(self._columns.starts):
             self._finish_row(self.target)
 
     def _blend(self, values: Tensor) -> None:
-        down, across = self._rows.kept[self._row], self._columns.kept[self._column]
-        vertical, horizontal = self._rows.weights[self._row], self._columns.weights[self._column]
+        down = self._rows.counted[self._row]
+        across = self._columns.counted[self._column]
+        vertical = self._rows.weights[self._row]
+        horizontal = self._columns.weights[self._column]
         left = self._columns.starts[self._column]
         part = self._slab[:, down, left + across.start : left + across.stop]
         values = values[:, down, across]
@@ -156,25 +164,26 @@ class SlabStitcher:
         elif vertical is not None:
             part.add_(values)
         else:
-            part.copy_(values)  # all weights are 1: no other tile has a share
+            part.copy_(values)  # all weights are 1: no other tile counts here
 
     def _finish_row(self, target: Target) -> None:
         top = self._rows.starts[self._row]
-        self._row, self._column = self._row + 1, 0
+        self._row += 1
+        self._column = 0
         if self.complete:
             target.write(top, self._slab[:, : self._rows.length_px - top])
             self._slab = torch.empty(0)
             target.close()
             return
-        done = self._rows.starts[self._row] - top
-        target.write(top, self._slab[:, :done])
-        left = self._slab.shape[1] - done
-        self._slab[:, :left] = self._slab[:, done:].clone()  # both may overlap
-        self._slab[:, left:] = 0
+        finished = self._rows.starts[self._row] - top
+        target.write(top, self._slab[:, :finished])
+        shared = self._slab.shape[1] - finished
+        self._slab[:, :shared] = self._slab[:, finished:].clone()  # both may overlap
+        self._slab[:, shared:] = 0
 
 
 class Kind(NamedTuple):
-    """What the tiles of a batch have in common."""
+    """Shape [C, h, w] and dtype that the tiles of a batch have in common."""
 
     shape: tuple[int, int, int]
     dtype: str
@@ -189,7 +198,7 @@ class ImageJob:
     Args:
         source: The image.
         tiling: How it is cut.
-        open_target: Where its values go.
+        open_target: Opens the target of its values.
     """
 
     def __init__(self, source: OpenedImage, tiling: Tiling, open_target: OpenTarget) -> None:
@@ -216,12 +225,12 @@ class TileBatch:
 
     @classmethod
     def make(cls, kind: Kind, size: int) -> "TileBatch":
-        """A batch with room for so many tiles."""
+        """Return a batch with room for so many tiles."""
         return cls(kind, np.empty((size, *kind.shape), kind.dtype))
 
     @property
     def full(self) -> bool:
-        """Whether there is no room left."""
+        """True if there is no room left."""
         return len(self.jobs) == len(self.tiles)
 
     def add(self, job: ImageJob, tile: NDArray[Any]) -> None:

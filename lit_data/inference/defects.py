@@ -17,7 +17,7 @@ class Defect:
         width_px: Width of its bounding box.
         area_px: Pixels.
         score: Highest probability in it.
-        kind: Number of the class of most of its pixels; 0 where none are told apart.
+        kind: Number of the class of most of its pixels; 0 where there are no classes.
     """
 
     y: float
@@ -36,7 +36,7 @@ def find_defects(
     min_area_px: int = 1,
     kinds: NDArray[np.uint8] | None = None,
 ) -> list[Defect]:
-    """Regions of pixels (8-connected) that reach a threshold, the surest first.
+    """Find regions of pixels (8-connected) that reach a threshold.
 
     Args:
         probability: [H, W] float32 in 0..1.
@@ -54,20 +54,25 @@ def find_defects(
     )
     scores = np.zeros(count, dtype=np.float32)
     np.maximum.at(scores, labels.ravel(), probability.ravel())
-    counts = np.zeros((count, 1 if kinds is None else int(kinds.max()) + 1), np.int32)
+    most_frequent = np.zeros(count, np.int64)  # kind of each region
     if kinds is not None:
-        np.add.at(counts, (labels.ravel(), kinds.ravel()), 1)
-    regions = [
-        Defect(
-            y=float(centres[number][1]),
-            x=float(centres[number][0]),
+        pixels_of_kind = np.zeros((count, int(kinds.max()) + 1), np.int32)
+        np.add.at(pixels_of_kind, (labels.ravel(), kinds.ravel()), 1)
+        most_frequent = pixels_of_kind.argmax(axis=1)
+    regions = []
+    for number in range(1, count):  # 0 is the background
+        area_px = int(stats[number][cv2.CC_STAT_AREA])
+        if area_px < min_area_px:
+            continue
+        centre_x, centre_y = centres[number]
+        region = Defect(
+            y=float(centre_y),
+            x=float(centre_x),
             height_px=int(stats[number][cv2.CC_STAT_HEIGHT]),
             width_px=int(stats[number][cv2.CC_STAT_WIDTH]),
-            area_px=int(stats[number][cv2.CC_STAT_AREA]),
+            area_px=area_px,
             score=float(scores[number]),
-            kind=int(counts[number].argmax()),
+            kind=int(most_frequent[number]),
         )
-        for number in range(1, count)
-        if stats[number][cv2.CC_STAT_AREA] >= min_area_px
-    ]
+        regions.append(region)
     return sorted(regions, key=lambda region: -region.score)

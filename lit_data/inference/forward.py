@@ -23,39 +23,45 @@ Turn = tuple[int, bool]
 
 TURNS: Final[dict[Augment, tuple[Turn, ...]]] = {
     "flips": ((0, False), (0, True), (2, True), (2, False)),  # none, left-right, top-bottom, both
-    "d4": tuple((quarter, mirror) for mirror in (False, True) for quarter in range(4)),
+    "d4": tuple((quarters, is_mirrored) for is_mirrored in (False, True) for quarters in range(4)),
 }
 
 
 def average_turned(
     call: Callable[[Tensor], Tensor], tiles: Tensor, turns: tuple[Turn, ...]
 ) -> Tensor:
-    """Mean of a net's answers to all turns of the tiles, one turn at a time.
+    """Return the mean of a net's answers to all turns of the tiles, one turn at a time.
 
     Args:
         call: From [B, C, h, w] to [B, K, h, w].
         tiles: [B, C, h, w]; tiles that are not square lie on their side in some turns.
-        turns: What to do.
+        turns: Turns of the tiles.
 
     Returns:
         [B, K, h, w].
     """
-    # The net may work in place, and a turn by nothing is no copy.
-    answers = (turn_back(call(turn(tiles, one).clone()), one) for one in turns)
-    return functools.reduce(torch.add, answers) / len(turns)
+    total: Tensor | None = None
+    for one in turns:
+        turned = turn(
+            tiles, one
+        ).clone()  # the net may work in place, and a turn by nothing copies nothing
+        answer = turn_back(call(turned), one)
+        total = answer if total is None else total + answer
+    assert total is not None
+    return total / len(turns)
 
 
 def turn(tiles: Tensor, how: Turn) -> Tensor:
     """Turn and mirror: [B, C, h, w]."""
-    quarters, mirror = how
+    quarters, is_mirrored = how
     turned = torch.rot90(tiles, quarters, (2, 3)) if quarters else tiles
-    return turned.flip(3) if mirror else turned
+    return turned.flip(3) if is_mirrored else turned
 
 
 def turn_back(tiles: Tensor, how: Turn) -> Tensor:
     """Undo `turn`."""
-    quarters, mirror = how
-    mirrored = tiles.flip(3) if mirror else tiles
+    quarters, is_mirrored = how
+    mirrored = tiles.flip(3) if is_mirrored else tiles
     return torch.rot90(mirrored, -quarters, (2, 3)) if quarters else mirrored
 
 
@@ -67,14 +73,14 @@ _DTYPES: Final = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True, slots=True)
 class ForwardOptions:
-    """How a net is called.
+    """Options of the calls of a net.
 
     Args:
         precision: `bf16` and `fp16` by autocast.
         channels_last: Memory format of weights and tiles.
         compile: By `torch.compile`.
-        augment: Sides from which each tile is looked at.
-        activation: What is done with the net's output, in float32.
+        augment: Turns over which each tile's values are averaged.
+        activation: Function of the net's output, in float32.
         value_range: Pixels (low, high) that become 0 and 1; None takes the range of the dtype.
 
     Raises:
@@ -107,15 +113,16 @@ class Forward:
 
     Args:
         model: From [B, C, h, w] float32 to [B, K, h, w]; it goes to the device.
-        device: Where it computes.
-        options: How it is called.
+        device: The device that computes.
+        options: Options of the calls.
 
     Raises:
         ConfigError: There is no compiler for it.
     """
 
     def __init__(self, model: nn.Module, device: torch.device, options: ForwardOptions) -> None:
-        self.device, self.options = device, options
+        self.device = device
+        self.options = options
         self.model = model.to(device)
         self._format = torch.channels_last if options.channels_last else torch.contiguous_format
         if options.channels_last:
@@ -128,7 +135,7 @@ class Forward:
             self._call = torch.compile(self.model, dynamic=False)
 
     def __call__(self, tiles: Tensor) -> Tensor:
-        """Values of tiles.
+        """Return values of tiles.
 
         Args:
             tiles: [B, C, h, w] on any device, pixels as stored.
@@ -142,23 +149,22 @@ class Forward:
         return self._run(tiles, self._call)
 
     def call_plain(self, tiles: Tensor) -> Tensor:
-        """The same without what was compiled."""
+        """Call the net as it is, not compiled."""
         return self._run(tiles, self.model)
 
     def _run(self, tiles: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
         with self._evaluation.on(), torch.inference_mode(), self._autocast():
             images = _to_unit(tiles.to(self.device, non_blocking=True), self.options.value_range)
             images = images.contiguous(memory_format=self._format)
+            predict = functools.partial(self._predict, call)
             if self.options.augment is None:
-                return self._predict(images, call)
-            return average_turned(
-                lambda turned: self._predict(turned, call), images, TURNS[self.options.augment]
-            )
+                return predict(images)
+            return average_turned(predict, images, TURNS[self.options.augment])
 
-    def _predict(self, images: Tensor, call: Callable[[Tensor], Tensor]) -> Tensor:
-        found = call(images)
-        _check_output(found, images, self.model)
-        values = found.float()
+    def _predict(self, call: Callable[[Tensor], Tensor], images: Tensor) -> Tensor:
+        output = call(images)
+        _check_output(output, images, self.model)
+        values = output.float()
         if self.options.activation == "sigmoid":
             return values.sigmoid()
         return values.softmax(1) if self.options.activation == "softmax" else values
@@ -184,11 +190,11 @@ def check_compiler(device: torch.device) -> None:
 
 
 def _to_unit(tiles: Tensor, value_range: tuple[float, float] | None) -> Tensor:
-    """Pixels as float32, whole numbers as 0..1."""
+    """Return pixels as float32, whole numbers as 0..1."""
     if value_range is None and tiles.dtype == torch.int16:
         raise ConfigError("int16 pixels have no natural range: set value_range=[low, high]")
-    # Copied even where they are float32, as nets that work in place would change what may be needed
-    # again.
+    # Copied even where they are float32, as nets that work in place would change tiles that may be
+    # needed again.
     images = tiles.to(torch.float32, copy=True)
     if value_range is not None:
         low, high = value_range
@@ -198,18 +204,16 @@ def _to_unit(tiles: Tensor, value_range: tuple[float, float] | None) -> Tensor:
     return images.div_(float(np.iinfo(str(tiles.dtype).removeprefix("torch.")).max))
 
 
-def _check_output(found: object, images: Tensor, model: nn.Module) -> None:
-    wanted = (len(images), *images.shape[2:])
-    if isinstance(found, Tensor) and found.ndim == 4 and (len(found), *found.shape[2:]) == wanted:
-        return
-    given = (
-        f"a tensor {list(found.shape)}"
-        if isinstance(found, Tensor)
-        else f"a {type(found).__name__}"
-    )
+def _check_output(output: object, images: Tensor, model: nn.Module) -> None:
+    count, _, height, width = images.shape
+    form = f"a {type(output).__name__}"
+    if isinstance(output, Tensor):
+        form = f"a tensor {list(output.shape)}"
+        if output.ndim == 4 and (len(output), *output.shape[2:]) == (count, height, width):
+            return
     raise ConfigError(
-        f"{type(model).__name__} gives {given} for images {list(images.shape)}: it must give "
-        f"[{wanted[0]}, K, {wanted[1]}, {wanted[2]}], a value of every pixel"
+        f"{type(model).__name__} gives {form} for images {list(images.shape)}: it must give "
+        f"[{count}, K, {height}, {width}], a value of every pixel"
     )
 
 
@@ -217,19 +221,19 @@ class _Evaluation:
     """Keeps a net in evaluation mode while at least one thread calls it."""
 
     def __init__(self, model: nn.Module) -> None:
-        self._model, self._lock = model, threading.Lock()
-        self._calls = 0
-        self._training: list[nn.Module] = []
+        self._model = model
+        self._lock = threading.Lock()
+        self._calls = 0  # under way
+        self._training: list[nn.Module] = []  # modules to put back into training mode
 
     @contextmanager
     def on(self) -> Iterator[None]:
         with self._lock:
             self._calls += 1
-            if self._calls == 1 and (
-                training := [part for part in self._model.modules() if part.training]
-            ):
-                self._training = training
-                self._model.eval()
+            if self._calls == 1:
+                self._training = [part for part in self._model.modules() if part.training]
+                if self._training:
+                    self._model.eval()
         try:
             yield
         finally:

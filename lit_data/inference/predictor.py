@@ -1,4 +1,4 @@
-"""`TiledPredictor`: a value for every pixel of images of any size, from a net that takes tiles, in memory or a file."""
+"""`TiledPredictor`: a value for every pixel of images of any size, from a net that takes tiles."""
 
 import dataclasses
 import errno
@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -23,7 +24,7 @@ from lit_data.files import replacing
 from lit_data.grid import pair_px
 from lit_data.inference.batch_size_table import BatchRange, BatchSizes, try_twice
 from lit_data.inference.batches import ImageJob, MemoryTarget, Meter, OnProgress
-from lit_data.inference.cpu_parallel import Lanes, check_lanes
+from lit_data.inference.cpu_parallel import InferenceThreads, check_threads
 from lit_data.inference.forward import Activation, Augment, Forward, ForwardOptions, Precision
 from lit_data.inference.runner import Runner, TileStream
 from lit_data.inference.sources import Image, Images, OpenedImage, open_source, open_sources
@@ -32,7 +33,9 @@ from lit_data.io.store.files import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
 
-_CHUNK_BYTES: Final = 2**20  # stays in the processor's cache while it is encoded
+_CHUNK_BYTES: Final = 2**20
+"""Rows that are encoded at once, which stay in the processor's cache."""
+
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -49,35 +52,38 @@ class NpyTarget:
     """
 
     def __init__(self, fd: int, shape: tuple[int, int, int], dtype: FileDtype) -> None:
-        self._fd, self._shape, self._dtype = fd, shape, np.dtype(dtype)
+        self._fd = fd
+        self._shape = shape
+        self._dtype = np.dtype(dtype)
         header = io.BytesIO()
-        form = {
+        fields = {
             "descr": np.lib.format.dtype_to_descr(self._dtype),
             "fortran_order": False,
             "shape": shape,
         }
-        np.lib.format.write_array_header_1_0(header, form)
+        np.lib.format.write_array_header_1_0(header, fields)
         self._offset = header.tell()
+        # so that a full disk shows before anything is predicted
         reserve(fd, self._offset + int(np.prod(shape)) * self._dtype.itemsize)
         write_all(fd, memoryview(header.getvalue()))
 
     def write(self, top_px: int, values: Tensor) -> None:
         """Take rows."""
-        step = max(1, _CHUNK_BYTES // values[0, 0].nbytes)
+        rows_at_once = max(1, _CHUNK_BYTES // values[0, 0].nbytes)
         for channel, rows in enumerate(values):
-            for first in range(0, len(rows), step):
-                part = encode(rows[first : first + step], self._dtype)
+            for first in range(0, len(rows), rows_at_once):
+                encoded = encode(rows[first : first + rows_at_once], self._dtype)
                 row = channel * self._shape[1] + top_px + first
-                _write_at(self._fd, part.data.cast("B"), self._offset + row * part[0].nbytes)
+                offset = self._offset + row * encoded[0].nbytes
+                _write_at(self._fd, encoded.data.cast("B"), offset)
 
     def close(self) -> None:
-        """Whoever opened the file closes it."""
+        """Do nothing: the opener of the file closes it."""
 
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[int]:
-    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error
-    comes.
+    """Open a new file that replaces `path` at the end; after an error nothing is left of it.
 
     Yields:
         A descriptor open for writing.
@@ -98,7 +104,7 @@ def replacing_file(path: Path) -> Iterator[int]:
 
 
 def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, with what lies outside cut off."""
+    """Return values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, clipped."""
     if dtype.kind == "f":
         return values.to(getattr(torch, dtype.name)).contiguous().numpy()
     largest = float(np.iinfo(dtype.name).max)
@@ -139,11 +145,11 @@ class TiledPredictor:
         round_px: See above; None: an eighth of a tile. 1 gives each size of small images batches of
             its own.
         batch_size: Tiles of the first batch.
-        min_batch_size: If so many tiles do not fit, a `BatchMemoryError` comes.
+        min_batch_size: If so many tiles do not fit, there is a `BatchMemoryError`.
         max_batch_size: The batch grows up to this while batches go well, never to a size that
             failed. None: batch_size.
-        memory_limit_bytes: What weights and the batches under way may take on the device; batches
-            are made smaller by it.
+        memory_limit_bytes: Memory of the device for weights and the batches under way; batches are
+            made smaller by it.
         precision: `bf16` and `fp16` by autocast.
         channels_last: Memory format of weights and tiles.
         compile: By `torch.compile`, at the first batch of a size; all tiles then have the full
@@ -152,9 +158,9 @@ class TiledPredictor:
             without a direction.
         activation: `sigmoid` or `softmax` over the K channels, before anything is averaged.
         value_range: Pixels (low, high) that become 0 and 1; None: the range of the dtype.
-        lanes: Threads that call the net side by side, each with its share of the cores; for the
-            CPU, and not for what is compiled. The net must bear that: one that changes itself in
-            `forward` does not.
+        threads: Inference threads, which call the net side by side, each with its part of the
+            cores; for the CPU, and not for a compiled net. The net must bear that: one that changes
+            itself in `forward` does not.
         readers: Threads that load images, if they must be loaded.
         device: Where the net computes; None: where it is.
 
@@ -182,31 +188,32 @@ class TiledPredictor:
         augment: Augment | None = None,
         activation: Activation = "none",
         value_range: tuple[float, float] | None = None,
-        lanes: int = 1,
+        threads: int = 1,
         readers: int = 1,
         device: torch.device | str | None = None,
     ) -> None:
         if readers < 1:
             raise ConfigError(f"readers={readers} must be at least 1")
+        check_threads(threads)
+        self._readers = readers
+        self._threads = threads
         sides = pair_px("tile_px", tile_px)
-        check_lanes(lanes)
-        self._readers, self._lanes = readers, lanes
-        self._tiling = Tiling(
-            sides, overlap_px, margin_px, blend, multiple_px, max(sides) if compile else round_px
-        )
-        self._measured = blend == "constant" or margin_px is not None
+        if compile:  # for tiles of one size, to which smaller ones are filled up
+            round_px = max(sides)
+        self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, round_px)
+        self._knows_margin = blend == "constant" or margin_px is not None
         limits = BatchRange(batch_size, min_batch_size, max_batch_size)
         options = ForwardOptions(
             precision, channels_last, compile, augment, activation, value_range
         )
-        place = torch.device(device) if device else _find_device(model)
-        if lanes > 1 and (compile or place.type != "cpu"):
-            what = "what is compiled" if compile else str(place)
+        net_device = torch.device(device) if device else _find_device(model)
+        if threads > 1 and (compile or net_device.type != "cpu"):
+            target = "what is compiled" if compile else str(net_device)
             raise ConfigError(
-                f"lanes={lanes} is not for {what}, which uses all cores by itself: leave it out"
+                f"threads={threads} is not for {target}, which uses all cores by itself: leave it out"
             )
-        self._forward = Forward(model, place, options)
-        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, lanes)
+        self._forward = Forward(model, net_device, options)
+        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, threads)
 
     def predict(
         self,
@@ -273,42 +280,46 @@ class TiledPredictor:
         if path.suffix != ".npy":
             raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
         source = open_source(0, image)
+        meter = Meter(on_progress)
         with replacing_file(path) as fd:
-            job = ImageJob(
-                source, self._tiling_of(source), lambda shape: NpyTarget(fd, shape, dtype)
-            )
-            for _ in self._stream([job], meter := Meter(on_progress)):
+
+            def open_target(shape: tuple[int, int, int]) -> NpyTarget:
+                return NpyTarget(fd, shape, dtype)
+
+            job = ImageJob(source, self._tiling_of(source), open_target)
+            for _ in self._stream([job], meter):
                 meter.add_image()
-        found: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
-        return found
+        values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
+        return values
 
     def _tiling_of(self, source: OpenedImage) -> Tiling:
-        """How an image is cut, with the margin the net needs, which is measured when the first seam comes."""
+        """Return the rules for an image; the margin of the net is measured at the first seam."""
         sides = self._tiling.sides_px
-        if self._measured or not any(
-            length > side for length, side in zip(source.size_px, sides, strict=True)
-        ):
+        height, width = source.size_px
+        has_seams = height > sides[0] or width > sides[1]
+        if self._knows_margin or not has_seams:
             return self._tiling
-        call, multiple, channels = (
-            self._forward.call_plain,
-            self._tiling.multiple_px,
-            source.pixels.shape[0],
-        )
+        channels = source.pixels.shape[0]
         reach = try_twice(
-            lambda: measure_reach_px(call, channels, sides, multiple_px=multiple),
+            partial(
+                measure_reach_px,
+                self._forward.call_plain,
+                channels,
+                sides,
+                multiple_px=self._tiling.multiple_px,
+            ),
             f"a single tile of {channels}x{sides[0]}x{sides[1]}",
             self._forward.device,
         )
-        self._measured = True
+        self._knows_margin = True
         if reach is not None and reach <= self._tiling.overlap_px // 2:
             self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
         return self._tiling
 
     def _stream(self, jobs: Iterable[ImageJob], meter: Meter) -> Iterator[ImageJob]:
-        with closing(Lanes(self._lanes)) as lanes:
-            yield from TileStream(
-                Runner(self._forward, self._sizes, lanes, meter.add_tiles), lanes.count
-            ).run(jobs)
+        with closing(InferenceThreads(self._threads)) as threads:
+            runner = Runner(self._forward, self._sizes, threads, meter.add_tiles)
+            yield from TileStream(runner, threads.count).run(jobs)
 
 
 def _find_device(model: nn.Module) -> torch.device:

@@ -1,4 +1,4 @@
-"""Batches go through the net, in smaller pieces where memory runs out; every tile comes back once and in order."""
+"""Batches go through the net, in micro-batches that memory holds; tiles come back once and in order."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,13 +15,13 @@ from torch import Tensor
 from lit_data.errors import BatchMemoryError
 from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
-from lit_data.inference.cpu_parallel import Lanes
+from lit_data.inference.cpu_parallel import InferenceThreads
 from lit_data.inference.forward import Forward
 from lit_data.out_of_memory import is_out_of_memory
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicroBatch:
     """Tiles of a batch that go through the net together, from `start` to before `stop`."""
 
     batch: TileBatch
@@ -30,6 +30,11 @@ class Piece:
 
     def __len__(self) -> int:
         return self.stop - self.start
+
+    @property
+    def kind(self) -> Kind:
+        """Shape and dtype of the tiles."""
+        return self.batch.kind
 
     @property
     def tiles(self) -> NDArray[Any]:
@@ -41,28 +46,29 @@ class Piece:
         """For each tile its image."""
         return self.batch.jobs[self.start : self.stop]
 
-    def part(self, start: int, tiles: int) -> "Piece":
-        """At most so many of its tiles, from `start` on."""
-        return Piece(self.batch, start, min(start + tiles, self.stop))
+    def split(self, tiles: int) -> tuple["MicroBatch", "MicroBatch"]:
+        """Return its first tiles, at most so many, and the others."""
+        middle = min(self.start + tiles, self.stop)
+        return MicroBatch(self.batch, self.start, middle), MicroBatch(self.batch, middle, self.stop)
 
 
 class Answer(NamedTuple):
-    """What came of a piece: values on their way to the CPU, or why they do not fit into memory."""
+    """Values of a micro-batch on their way to the CPU, or why it does not fit into memory."""
 
     values: Tensor | None
     arrived: torch.cuda.Event | None = None
     failure: str = ""
 
 
-class Flight(NamedTuple):
-    """A piece under way."""
+class Submission(NamedTuple):
+    """A micro-batch that was sent to the net."""
 
-    piece: Piece
+    micro_batch: MicroBatch
     answer: "Future[Answer]"
 
     @property
-    def failed(self) -> bool:
-        """Whether it is known already that it does not fit."""
+    def has_failed(self) -> bool:
+        """True if it is known already that it does not fit."""
         return self.answer.done() and self.answer.result().values is None
 
 
@@ -70,126 +76,161 @@ class Runner:
     """Sends batches to the device.
 
     The values of a batch are put into their images while the next ones are computed: on a GPU, or
-    in several lanes.
+    in several inference threads.
 
     Args:
         forward: The net.
-        sizes: How many tiles at once.
-        lanes: Where the net is called.
+        sizes: Tiles at once, for each kind of tile.
+        threads: Threads that call the net.
         on_tiles: Called with the number of tiles that came back.
     """
 
     def __init__(
-        self, forward: Forward, sizes: BatchSizes, lanes: Lanes, on_tiles: Callable[[int], None]
+        self,
+        forward: Forward,
+        sizes: BatchSizes,
+        threads: InferenceThreads,
+        on_tiles: Callable[[int], None],
     ) -> None:
-        self._forward, self._sizes, self._lanes, self._on_tiles = forward, sizes, lanes, on_tiles
-        self._flights: deque[Flight] = deque()
-        self._depth = AHEAD * lanes.count if lanes.count > 1 else int(forward.device.type == "cuda")
+        self._forward = forward
+        self._sizes = sizes
+        self._threads = threads
+        self._on_tiles = on_tiles
+        self._submissions: deque[Submission] = deque()
+        # A GPU computes one micro-batch while the values of the one before are on their way.
+        on_gpu = forward.device.type == "cuda"
+        self._most_submissions = AHEAD * threads.count if threads.count > 1 else int(on_gpu)
 
     @property
-    def busy(self) -> bool:
-        """Whether as much is under way as may be."""
-        return len(self._flights) >= self._depth
+    def is_busy(self) -> bool:
+        """True if as much is under way as may be."""
+        return len(self._submissions) >= self._most_submissions
 
     def size_of(self, kind: Kind) -> BatchSize:
-        """The batch size of tiles of one kind.
+        """Return the batch size of tiles of one kind.
 
         Raises:
             BatchMemoryError: The memory limit does not hold the smallest batch.
         """
         if self._sizes.must_measure(kind):
-            self.land()
+            self.collect()
         return self._sizes.of(kind)
 
     def run(self, batch: TileBatch) -> None:
-        """Predict the tiles of a batch; those of the last pieces may still be under way.
+        """Predict the tiles of a batch; those of the last micro-batches may still be under way.
 
         Raises:
             BatchMemoryError: The smallest batch does not fit.
         """
-        size, start = self.size_of(batch.kind), 0
-        whole = Piece(batch, 0, len(batch.jobs))
-        while start < whole.stop:
+        size = self.size_of(batch.kind)
+        left = MicroBatch(batch, 0, len(batch.jobs))
+        while len(left):
             if size.alone:
-                self.land()
-            piece = whole.part(start, size.size)
-            flight = Flight(piece, self._submit(piece, size.size))
-            self._flights.append(flight)
-            self.land(0 if size.alone or flight.failed else self._depth)
-            start = piece.stop
+                self.collect()
+            micro_batch, left = left.split(size.size)
+            submission = Submission(micro_batch, self._submit(micro_batch, size.size))
+            self._submissions.append(submission)
+            must_collect_all = size.alone or submission.has_failed
+            self.collect(0 if must_collect_all else self._most_submissions)
 
-    def land(self, leave: int = 0) -> None:
-        """Put what is under way into its images, but for the last so many pieces."""
-        while len(self._flights) > leave:
-            flight = self._flights.popleft()
-            answer = flight.answer.result()
+    def collect(self, leave: int = 0) -> None:
+        """Put the values under way into their images, but for the last so many micro-batches."""
+        while len(self._submissions) > leave:
+            micro_batch, pending = self._submissions.popleft()
+            answer = pending.result()
             if answer.values is None:
-                self._retry(flight.piece, answer.failure)
+                self._predict_smaller(micro_batch, answer.failure)
             else:
-                self._take(flight.piece, answer.values, answer.arrived)
+                self._take(micro_batch, answer)
 
-    def land_one(self) -> None:
-        """The same for the piece that was sent first, if there is one."""
-        self.land(max(len(self._flights) - 1, 0))
+    def collect_first(self) -> None:
+        """Put the values of the micro-batch that was sent first into their images."""
+        self.collect(max(len(self._submissions) - 1, 0))
 
-    def _retry(self, piece: Piece, failure: str) -> None:
-        """Predict a piece that did not fit, in smaller ones and with nothing else under way."""
-        wait([flight.answer for flight in self._flights])
-        size, start, failed, again = (
-            self._sizes.of(piece.batch.kind),
-            piece.start,
-            len(piece),
-            False,
-        )
-        while start < piece.stop:
-            if failed:
-                release_memory(self._forward.device)
-                smallest = not size.fail(failed)
-                if smallest and again:
-                    raise BatchMemoryError(
-                        f"a batch of {failed} tiles of {piece.batch.kind} does not fit into memory ({failure}): "
-                        f"{ADVICE}"
-                    )
-                again = smallest  # a second chance, with what was released
-            part = piece.part(start, size.size)
-            values, arrived, failure = self._submit(part, size.size).result()
-            if values is None:
-                failed = len(part)
-                continue
-            size.alone = size.alone or (again and self._lanes.count > 1)
-            self._take(part, values, arrived)
-            start, failed, again = part.stop, 0, False
+    def _predict_smaller(self, failed: MicroBatch, failure: str) -> None:
+        """Predict a micro-batch that did not fit, in smaller ones with nothing else under way."""
+        wait([submission.answer for submission in self._submissions])
+        size = self._sizes.of(failed.kind)
+        micro_batch, answer = self._shrink(failed, failure)
+        while True:
+            self._take(micro_batch, answer)
+            left = MicroBatch(failed.batch, micro_batch.stop, failed.stop)
+            if not len(left):
+                return
+            micro_batch, _ = left.split(size.size)
+            answer = self._submit(micro_batch, size.size).result()
+            if answer.values is None:
+                micro_batch, answer = self._shrink(micro_batch, answer.failure)
 
-    def _take(self, piece: Piece, values: Tensor, arrived: torch.cuda.Event | None) -> None:
-        self._sizes.of(piece.batch.kind).succeed(len(piece))
-        if arrived is not None:
-            arrived.synchronize()
-        for job, tile in zip(piece.jobs, values, strict=True):
+    def _shrink(self, failed: MicroBatch, failure: str) -> tuple[MicroBatch, Answer]:
+        """Predict the first tiles of a micro-batch that did not fit, fewer each time.
+
+        The smallest number has two attempts, the second one with all that could be released.
+
+        Returns:
+            The tiles that fitted, and their values.
+
+        Raises:
+            BatchMemoryError: The smallest batch does not fit.
+        """
+        size = self._sizes.of(failed.kind)
+        is_second_attempt = False
+        while True:
+            release_memory(self._forward.device)
+            can_shrink = size.fail(len(failed))
+            if not can_shrink and is_second_attempt:
+                raise BatchMemoryError(
+                    f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory ({failure}): "
+                    f"{ADVICE}"
+                )
+            is_second_attempt = not can_shrink
+            micro_batch, _ = failed.split(size.size)
+            answer = self._submit(micro_batch, size.size).result()
+            if answer.values is not None:
+                break
+            failed, failure = micro_batch, answer.failure
+        # It fitted only now that the other threads wait.
+        size.alone = size.alone or (is_second_attempt and self._threads.count > 1)
+        return micro_batch, answer
+
+    def _take(self, micro_batch: MicroBatch, answer: Answer) -> None:
+        """Put values into their images, once they have arrived."""
+        assert answer.values is not None
+        self._sizes.of(micro_batch.kind).succeed(len(micro_batch))
+        if answer.arrived is not None:
+            answer.arrived.synchronize()
+        for job, tile in zip(micro_batch.jobs, answer.values, strict=True):
             job.stitcher.add(tile)
-        self._on_tiles(len(piece))
+        self._on_tiles(len(micro_batch))
 
-    def _submit(self, piece: Piece, size: int) -> "Future[Answer]":
-        return self._lanes.submit(partial(_attempt, self._forward, piece, size))
+    def _submit(self, micro_batch: MicroBatch, size: int) -> "Future[Answer]":
+        return self._threads.submit(partial(_predict, self._forward, micro_batch, size))
 
 
-def _attempt(forward: Forward, piece: Piece, size: int) -> Answer:
-    """Predict some tiles; what was out of memory is text by the end, as an error would keep its tensors alive."""
+def _predict(forward: Forward, micro_batch: MicroBatch, size: int) -> Answer:
+    """Predict some tiles.
+
+    An error of memory becomes text, as it would keep the tensors of the attempt alive.
+    """
     try:
-        tiles = piece.tiles
+        tiles = micro_batch.tiles
         if forward.options.compile and len(tiles) < size:
             tiles = _fill_up(tiles, size)  # another length would be compiled again
         images = torch.from_numpy(tiles)
-        return _send_back(
-            forward(_lock(images) if forward.device.type == "cuda" else images)[: len(piece)]
-        )
+        if forward.device.type == "cuda":
+            images = _lock_pages(images)
+        return _send_back(forward(images)[: len(micro_batch)])
     except Exception as error:
         if not is_out_of_memory(error):
             raise
         return Answer(None, failure=str(error).partition("\n")[0])
 
 
-def _lock(images: Tensor) -> Tensor:
-    """A page-locked copy, so that nobody waits for the one to the device; where that fails, it is just slower."""
+def _lock_pages(images: Tensor) -> Tensor:
+    """Return a page-locked copy, so that nobody waits for the one to the device.
+
+    Where that fails the copy is just slower.
+    """
     try:
         return images.pin_memory()
     except RuntimeError:
@@ -201,33 +242,34 @@ def _send_back(values: Tensor) -> Answer:
         return Answer(values.cpu())
     host = values.to("cpu", non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    arrived.record(
-        torch.cuda.current_stream(values.device)
-    )  # which may not be that of the current device
+    # The stream of the values' device, which may not be the current device.
+    arrived.record(torch.cuda.current_stream(values.device))
     return Answer(host, arrived)
 
 
 def _fill_up(tiles: NDArray[Any], size: int) -> NDArray[Any]:
-    return np.concatenate((tiles, np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)))
+    zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
+    return np.concatenate((tiles, zeros))
 
 
-_WAITING: Final = 2
-"""Images that may wait for one before them, in batches of single tiles for each lane."""
+_WAITING_IMAGES: Final = 2
+"""Images that may wait for one before them, in batches of single tiles for each thread."""
 
 
 class TileStream:
-    """Shares batches among images.
+    """Fills common batches with the tiles of many images.
 
-    Images whose tiles have one size fill batches together. An image is handed out when all before
-    it are; so that none waits long for a batch that others do not fill, such a batch goes early.
+    Images whose tiles have one size fill batches together. An image is yielded when all before it
+    are; so that none waits long for a batch that others do not fill, such a batch goes early.
 
     Args:
         runner: Sends batches to the device.
-        lanes: How many batches the device computes at one time.
+        threads: Number of batches that the device computes at one time.
     """
 
-    def __init__(self, runner: Runner, lanes: int) -> None:
-        self._runner, self._lanes = runner, lanes
+    def __init__(self, runner: Runner, threads: int) -> None:
+        self._runner = runner
+        self._threads = threads
         self._waiting: deque[ImageJob] = deque()
         self._batches: dict[Kind, TileBatch] = {}
 
@@ -240,33 +282,39 @@ class TileStream:
         for job in jobs:
             self._waiting.append(job)
             self._cut(job)
-            while len(self._waiting) > _WAITING * self._lanes * self._runner.size_of(job.kind).size:
-                self._hurry()
+            while len(self._waiting) > self._most_waiting(job.kind):
+                self._send_early()
                 yield from self._take_complete()
             yield from self._take_complete()
         while self._waiting:
-            self._hurry()
+            self._send_early()
             yield from self._take_complete()
 
+    def _most_waiting(self, kind: Kind) -> int:
+        return _WAITING_IMAGES * self._threads * self._runner.size_of(kind).size
+
     def _cut(self, job: ImageJob) -> None:
+        """Add the tiles of an image to its batch, and send that whenever it is full."""
         for tile in job.tiles:
             if job.kind not in self._batches:
-                self._batches[job.kind] = TileBatch.make(
-                    job.kind, self._runner.size_of(job.kind).size
-                )
+                size = self._runner.size_of(job.kind).size
+                self._batches[job.kind] = TileBatch.make(job.kind, size)
             batch = self._batches[job.kind]
             batch.add(job, tile)
             if batch.full:
                 self._send(job.kind)
 
-    def _hurry(self) -> None:
-        """Send what the first image waits for, and the next ones while lanes are free; take one piece back."""
-        for place, job in enumerate(self._waiting):
-            if place and self._runner.busy:
+    def _send_early(self) -> None:
+        """Send the batch of the first image, and of the next ones while threads are free.
+
+        Then the micro-batch that was sent first is taken back.
+        """
+        for position, job in enumerate(self._waiting):
+            if position > 0 and self._runner.is_busy:
                 break
             if job.kind in self._batches and job in self._batches[job.kind].jobs:
                 self._send(job.kind)
-        self._runner.land_one()
+        self._runner.collect_first()
 
     def _send(self, kind: Kind) -> None:
         self._runner.run(self._batches.pop(kind))

@@ -1,4 +1,4 @@
-"""Images that are there, that are loaded when their turn comes, or that are read piece by piece."""
+"""Images to predict: in memory, loaded when their turn comes, or read part by part."""
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -41,9 +41,9 @@ class OpenedImage:
     """One image, checked.
 
     Attributes:
-        number: Its place in the input.
+        number: Its position in the input.
         pixels: [C, H, W].
-        dtype: In which its tiles go to the device.
+        dtype: Dtype of the tiles that go to the device.
     """
 
     number: int
@@ -56,47 +56,50 @@ class OpenedImage:
         return self.pixels.shape[1], self.pixels.shape[2]
 
     def cut(self, rows: TileAxis, columns: TileAxis) -> Iterator[NDArray[Any]]:
-        """Tiles row by row, [C, h, w] each; each row of tiles is read once.
+        """Yield tiles row by row, [C, h, w] each; each row of tiles is read once.
 
-        What reaches past the end of the image repeats its edge.
+        Tiles that reach past the end of the image repeat its edge.
         """
         for top in rows.starts:
-            slab = np.asarray(self.pixels[:, top : min(top + rows.tile_px, rows.length_px), :])
+            bottom = min(top + rows.tile_px, rows.length_px)
+            slab = np.asarray(self.pixels[:, top:bottom, :])
             for left in columns.starts:
-                yield _fill(
-                    slab[:, :, left : left + columns.tile_px], rows.tile_px, columns.tile_px
-                )
+                tile = slab[:, :, left : left + columns.tile_px]
+                yield _fill(tile, rows.tile_px, columns.tile_px)
 
 
 def open_source(number: int, image: Image) -> OpenedImage:
     """Load an image if it must be, and check it.
 
     Raises:
-        DataError: It is none, or its pixels are of a kind that no net takes; or what its loading
-            raises.
+        DataError: It is none, or its pixels are of a kind that no net takes; or an error of its
+            loading.
     """
-    found = image() if callable(image) and not isinstance(image, Tensor) else image
-    pixels = found.detach().cpu().numpy() if isinstance(found, Tensor) else cast(ImagePixels, found)
+    loaded = image() if callable(image) and not isinstance(image, Tensor) else image
+    if isinstance(loaded, Tensor):
+        pixels: ImagePixels = loaded.detach().cpu().numpy()
+    else:
+        pixels = cast(ImagePixels, loaded)
     shape = tuple(getattr(pixels, "shape", ()))
     if len(shape) != 3 or not all(shape):
         raise DataError(
-            f"image {number} is {type(found).__name__} of shape {list(shape)}: give pixels [C, H, W]"
+            f"image {number} is {type(loaded).__name__} of shape {list(shape)}: give pixels [C, H, W]"
         )
     dtype = np.dtype(pixels.dtype)
     if dtype.name not in DTYPES:
         raise DataError(f"image {number} is {dtype.name}: convert it to one of {', '.join(DTYPES)}")
-    return OpenedImage(
-        number, pixels, np.dtype("float32" if dtype.name == "float64" else dtype.name)
-    )
+    # by name, which drops the byte order of a file
+    tile_dtype = np.dtype("float32" if dtype.name == "float64" else dtype.name)
+    return OpenedImage(number, pixels, tile_dtype)
 
 
 def open_sources(
     images: Images, *, readers: int, on_bad: Callable[[int, DataError], None] | None
 ) -> Iterator[OpenedImage]:
-    """Images in order, loaded by threads a few ahead.
+    """Yield images in order, loaded by threads a few ahead.
 
     Args:
-        images: What there is.
+        images: Images or functions that load them.
         readers: Threads that load.
         on_bad: Called with the number of an image that is bad, which is then left out; None raises.
     """
@@ -109,11 +112,11 @@ def open_sources(
                 raise
             return numbered[0], error
 
-    for found in ordered_map(load, enumerate(_each(images)), readers):
-        if isinstance(found, OpenedImage):
-            yield found
+    for opened in ordered_map(load, enumerate(_each(images)), readers):
+        if isinstance(opened, OpenedImage):
+            yield opened
         elif on_bad is not None:
-            on_bad(*found)
+            on_bad(*opened)
 
 
 def _each(images: Images) -> Iterator[Image]:
@@ -125,7 +128,8 @@ def _each(images: Images) -> Iterator[Image]:
 
 
 def _fill(part: Array, height: int, width: int) -> Array:
-    missing = height - part.shape[1], width - part.shape[2]
-    if missing == (0, 0):
+    missing_rows = height - part.shape[1]
+    missing_columns = width - part.shape[2]
+    if missing_rows == missing_columns == 0:
         return part
-    return np.pad(part, ((0, 0), (0, missing[0]), (0, missing[1])), mode="edge")
+    return np.pad(part, ((0, 0), (0, missing_rows), (0, missing_columns)), mode="edge")

@@ -1,4 +1,4 @@
-"""Where the tiles of an image lie, how far a net looks, and how much of each pixel comes from which tile."""
+"""Places of the tiles of an image, their weights at each pixel, and the reach of a net."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,25 +17,25 @@ Blend = Literal["constant", "gaussian"]
 Weights = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 _SIGMA: Final = 0.125
-"""Standard deviation of the bell in tiles; MONAI's default, after nnU-Net."""
+"""Standard deviation of the Gaussian in tiles; MONAI's default, after nnU-Net."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seams:
-    """How neighbours share what both cover.
+    """Rule by which neighbours share the pixels that both cover.
 
     Attributes:
         blend: `constant` counts all that is not in a margin alike, `gaussian` less with the
             distance from the middle.
-        margin_px: Pixels next to a seam-side border that count nothing. None: half of what both
-            cover for `constant`, a quarter for `gaussian`.
+        margin_px: Pixels next to a seam-side border that count nothing. None: half of the pixels
+            that both cover for `constant`, a quarter for `gaussian`.
     """
 
     blend: Blend
     margin_px: int | None
 
     def margins(self, shared_px: int) -> tuple[int, int]:
-        """Margins of the tile before and of that behind a seam where they share so many pixels."""
+        """Return the margins of the tiles before and behind a seam that share so many pixels."""
         if self.margin_px is not None:
             return self.margin_px, self.margin_px
         if self.blend == "constant":
@@ -44,7 +44,7 @@ class Seams:
 
 
 def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weights]:
-    """Weights along one axis; a tile's weight at a pixel is the product of those of both axes.
+    """Return weights along one axis; a tile's weight at a pixel is the product over both axes.
 
     Near a seam-side border a net sees zeros (or a reflection) where the image goes on, as far as it
     reaches: half its receptive field. Such pixels count nothing as long as they lie within the
@@ -66,24 +66,28 @@ def weigh_tiles(starts: Sequence[int], tile_px: int, seams: Seams) -> list[Weigh
     Returns:
         For each tile [tile_px] weights that sum to 1 at each pixel.
     """
-    raw = [_shape(tile_px, seams.blend) for _ in starts]
+    raw_weights = [_weigh_tile(tile_px, seams.blend) for _ in starts]
     for tile in range(len(starts) - 1):
-        before, behind = seams.margins(starts[tile] + tile_px - starts[tile + 1])
-        raw[tile][tile_px - before :] = 0
-        raw[tile + 1][:behind] = 0
+        shared_px = starts[tile] + tile_px - starts[tile + 1]
+        before_px, behind_px = seams.margins(shared_px)
+        raw_weights[tile][tile_px - before_px :] = 0
+        raw_weights[tile + 1][:behind_px] = 0
     total = np.zeros(starts[-1] + tile_px)
-    for start, weights in zip(starts, raw, strict=True):
+    for start, weights in zip(starts, raw_weights, strict=True):
         total[start : start + tile_px] += weights
-    return [
-        weights / total[start : start + tile_px] for start, weights in zip(starts, raw, strict=True)
-    ]
+    # divided by the sum over all tiles, so that they add up to 1 at each pixel
+    for start, weights in zip(starts, raw_weights, strict=True):
+        weights /= total[start : start + tile_px]
+    return raw_weights
 
 
-def _shape(tile_px: int, blend: Blend) -> Weights:
+def _weigh_tile(tile_px: int, blend: Blend) -> Weights:
+    """Return the weights of a tile by itself."""
     if blend == "constant":
         return np.ones(tile_px)
-    places = (np.arange(tile_px, dtype=np.float64) - (tile_px - 1) / 2) / (_SIGMA * tile_px)
-    return np.exp(-0.5 * places**2)
+    middle_px = (tile_px - 1) / 2
+    deviations = (np.arange(tile_px, dtype=np.float64) - middle_px) / (_SIGMA * tile_px)
+    return np.exp(-0.5 * deviations**2)
 
 
 Size = tuple[int, int]
@@ -97,21 +101,21 @@ class TileAxis:
         length_px: Of the image.
         tile_px: Of each tile.
         starts: First pixel of each tile.
-        kept: Pixels of each tile that count, within the tile; never behind the end of the image.
-        weights: Of the kept pixels of each tile: [n] float32; over all tiles a pixel's weights sum
+        counted: Pixels of each tile that count, within the tile; never behind the end of the image.
+        weights: Of the counted pixels of each tile: [n] float32; over all tiles a pixel's weights sum
             to 1. None where all are 1.
     """
 
     length_px: int
     tile_px: int
     starts: tuple[int, ...]
-    kept: tuple[slice, ...]
+    counted: tuple[slice, ...]
     weights: tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """The rules by which images are cut.
+    """Rules by which images are cut.
 
     Args:
         tile_px: Tile size, one number or (height, width).
@@ -119,7 +123,7 @@ class Tiling:
         margin_px: Pixels next to the seam-side borders of a tile that count nothing; at most half
             the overlap. None takes half of the overlap for `constant`, which then takes each pixel
             from one tile, and a quarter for `gaussian`.
-        blend: How pixels that several tiles cover are averaged, see `weigh_tiles`.
+        blend: Average of the pixels that several tiles cover, see `weigh_tiles`.
         multiple_px: Tiles begin at multiples of it, and long sides are filled up to a multiple of
             it: the total stride of a net that works at lower resolutions (16 for a UNet of four
             halvings).
@@ -148,9 +152,10 @@ class Tiling:
             raise ConfigError(
                 f"tile_px={self.tile_px} is not a multiple of multiple_px={self.multiple_px}"
             )
-        if not 0 <= self.overlap_px <= min(self.sides_px) - self.multiple_px:
+        most_px = min(self.sides_px) - self.multiple_px  # so that each tile begins behind the last
+        if not 0 <= self.overlap_px <= most_px:
             raise ConfigError(
-                f"overlap_px={self.overlap_px} must be from 0 to {min(self.sides_px) - self.multiple_px} for "
+                f"overlap_px={self.overlap_px} must be from 0 to {most_px} for "
                 f"tile_px={self.tile_px}, multiple_px={self.multiple_px}"
             )
         if self.margin_px is not None and not 0 <= self.margin_px <= self.overlap_px // 2:
@@ -165,15 +170,15 @@ class Tiling:
         return pair_px("tile_px", self.tile_px)
 
     def plan(self, height_px: int, width_px: int) -> tuple[TileAxis, TileAxis]:
-        """The tiles of an image, those of its rows and those of its columns."""
-        return _plan_axis(self, height_px, self.sides_px[0]), _plan_axis(
-            self, width_px, self.sides_px[1]
-        )
+        """Return the tiles of an image along its height, and along its width."""
+        tile_height_px, tile_width_px = self.sides_px
+        rows = _plan_axis(self, height_px, tile_height_px)
+        columns = _plan_axis(self, width_px, tile_width_px)
+        return rows, columns
 
 
-@lru_cache(
-    maxsize=64
-)  # most sets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB
+# Most datasets have few sizes; an axis of a hundred tiles of 512 px takes 200 kB.
+@lru_cache(maxsize=64)
 def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
     multiple = tiling.multiple_px
     padded = _round_up(length_px, multiple)
@@ -186,20 +191,22 @@ def _plan_axis(tiling: Tiling, length_px: int, tile_px: int) -> TileAxis:
     # Spread evenly, so that no two tiles share more than others for nothing.
     slack = (padded - tile_px) // multiple
     starts = tuple(tile * slack // (count - 1) * multiple for tile in range(count))
-    weights = weigh_tiles(starts, tile_px, Seams(tiling.blend, tiling.margin_px))
-    kept = [_find_kept(w, length_px - start) for w, start in zip(weights, starts, strict=True)]
-    parts = [w[part].astype(np.float32) for w, part in zip(weights, kept, strict=True)]
-    return TileAxis(
-        length_px,
-        tile_px,
-        starts,
-        tuple(kept),
-        tuple(None if (part == 1).all() else torch.from_numpy(part) for part in parts),
-    )
+    tile_weights = weigh_tiles(starts, tile_px, Seams(tiling.blend, tiling.margin_px))
+    counted: list[slice] = []
+    counted_weights: list[Tensor | None] = []
+    for start, weights in zip(starts, tile_weights, strict=True):
+        part = _find_counted(weights, length_px - start)
+        part_weights = weights[part].astype(np.float32)
+        counted.append(part)
+        # without weights a tile is copied and not multiplied
+        has_weights = not (part_weights == 1).all()
+        counted_weights.append(torch.from_numpy(part_weights) if has_weights else None)
+    return TileAxis(length_px, tile_px, starts, tuple(counted), tuple(counted_weights))
 
 
-def _find_kept(weights: np.ndarray[tuple[int], np.dtype[np.float64]], left_px: int) -> slice:
-    counted = np.flatnonzero(weights[:left_px])
+def _find_counted(weights: Weights, image_px: int) -> slice:
+    """Return the pixels of a tile with a weight, of those within the image."""
+    counted = np.flatnonzero(weights[:image_px])
     return slice(int(counted[0]), int(counted[-1]) + 1) if counted.size else slice(0, 0)
 
 
@@ -214,11 +221,12 @@ def measure_reach_px(
     *,
     multiple_px: int = 1,
 ) -> int | None:
-    """Pixels to each side on which a net's value of a pixel depends: half its receptive field.
+    """Return the pixels to each side on which a net's value of a pixel depends: half its receptive
+    field.
 
-    One pixel in the middle of a tile is not a number, and neither is what depends on it: that is
-    found without a threshold, and with one call at each end of a period of the net's stride. A net
-    that replaces such values (by ``where`` or ``nan_to_num``) seems to see less than it does.
+    One pixel in the middle of a tile is not a number, and neither are the values that depend on it:
+    they need no threshold, and one call at each end of a period of the net's stride. A net that
+    replaces such values (by ``where`` or ``nan_to_num``) seems to see less than it does.
 
     Args:
         call: From [1, C, h, w] float32 to [1, K, h, w].
@@ -229,30 +237,32 @@ def measure_reach_px(
     Returns:
         The larger of both axes; None where it sees as far as the tile's border, at least.
     """
-    middle = [side // 2 // multiple_px * multiple_px for side in tile_px]
-    reaches = [
-        _measure_at(call, channels, tile_px, (middle[0] + shift, middle[1] + shift))
-        for shift in {0, multiple_px - 1}
-    ]
-    known = [reach for reach in reaches if reach is not None]
-    return max(known) if len(known) == len(reaches) else None
+    middle_y, middle_x = (side // 2 // multiple_px * multiple_px for side in tile_px)
+    farthest = 0
+    for shift in {0, multiple_px - 1}:
+        reach = _measure_at(call, channels, tile_px, (middle_y + shift, middle_x + shift))
+        if reach is None:
+            return None
+        farthest = max(farthest, reach)
+    return farthest
 
 
 def _measure_at(
     call: Callable[[Tensor], Tensor],
     channels: int,
     tile_px: tuple[int, int],
-    place: tuple[int, int],
+    pixel: tuple[int, int],
 ) -> int | None:
+    """Return the reach from one pixel (y, x); None where it ends at the border of the tile."""
     tile = torch.zeros(1, channels, *tile_px)
-    tile[:, :, place[0], place[1]] = torch.nan
-    touched = call(tile).isnan().any(1)[0]
+    tile[:, :, pixel[0], pixel[1]] = torch.nan
+    is_touched = call(tile).isnan().any(1)[0]
     farthest = 0
-    for axis, middle in enumerate(place):
-        found = touched.any(1 - axis).nonzero().flatten().tolist()
-        if not found:
+    for axis, middle in enumerate(pixel):
+        touched = is_touched.any(1 - axis).nonzero().flatten().tolist()
+        if not touched:
             continue
-        if found[0] == 0 or found[-1] == tile_px[axis] - 1:
+        if touched[0] == 0 or touched[-1] == tile_px[axis] - 1:
             return None
-        farthest = max(farthest, middle - found[0], found[-1] - middle)
+        farthest = max(farthest, middle - touched[0], touched[-1] - middle)
     return farthest

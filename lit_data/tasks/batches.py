@@ -16,7 +16,7 @@ from lit_data.callbacks.adaptive.active_batch import merge_outputs
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.inference.cpu_parallel import Lanes
+from lit_data.inference.cpu_parallel import InferenceThreads
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
 
@@ -38,7 +38,7 @@ def predict_batches(
         writer: Reads and writes what `predict_step` returns.
         run: Where.
         options: How: `batch_size` in the place of that of the loader, `min_batch_size`,
-            `max_batch_size`, `lanes`.
+            `max_batch_size`, `threads`.
 
     Raises:
         ConfigError: The model returns something else.
@@ -51,7 +51,7 @@ def predict_batches(
             min_size=options.min_batch_size, max_size=options.max_batch_size
         )
         trainer = run.make_trainer(
-            [_Writes(work), _InLanes(options.lanes or 1, datamodule), adaptive]
+            [_Writes(work), _InThreads(options.threads or 1, datamodule), adaptive]
         )
         with datamodule.predicting(work.waiting, options.batch_size):
             trainer.predict(model, datamodule=datamodule, return_predictions=False)
@@ -94,8 +94,8 @@ class _Writes(L.Callback):
             self._seen, self._before_s = self._seen + 1, now_s
 
 
-class _InLanes(L.Callback):
-    """Runs `predict_step` on pieces of a batch side by side, see `lit_data.inference.cpu_parallel`."""
+class _InThreads(L.Callback):
+    """Runs `predict_step` on micro-batches side by side, see `lit_data.inference.cpu_parallel`."""
 
     def __init__(self, count: int, datamodule: BaseDataModule) -> None:
         self._count, self._datamodule, self._open = count, datamodule, ExitStack()
@@ -103,10 +103,10 @@ class _InLanes(L.Callback):
     @override
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._count > 1:
-            lanes = Lanes(self._count)
-            self._open.callback(lanes.close)
+            threads = InferenceThreads(self._count)
+            self._open.callback(threads.close)
             self._open.callback(
-                wrap(trainer.strategy, "predict_step", lambda *args: self._step(lanes, *args))
+                wrap(trainer.strategy, "predict_step", lambda *args: self._step(threads, *args))
             )
 
     @override
@@ -119,16 +119,22 @@ class _InLanes(L.Callback):
     ) -> None:
         self._open.close()
 
-    def _step(self, lanes: Lanes, call: Callable[..., Any], batch: Any, *args: Any) -> Any:  # noqa: ANN401
+    def _step(
+        self,
+        threads: InferenceThreads,
+        call: Callable[..., Any],
+        batch: Any,  # noqa: ANN401 - any form
+        *args: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
         samples = count_samples(batch)
         if not samples or samples < 2:
             return call(batch, *args)
-        pieces = cut_evenly(samples, -(-samples // min(lanes.count, samples)))
+        pieces = cut_evenly(samples, -(-samples // min(threads.count, samples)))
         cut = getattr(self._datamodule, "slice_batch", None) or partial(
             slice_batch, samples=samples
         )
         parts = [cut(batch, start, stop) for start, stop in pieces]
-        asked = [lanes.submit(partial(_without_gradient, call, part, *args)) for part in parts]
+        asked = [threads.submit(partial(_without_gradient, call, part, *args)) for part in parts]
         return merge_outputs(
             [answer.result() for answer in asked], [stop - start for start, stop in pieces]
         )

@@ -39,7 +39,7 @@ class GenerateTask(Task[GANDataModule]):
 
     predicts = "images"
     method = "sample_images"
-    unused = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "resume", "lanes")
+    unused = (*TILE_OPTIONS, *VERDICT_OPTIONS, "clean", "resume", "threads")
 
     @override
     def draw_samples(

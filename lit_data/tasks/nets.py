@@ -15,7 +15,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor, measure_reach_px
 from lit_data.inference.batch_size_table import try_twice
-from lit_data.inference.cpu_parallel import choose_lanes
+from lit_data.inference.cpu_parallel import choose_threads
 from lit_data.inference.export.onnx_file import export_onnx
 from lit_data.inference.export.quantise import measure_agreement, quantise
 from lit_data.inference.forward import Forward, ForwardOptions
@@ -180,8 +180,8 @@ def open_predictor(
         ConfigError: The options do not fit each other, or the net gives no probability.
     """
     on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
-    lanes = options.lanes or _choose_lanes(options, device)
-    batch_size = options.batch_size or _choose_batch_size(options, lanes, on_cpu=on_cpu)
+    threads = options.threads or _choose_threads(options, device)
+    batch_size = options.batch_size or _choose_batch_size(options, threads, on_cpu=on_cpu)
     if options.quantise == "static":  # compiled for tiles of one size
         round_px = max(options.tile_sides_px)
     else:
@@ -207,7 +207,7 @@ def open_predictor(
         compile=options.compile,
         augment=options.augment,
         value_range=images.value_range,
-        lanes=lanes,
+        threads=threads,
         readers=options.readers,
         device=device,
     )
@@ -238,14 +238,14 @@ def _takes_any_size(
     return answer.shape[-2:] == (side_px, side_px)
 
 
-def _choose_lanes(options: PredictOptions, device: torch.device) -> int:
-    return 1 if options.compile or options.quantise == "static" else choose_lanes(device)
+def _choose_threads(options: PredictOptions, device: torch.device) -> int:
+    return 1 if options.compile or options.quantise == "static" else choose_threads(device)
 
 
-def _choose_batch_size(options: PredictOptions, lanes: int, *, on_cpu: bool) -> int:
-    # In lanes a batch is no faster than its tiles, and for each size oneDNN makes kernels, which
+def _choose_batch_size(options: PredictOptions, threads: int, *, on_cpu: bool) -> int:
+    # In threads a batch is no faster than its tiles, and for each size oneDNN makes kernels, which
     # takes 30 ms for a net.
-    size = max((4 if lanes == 1 else 1) if on_cpu else 16, options.min_batch_size)
+    size = max((4 if threads == 1 else 1) if on_cpu else 16, options.min_batch_size)
     return size if options.max_batch_size is None else min(size, options.max_batch_size)
 
 

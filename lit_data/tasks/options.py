@@ -26,7 +26,7 @@ _HOW: Final = (
     "memory_limit_bytes",
     "channels_last",
     "compile",
-    "lanes",
+    "threads",
     "readers",
     "onnx",
 )
@@ -89,12 +89,12 @@ class PredictOptions:
         round_px: Sides shorter than a tile are filled up to a multiple of it; `None`: 1, so that
             nets see edges as they are, or `multiple_px` for nets that do not take any size.
         batch_size: Samples or tiles at once; `None`: as the loader says, but of tiles on the CPU 1
-            in each of several lanes, or 4, and 16 elsewhere.
+            in each of several threads, or 4, and 16 elsewhere.
         min_batch_size: If so many do not fit into memory, the run ends.
         max_batch_size: Grows up to it while batches go well; `None`: `batch_size`.
         channels_last: Memory format of weights and tiles; `None`: on the CPU, and elsewhere in half
             precision.
-        lanes: Threads that call the net side by side on the CPU; `None`: for tiles one for each
+        threads: Inference threads, which call the net side by side on the CPU; `None`: for tiles one for each
             core that torch uses, at most 4, and one for what is compiled; else one.
         quantise: On the CPU `static` (int8 convolutions), `dynamic` (int8 linear layers) or `bf16`;
             see `lit_data.inference.export.quantise`.
@@ -129,7 +129,7 @@ class PredictOptions:
     channels_last: bool | None = None
     compile: bool = False
     augment: Augment | None = None
-    lanes: int | None = None
+    threads: int | None = None
     readers: int = 2
     quantise: Mode | None = None
     calibration_images: int = 32
@@ -174,9 +174,9 @@ class PredictOptions:
             raise ConfigError(
                 "predict.quantise=static compiles by itself: leave predict.compile out"
             )
-        if self.lanes is not None and self.lanes > 1:
+        if self.threads is not None and self.threads > 1:
             raise ConfigError(
-                f"predict.lanes={self.lanes} is not for what predict.quantise=static compiles, which uses all cores by "
+                f"predict.threads={self.threads} is not for what predict.quantise=static compiles, which uses all cores by "
                 "itself: leave it out"
             )
         if self.memory_limit_bytes is not None:

@@ -35,7 +35,7 @@ TOY = [
     "suite.device=cpu",
 ]
 ORIGINAL = ("original", "original_bf16")
-EAGER = ("batched", "lanes", "bf16")
+EAGER = ("batched", "threads", "bf16")
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),

@@ -13,13 +13,13 @@ from torch import Tensor, nn
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import count_weight_bytes
-from lit_data.inference.cpu_parallel import Lanes, choose_lanes
+from lit_data.inference.cpu_parallel import InferenceThreads, choose_threads
 from tests.inference.nets import make_images, make_net
 from tests.limited_memory import out_of_memory
 
 pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
-    pytest.mark.usefixtures("_leave_no_lane"),
+    pytest.mark.usefixtures("_leave_no_thread"),
 ]
 
 SIZES = [(40, 30), (16, 16), (9, 16), (33, 48), (16, 17), (16, 16), (5, 40), (70, 16)]
@@ -28,12 +28,12 @@ WAIT_S = 20
 
 
 @pytest.fixture
-def _leave_no_lane() -> Iterator[None]:
+def _leave_no_thread() -> Iterator[None]:
     threads = torch.get_num_threads()
     yield
     assert torch.get_num_threads() == threads
     assert not [
-        thread for thread in threading.enumerate() if thread.name.startswith("lit_data_lane")
+        thread for thread in threading.enumerate() if thread.name.startswith("lit_data_inference")
     ]
 
 
@@ -77,12 +77,12 @@ def _predict(
     net: nn.Module,
     sizes: list[tuple[int, int]] = SIZES,
     *,
-    lanes: int = 2,
+    threads: int = 2,
     batch_size: int = 3,
     **options: Any,
 ) -> list[tuple[int, Tensor]]:
     predictor = TiledPredictor(
-        net, tile_px=16, overlap_px=4, batch_size=batch_size, lanes=lanes, **options
+        net, tile_px=16, overlap_px=4, batch_size=batch_size, threads=threads, **options
     )
     return list(predictor.predict(make_images(*sizes)))
 
@@ -90,21 +90,21 @@ def _predict(
 def _assert_same(
     found: list[tuple[int, Tensor]], sizes: list[tuple[int, int]] = SIZES, **options: Any
 ) -> None:
-    expected = _predict(make_net(), sizes, lanes=1, **options)
+    expected = _predict(make_net(), sizes, threads=1, **options)
     assert [number for number, _ in found] == [number for number, _ in expected]
     for (_, values), (_, wanted) in zip(found, expected, strict=True):
         torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
+@pytest.mark.parametrize("threads", [2, 3])
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
 @pytest.mark.parametrize(("sizes", "batch_size"), [(3 * SIZES, 1), (MANY, 3)])
 def test_the_same_batches_give_the_same_bits_in_the_same_order(
-    lanes: int, blend: Any, sizes: list[tuple[int, int]], batch_size: int
+    threads: int, blend: Any, sizes: list[tuple[int, int]], batch_size: int
 ) -> None:
     one, many = (
-        _predict(make_net(), sizes, lanes=count, batch_size=batch_size, blend=blend)
-        for count in (1, lanes)
+        _predict(make_net(), sizes, threads=count, batch_size=batch_size, blend=blend)
+        for count in (1, threads)
     )
     assert [number for number, _ in many] == list(range(len(sizes)))
     assert all(
@@ -112,20 +112,20 @@ def test_the_same_batches_give_the_same_bits_in_the_same_order(
     )
 
 
-@pytest.mark.parametrize("lanes", [2, 3])
-def test_batches_of_other_sizes_differ_by_rounding(lanes: int) -> None:
+@pytest.mark.parametrize("threads", [2, 3])
+def test_batches_of_other_sizes_differ_by_rounding(threads: int) -> None:
     """In which company a tile is sent depends on how many images wait for each other."""
-    _assert_same(_predict(make_net(), 3 * SIZES, lanes=lanes), 3 * SIZES)
+    _assert_same(_predict(make_net(), 3 * SIZES, threads=threads), 3 * SIZES)
 
 
 def test_nor_do_they_in_a_file(tmp_path: Path) -> None:
     image = make_images((50, 70))[0]
-    paths = [tmp_path / f"{lanes}.npy" for lanes in (1, 2)]
+    paths = [tmp_path / f"{threads}.npy" for threads in (1, 2)]
     one, many = (
         TiledPredictor(
-            make_net(), tile_px=16, overlap_px=4, batch_size=2, lanes=lanes
+            make_net(), tile_px=16, overlap_px=4, batch_size=2, threads=threads
         ).predict_to_file(image, path)
-        for lanes, path in zip((1, 2), paths, strict=True)
+        for threads, path in zip((1, 2), paths, strict=True)
     )
     np.testing.assert_array_equal(one, many)
 
@@ -136,31 +136,31 @@ def test_nor_do_they_in_a_file(tmp_path: Path) -> None:
 def test_batches_are_computed_side_by_side_even_where_none_fills(
     sizes: list[tuple[int, int]],
 ) -> None:
-    net = Watched(meet=True)  # one lane would wait in vain for the other
+    net = Watched(meet=True)  # one thread would wait in vain for the other
     _assert_same(_predict(net, sizes, round_px=1), sizes, round_px=1)
     assert net.most == 2
 
 
-def test_cores_are_shared_among_the_lanes_and_kept_elsewhere() -> None:
+def test_cores_are_shared_among_the_threads_and_kept_elsewhere() -> None:
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
-        lanes = Lanes(2)
+        threads = InferenceThreads(2)
         meeting = threading.Barrier(2)
 
         def ask() -> int:
             meeting.wait(WAIT_S)
             return torch.get_num_threads()
 
-        assert [call.result() for call in [lanes.submit(ask), lanes.submit(ask)]] == [2, 2]
+        assert [call.result() for call in [threads.submit(ask), threads.submit(ask)]] == [2, 2]
         assert torch.get_num_threads() == 4
         other: list[int] = []
         thread = threading.Thread(target=lambda: other.append(torch.get_num_threads()))
         thread.start()
         thread.join()
         assert other == [4]
-        assert (choose_lanes(torch.device("cpu")), choose_lanes(torch.device("cuda"))) == (4, 1)
-        lanes.close()
+        assert (choose_threads(torch.device("cpu")), choose_threads(torch.device("cuda"))) == (4, 1)
+        threads.close()
     finally:
         torch.set_num_threads(before)
 
@@ -168,7 +168,7 @@ def test_cores_are_shared_among_the_lanes_and_kept_elsewhere() -> None:
 @pytest.mark.parametrize("fitting", [1, 2])
 def test_running_out_of_memory_changes_nothing_and_is_remembered(fitting: int) -> None:
     net = Watched(lambda tiles, _: tiles <= fitting)
-    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=3, lanes=2)
+    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=3, threads=2)
     _assert_same(list(predictor.predict(make_images(*SIZES))))
     failed = net.failed
     _assert_same(list(predictor.predict(make_images(*SIZES))))
@@ -192,7 +192,7 @@ def test_a_tile_that_never_fits_ends_the_prediction() -> None:
 
 
 @pytest.mark.parametrize(("tiles", "most", "batch"), [(4, 2, 2), (3, 2, 1), (1.5, 1, 1)])
-def test_a_memory_limit_holds_for_all_lanes_together(tiles: float, most: int, batch: int) -> None:
+def test_a_memory_limit_holds_for_all_threads_together(tiles: float, most: int, batch: int) -> None:
     net = Watched(meet=False)
     tile_bytes, values_bytes = 16 * 16 * 4 * 9, 16 * 16 * 4 * 2
     limit = count_weight_bytes(net) + round(tiles * (tile_bytes + values_bytes))
@@ -215,9 +215,9 @@ def test_another_error_comes_through_and_the_net_is_as_before() -> None:
     assert not any(net.trained)
 
 
-def test_a_prediction_that_is_left_early_ends_its_lanes() -> None:
+def test_a_prediction_that_is_left_early_ends_its_threads() -> None:
     net = Watched().train()
-    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=1, lanes=2).predict(
+    found = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=1, threads=2).predict(
         make_images(*MANY)
     )
     assert next(found)[0] == 0
@@ -229,11 +229,11 @@ def test_a_prediction_that_is_left_early_ends_its_lanes() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"lanes": 0}, "lanes=0 must be at least 1"),
-        ({"lanes": 2, "compile": True}, "lanes=2 is not for what is compiled"),
-        ({"lanes": 2, "device": "meta"}, "lanes=2 is not for meta"),
+        ({"threads": 0}, "threads=0 must be at least 1"),
+        ({"threads": 2, "compile": True}, "threads=2 is not for what is compiled"),
+        ({"threads": 2, "device": "meta"}, "threads=2 is not for meta"),
     ],
 )
-def test_lanes_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
+def test_threads_that_make_no_sense_are_refused(given: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         TiledPredictor(make_net(), tile_px=16, overlap_px=4, **given)

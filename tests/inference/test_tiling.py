@@ -11,7 +11,7 @@ def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
     distance = np.full(axis.length_px, 1000)
     last = len(axis.starts) - 1
     for tile, (start, kept, weights) in enumerate(
-        zip(axis.starts, axis.kept, axis.weights, strict=True)
+        zip(axis.starts, axis.counted, axis.weights, strict=True)
     ):
         places = np.arange(kept.start, kept.stop)
         total[start + places] += 1 if weights is None else weights.numpy()
@@ -45,7 +45,7 @@ def test_every_pixel_is_covered_once_in_sum(
 def test_constant_takes_each_pixel_from_one_tile_as_far_from_seams_as_can_be() -> None:
     axis, _ = Tiling(10, 3).plan(24, 24)
     assert axis.starts == (0, 7, 14)
-    assert axis.kept == (slice(0, 9), slice(2, 9), slice(2, 10))
+    assert axis.counted == (slice(0, 9), slice(2, 9), slice(2, 10))
     assert axis.weights == (None, None, None)
 
 

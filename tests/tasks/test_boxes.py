@@ -240,7 +240,7 @@ def test_a_batch_that_does_not_fit_is_cut(data: DetectionDataModule, tmp_path: P
     assert _read(tmp_path / "cut") == _read(tmp_path / "whole")
 
 
-def test_batches_are_predicted_in_lanes(data: DetectionDataModule, tmp_path: Path) -> None:
+def test_batches_are_predicted_in_threads(data: DetectionDataModule, tmp_path: Path) -> None:
     _predict(data, tmp_path / "whole")
     threads, both = set[str](), threading.Barrier(2)
 
@@ -249,13 +249,13 @@ def test_batches_are_predicted_in_lanes(data: DetectionDataModule, tmp_path: Pat
             assert torch.is_inference_mode_enabled()
             if (name := threading.current_thread().name) not in threads:
                 threads.add(name)
-                both.wait(60)  # else one lane may be done before the other begins
+                both.wait(60)  # else one thread may be done before the other begins
             return super().predict_step(batch, batch_idx)
 
-    _predict(data, tmp_path / "lanes", Watched(), lanes=2, batch_size=6)
+    _predict(data, tmp_path / "threads", Watched(), threads=2, batch_size=6)
     assert len(threads) == 2
-    assert all(name.startswith("lit_data_lane") for name in threads)
-    assert _read(tmp_path / "lanes") == _read(tmp_path / "whole")
+    assert all(name.startswith("lit_data_inference") for name in threads)
+    assert _read(tmp_path / "threads") == _read(tmp_path / "whole")
 
 
 def test_options_of_tiles_mean_nothing_for_boxes(data: DetectionDataModule, tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_tiles_overlap_as_far_as_the_net_sees(caplog: pytest.LogCaptureFixture) 
             {"multiple_px": 1},
             {(1, 3, 40, n) for n in range(48, 51)},
         ),
-        ([(64, 64)] * 7, {"lanes": 2}, {(1, 3, 64, 64)}),
+        ([(64, 64)] * 7, {"threads": 2}, {(1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"batch_size": 3}, {(3, 3, 64, 64), (1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"max_batch_size": 2}, {(2, 3, 64, 64), (1, 3, 64, 64)}),
         ([(64, 64)] * 7, {"min_batch_size": 5}, {(5, 3, 64, 64), (2, 3, 64, 64)}),

@@ -22,7 +22,7 @@ def test_the_configuration_has_every_option_with_its_default() -> None:
 
 
 def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
-    one = PredictOptions(folder="a", resume=True, batch_size=3, readers=1, lanes=2).identity()
+    one = PredictOptions(folder="a", resume=True, batch_size=3, readers=1, threads=2).identity()
     assert one == PredictOptions().identity()
     assert (
         one == PredictOptions(threshold=0.5).identity() != PredictOptions(threshold=0.4).identity()
@@ -43,8 +43,8 @@ def test_what_changes_no_result_is_no_part_of_the_identity() -> None:
         ({"margin_px": 3}, r"predict.margin_px=3 needs predict.overlap_px too"),
         ({"readers": "two"}, r"'predict.readers' is 'two': give a whole number"),
         (
-            {"quantise": "static", "lanes": 2},
-            r"predict.lanes=2 is not for what predict.quantise=static compiles",
+            {"quantise": "static", "threads": 2},
+            r"predict.threads=2 is not for what predict.quantise=static compiles",
         ),
         ({"quantise": "static", "compile": True}, r"predict.quantise=static compiles by itself"),
         ({"tiles": 3}, r"unknown key 'predict.tiles'.*Did you mean 'predict.tile_px'"),

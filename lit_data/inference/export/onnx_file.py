@@ -20,18 +20,21 @@ from lit_data.files import replacing_by_path
 TOLERANCE: Final = 1e-4
 _NEEDED: Final = ("onnx", "onnxruntime", "onnxscript")
 _AXES: Final = ("batch", "channels", "height", "width")
-_LARGEST_BYTES: Final = 2**31 - 2**20  # a protobuf message holds 2 GiB
-_BATCH: Final = 2  # an axis of length 1 would be taken for a constant
+_LARGEST_BYTES: Final = 2**31 - 2**20
+"""A protobuf message holds 2 GiB."""
+
+_BATCH: Final = 2
+"""Images of the traced batch: an axis of length 1 would be taken for a constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class OnnxFile:
-    """What was written.
+    """A net that was written as a file.
 
     Attributes:
         path: The file; its input is ``images`` [B, C, h, w] float32 in 0..1, its output
             ``probability`` [B, K, h, w].
-        free_axes: Which axes of the input may have any length.
+        free_axes: Axes of the input that may have any length.
         max_difference: Largest difference between onnxruntime and torch.
     """
 
@@ -41,7 +44,7 @@ class OnnxFile:
 
 
 def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[Tensor]) -> OnnxFile:
-    """Write a net as a file, and hold what onnxruntime makes of it against torch.
+    """Write a net as a file, and compare onnxruntime's values with torch's.
 
     Batch, height and width of the file are free where the net allows it. It is checked with the
     given images, and with random ones of other sizes along the free axes. The file appears when it
@@ -50,7 +53,7 @@ def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[T
     Args:
         net: From [B, C, h, w] float32 in 0..1 to [B, K, h, w], on the CPU, in evaluation mode.
         path: An ``.onnx`` file, which is replaced if it exists.
-        images: [C, h, w] each, float32 in 0..1; the first one tells the size of axes that are not
+        images: [C, h, w] each, float32 in 0..1; the first one gives the size of axes that are not
             free.
 
     Raises:
@@ -63,8 +66,8 @@ def export_onnx(net: nn.Module, path: str | os.PathLike[str], images: Sequence[T
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing_by_path(path) as part:
         _write(net, part, images[0])
-        free, worst = _check_file(net, part, images)
-    return OnnxFile(path, free, worst)
+        free_axes, max_difference = _check_file(net, part, images)
+    return OnnxFile(path, free_axes, max_difference)
 
 
 def _check(path: Path, images: Sequence[Tensor]) -> None:
@@ -87,16 +90,17 @@ def _write(net: nn.Module, path: Path, image: Tensor) -> None:
         raise ConfigError(
             f"the net takes {weight_bytes} bytes, and one ONNX file holds {_LARGEST_BYTES}"
         )
-    free: Any = {0: torch.export.Dim.DYNAMIC} | dict.fromkeys(
-        _find_free_sides(net, image), torch.export.Dim.AUTO
-    )
+    free_axes: dict[int, Any] = {0: torch.export.Dim.DYNAMIC}
+    for axis in _find_free_sides(net, image):
+        free_axes[axis] = torch.export.Dim.AUTO
+    batch = image.expand(_BATCH, -1, -1, -1).contiguous()
     try:
         with without_noise(), torch.no_grad():
             program = torch.onnx.export(
                 net,
-                (image.expand(_BATCH, -1, -1, -1).contiguous(),),
+                (batch,),
                 dynamo=True,
-                dynamic_shapes=(free,),
+                dynamic_shapes=(free_axes,),
                 input_names=["images"],
                 output_names=["probability"],
                 verbose=False,
@@ -113,33 +117,42 @@ def _write(net: nn.Module, path: Path, image: Tensor) -> None:
 def _check_file(
     net: nn.Module, path: Path, images: Sequence[Tensor]
 ) -> tuple[tuple[str, ...], float]:
+    """Return the free axes of a file, and its largest difference from torch.
+
+    Raises:
+        DataError: The difference is too large.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    lengths = session.get_inputs()[0].shape
-    free = tuple(
-        name for name, length in zip(_AXES, lengths, strict=True) if not isinstance(length, int)
-    )
-    worst = 0.0
-    for tiles in _list_probes(images, free):
+    free_axes = []
+    for name, length in zip(_AXES, session.get_inputs()[0].shape, strict=True):
+        if not isinstance(length, int):  # the name of a variable
+            free_axes.append(name)
+    max_difference = 0.0
+    for tiles in _list_probes(images, free_axes):
         with torch.inference_mode():
-            wanted = net(tiles).float().numpy()
-        given = session.run(None, {"images": np.ascontiguousarray(tiles.numpy())})[0]
-        worst = max(
-            worst, float(np.abs(given - wanted).max()) if given.shape == wanted.shape else np.inf
-        )
-    if not worst <= TOLERANCE:
+            expected = net(tiles).float().numpy()
+        values = session.run(None, {"images": np.ascontiguousarray(tiles.numpy())})[0]
+        difference = np.inf
+        if values.shape == expected.shape:
+            difference = float(np.abs(values - expected).max())
+        max_difference = max(max_difference, difference)
+    if not max_difference <= TOLERANCE:  # in this form it refuses NaN too
         raise DataError(
-            f"the ONNX file gives values that differ by {worst:.3g} from those of the net, and {TOLERANCE:g} is "
-            "allowed: it was not written"
+            f"the ONNX file gives values that differ by {max_difference:.3g} from those of the net, and "
+            f"{TOLERANCE:g} is allowed: it was not written"
         )
-    return free, worst
+    return tuple(free_axes), max_difference
 
 
 def _find_free_sides(net: nn.Module, image: Tensor) -> Iterator[int]:
-    """Axes of [B, C, h, w] of which the net takes other lengths; the exporter would miss some that it does not take."""
+    """Yield axes of [B, C, h, w] of which the net takes other lengths.
+
+    The exporter would miss some that it does not take.
+    """
     for axis in (2, 3):
         shorter = image[None].narrow(axis, 0, _shorten(image.shape[axis - 1]))
         with suppress(Exception), torch.inference_mode():
@@ -151,27 +164,26 @@ def _shorten(side_px: int) -> int:
     return side_px * 3 // 4 + 1
 
 
-def _list_probes(images: Sequence[Tensor], free: Sequence[str]) -> Iterator[Tensor]:
-    """Batches for the file: the images, and random ones of other sizes."""
-    shape = images[0].shape
-    fitting = [
-        image for image in images if image.shape == shape or {"height", "width"} <= set(free)
-    ]
-    yield from (
-        image[None].expand(1 if "batch" in free else _BATCH, -1, -1, -1) for image in fitting
-    )
-    height, width = (
-        _shorten(side) if name in free else side
-        for name, side in zip(_AXES[2:], shape[1:], strict=True)
-    )
+def _list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator[Tensor]:
+    """Yield batches for the file: the images, and random ones of other sizes."""
+    channels, height, width = images[0].shape
+    has_free_batch = "batch" in free_axes
+    has_free_sides = "height" in free_axes and "width" in free_axes
+    for image in images:
+        if image.shape == images[0].shape or has_free_sides:
+            yield image[None].expand(1 if has_free_batch else _BATCH, -1, -1, -1)
+    if "height" in free_axes:
+        height = _shorten(height)
+    if "width" in free_axes:
+        width = _shorten(width)
     generator = torch.Generator().manual_seed(0)
-    for count in (1, 3) if "batch" in free else (_BATCH,):
-        yield torch.rand(count, shape[0], height, width, generator=generator)
+    for count in (1, 3) if has_free_batch else (_BATCH,):
+        yield torch.rand(count, channels, height, width, generator=generator)
 
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back warnings, of the log too: of CUDA libraries that are not there, of what torch deprecates in torch."""
+    """Hold back warnings, of the log too: of missing CUDA libraries, and of deprecations in torch."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

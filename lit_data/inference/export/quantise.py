@@ -1,7 +1,6 @@
 """`quantise`: nets that predict on the CPU with fewer bits.
 
-torch's maintained way is torchao; ``torch.ao.quantization`` is deprecated in its favour. What of it
-fits a net:
+torch's maintained way is torchao; ``torch.ao.quantization`` is deprecated in its favour. Its modes:
 
 - convolutions: `static`, int8 through ``prepare_pt2e`` and ``convert_pt2e``, compiled by Inductor
   into oneDNN's int8 kernels. That needs an x86 processor with VNNI and a C++ compiler, and some 20
@@ -10,7 +9,7 @@ fits a net:
   stay float32.
 - any net: `bf16`, by autocast.
 
-In a UNet much of the time goes into what is not a convolution: `static` inside of autocast
+In a UNet much of the time goes into other operations than convolutions: `static` inside of autocast
 (``precision=bf16`` of `TiledPredictor`) is faster than each of both.
 """
 
@@ -43,8 +42,9 @@ _LEAST_BATCH: Final = 2
 
 
 def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) -> nn.Module:
-    """A net that gives about the same values with fewer bits, on the CPU; the net itself stays as
-    it is.
+    """Return a net that gives about the same values with fewer bits, on the CPU.
+
+    The net itself stays as it is.
 
     Args:
         net: From [B, C, h, w] float32 in 0..1 to [B, K, h, w], on the CPU.
@@ -70,15 +70,13 @@ def quantise(net: nn.Module, *, mode: Mode, calibration: Iterable[Tensor] = ()) 
         raise ConfigError(
             f"quantise={mode} needs torchao: pip install torchao, or use quantise=bf16"
         )
-    return (
-        _quantise_linear(net)
-        if mode == "dynamic"
-        else _quantise_convolutions(net, list(calibration))
-    )
+    if mode == "dynamic":
+        return _quantise_linear(net)
+    return _quantise_convolutions(net, list(calibration))
 
 
 class AutocastNet(nn.Module):
-    """Computes in bfloat16 what torch's autocast deems safe.
+    """Computes in bfloat16 the operations that torch's autocast deems safe.
 
     Args:
         net: Any net.
@@ -90,10 +88,10 @@ class AutocastNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """[B, K, h, w] float32."""
+        """Return values [B, K, h, w] float32."""
         with torch.autocast("cpu", torch.bfloat16):
-            found: Tensor = self.net(images)
-        return found.float()
+            values: Tensor = self.net(images)
+        return values.float()
 
 
 class StaticNet(nn.Module):
@@ -111,10 +109,10 @@ class StaticNet(nn.Module):
     def __init__(self, quantised: "GraphModule", net: nn.Module, size_px: tuple[int, int]) -> None:
         super().__init__()
         for part in quantised.modules():
-            part.training = (
-                False  # what was exported knows evaluation only, and refuses to be asked
-            )
-        self.quantised, self.net, self._size_px = quantised, net, size_px
+            part.training = False  # an exported module refuses a call of eval()
+        self.quantised = quantised
+        self.net = net
+        self._size_px = size_px
         self._call = torch.compile(quantised)
 
     @override
@@ -125,7 +123,7 @@ class StaticNet(nn.Module):
 
     @override
     def forward(self, images: Tensor) -> Tensor:
-        """Values of every pixel.
+        """Return values of every pixel.
 
         Args:
             images: [B, C, h, w] float32 in 0..1.
@@ -137,20 +135,20 @@ class StaticNet(nn.Module):
             ConfigError: Tiles are larger than those of the calibration.
         """
         if images.isnan().any():
-            whole: Tensor = self.net(images)
-            return whole
-        count, (height, width) = len(images), images.shape[2:]
-        missing = [
-            side - length for side, length in zip(self._size_px, (height, width), strict=True)
-        ]
-        if min(missing) < 0:
+            values: Tensor = self.net(images)
+            return values
+        count, _, height, width = images.shape
+        missing_rows = self._size_px[0] - height
+        missing_columns = self._size_px[1] - width
+        if missing_rows < 0 or missing_columns < 0:
             raise ConfigError(
                 f"tiles of {height} x {width} px are larger than those of the calibration, "
                 f"{self._size_px[0]} x {self._size_px[1]} px: predict with tile_px={list(self._size_px)}, and without "
                 "augment=d4 if that is no square"
             )
-        if max(missing):
-            images = nn.functional.pad(images, (0, missing[1], 0, missing[0]), mode="replicate")
+        if missing_rows or missing_columns:
+            padding = (0, missing_columns, 0, missing_rows)
+            images = nn.functional.pad(images, padding, mode="replicate")
         if count < _LEAST_BATCH:
             images = images.expand(_LEAST_BATCH, -1, -1, -1)
         # The order in memory that the kernels want; another one would be compiled again.
@@ -163,8 +161,8 @@ class StaticNet(nn.Module):
         torch._dynamo.mark_dynamic(images, 0)
         # Only frozen weights are packed for int8 kernels.
         with config.patch(freezing=True), without_noise():
-            found: Tensor = self._call(images)
-        return found
+            values: Tensor = self._call(images)
+        return values
 
 
 def _quantise_linear(net: nn.Module) -> nn.Module:
@@ -224,7 +222,7 @@ def _convert(net: nn.Module, batches: tuple[Tensor, ...]) -> "GraphModule":
 
 
 def _forget_dtypes(traced: "GraphModule") -> None:
-    """Where the net asks for float32, the trace insists on getting it, and would refuse autocast."""
+    """Drop the checks of dtypes: where the net asks for float32, the trace would refuse autocast."""
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             traced.graph.erase_node(node)
@@ -232,7 +230,7 @@ def _forget_dtypes(traced: "GraphModule") -> None:
 
 
 def check_static(calibration: list[Tensor]) -> None:
-    """Refuse static quantisation where it cannot work, and say what would.
+    """Refuse static quantisation where it cannot work, and name a mode that does.
 
     Raises:
         ConfigError: The images, the processor or the compiler are missing.
@@ -276,7 +274,8 @@ class Agreement:
         max_difference: The largest.
         dice: Of both masks together: 2 * shared pixels / (pixels of one + pixels of the other); NaN
             if neither marks a pixel.
-        marked_share: Share of the pixels that the first net marks, without which Dice says little.
+        marked_share: Fraction of the pixels that the first net marks, without which Dice says
+            little.
     """
 
     mean_difference: float
@@ -292,43 +291,43 @@ def measure_agreement(
     *,
     threshold: float,
 ) -> Agreement:
-    """Hold the probabilities of a net against those of another.
+    """Compare the probabilities of a net with those of another.
 
     Args:
-        net: From [B, C, h, w] to probability [B, K, h, w]: the one to be measured by.
+        net: From [B, C, h, w] to probability [B, K, h, w]: the reference.
         other: The same with fewer bits.
         batches: [B, C, h, w] each, float32 in 0..1.
         threshold: Least probability of a marked pixel.
     """
+    pairs = ((net(images), other(images)) for images in batches)
     with torch.inference_mode():
-        return compare_values(
-            ((net(images), other(images)) for images in batches), threshold=threshold
-        )
+        return compare_values(pairs, threshold=threshold)
 
 
 def compare_values(pairs: Iterable[tuple[Tensor, Tensor]], *, threshold: float) -> Agreement:
-    """Hold probabilities against others.
+    """Compare probabilities with others.
 
     Args:
-        pairs: Two tensors of one shape each; those to be measured by come first.
+        pairs: Two tensors of one shape each; the reference comes first.
         threshold: Least probability of a marked pixel.
     """
-    total = largest = 0.0
-    pixels = shared = marked = marked_by_other = 0
-    for one, two in pairs:
-        difference = (one.float() - two.float()).abs()
-        total, largest = (
-            total + float(difference.sum(dtype=torch.float64)),
-            max(largest, float(difference.max())),
-        )
-        masks = one >= threshold, two >= threshold
-        pixels += one.numel()
-        shared += int((masks[0] & masks[1]).sum())
-        marked, marked_by_other = (
-            marked + int(masks[0].sum()),
-            marked_by_other + int(masks[1].sum()),
-        )
-    both = marked + marked_by_other
+    sum_of_differences = 0.0
+    max_difference = 0.0
+    pixels = shared_pixels = marked_pixels = other_marked_pixels = 0
+    for values, other_values in pairs:
+        difference = (values.float() - other_values.float()).abs()
+        sum_of_differences += float(difference.sum(dtype=torch.float64))
+        max_difference = max(max_difference, float(difference.max()))
+        mask = values >= threshold
+        other_mask = other_values >= threshold
+        pixels += values.numel()
+        shared_pixels += int((mask & other_mask).sum())
+        marked_pixels += int(mask.sum())
+        other_marked_pixels += int(other_mask.sum())
+    all_marked = marked_pixels + other_marked_pixels
     return Agreement(
-        total / pixels, largest, 2 * shared / both if both else math.nan, marked / pixels
+        mean_difference=sum_of_differences / pixels,
+        max_difference=max_difference,
+        dice=2 * shared_pixels / all_marked if all_marked else math.nan,
+        marked_share=marked_pixels / pixels,
     )

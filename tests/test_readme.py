@@ -4,6 +4,7 @@ import re
 import shlex
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import ClassVar
 
 import cv2
@@ -15,6 +16,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data import api
 from lit_data.commands import TOOLS
+from lit_data.commands.build import Run as Objects
 from lit_data.commands.configuration.compose import compose
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -140,11 +142,18 @@ def test_examples_of_commands_name_what_there_is(
         assert compose("fit", [f"experiment={experiment}", *words, "paths.run=run"])
         return Run()
 
+    def build(experiment: str, *words: str) -> SimpleNamespace:
+        fit(experiment, *words)
+        assert {"trainer", "model", "datamodule", "start"} <= {*Objects.__annotations__}
+        trainer = SimpleNamespace(fit=lambda model, data, ckpt_path: None)
+        return SimpleNamespace(trainer=trainer, model=None, datamodule=None, start=None)
+
     assert {"predict", "load_model", "metrics", "folder"} <= {
         *vars(api.Run),
         *api.Run.__annotations__,
     }
     monkeypatch.setattr(api, "fit", fit)
+    monkeypatch.setattr(api, "build", build)
     monkeypatch.setattr(api, "open_run", lambda folder: Run())
     exec(code, {})
 

@@ -20,10 +20,11 @@ from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.pictures import draw_predictions, draw_samples
 from lit_data.commands.report import warning_after
-from lit_data.commands.result import is_score, join_scores
+from lit_data.commands.result import is_score, join_scores, write_confusion
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.files import write_json, write_table
+from lit_data.modules.scored import ScoredModule
 from lit_data.types import Stage, Summarises
 
 log = logging.getLogger(__name__)
@@ -42,7 +43,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     Writes into the run folder: checkpoints, logs, ``samples.png`` before training,
     ``predictions.png`` after it, ``loader.json`` with the workers of each stage and the measurement
     that chose them, ``machine.json`` with processor, device and versions, ``splits.csv`` with the
-    split of each image, which `data.splits` takes, and at its end, also where it fails,
+    split of each image, which `data.splits` takes, and its class, ``confusion.json`` with the
+    images of each class by what the model says, and at its end, also where it fails,
     ``report.html``; see `lit_data.commands.report`.
 
     Returns:
@@ -93,7 +95,7 @@ def _draw_data(training: Run) -> None:
     elif is_first_rank():  # the others wait for it in the Trainer
         datamodule.setup("fit")
         if splits := datamodule.list_splits():
-            write_table(training.folder / "splits.csv", ("image", "split"), splits)
+            write_table(training.folder / "splits.csv", list(splits[0]), splits)
         path = training.folder / _SAMPLES
         with _drawing(path):
             draw_samples(datamodule, path, stage="train")
@@ -178,11 +180,18 @@ def _score(training: Run, make_best: ModelMaker, metrics: dict[str, Any]) -> dic
     """Return the metrics with those of the best checkpoint on the validation and the test split."""
     trainer, datamodule = training.trainer, training.datamodule
     scorers: dict[Stage, Any] = {"val": trainer.validate, "test": trainer.test}
+    confusion: dict[str, Any] = {}
     for stage, score in scorers.items():
         with warning_after("fit", f"scores of {stage}"):
             if is_overridden(_STEPS[stage], training.model) and _has_samples(datamodule, stage):
-                for scores in score(make_best(), datamodule=datamodule, verbose=False):
+                model = make_best()
+                for scores in score(model, datamodule=datamodule, verbose=False):
                     metrics = join_scores(metrics, scores, stage)
+                if isinstance(model, ScoredModule):
+                    confusion |= model.confusion
+    if trainer.is_global_zero:
+        with warning_after("fit", "confusion.json"):
+            write_confusion(training.folder, confusion)
     return metrics
 
 

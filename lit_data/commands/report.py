@@ -6,7 +6,7 @@ import io
 import logging
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,17 +20,14 @@ from lit_data.commands.reports.comparison import choose_metrics, rank
 from lit_data.commands.reports.page import make_page
 from lit_data.commands.reports.pictures import read_pictures
 from lit_data.commands.reports.runs import Run, add_pictures, read_run
-from lit_data.commands.reports.untrusted import open_inside, parse_json, read_text
+from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.sweeps.process import describe_failure
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_json, write_text
 
 _DEEPEST: Final = 4
-_SKIPPED: Final = (
-    ".",
-    "replaced",
-)  # a sweep that went on with other values keeps the earlier jobs there
+_SKIPPED: Final = (".", "replaced")  # a search that proposes other values moves jobs to the latter
 _WHAT_IT_IS: Final = (
     "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in it; a sweep, or "
     "runs/fit/NAME, is a folder of runs"
@@ -38,12 +35,12 @@ _WHAT_IT_IS: Final = (
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a command of lit_data wrote this folder, also if it broke off."""
+    """Return True if a command of lit_data wrote this folder, also if it broke off."""
     return (folder / ".hydra" / "config.yaml").is_file() or (folder / "summary.json").is_file()
 
 
 def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """All runs that the paths name, each once.
+    """Return all runs that the paths name, each once.
 
     Args:
         paths: Folders of runs, of sweeps, or of both at any depth up to 4.
@@ -51,12 +48,11 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
     Raises:
         DataError: A path is none of these, or cannot be read.
     """
-    found: dict[Path, Path] = {}
+    folders: dict[Path, Path] = {}  # by their resolved paths, as a link may name a run again
     for path in paths:
         if not path.is_dir():
-            raise DataError(
-                f"{path} is {'not a folder' if path.exists() else 'not there'}: {_WHAT_IT_IS}"
-            )
+            problem = "not a folder" if path.exists() else "not there"
+            raise DataError(f"{path} is {problem}: {_WHAT_IT_IS}")
         try:
             runs = [path] if is_run(path) else _find_below(path)
         except OSError as error:
@@ -64,39 +60,34 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
         if not runs:
             raise DataError(f"{path} is no run and holds none: {_WHAT_IT_IS}")
         for run in runs:
-            found.setdefault(run.resolve(), run)
-    return list(found.values())
+            folders.setdefault(run.resolve(), run)
+    return list(folders.values())
 
 
 def choose_folder(paths: Sequence[Path]) -> Path:
-    """Where the page goes: into the one folder that was named, of several into the one that holds them all."""
-    return (
-        paths[0]
-        if len(paths) == 1
-        else Path(os.path.commonpath([path.resolve() for path in paths]))
-    )
+    """Return the folder of the page: the one that was named, of several the one that holds them all."""
+    if len(paths) == 1:
+        return paths[0]
+    return Path(os.path.commonpath([path.resolve() for path in paths]))
 
 
 def _find_below(folder: Path, depth: int = 1) -> list[Path]:
-    """Runs in the order of their names, numbers as numbers; within a run nothing is looked for."""
-    found: list[Path] = []
-    for child in _sort(
-        path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(_SKIPPED)
-    ):
+    """Return runs in the order of their names; within a run nothing is looked for."""
+    runs: list[Path] = []
+    for child in sorted(folder.iterdir(), key=_order):
+        if not child.is_dir() or child.name.startswith(_SKIPPED):
+            continue
         if is_run(child):
-            found.append(child)
+            runs.append(child)
         elif depth < _DEEPEST:
-            found += _find_below(child, depth + 1)
-    return found
+            runs += _find_below(child, depth + 1)
+    return runs
 
 
-def _sort(paths: Iterable[Path]) -> list[Path]:
-    return sorted(
-        paths,
-        key=lambda path: [
-            part.zfill(20) if part.isdecimal() else part for part in re.split(r"(\d+)", path.name)
-        ],
-    )
+def _order(path: Path) -> list[str]:
+    """Sort numbers in names as numbers: job 10 behind job 9."""
+    parts = re.split(r"(\d+)", path.name)
+    return [part.zfill(20) if part.isdecimal() else part for part in parts]
 
 
 @dataclass(frozen=True)
@@ -104,7 +95,7 @@ class SweepFolder:
     """A sweep as a whole.
 
     Attributes:
-        metric: What its jobs are compared by; empty where that is not known.
+        metric: Name of the metric that its jobs are compared by; empty where that is not known.
         jobs: Number, status and reason of each job that came to no end or never began.
     """
 
@@ -123,14 +114,17 @@ def read_sweep(folder: Path) -> SweepFolder:
 
 
 def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
+    """Return the jobs of a sweep that are not done."""
     try:
-        with io.TextIOWrapper(
-            open_inside(path.parent, path), "utf-8", "replace", newline=""
-        ) as file:
-            rows = [row for row in csv.DictReader(file) if row.get("status") not in (None, "done")]
+        text = read_text(path.parent, path)
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
     except (OSError, csv.Error):
         return []
-    return [(str(row.get("job")), str(row["status"]), str(row.get("reason") or "")) for row in rows]
+    jobs = []
+    for row in rows:
+        if row.get("status") not in (None, "done"):
+            jobs.append((str(row.get("job")), str(row["status"]), str(row.get("reason") or "")))
+    return jobs
 
 
 FILE: Final = "report.html"
@@ -189,8 +183,8 @@ def write_report(
         output: The file; by default `FILE` in the folder of the run or sweep, or in the folder that
             holds them all.
         metrics: Keys of summary.json to compare; by default scores and what the machine did.
-        width_px: Pictures are scaled down to this; 0 leaves them out; by default it depends on the
-            number of runs.
+        width_px: Pictures are scaled down to this; 0 leaves them out; None depends on the number of
+            runs.
 
     Returns:
         The file.
@@ -202,20 +196,22 @@ def write_report(
     folders = find_runs(paths)
     if width_px is None:
         width_px = _WIDTH_PX if len(folders) <= _MANY else _WIDTH_OF_MANY_PX
-    named = enumerate(zip(folders, _name(folders), strict=True), 1)
-    runs = [read_run(folder, number, label) for number, (folder, label) in named]
-    sweeps = [(path, read_sweep(path)) for path in paths if path not in folders]
-    metrics = choose_metrics(runs, metrics, first=next((sweep.metric for _, sweep in sweeps), ""))
-    runs, notes = _picture(runs, metrics, width_px)
-    pictures = [
-        p
-        for path, _ in sweeps
-        for p in read_pictures(path, notes, width_px=width_px, names=["sweep"])
-    ]
-    lost = [job for path, sweep in sweeps for job in sweep.jobs if not is_run(path / job[0])]
-    page = make_page(
-        runs, title=_entitle(runs), metrics=metrics, pictures=pictures, notes=notes, lost=lost
-    )
+    labels = _name(folders)
+    runs = []
+    for number, (folder, label) in enumerate(zip(folders, labels, strict=True), 1):
+        runs.append(read_run(folder, number, label))
+    sweep_folders = [path for path in paths if path not in folders]
+    sweeps = [read_sweep(path) for path in sweep_folders]
+    first = sweeps[0].metric if sweeps else ""
+    metrics = choose_metrics(runs, metrics, first=first)
+    runs, notes = _add_pictures(runs, metrics, width_px)
+    pictures = []
+    lost = []
+    for path, sweep in zip(sweep_folders, sweeps, strict=True):
+        pictures += read_pictures(path, notes, width_px=width_px, names=["sweep"])
+        lost += [job for job in sweep.jobs if not is_run(path / job[0])]
+    title = _entitle(runs)
+    page = make_page(runs, title=title, metrics=metrics, pictures=pictures, notes=notes, lost=lost)
     path = Path(output) if output is not None else choose_folder(paths) / FILE
     write_text(path, page)
     return path
@@ -240,10 +236,10 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _name(folders: Sequence[Path]) -> list[str]:
-    """The end of each path that tells it from the others; a job of a sweep has but a number."""
+    """Return the end of each path that tells it from the others; a job of a sweep has but a number."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
-        names = ["/".join(own[-length:]) for own in parts]
+        names = ["/".join(own_parts[-length:]) for own_parts in parts]
         if len(set(names)) == len(names):
             break
     return [f"job {name}" if name.isdecimal() else name for name in names]
@@ -251,24 +247,25 @@ def _name(folders: Sequence[Path]) -> list[str]:
 
 def _entitle(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.experiment for run in runs))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    title = ", ".join(names[:3])
+    return f"{title} and {len(names) - 3} more" if len(names) > 3 else title
 
 
-def _picture(
+def _add_pictures(
     runs: Sequence[Run], metrics: Sequence[str], width_px: int
 ) -> tuple[list[Run], list[str]]:
-    """The runs with their pictures, of very many runs only the best, and a sentence that says so."""
-    places = list(range(len(runs)))
-    ranked = rank(runs, metrics[0]) if metrics else []
-    chosen = [*ranked, *(place for place in places if place not in ranked)][:MOST_PICTURED]
-    shown = [
-        add_pictures(run, width_px) if place in chosen else run for place, run in enumerate(runs)
-    ]
-    left_out = len(runs) - len(chosen)
-    note = (
-        f"{left_out} runs are shown without their pictures, which would make this page too large."
-    )
-    return shown, [note] if left_out and width_px else []
+    """Return the runs with their pictures, and a sentence where only the best of very many have some."""
+    best_first = rank(runs, metrics[0]) if metrics else []
+    others = [place for place in range(len(runs)) if place not in best_first]
+    pictured = [*best_first, *others][:MOST_PICTURED]
+    shown = []
+    for place, run in enumerate(runs):
+        shown.append(add_pictures(run, width_px) if place in pictured else run)
+    left_out = len(runs) - len(pictured)
+    if not left_out or not width_px:
+        return shown, []
+    reason = "which would make this page too large"
+    return shown, [f"{left_out} runs are shown without their pictures, {reason}."]
 
 
 log = logging.getLogger(__name__)
@@ -276,8 +273,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
-    """Write failure.json (status, exit code, reason in one line) and the report if what runs within
-    fails.
+    """Write failure.json (status, exit code, reason in one line) and the report on a failure.
 
     Args:
         cfg: The configuration.
@@ -298,8 +294,7 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
-    """Let nothing that comes after training end a run: of an error there is a warning, and the exit
-    code stays 0.
+    """Let nothing that comes after training end a run: an error is a warning, the exit code stays 0.
 
     Args:
         command: Errors of commands other than ``fit``, whose result is what they write, pass
@@ -320,8 +315,6 @@ def add_report(cfg: DictConfig, folder: Path) -> None:
     """Write report.html of a run or a sweep where the configuration asks for it; it never fails a run."""
     if not cfg.get("report", False):
         return
-    from lit_data.commands.report import write_report  # not for commands without one
-
     try:
         log.debug("report: %s", write_report([folder]))
     except Exception:

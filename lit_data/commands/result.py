@@ -86,6 +86,24 @@ def write_summary(
     return path
 
 
+def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
+    """Write `folder`/confusion.json: ``classes``, and for ``val`` and ``test`` the counts of images.
+
+    Each true class is a row, what the model says a column. Nothing is written where there is none.
+
+    Args:
+        folder: The run folder.
+        confusion: By stage, see `lit_data.modules.scored.Confusion`.
+
+    Raises:
+        StoreError: The file cannot be written.
+    """
+    if confusion:
+        classes = list(next(iter(confusion.values())).classes)
+        counts = {stage: found.counts for stage, found in confusion.items()}
+        write_json(folder / "confusion.json", {"classes": classes, **counts})
+
+
 def read_summary(folder: Path) -> dict[str, Any]:
     """Return what `write_summary` wrote into a run folder.
 

@@ -208,17 +208,26 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return about | {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
 
     def list_splits(self) -> list[dict[str, str]]:
-        """Each image below the root with its split, which `splits` takes from a file; none without whole images."""
+        """Return each image below the root with its split, which `splits` takes from a file.
+
+        Its class stands beside it where that is known. Without whole images there are none.
+        """
         if self.bank is None or self.source is None:
             return []
         split_of = {
             n: split for split, numbers in self.split_images.items() for n in numbers.tolist()
         }
-        name = self.bank.name
-        return [
-            {"image": self.source.name(name(number)), "split": split}
-            for number, split in sorted(split_of.items())
-        ]
+        classes = self.image_classes
+        rows = []
+        for number, split in sorted(split_of.items()):
+            row = {"image": self.source.name(self.bank.name(number)), "split": split}
+            rows.append(row | ({"class": classes[number]} if classes else {}))
+        return rows
+
+    @property
+    def image_classes(self) -> Sequence[str]:
+        """Class of each image of the bank, for tables; empty where nothing says it."""
+        return ()
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
         """For ``prepare.export``: write the set in a format of its own; none where samples are

@@ -287,6 +287,15 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         return [kinds[self.bank.name(number)] for number in range(len(self.bank))]
 
     @property
+    @override
+    def image_classes(self) -> Sequence[str]:
+        """Kind of each image; where no folder says it, ``good`` or ``defect`` as its mask shows."""
+        kinds = self.image_kinds
+        if any(kinds) or self._is_positive is None:
+            return kinds if any(kinds) else ()
+        return ["defect" if is_positive else "good" for is_positive in self._is_positive]
+
+    @property
     def image_sizes_px(self) -> Tensor:
         """[images, 2] int64 (height, width) of each image."""
         return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))

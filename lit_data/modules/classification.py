@@ -15,7 +15,7 @@ from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import ScoredModule
+from lit_data.modules.scored import Confusion, ScoredModule
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
@@ -197,6 +197,7 @@ class ClassificationModule(ScoredModule):
     def take_scores(self, stage: str) -> dict[str, Tensor]:
         scores: Any = self.scores[f"{stage}_labels"]
         values: dict[str, Tensor] = scores.compute()
+        self.confusion[stage] = Confusion(self.classes, scores.counts)
         scores.reset()
         return values
 
@@ -211,11 +212,13 @@ class LabelScores(MulticlassConfusionMatrix):
     def __init__(self, classes: Sequence[str]) -> None:
         super().__init__(max(2, len(classes)))
         self.classes = classes
+        self.counts: list[list[int]] = []
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
         """The scores."""
         counts = super().compute()
+        self.counts = counts.tolist()  # by true class and the class that the model says
         matrix = counts.to(widest_float(counts.device))
         true_counts, hits = matrix.sum(1), matrix.diagonal()
         f1 = 2 * hits / (true_counts + matrix.sum(0)).clamp(min=1)

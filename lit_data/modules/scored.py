@@ -1,8 +1,8 @@
 """`ScoredModule`: the hooks that our modules share."""
 
 from abc import abstractmethod
-from collections.abc import Mapping
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import lightning as L
 import torch
@@ -183,6 +183,18 @@ def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
                 state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
+class Confusion(NamedTuple):
+    """Images of each class by what a model takes them for.
+
+    Attributes:
+        classes: Names of the classes.
+        counts: A row for each true class, a column for each that the model says.
+    """
+
+    classes: Sequence[str]
+    counts: Sequence[Sequence[int]]
+
+
 class ScoredModule(L.LightningModule):
     """A net that learns by one loss and is scored on whole stages.
 
@@ -195,6 +207,10 @@ class ScoredModule(L.LightningModule):
         optimizer: Makes the optimizer from the parameters.
         schedule: Learning rate over the run, see `learning_rate_factor`.
 
+    Attributes:
+        confusion: Images by true and said class in the last ``val`` and ``test``, where there are
+            such.
+
     Raises:
         ConfigError: The schedule is unknown.
     """
@@ -206,6 +222,7 @@ class ScoredModule(L.LightningModule):
         check_schedule(schedule)
         self.net = net
         self.optimizer_factory, self.schedule = optimizer, schedule
+        self.confusion: dict[str, Confusion] = {}
         self.save_hyperparameters(
             {"num_parameters": sum(weight.numel() for weight in net.parameters())}
         )

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.commands.result import KEYS, join_scores, write_summary
+from lit_data.commands.result import KEYS, join_scores, write_confusion, write_summary
 from lit_data.errors import StoreError
+from lit_data.modules.scored import Confusion
 
 
 def test_summary_is_flat_and_ordered(tmp_path: Path) -> None:
@@ -103,3 +104,12 @@ def test_file_mode_follows_the_umask(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert path.stat().st_mode & 0o777 == 0o640
+
+
+def test_confusions_of_a_run_share_their_classes(tmp_path: Path) -> None:
+    write_confusion(tmp_path, {})
+    assert not (tmp_path / "confusion.json").exists()
+    counts = [[3, 1], [0, 2]]
+    write_confusion(tmp_path, {"test": Confusion(("good", "bad"), counts)})
+    content = json.loads((tmp_path / "confusion.json").read_text(encoding="utf-8"))
+    assert content == {"classes": ["good", "bad"], "test": counts}

@@ -69,6 +69,8 @@ def test_scores_are_those_of_the_counts(tmp_path: Path) -> None:
     assert found["test/f1"] == pytest.approx((6 / 8 + 2 / 4) / 2)
     assert found["test/recall"] == pytest.approx((3 / 4 + 1 / 2) / 2)
     assert "test/f1_c" not in found
+    assert model.confusion["test"].classes == ("a", "b", "c")
+    assert model.confusion["test"].counts == [[3, 1, 0], [1, 1, 0], [0, 0, 0]]
 
 
 def test_a_batch_is_the_mean_of_its_micro_batches_with_weights_too() -> None:

@@ -1,4 +1,4 @@
-"""What the CSV logger wrote: one series for each metric."""
+"""Metrics that the CSV logger wrote: one series for each."""
 
 import csv
 import io
@@ -6,12 +6,13 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, TextIO
+from typing import Final, Literal, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.commands.reports.untrusted import open_inside
+from lit_data.commands.result import split_stage
 
 _FILES: Final = (
     "csv/metrics.csv",
@@ -23,6 +24,9 @@ _FILES: Final = (
 _MOST_BYTES: Final = 2**30
 _MOST_STEPS: Final = 2**53
 _NOT_METRICS: Final = ("step", "epoch")
+_BASELINE: Final = "_baseline"
+_LIMITS: Final = ("memory/free_bytes", "memory/limit_bytes")
+_MACHINE: Final = ("amp", "batch", "cache", "data", "memory", "time")
 
 
 @dataclass(frozen=True)
@@ -41,22 +45,19 @@ class Series:
 
     @property
     def finite(self) -> NDArray[np.float64]:
-        """The values that are numbers."""
+        """Values that are numbers."""
         return self.values[np.isfinite(self.values)]
 
     @property
     def last(self) -> float:
-        """The last value that is a number, NaN if none is."""
+        """Last value that is a number, NaN if none is."""
         return float(self.finite[-1]) if len(self.finite) else math.nan
 
     @property
     def is_constant(self) -> bool:
-        """Whether it has several values and they are the same."""
-        return (
-            len(self.values) > 1
-            and len(self.finite) == len(self.values)
-            and bool(np.ptp(self.values) == 0)
-        )
+        """Return True if it has several values and they are the same."""
+        all_finite = len(self.finite) == len(self.values)
+        return len(self.values) > 1 and all_finite and bool(np.ptp(self.values) == 0)
 
 
 @dataclass(frozen=True)
@@ -81,58 +82,55 @@ def read_log(folder: Path, notes: list[str]) -> Log:
         folder: Of the run.
         notes: Gets a sentence on what cannot be read.
     """
-    found = next((paths for pattern in _FILES if (paths := list(folder.glob(pattern)))), [])
-    if not found:
+    paths = _find_files(folder)
+    if not paths:
         return Log()
-    path = max(found, key=lambda file: file.stat().st_mtime)
-    if len(found) > 1:
-        notes.append(
-            f"there are {len(found)} files metrics.csv; the curves are those of {path.relative_to(folder)}"
-        )
-    columns: dict[str, list[tuple[int, int, float]]] = {}
+    path = max(paths, key=lambda file: file.stat().st_mtime)
+    name = path.relative_to(folder).as_posix()
+    if len(paths) > 1:
+        notes.append(f"there are {len(paths)} files metrics.csv; the curves are those of {name}")
+    points: dict[str, list[tuple[int, int, float]]] = {}
     ends: dict[int, int] = {}
     try:
-        with io.TextIOWrapper(
-            open_inside(folder, path, most_bytes=_MOST_BYTES), "utf-8", "replace", newline=""
-        ) as file:
-            for step, epoch, values in _read_rows(file, path.relative_to(folder).as_posix(), notes):
+        with (
+            open_inside(folder, path, most_bytes=_MOST_BYTES) as raw,
+            io.TextIOWrapper(raw, "utf-8", "replace", newline="") as file,
+        ):
+            for step, epoch, values in _read_rows(file, name, notes):
                 if epoch >= 0:
                     ends[epoch] = max(step, ends.get(epoch, 0))
-                for name, value in values:
-                    columns.setdefault(name, []).append((step, epoch, value))
+                for metric, value in values:
+                    points.setdefault(metric, []).append((step, epoch, value))
     except OSError as error:
-        notes.append(f"{path.relative_to(folder)} cannot be read: {error.strerror}")
-    return Log(
-        {name: _make_series(rows) for name, rows in columns.items()},
-        dict(sorted(ends.items())),
-        path,
-    )
+        notes.append(f"{name} cannot be read: {error.strerror}")
+    series = {metric: _make_series(rows) for metric, rows in points.items()}
+    return Log(series, dict(sorted(ends.items())), path)
 
 
-def split_off_last(series: Series) -> tuple[Series, Series | None]:
-    """Part the score that ``fit`` takes of the best checkpoint after training from the curve.
+def _find_files(folder: Path) -> list[Path]:
+    for pattern in _FILES:
+        paths = list(folder.glob(pattern))
+        if paths:
+            return paths
+    return []
+
+
+def cut_final_score(series: Series) -> Series:
+    """Return a series without the score that ``fit`` takes of the best checkpoint after training.
 
     It stands one step and one epoch, which was never trained, after the last point.
     """
-    steps, epochs = series.steps, series.epochs
-    if (
-        len(steps) < 2
-        or steps[-1] - steps[-2] != 1
-        or epochs[-2] < 0
-        or epochs[-1] - epochs[-2] != 1
-    ):
-        return series, None
-    return cut(series, 0, -1), cut(series, -1, None)
-
-
-def cut(series: Series, first: int, end: int | None) -> Series:
-    """Some points of a series."""
-    return Series(series.steps[first:end], series.epochs[first:end], series.values[first:end])
+    if len(series.steps) < 2:
+        return series
+    is_next_step = series.steps[-1] - series.steps[-2] == 1
+    is_next_epoch = series.epochs[-2] >= 0 and series.epochs[-1] - series.epochs[-2] == 1
+    if not (is_next_step and is_next_epoch):
+        return series
+    return Series(series.steps[:-1], series.epochs[:-1], series.values[:-1])
 
 
 def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArray[np.float64]]:
-    """Make neighbours one point where there are too many: their mean, and the lowest and the
-    highest of them.
+    """Make neighbours one point where there are too many, with the range of their values.
 
     Args:
         series: Any length.
@@ -141,15 +139,15 @@ def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArra
     Returns:
         The means, and the lowest and the highest values, [N] each; NaN where no value is a number.
     """
-    together = -(-len(series.values) // most)
+    together = -(-len(series.values) // most)  # points that become one
     if together <= 1:
         return series, series.values, series.values
     firsts = np.arange(0, len(series.values), together)
-    there = np.isfinite(series.values)
-    counts = np.add.reduceat(there.astype(np.float64), firsts)
-    sums = np.add.reduceat(np.where(there, series.values, 0.0), firsts)
-    low = np.minimum.reduceat(np.where(there, series.values, np.inf), firsts)
-    high = np.maximum.reduceat(np.where(there, series.values, -np.inf), firsts)
+    is_number = np.isfinite(series.values)
+    counts = np.add.reduceat(is_number.astype(np.float64), firsts)
+    sums = np.add.reduceat(np.where(is_number, series.values, 0.0), firsts)
+    low = np.minimum.reduceat(np.where(is_number, series.values, np.inf), firsts)
+    high = np.maximum.reduceat(np.where(is_number, series.values, -np.inf), firsts)
     empty = counts == 0
     means = np.where(empty, np.nan, sums / np.maximum(counts, 1))
     thinned = Series(series.steps[firsts], series.epochs[firsts], means)
@@ -159,7 +157,7 @@ def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArra
 def _read_rows(
     file: TextIO, name: str, notes: list[str]
 ) -> Iterator[tuple[int, int, list[tuple[str, float]]]]:
-    """Step, epoch (-1 where unknown) and values of each row that can be read."""
+    """Yield step, epoch (-1 where unknown) and values of each row that can be read."""
     reader = csv.reader(line.replace("\0", "") for line in file)
     bad = 0
     try:
@@ -176,9 +174,8 @@ def _read_rows(
     except csv.Error as error:
         notes.append(f"{name} breaks off: {error}")
     if bad:
-        notes.append(
-            f"{name}: {bad} {'lines are' if bad > 1 else 'line is'} damaged or cut off, and left out"
-        )
+        lines = "1 line is" if bad == 1 else f"{bad} lines are"
+        notes.append(f"{name}: {lines} damaged or cut off, and left out")
 
 
 def _read_row(
@@ -187,24 +184,62 @@ def _read_row(
     if len(cells) != len(head):
         return None
     row = dict(zip(head, cells, strict=True))
+    values = []
     try:
-        step, epoch = (
-            float(row.get(key) or default) for key, default in (("step", number), ("epoch", -1))
-        )
-        values = [
-            (key, float(text)) for key, text in row.items() if text and key not in _NOT_METRICS
-        ]
-    except (ValueError, OverflowError):
+        step = float(row.get("step") or number)
+        epoch = float(row.get("epoch") or -1)
+        for name, text in row.items():
+            if text and name not in _NOT_METRICS:
+                values.append((name, float(text)))
+    except ValueError:
         return None
-    return (
-        (int(step), int(epoch), values)
-        if all(abs(number) < _MOST_STEPS for number in (step, epoch))
-        else None
-    )
+    # Also refuses infinite and NaN steps, which are no whole numbers.
+    if not (abs(step) < _MOST_STEPS and abs(epoch) < _MOST_STEPS):
+        return None
+    return int(step), int(epoch), values
 
 
 def _make_series(rows: Sequence[tuple[int, int, float]]) -> Series:
     steps, epochs, values = zip(*rows, strict=True)
     return Series(
-        np.array(steps, np.int64), np.array(epochs, np.int64), np.array(values, np.float64)
+        steps=np.array(steps, np.int64),
+        epochs=np.array(epochs, np.int64),
+        values=np.array(values, np.float64),
     )
+
+
+@dataclass(frozen=True)
+class Place:
+    """The chart that a metric is shown in.
+
+    Attributes:
+        section: Scores of the model, or the machine.
+        chart: Title of the chart.
+        label: Of the line in it.
+        stage: ``train``, ``val`` or ``test``; empty where the name tells none.
+        is_baseline: It is what a simple rule scores.
+    """
+
+    section: Literal["model", "machine"]
+    chart: str
+    label: str
+    stage: str = ""
+    is_baseline: bool = False
+
+
+def find_place(name: str) -> Place:
+    """Return the chart of a metric: stages on one axis, memory in one chart, parts of a step in one."""
+    stage, metric = split_stage(name)
+    if stage:
+        is_baseline = metric.endswith(_BASELINE)
+        label = f"{stage}, baseline" if is_baseline else stage
+        return Place("model", metric.removesuffix(_BASELINE), label, stage, is_baseline)
+    group, _, last = name.partition("/")
+    if name in _LIMITS:
+        return Place("machine", "memory there is", last.removesuffix("_bytes"))
+    if group == "memory" and last.endswith("_bytes"):
+        return Place("machine", "memory in use", last.removesuffix("_bytes"))
+    if group == "time" and last.endswith("_s"):
+        return Place("machine", "time of a step", last.removesuffix("_s"))
+    is_of_machine = group in _MACHINE and last != ""
+    return Place("machine" if is_of_machine else "model", name, name)

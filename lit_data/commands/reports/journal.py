@@ -1,9 +1,9 @@
-"""What happened in a run, from its log."""
+"""The text log of a run: when it began, what limited it, and what went wrong."""
 
 import re
 import sys
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -12,23 +12,13 @@ from lit_data.commands.reports.untrusted import Masker, open_inside
 _LINE: Final = re.compile(
     r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$"
 )
-_MOST_BYTES: Final = 4 * 2**20
+_MOST_BYTES: Final = 4 * 2**20  # of the begin of a log and of its end
 _MOST_CHARACTERS: Final = 4000
-_KINDS: Final = (
-    (
-        "out of memory",
-        re.compile(r"out of memory|OutOfMemory|does not fit into memory|needed cached memory back"),
-    ),
-    ("precision", re.compile(r"^AMP: |loss scale|precision")),
-    ("memory", re.compile(r"memory grows|EmptyCache")),
-    ("batch size", re.compile(r"^batch size \d|samples at once")),
-    ("stop", re.compile(r"SIG(TERM|INT|USR)|stopped after step")),
-    ("loader", re.compile(r"^(loader|defects): |worker")),
-)
+_MOST_WARNINGS: Final = 100
 _LIMITED: Final = "DataWaitMonitor: "
 
 
-@dataclass(frozen=True)
+@dataclass
 class LogEntry:
     """A line of the log, with the lines below it that belong to it.
 
@@ -45,58 +35,30 @@ class LogEntry:
     text: str
 
     @property
-    def kind(self) -> str:
-        """What it is about."""
-        found = next((kind for kind, pattern in _KINDS if pattern.search(self.text)), "")
-        return found or ("error" if self.level in ("ERROR", "CRITICAL") else "warning")
+    def is_error(self) -> bool:
+        """Return True if something failed."""
+        return self.level in ("ERROR", "CRITICAL")
 
 
-@dataclass(frozen=True)
+@dataclass
 class RunLog:
     """The log of a run.
 
     Attributes:
-        entries: In the order of the file.
+        began: Date and time of the first line; empty without a log.
+        limited_by: What limited the training, as `DataWaitMonitor` said last.
+        warnings: Warnings and errors in the order of the file, the last 100.
     """
 
-    entries: tuple[LogEntry, ...] = ()
-
-    @property
-    def began(self) -> str:
-        """Date and time of the first line."""
-        return self.entries[0].time if self.entries else ""
-
-    @property
-    def ended(self) -> str:
-        """Date and time of the last line."""
-        return self.entries[-1].time if self.entries else ""
-
-    @property
-    def limited_by(self) -> str:
-        """What limited the training, as `DataWaitMonitor` said last; empty if it did not."""
-        texts = [entry.text for entry in self.entries if entry.text.startswith(_LIMITED)]
-        return texts[-1].removeprefix(_LIMITED) if texts else ""
-
-    @property
-    def events(self) -> list[LogEntry]:
-        """Warnings and errors, sizes that moved, and the choice of loaders and workers."""
-        return [
-            entry
-            for entry in self.entries
-            if entry.level not in ("DEBUG", "INFO") or entry.kind in ("batch size", "stop")
-        ]
+    began: str = ""
+    limited_by: str = ""
+    warnings: list[LogEntry] = field(default_factory=list)
 
     @property
     def last_error(self) -> str:
         """The last error that was logged; empty if none was."""
-        return next(
-            (
-                entry.text
-                for entry in reversed(self.entries)
-                if entry.level in ("ERROR", "CRITICAL")
-            ),
-            "",
-        )
+        errors = [entry.text for entry in self.warnings if entry.is_error]
+        return errors[-1] if errors else ""
 
 
 def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
@@ -115,7 +77,20 @@ def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
     except OSError as error:
         notes.append(f"{paths[-1].name} cannot be read: {error.strerror}")
         return RunLog()
-    return RunLog(tuple(_read_entries(lines, masker)))
+    return _sum_up(_read_entries(lines, masker))
+
+
+def _sum_up(entries: list[LogEntry]) -> RunLog:
+    journal = RunLog()
+    if entries:
+        journal.began = entries[0].time
+    for entry in entries:
+        if entry.level not in ("DEBUG", "INFO"):
+            journal.warnings.append(entry)
+        if entry.text.startswith(_LIMITED):
+            journal.limited_by = entry.text.removeprefix(_LIMITED)
+    journal.warnings = journal.warnings[-_MOST_WARNINGS:]
+    return journal
 
 
 def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
@@ -124,28 +99,22 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
         if size_bytes <= 2 * _MOST_BYTES:
             content = file.read()
         else:
-            notes.append(
-                f"{path.name} has {size_bytes / 2**20:.0f} MiB: only its begin and its end are read"
-            )
+            size = f"{size_bytes / 2**20:.0f} MiB"
+            notes.append(f"{path.name} has {size}: only its begin and its end are read")
             begin = file.read(_MOST_BYTES)
             file.seek(-_MOST_BYTES, 2)
             content = begin + b"\n" + file.read()
         return content.decode("utf-8", "replace").splitlines()
 
 
-def _read_entries(lines: Iterable[str], masker: Masker) -> Iterator[LogEntry]:
-    entry: LogEntry | None = None
+def _read_entries(lines: Iterable[str], masker: Masker) -> list[LogEntry]:
+    entries: list[LogEntry] = []
     for line in lines:
-        found = _LINE.match(line)
-        if found:
-            if entry is not None:
-                yield entry
-            entry = LogEntry(
-                found[1], found[2], found[3], masker.mask_text(found[4][:_MOST_CHARACTERS])
-            )
-        elif entry is not None and line.strip() and len(entry.text) < _MOST_CHARACTERS:
-            entry = replace(
-                entry, text=f"{entry.text}\n{masker.mask_text(line)}"[:_MOST_CHARACTERS]
-            )
-    if entry is not None:
-        yield entry
+        match = _LINE.match(line)
+        if match:
+            text = masker.mask_text(match[4][:_MOST_CHARACTERS])
+            entries.append(LogEntry(match[1], match[2], match[3], text))
+        elif entries and line.strip() and len(entries[-1].text) < _MOST_CHARACTERS:
+            longer = f"{entries[-1].text}\n{masker.mask_text(line)}"
+            entries[-1].text = longer[:_MOST_CHARACTERS]
+    return entries

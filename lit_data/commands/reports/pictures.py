@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -16,7 +16,7 @@ _MOST_PX: Final = 10**8
 _MOST_HEIGHT_PX: Final = 8000
 _CAPTIONS: Final = {
     "samples": "Samples as the model sees them",
-    "predictions": "Samples beside what the model makes of them, with the best checkpoint's weights",
+    "predictions": "Samples, their masks, and what the best checkpoint finds",
     "worst": "Defects of the lowest scores, and below good images of the highest, each above its probability",
     "families": "Each family of defects on its own",
     "augment": "Samples before and after augmentation",
@@ -24,6 +24,7 @@ _CAPTIONS: Final = {
     "throughput": "Samples per second, batch size, and where the time of each step goes",
     "sweep": "The jobs of the sweep",
 }
+_ENDINGS: Final = (".png", ".jpg", ".jpeg")
 _TIMELINES: Final = ("memory", "throughput")
 _DIAGRAMS: Final = (*_TIMELINES, "sweep")
 
@@ -48,22 +49,22 @@ class Picture:
 
     @property
     def is_timeline(self) -> bool:
-        """Whether it is of the machine and not of samples."""
+        """Return True if it is of the machine and not of samples."""
         return self.name in _TIMELINES
 
     @property
     def is_diagram(self) -> bool:
-        """Whether it is drawn on white with few colours, so that it can be turned dark."""
+        """Return True if it is drawn on white with few colours, so that it can be turned dark."""
         return self.name in _DIAGRAMS
 
     @property
     def caption(self) -> str:
-        """What it shows."""
+        """Sentence on what it shows."""
         return _CAPTIONS.get(self.name, self.name)
 
     @property
     def is_scaled(self) -> bool:
-        """Whether the file is larger."""
+        """Return True if the file is larger."""
         return self.original_px > 1.1 * self.width_px
 
 
@@ -80,37 +81,40 @@ def read_pictures(
     """
     if not width_px:
         return []
-    paths = [path for path in folder.glob("*") if path.suffix.lower() in (".png", ".jpg", ".jpeg")]
-    paths = _sort([*paths, *_find_latest(folder / "images")])
-    paths = [path for path in paths if names is None or path.stem in names]
+    paths = _list_pictures(folder)
+    if names is not None:
+        paths = [path for path in paths if path.stem in names]
     if len(paths) > _MOST:
         notes.append(f"{len(paths) - _MOST} more pictures lie in the folder")
-    found = []
+    pictures = []
     for path in paths[:_MOST]:
         try:
-            found.append(_read_picture(folder, path, width_px))
+            pictures.append(_read_picture(folder, path, width_px))
         except Exception as error:  # of a damaged file any library may raise anything
-            notes.append(
-                f"{path.name} cannot be shown: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-            )
-    return found
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            notes.append(f"{path.name} cannot be shown: {reason}")
+    return pictures
 
 
-def _sort(paths: Iterable[Path]) -> list[Path]:
+def _list_pictures(folder: Path) -> list[Path]:
+    """Return the pictures of a folder, those that we know first."""
+    paths = [path for path in folder.glob("*") if path.suffix.lower() in _ENDINGS]
+    paths += _find_latest(folder / "images")
     known = list(_CAPTIONS)
-    return sorted(
-        paths,
-        key=lambda path: (known.index(path.stem) if path.stem in known else len(known), path.name),
-    )
+    ranks = {}
+    for path in paths:
+        rank = known.index(path.stem) if path.stem in known else len(known)
+        ranks[path] = (rank, path.name)
+    return sorted(paths, key=lambda path: ranks[path])
 
 
 def _find_latest(folder: Path) -> list[Path]:
-    """The last picture of each kind that was drawn every so many steps, such as ``step-500.png``."""
+    """Return the last picture of each kind that is drawn every so many steps, as ``step-500.png``."""
     latest: dict[str, tuple[int, Path]] = {}
     for path in folder.glob("*-*.png"):
         kind, _, number = path.stem.rpartition("-")
-        if number.isdecimal():
-            latest[kind] = max((int(number), path), latest.get(kind, (-1, path)))
+        if number.isdecimal() and int(number) >= latest.get(kind, (-1, path))[0]:
+            latest[kind] = (int(number), path)
     return [path for _, path in latest.values()]
 
 
@@ -125,17 +129,15 @@ def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
         if file.width * file.height > _MOST_PX:
             raise ValueError(f"{file.width} x {file.height} pixels are too many")
         rgba = file.convert("RGBA")
-    page = Image.new("RGB", rgba.size, "white")
-    page.paste(rgba, mask=rgba.getchannel("A"))
-    scale = min(1.0, width_px / page.width, _MOST_HEIGHT_PX / page.height)
+    picture = Image.new("RGB", rgba.size, "white")
+    picture.paste(rgba, mask=rgba.getchannel("A"))
+    scale = min(1.0, width_px / picture.width, _MOST_HEIGHT_PX / picture.height)
     if scale < 1:
-        page = page.resize(
-            (max(1, round(page.width * scale)), max(1, round(page.height * scale))),
-            Image.Resampling.LANCZOS,
-        )
+        width = max(1, round(picture.width * scale))
+        height = max(1, round(picture.height * scale))
+        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
     buffer = io.BytesIO()
-    page.save(buffer, "WEBP", quality=_QUALITY, method=2)
+    picture.save(buffer, "WEBP", quality=_QUALITY, method=2)
     data = base64.b64encode(buffer.getvalue()).decode("ascii")
-    return Picture(
-        path.stem, f"data:image/webp;base64,{data}", page.width, page.height, original_px
-    )
+    uri = f"data:image/webp;base64,{data}"
+    return Picture(path.stem, uri, picture.width, picture.height, original_px)

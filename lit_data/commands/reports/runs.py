@@ -1,5 +1,7 @@
 """Everything that a run folder holds, read as far as it is there."""
 
+import csv
+import io
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -19,6 +21,14 @@ Status = Literal["done", "failed", "unfinished"]
 _FAILED: Final = ("failed", "out of memory", "killed", "interrupted")
 _MOST_TEXTS: Final = 5
 _MOST_CHARACTERS: Final = 20_000
+_SAME_ON_A_CPU: Final = (
+    "memory/allocated_bytes",
+    "memory/peak_allocated_bytes",
+    "memory/peak_bytes",
+    "memory/peak_reserved_bytes",
+    "memory/reserved_bytes",
+)
+"""Figures of a device's memory: on a CPU they are those of the resident memory again."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +43,8 @@ class Run:
         summary: summary.json; none if the run did not come to its end.
         log: What the CSV logger wrote.
         journal: The text log.
+        splits: splits.csv: split and class (empty if unknown) of each image.
+        confusion: confusion.json: classes, and for ``val`` and ``test`` a row for each true class.
         loaders: loader.json: the workers of each stage and why.
         machine: machine.json: processor, device and versions.
         post_mortems: Name and text of each file on what held the memory when it ran out.
@@ -49,6 +61,8 @@ class Run:
     summary: Mapping[str, Any] | None
     log: Log
     journal: RunLog
+    splits: tuple[tuple[str, str], ...]
+    confusion: Mapping[str, Any]
     loaders: Mapping[str, Any]
     machine: Mapping[str, Any]
     post_mortems: tuple[tuple[str, str], ...]
@@ -59,34 +73,36 @@ class Run:
 
     @property
     def anchor(self) -> str:
-        """Of its section in the page."""
+        """Name of its section in the page."""
         return f"run-{self.number}"
 
     @property
     def status(self) -> Status:
-        """``unfinished``: broken off, or still running."""
-        return "done" if self.summary is not None else "failed" if self.failure else "unfinished"
+        """State of the run; ``unfinished``: broken off, or still running."""
+        if self.summary is not None:
+            return "done"
+        return "failed" if self.failure else "unfinished"
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The summary, empty if there is none."""
-        return self.summary or {}
+        """Figures of the summary, each once: on a CPU memory has one name; empty without one."""
+        summary = self.summary or {}
+        return {name: value for name, value in summary.items() if not self.repeats(name)}
 
     @property
     def experiment(self) -> str:
-        """Its name."""
-        return str(
-            self.values.get("experiment") or self.settings.config.get("name") or self.folder.name
-        )
+        """Name of the experiment."""
+        name = self.values.get("experiment") or self.settings.config.get("name")
+        return str(name or self.folder.name)
 
     @property
     def command(self) -> str:
-        """The command that wrote it."""
+        """Command that wrote it."""
         return str(self.values.get("command") or self.settings.config.get("command") or "run")
 
     @property
     def limited_by(self) -> str:
-        """What limited the training, in a sentence."""
+        """Sentence on what limited the training."""
         return str(self.values.get("train/limited_by") or self.journal.limited_by)
 
     @property
@@ -96,13 +112,22 @@ class Run:
 
     @property
     def monitor(self) -> tuple[str, int]:
-        """The metric that chose the best checkpoint and whether more of it is better (1) or less (-1)."""
+        """Metric that chose the best checkpoint, and 1 if more of it is better or -1 if less is."""
         leaves = flatten(self.settings.config.get("callbacks") or {})
         for key, value in leaves.items():
             if key.endswith(".monitor") and isinstance(value, str):
                 mode = leaves.get(f"{key.removesuffix('monitor')}mode")
                 return value, {"max": 1, "min": -1}.get(str(mode), find_direction(value))
         return "", 0
+
+    def repeats(self, name: str) -> bool:
+        """Return True if a figure is the host's memory again under the name of a device's."""
+        if name not in _SAME_ON_A_CPU:
+            return False
+        summary = self.summary or {}
+        peaks = [summary.get(f"memory/peak_{kind}_bytes") for kind in ("allocated", "rss")]
+        is_same = peaks[0] is not None and peaks[0] == peaks[1]
+        return self.machine.get("device") == "cpu" or is_same
 
 
 def read_run(folder: Path, number: int, label: str) -> Run:
@@ -115,9 +140,12 @@ def read_run(folder: Path, number: int, label: str) -> Run:
     """
     notes: list[str] = []
     masker = Masker()
-    settings = read_settings(folder, masker, notes)
+    settings = read_settings(folder, masker, notes)  # first: the masker learns its secrets
     summary = _read_json(folder / "summary.json", masker, notes)
     journal = read_journal(folder, masker, notes)
+    failure = ""
+    if not summary:
+        failure = _find_failure(folder, masker, notes) or journal.last_error
     return Run(
         folder=folder,
         number=number,
@@ -126,17 +154,19 @@ def read_run(folder: Path, number: int, label: str) -> Run:
         summary=summary or None,
         log=read_log(folder, notes),
         journal=journal,
+        splits=tuple(_read_splits(folder, notes)),
+        confusion=_read_json(folder / "confusion.json", masker, notes),
         loaders=_read_json(folder / "loader.json", masker, notes),
         machine=_read_json(folder / "machine.json", masker, notes),
         post_mortems=tuple(_read_texts(folder, masker)),
-        notes=tuple(map(masker.mask_text, notes)),
-        failure="" if summary else _find_failure(folder, masker, notes) or journal.last_error,
+        notes=tuple(masker.mask_text(note) for note in notes),
+        failure=failure,
         written_s=_find_last_change(folder),
     )
 
 
 def add_pictures(run: Run, width_px: int) -> Run:
-    """The run with its pictures.
+    """Return the run with its pictures.
 
     Args:
         run: Without.
@@ -148,8 +178,9 @@ def add_pictures(run: Run, width_px: int) -> Run:
 
 
 def describe_age(written_s: float, now_s: float | None = None) -> str:
-    """When something was written, in local time and in words."""
-    ago_s = max(0.0, (time.time() if now_s is None else now_s) - written_s)
+    """Return when something was written, in local time and in words."""
+    now_s = time.time() if now_s is None else now_s
+    ago_s = max(0.0, now_s - written_s)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
     for unit_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
         if ago_s >= 2 * unit_s:
@@ -158,23 +189,35 @@ def describe_age(written_s: float, now_s: float | None = None) -> str:
 
 
 def _read_json(path: Path, masker: Masker, notes: list[str]) -> dict[str, Any]:
-    """A JSON object; empty where there is none."""
+    """Return a JSON object; an empty one where there is none."""
     try:
-        found = parse_json(read_text(path.parent, path))
+        content = parse_json(read_text(path.parent, path))
     except FileNotFoundError:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         notes.append(f"{path.name} cannot be read: {error}")
         return {}
-    if not isinstance(found, dict):
+    if not isinstance(content, dict):
         notes.append(f"{path.name} is not an object of JSON")
         return {}
-    masked: dict[str, Any] = masker.mask_tree(found)
+    masked: dict[str, Any] = masker.mask_tree(content)
     return masked
 
 
+def _read_splits(folder: Path, notes: list[str]) -> list[tuple[str, str]]:
+    try:
+        text = read_text(folder, folder / "splits.csv")
+        rows = list(csv.DictReader(io.StringIO(text, newline="")))
+    except FileNotFoundError:
+        return []
+    except (OSError, csv.Error) as error:
+        notes.append(f"splits.csv cannot be read: {error}")
+        return []
+    return [(str(row.get("split") or ""), str(row.get("class") or "")) for row in rows]
+
+
 def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
-    """Why a run failed, from its own record or from that of its sweep."""
+    """Return why a run failed, from its own record or from that of its sweep."""
     for name in ("job.json", "failure.json"):
         record = _read_json(folder / name, masker, notes)
         if record.get("status") in _FAILED:
@@ -184,17 +227,17 @@ def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
 
 
 def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
-    found = []
+    texts = []
     for path in sorted(folder.glob("oom-*.txt"))[:_MOST_TEXTS]:
         with suppress(OSError):
-            found.append((path.name, masker.mask_text(read_text(folder, path)[:_MOST_CHARACTERS])))
-    return found
+            text = read_text(folder, path)[:_MOST_CHARACTERS]
+            texts.append((path.name, masker.mask_text(text)))
+    return texts
 
 
 def _find_last_change(folder: Path) -> float:
-    times = [
-        path.stat().st_mtime
-        for path in (folder, *folder.glob("*"), *folder.glob("*/*"))
-        if path.exists()
-    ]
+    times = []
+    for path in (folder, *folder.glob("*"), *folder.glob("*/*")):
+        if path.exists():  # a broken link does not
+            times.append(path.stat().st_mtime)
     return max(times)

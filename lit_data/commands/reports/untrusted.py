@@ -13,25 +13,30 @@ import yaml
 MASK: Final = "•••"
 
 _WORDS: Final = frozenset(
-    [
-        *(
-            "auth",
-            "authorization",
-            "apikey",
-            "cookie",
-            "credential",
-            "credentials",
-            "key",
-            "passphrase",
-            "passwd",
-        ),
-        *("password", "pwd", "secret", "secrets", "sig", "signature", "token"),
-    ]
+    (
+        "apikey",
+        "auth",
+        "authorization",
+        "cookie",
+        "credential",
+        "credentials",
+        "key",
+        "passphrase",
+        "passwd",
+        "password",
+        "pwd",
+        "secret",
+        "secrets",
+        "sig",
+        "signature",
+        "token",
+    )
 )
+"""Words in the names of keys whose values are secrets."""
 _SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_NAME: Final = (
-    r"[\w.+-]{0,64}(?:" + "|".join(sorted(_WORDS, key=len, reverse=True)) + r")[\w-]{0,64}"
-)
+_ANY_WORD: Final = "|".join(sorted(_WORDS, key=len, reverse=True))
+_NAME: Final = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
+_NO_SECRETS: Final = ("null", "None", "true", "false", "True", "False", MASK)
 _ASSIGNED: Final = re.compile(
     rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+)"
 )
@@ -57,39 +62,43 @@ class Masker:
         self._known: set[str] = set()
 
     def mask_tree(self, tree: Any) -> Any:  # noqa: ANN401 - what YAML or JSON may hold
-        """A copy of dicts and lists without secrets; what lies below the key of a secret is one as
-        a whole.
+        """Return a copy of dicts and lists without secrets.
 
-        A number is a secret only where the key ends in the word, so ``max_tokens: 512`` stays.
+        All that lies below the key of a secret is one. A number is a secret only where the key ends
+        in the word, so ``max_tokens: 512`` stays.
         """
         if isinstance(tree, dict):
-            return {
-                self.mask_text(str(key)): self._mask_entry(str(key), value)
-                for key, value in tree.items()
-            }
+            masked = {}
+            for key, value in tree.items():
+                masked[self.mask_text(str(key))] = self._mask_entry(str(key), value)
+            return masked
         if isinstance(tree, list):
             return [self.mask_tree(value) for value in tree]
         return self.mask_text(tree) if isinstance(tree, str) else tree
 
     def mask_text(self, text: str) -> str:
-        """A text without secrets: known ones, assignments to such names, logins in URLs, keys that look like some."""
+        """Return a text without secrets.
+
+        These are known ones, assignments to such names, logins in URLs, and keys that look like some.
+        """
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, MASK)
-        text = _ISSUED.sub(
-            MASK, _BEARER.sub(rf"\g<kind> {MASK}", _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", text))
-        )
+        text = _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", text)
+        text = _BEARER.sub(rf"\g<kind> {MASK}", text)
+        text = _ISSUED.sub(MASK, text)
         return _ASSIGNED.sub(_mask_assignment, text)
 
     def _mask_entry(self, key: str, value: Any) -> Any:  # noqa: ANN401
-        words = [word.lower() for word in _SPLIT.split(key) if word]
-        names_it = bool(_WORDS.intersection(words))
+        words = _split_key(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if names_it and (
-            isinstance(value, str | dict | list) or (is_number and words[-1] in _WORDS)
-        ):
-            self._learn(value)
-            return MASK if value not in ("", {}, []) else value
-        return self.mask_tree(value)
+        if is_number:
+            is_secret = bool(words) and words[-1] in _WORDS
+        else:
+            is_secret = isinstance(value, str | dict | list) and not _WORDS.isdisjoint(words)
+        if not is_secret:
+            return self.mask_tree(value)
+        self._learn(value)
+        return MASK if value not in ("", {}, []) else value
 
     def _learn(self, value: Any) -> None:  # noqa: ANN401
         if isinstance(value, dict | list):
@@ -99,28 +108,23 @@ class Masker:
             self._known.add(value)
 
 
-def _mask_assignment(found: re.Match[str]) -> str:
-    words = {word.lower() for word in _SPLIT.split(found["key"]) if word}
-    if not words & _WORDS or found["value"] in (
-        "null",
-        "None",
-        "true",
-        "false",
-        "True",
-        "False",
-        MASK,
-    ):
-        return found[0]
-    return f"{found['key']}{found['to']}{MASK}"
+def _mask_assignment(match: re.Match[str]) -> str:
+    if _WORDS.isdisjoint(_split_key(match["key"])) or match["value"] in _NO_SECRETS:
+        return match[0]
+    return f"{match['key']}{match['to']}{MASK}"
+
+
+def _split_key(key: str) -> list[str]:
+    """Return the words of a key in lower case: of ``apiToken`` api and token."""
+    return [word.lower() for word in _SPLIT.split(key) if word]
 
 
 _MOST_BYTES: Final = 2**24
 _MOST_NODES: Final = 200_000
 _DEEPEST: Final = 60
 _MOST_DIGITS: Final = 40
-_LOADER: Final = getattr(
-    yaml, "CSafeLoader", yaml.SafeLoader
-)  # the one in C where PyYAML was built with it
+# The loader in C is there if PyYAML was built with it.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> BinaryIO:
@@ -138,21 +142,25 @@ def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> B
         raise OSError(errno.ELOOP, "it lies behind a link", str(path))
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+    reason = ""
+    if not stat.S_ISREG(status.st_mode):
+        reason = "it is not a regular file"
+    elif status.st_size > most_bytes:
+        reason = "it is too large"
+    if reason:
         os.close(fd)
-        what = "it is too large" if stat.S_ISREG(status.st_mode) else "it is not a regular file"
-        raise OSError(errno.EINVAL, what, str(path))
+        raise OSError(errno.EINVAL, reason, str(path))
     return os.fdopen(fd, "rb")
 
 
 def read_text(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> str:
-    """The text of a file of a folder; see `open_inside`."""
+    """Return the text of a file of a folder; see `open_inside`."""
     with open_inside(folder, path, most_bytes=most_bytes) as file:
         return file.read(most_bytes).decode("utf-8", "replace")
 
 
 def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold
-    """Plain data of YAML without aliases, which a few bytes can turn into any number of nodes.
+    """Return plain data of YAML without aliases, which turn a few bytes into any number of nodes.
 
     Raises:
         ValueError: It has aliases, too many nodes, or is nested too deeply.
@@ -160,9 +168,8 @@ def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold
     """
     depth = 0
     for count, event in enumerate(yaml.parse(text, _LOADER)):
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(
-            event, yaml.CollectionEndEvent
-        )
+        depth += isinstance(event, yaml.CollectionStartEvent)
+        depth -= isinstance(event, yaml.CollectionEndEvent)
         if isinstance(event, yaml.AliasEvent):
             raise ValueError("it has aliases")
         if count > _MOST_NODES or depth > _DEEPEST:
@@ -171,22 +178,26 @@ def parse_yaml(text: str) -> Any:  # noqa: ANN401 - what YAML may hold
 
 
 def parse_json(text: str) -> Any:  # noqa: ANN401 - what JSON may hold
-    """Plain data of JSON; whole numbers of more than 40 digits become null.
+    """Return plain data of JSON; whole numbers of more than 40 digits become null.
 
     Raises:
         ValueError: It is no JSON, or nested too deeply.
         RecursionError: It is nested far too deeply.
     """
-    found = json.loads(
-        text, parse_int=lambda digits: int(digits) if len(digits) <= _MOST_DIGITS else None
-    )
-    level = [found]
+    content = json.loads(text, parse_int=_read_integer)
+    level = [content]
     for _ in range(_DEEPEST):
-        level = [part for node in level if isinstance(node, dict | list) for part in _parts(node)]
-        if not level:
-            return found
+        below: list[Any] = []
+        for node in level:
+            if isinstance(node, dict):
+                below += node.values()
+            elif isinstance(node, list):
+                below += node
+        if not below:
+            return content
+        level = below
     raise ValueError("it is nested too deeply")
 
 
-def _parts(node: dict[str, Any] | list[Any]) -> list[Any]:
-    return list(node.values()) if isinstance(node, dict) else node
+def _read_integer(digits: str) -> int | None:
+    return int(digits) if len(digits) <= _MOST_DIGITS else None

@@ -1,32 +1,27 @@
-"""One job of a sweep, as Hydra's launcher calls it: skip it, go on with it or run it, and note what became of it."""
+"""One job of a sweep, as Hydra's launcher calls it: skip it, go on with it or run it, and record its end."""
 
 import gc
+import json
 import logging
 import signal
 import sys
 import time
 import traceback
 import zipfile
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Final
 
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from lit_data.commands.job import list_job_words, run_job
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.result import KEYS
 from lit_data.commands.sweeps.options import SweepOptions, find_monitor, optimized_metric
-from lit_data.commands.sweeps.plan import (
-    JobRecord,
-    check_same,
-    digest_config,
-    read_record,
-    read_summary,
-    write_record,
-)
-from lit_data.commands.sweeps.process import Outcome, describe_failure, run_process
+from lit_data.commands.sweeps.process import Outcome, Status, describe_failure, run_process
 from lit_data.errors import (
     BatchMemoryError,
     ConfigError,
@@ -35,58 +30,150 @@ from lit_data.errors import (
     StoreError,
     WorkerDiedError,
 )
+from lit_data.files import write_json
 
 log = logging.getLogger(__name__)
 
 
-_ERRORS = {
+_ERRORS: Final = {
     error.exit_code: error
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
-_TOLD_TO_STOP = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-_CHECKPOINTS = (
+_SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_WHOLE_STATES: Final = (
     "last.ckpt",
     "interrupted.ckpt",
     "step.ckpt",
-)  # those that hold the whole state of a training
+)  # a training goes on from them
+_FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sweep:
-    """What the jobs of a sweep have in common; it travels to other processes and machines.
+    """A sweep as all of its jobs see it; it travels to other processes and machines.
 
     Args:
         options: of the sweep.
         folder: of the sweep, absolute.
+        command: the word on the command line.
+        experiment: the configuration's ``name``.
         flags: options of the command line that are not overrides.
         packages: packages whose targets are allowed too.
+        jobs: overrides of each job; None where the sweeper chooses them by the results so far.
         total: how many jobs there are.
-        fixed: the jobs are known from the start; otherwise the sweeper decides on each one by the
-            results so far.
-        shared: overrides that all jobs have, which need not be said of each.
     """
 
     options: SweepOptions
     folder: Path
+    command: str
+    experiment: str
     flags: tuple[str, ...]
     packages: tuple[str, ...]
+    jobs: tuple[tuple[str, ...], ...] | None
     total: int
-    fixed: bool
-    shared: tuple[str, ...] = ()
+
+    @property
+    def is_fixed(self) -> bool:
+        """Return True if the jobs are known from the start."""
+        return self.jobs is not None
+
+    @property
+    def shared(self) -> set[str]:
+        """Overrides that all jobs have, which need not be said of each."""
+        return set.intersection(*map(set, self.jobs)) if self.jobs else set()
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobRecord:
+    """A job of a sweep, as job.json in its folder keeps it.
+
+    Args:
+        number: from 0, in the order of the sweep.
+        command: the word on the command line.
+        overrides: of the job, those that all jobs share included.
+        status: ``running`` until it ends.
+        exit_code: as the command line gives it; None while it runs.
+        reason: one line that says why it did not end well.
+        seconds: from its start to its end.
+        ckpt: the checkpoint that it went on from.
+    """
+
+    number: int
+    command: str
+    overrides: tuple[str, ...]
+    status: Status = "running"
+    exit_code: int | None = None
+    reason: str = ""
+    seconds: float = 0.0
+    ckpt: str | None = None
+
+    def end(self, outcome: Outcome, seconds: float) -> "JobRecord":
+        """Return the record of a job that has ended; its reason is cut to one line."""
+        return replace(
+            self,
+            status=outcome.status,
+            exit_code=outcome.exit_code,
+            reason=outcome.reason.strip().partition("\n")[0].strip(),
+            seconds=round(seconds, 3),
+        )
+
+
+def write_record(folder: Path, record: JobRecord) -> None:
+    """Write `folder`/job.json, whole or not at all.
+
+    Raises:
+        StoreError: it cannot be written.
+    """
+    write_json(folder / "job.json", asdict(record))
+
+
+def read_record(folder: Path) -> JobRecord | None:
+    """Return the record of a job's folder; None where there is none or it is damaged."""
+    try:
+        plain = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        return JobRecord(**{**plain, "overrides": tuple(plain["overrides"])})
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+def read_records(folder: Path) -> list[tuple[Path, JobRecord]]:
+    """Return folder and record of each job of a sweep, by their numbers."""
+    records = []
+    for path in folder.rglob("job.json"):
+        record = read_record(path.parent)
+        # Jobs whose values a search has dropped lie in `replaced`.
+        if record is not None and "replaced" not in path.relative_to(folder).parts:
+            records.append((path.parent, record))
+    return sorted(records, key=lambda found: found[1].number)
+
+
+def read_summary(folder: Path) -> dict[str, Any] | None:
+    """Return the figures of a job; None where there is no whole summary.json."""
+    try:
+        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return summary if isinstance(summary, dict) and set(KEYS) <= summary.keys() else None
+
+
+def keep_computing(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides that change what a job computes, and not where it runs."""
+    return tuple(word for word in overrides if not word.lstrip("+~").startswith(_FREE))
 
 
 def make_error(exit_code: int, message: str) -> LitDataError:
-    """An error that gives the command line this exit code, or 1 if no class of lit_data stands for it."""
+    """Return an error with an exit code, with 1 if no class of lit_data stands for it."""
     return _ERRORS.get(exit_code, LitDataError)(message)
 
 
 def quote(value: object) -> str:
-    """A value as Hydra's override grammar reads it back."""
-    return "'{}'".format(str(value).replace("'", "\\'"))
+    """Return a value as Hydra's override grammar reads it back."""
+    escaped = str(value).replace("'", "\\'")
+    return f"'{escaped}'"
 
 
 def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
-    """The task of each job.
+    """Run a job, or skip it if it has the same overrides as before and a whole summary.json.
 
     Args:
         cfg: the configuration without Hydra's node.
@@ -99,77 +186,59 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
     Raises:
         LitDataError: the job failed, and the sweeper has to know.
     """
-    folder, record = Path(HydraConfig.get().runtime.output_dir), begin_record(cfg)
+    hydra = HydraConfig.get()
+    folder = Path(hydra.runtime.output_dir)
+    overrides = keep_computing(hydra.overrides.task)
+    record = JobRecord(number=int(hydra.job.num), command=cfg.command, overrides=overrides)
     label = f"job {record.number} ({record.number + 1} of {sweep.total})"
+    described = _describe(record, sweep)
     before = _find_earlier(folder, record, sweep)
     if before is not None and before.status == "done" and read_summary(folder) is not None:
-        log.info("%s: done before: %s", label, _describe(record, sweep))
-        return _answer(cfg, before, sweep=sweep, folder=folder)
-    checkpoint = (
-        find_last_checkpoint(folder) if before is not None and cfg.command == "fit" else None
-    )
-    record = replace(record, ckpt=str(checkpoint) if checkpoint else None)
-    log.info(
-        "%s: %s%s", label, _describe(record, sweep), f", from {checkpoint}" if checkpoint else ""
-    )
+        log.info("%s: done before: %s", label, described)
+        return _answer(cfg, before, sweep, folder)
+    if before is not None and cfg.command == "fit":
+        checkpoint = find_last_checkpoint(folder)
+        record = replace(record, ckpt=str(checkpoint) if checkpoint else None)
+    start = f", from {record.ckpt}" if record.ckpt else ""
+    log.info("%s: %s%s", label, described, start)
     ended = _run(cfg, record, sweep, folder)
-    log.info(
-        "%s: %s in %.1f s%s",
-        label,
-        ended.status,
-        ended.seconds,
-        f": {ended.reason}" if ended.reason else "",
-    )
-    return _answer(cfg, ended, sweep=sweep, folder=folder)
-
-
-def begin_record(cfg: DictConfig) -> JobRecord:
-    """The record of the job that Hydra has set up, whose configuration this is.
-
-    Raises:
-        OmegaConfBaseException: an interpolation cannot be resolved.
-    """
-    hydra = HydraConfig.get()
-    overrides = OmegaConf.to_container(hydra.overrides.task, resolve=False)
-    words = cast(list[str], overrides)
-    config = cast(dict[str, Any], OmegaConf.to_container(cfg, resolve=False, enum_to_str=True))
-    own = tuple(word for word in words if not word.startswith("sweep."))
-    return JobRecord(
-        number=int(hydra.job.num), overrides=own, digest=digest_config(cfg), config=config
-    )
+    reason = f": {ended.reason}" if ended.reason else ""
+    log.info("%s: %s in %.1f s%s", label, ended.status, ended.seconds, reason)
+    return _answer(cfg, ended, sweep, folder)
 
 
 def find_last_checkpoint(folder: Path) -> Path | None:
-    """The newest whole checkpoint of a run's folder from which `fit` can go on; None without one."""
-    found = [folder / "checkpoints" / name for name in _CHECKPOINTS]
-    newest_first = sorted(
-        (path for path in found if path.is_file()), key=lambda path: -path.stat().st_mtime_ns
-    )
-    return next((path for path in newest_first if _is_whole(path)), None)
+    """Return the newest whole checkpoint of a run's folder from which `fit` can go on; None without one."""
+    paths = [folder / "checkpoints" / name for name in _WHOLE_STATES]
+    existing = [path for path in paths if path.is_file()]
+    for path in sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True):
+        with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
+            if archive.testzip() is None:  # otherwise it was being written when the job was killed
+                return path
+    return None
 
 
 def _describe(record: JobRecord, sweep: Sweep) -> str:
-    own = [word for word in record.overrides if word not in sweep.shared]
+    shared = sweep.shared
+    own = [word for word in record.overrides if word not in shared]
     return " ".join(word.lstrip("+") for word in own or record.overrides) or "no overrides"
 
 
 def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | None:
-    """What an earlier start left in the job's folder, if it is of the same configuration."""
+    """Return the record of an earlier start in the job's folder, if it has the same overrides.
+
+    A search may propose other values than before; its earlier job is moved to `replaced` then.
+    """
     before = read_record(folder) if sweep.options.resume is not None else None
-    if before is None or before.digest == record.digest:
+    if before is None or set(before.overrides) == set(record.overrides):
         return before
-    if sweep.fixed:
-        check_same(before, record)
     aside = sweep.folder / "replaced" / f"{record.number}-{time.time_ns()}"
     aside.mkdir(parents=True)
     for path in folder.iterdir():
         if path.name != ".hydra" and path.suffix != ".log":  # which are this job's already
             path.rename(aside / path.name)
-    log.info(
-        "job %d: the sweeper chose other values than before; the earlier job is now %s",
-        record.number,
-        aside,
-    )
+    text = "job %d: the sweeper chose other values than before; the earlier job is now %s"
+    log.info(text, record.number, aside)
     return None
 
 
@@ -177,42 +246,40 @@ def _run(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> JobR
     if is_first_rank():
         (folder / "summary.json").unlink(missing_ok=True)
         write_record(folder, record)
-    started_s, run = (
-        time.perf_counter(),
-        _run_in_process if sweep.options.isolate == "process" else _run_here,
-    )
+    run = _run_in_process if sweep.options.isolate == "process" else _run_here
+    started_s = time.perf_counter()
     try:
         outcome = run(cfg, record, sweep, folder)
     except (KeyboardInterrupt, SystemExit) as stop:
-        code = 128 + signal.SIGINT if isinstance(stop, KeyboardInterrupt) else 128 + signal.SIGTERM
-        outcome = Outcome(status="interrupted", exit_code=code, reason="the sweep was told to stop")
+        number = signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
+        reason = "the sweep was told to stop"
+        outcome = Outcome(status="interrupted", exit_code=128 + number, reason=reason)
         raise
     except Exception as error:
         outcome = describe_failure(error)
         if not isinstance(error, LitDataError):
             traceback.print_exception(error)
     finally:
-        record = record.end(
-            outcome.status, outcome.exit_code, outcome.reason, time.perf_counter() - started_s
-        )
+        record = record.end(outcome, time.perf_counter() - started_s)
         if is_first_rank():
             write_record(folder, record)
-    _give_back_memory()  # after the except block, whose error holds everything that was alive where it was raised
+    # After the except block, whose error holds everything that was alive where it was raised.
+    _give_back_memory()
     return record
 
 
 def _run_in_process(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> Outcome:
-    hydra = HydraConfig.get()
-    words = list_job_words(cfg.command, sweep.flags)
     places = {
         "hydra.run.dir": folder,
         "hydra.sweep.dir": sweep.folder,
-        "hydra.job.id": hydra.job.id,
+        "hydra.job.id": HydraConfig.get().job.id,
     }
-    own = [f"{key}={quote(value)}" for key, value in places.items()]
-    own += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
-    own += [f"ckpt={quote(record.ckpt)}"] if record.ckpt else []
-    return run_process([*words, *own], folder)
+    words = list_job_words(cfg.command, sweep.flags)
+    words += [f"{key}={quote(value)}" for key, value in places.items()]
+    words += [f"hydra.job.num={record.number}", "hydra.mode=RUN"]
+    if record.ckpt:
+        words.append(f"ckpt={quote(record.ckpt)}")
+    return run_process(words, folder)
 
 
 def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> Outcome:
@@ -222,15 +289,11 @@ def _run_here(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) ->
         run_job(cfg, flags=sweep.flags, packages=sweep.packages)
     except SystemExit as stop:
         code = stop.code if isinstance(stop.code, int) else int(stop.code is not None)
-        if code in _TOLD_TO_STOP or isinstance(
-            stop.__context__, KeyboardInterrupt
-        ):  # Lightning makes 1 of Ctrl-C
+        # Lightning turns Ctrl-C into an exit with 1.
+        if code in _SIGNALLED or isinstance(stop.__context__, KeyboardInterrupt):
             raise
-        return Outcome(
-            status="failed" if code else "done",
-            exit_code=code,
-            reason=f"it called sys.exit({stop.code!r})",
-        )
+        status: Status = "failed" if code else "done"
+        return Outcome(status=status, exit_code=code, reason=f"it called sys.exit({stop.code!r})")
     return Outcome(status="done")
 
 
@@ -246,11 +309,10 @@ def _give_back_memory() -> None:
     HeapCache().empty()
 
 
-def _answer(cfg: DictConfig, record: JobRecord, *, sweep: Sweep, folder: Path) -> float | None:
+def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> float | None:
     if record.status != "done":
-        if (
-            sweep.fixed
-        ):  # the end of the sweep tells; Hydra's own sweeper would leave out later batches of jobs
+        # Hydra's own sweeper would leave out later batches of jobs; the end of the sweep fails.
+        if sweep.is_fixed:
             return None
         raise make_error(record.exit_code or 1, record.reason)
     if not is_first_rank():
@@ -259,12 +321,6 @@ def _answer(cfg: DictConfig, record: JobRecord, *, sweep: Sweep, folder: Path) -
     try:
         return optimized_metric(sweep.options, find_monitor(cfg)[0], summary)
     except ConfigError:
-        if sweep.fixed:  # the table says it once
+        if sweep.is_fixed:  # the table says it once
             return None
         raise
-
-
-def _is_whole(path: Path) -> bool:
-    with suppress(OSError, zipfile.BadZipFile), zipfile.ZipFile(path) as archive:
-        return archive.testzip() is None
-    return False

@@ -1,9 +1,9 @@
-"""The options of a sweep, the node `sweep` of the configuration."""
+"""Options of a sweep, the node `sweep` of the configuration."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Real
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from omegaconf import DictConfig
 
@@ -12,16 +12,18 @@ from lit_data.errors import ConfigError
 
 Direction = Literal["min", "max"]
 
+_DIRECTIONS: Final[dict[str, Direction]] = {"minimize": "min", "maximize": "max"}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
-    """How the jobs of a sweep run, and what is said about them at its end.
+    """Options of how the jobs of a sweep run and are compared.
 
     Args:
         metric: key of summary.json that table, plot and sweeper look at; None: what the checkpoint
             callback monitors, else the first metric of the test split.
-        mode: whether the best job is that of the least (``min``) or the largest value (``max``);
-            ``auto``: as the checkpoint callback says, where it monitors this metric.
+        mode: ``min`` if the least value is the best, ``max`` if the largest is; ``auto``: as the
+            checkpoint callback says, where it monitors this metric.
         columns: further keys of summary.json in the table.
         isolate: ``process``: each job in a process of its own; ``none``: one after the other in
             this one.
@@ -39,14 +41,14 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         if "" in (self.metric, self.resume):
-            raise ConfigError(
-                f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}: give text or null"
-            )
+            given = f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}"
+            raise ConfigError(f"{given}: give text or null")
 
 
 def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
-    """The metric that decides which checkpoint is the best one, and whether its least or largest value is."""
+    """Return the metric that decides which checkpoint is the best one, and which of its values is."""
     callbacks = cfg.get("callbacks") or {}
+    # The callback `checkpoint` first, as others such as early stopping have a monitor too.
     for name in sorted(callbacks, key=lambda name: name != "checkpoint"):
         node = callbacks[name]
         monitor = node.get("monitor") if isinstance(node, DictConfig) else None
@@ -59,31 +61,30 @@ def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
 def choose_metric(
     options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
 ) -> str | None:
-    """The key of summary.json to compare jobs by, or None where a job has nothing of the kind."""
+    """Return the key of summary.json to compare jobs by, or None where a job has nothing of the kind."""
     if options.metric is not None:
         return options.metric
     if monitor is not None and is_number(metrics.get(monitor)):
         return monitor
-    return next(
-        (key for key in metrics if key.startswith(("test/", "test_")) and is_number(metrics[key])),
-        None,
-    )
+    for key, value in metrics.items():
+        if key.startswith(("test/", "test_")) and is_number(value):
+            return key
+    return None
 
 
 def choose_direction(
     options: SweepOptions, metric: str | None, monitored: tuple[str | None, Direction | None]
 ) -> Direction | None:
-    """Whether small or large values of the metric are good, or None where nothing says so."""
-    if options.mode == "min":
-        return "min"
-    if options.mode == "max":
-        return "max"
+    """Return which values of the metric are good, or None where nothing says so."""
+    if options.mode != "auto":
+        return options.mode
     return monitored[1] if metric is not None and metric == monitored[0] else None
 
 
 def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptions, list[str]]:
-    """One direction for the sweeper and for the table: of `hydra.sweeper.direction` and
-    `sweep.mode`, either decides.
+    """Settle one direction for the sweeper and for the table.
+
+    Of `hydra.sweeper.direction` and `sweep.mode`, either decides.
 
     Args:
         cfg: The configuration of the first job, with Hydra's node.
@@ -97,33 +98,33 @@ def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptio
         ConfigError: The two contradict each other, or nothing says which values are good.
     """
     sweeper = cfg.hydra.sweeper
-    given = sweeper.get("direction")
-    if "direction" not in sweeper or not (given is None or isinstance(given, str)):
+    typed = sweeper.get("direction")
+    if "direction" not in sweeper or not (typed is None or isinstance(typed, str)):
         return options, []
-    said: Direction | None = {"minimize": "min", "maximize": "max"}.get(str(given))  # type: ignore[assignment]
-    if given is not None and said is None:
+    direction = _DIRECTIONS.get(str(typed))
+    if typed is not None and direction is None:
         raise ConfigError(
-            f"hydra.sweeper.direction={given} is unknown: choose minimize or maximize, or leave it out"
+            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or leave it out"
         )
-    if said is not None and options.mode not in ("auto", said):
+    if direction is not None and options.mode not in ("auto", direction):
         raise ConfigError(
-            f"sweep.mode={options.mode} and hydra.sweeper.direction={given} contradict each other: leave out one"
+            f"sweep.mode={options.mode} and hydra.sweeper.direction={typed} contradict each other: "
+            "leave out one"
         )
     monitored = find_monitor(cfg)
-    mode = said or choose_direction(options, options.metric or monitored[0], monitored)
+    metric = options.metric or monitored[0]
+    mode = direction or choose_direction(options, metric, monitored)
     if mode is None:
-        raise ConfigError(
-            f"which values of {options.metric or 'the metric'} are good? Say sweep.mode=min or sweep.mode=max"
-        )
-    return replace(options, mode=mode), [
-        f"hydra.sweeper.direction={'minimize' if mode == 'min' else 'maximize'}"
-    ]
+        name = options.metric or "the metric"
+        raise ConfigError(f"which values of {name} are good? Say sweep.mode=min or sweep.mode=max")
+    word = "minimize" if mode == "min" else "maximize"
+    return replace(options, mode=mode), [f"hydra.sweeper.direction={word}"]
 
 
 def optimized_metric(
     options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
 ) -> float | None:
-    """The value that a sweeper such as Optuna's learns from.
+    """Return the value that a sweeper such as Optuna's learns from.
 
     Args:
         options: name the metric.
@@ -137,24 +138,32 @@ def optimized_metric(
         ConfigError: the job has no such metric, or its value is not a number.
     """
     name = choose_metric(options, monitor, metrics)
-    if name is None or is_number(metrics.get(name)):
-        return None if name is None else float(metrics[name])
-    raise ConfigError(explain_metric(name, metrics))
+    if name is None:
+        return None
+    if not is_number(metrics.get(name)):
+        raise ConfigError(explain_metric(name, metrics))
+    return float(metrics[name])
 
 
 def explain_metric(name: str, metrics: Mapping[str, Any]) -> str:
-    """The line for a metric that a job does not have."""
+    """Return the message on a metric that a job does not have."""
     if name in metrics:
-        return f"sweep.metric={name} is {metrics[name]!r} in the job's summary.json, which is not a number"
+        value = f"sweep.metric={name} is {metrics[name]!r}"
+        return f"{value} in the job's summary.json, which is not a number"
     known = [key for key, value in metrics.items() if is_number(value)]
-    return f"the job's summary.json holds no {name!r}, which sweep.metric names.{did_you_mean(nearest(name, known))}"
+    suggestion = did_you_mean(nearest(name, known))
+    return f"the job's summary.json holds no {name!r}, which sweep.metric names.{suggestion}"
 
 
 def is_number(value: object) -> bool:
-    """Whether a value of summary.json can be compared."""
+    """Return True if a value of summary.json can be compared."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def split_overrides(overrides: Sequence[str]) -> dict[str, str]:
-    """Overrides by their keys, without a leading +."""
-    return {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in overrides)}
+    """Return overrides by their keys, without a leading +."""
+    values = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        values[key.lstrip("+")] = value
+    return values

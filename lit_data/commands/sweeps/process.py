@@ -15,13 +15,13 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Final, Literal
 
 import psutil
 
 from lit_data.child_process import python_command, python_environment
-from lit_data.commands.sweeps.plan import Status
 from lit_data.errors import (
     BatchMemoryError,
     LitDataError,
@@ -30,18 +30,22 @@ from lit_data.errors import (
     settle_lines,
 )
 
-_VARIABLE = "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
-_SAVING_S = (
-    120.0  # how long a job that is told to stop may take to finish its step and write a checkpoint
+Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
+
+_VARIABLE: Final = (
+    "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
+)
+_SAVING_S: Final = (
+    120.0  # for a job that is told to stop: to finish its step and write a checkpoint
 )
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
-_KILLED_S = 1.0  # until a killed process is gone
+_KILLED_S: Final = 1.0  # until a killed process is gone
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How a job ended: its status, exit code, and one line that says why."""
+    """End of a job: its status, exit code, and one line that says why."""
 
     status: Status
     exit_code: int = 0
@@ -49,11 +53,10 @@ class Outcome:
 
 
 def run_process(words: Sequence[str], folder: Path) -> Outcome:
-    """Run a command line of `python -m lit_data` in a process of its own, and leave none of its
-    processes.
+    """Run `python -m lit_data` in a process of its own, and leave none of its processes.
 
     Args:
-        words: the command line.
+        words: the rest of the command line.
         folder: an existing folder for the message about a failure.
 
     Raises:
@@ -66,45 +69,47 @@ def run_process(words: Sequence[str], folder: Path) -> Outcome:
     process = subprocess.Popen(
         python_command("-m", "lit_data", *words),
         env=python_environment({_VARIABLE: str(report)}),
-        stdin=subprocess.PIPE,
+        stdin=subprocess.PIPE,  # closes with this process, at which the job ends
         start_new_session=True,
     )
     try:
         _wait(process)
     finally:
         _end_session(process)
-    outcome = _read_outcome(process.returncode, report, by_kernel=_count_kernel_kills() > kills)
+    is_by_kernel = _count_kernel_kills() > kills
+    outcome = _read_outcome(process.returncode, report, is_by_kernel=is_by_kernel)
     report.unlink(missing_ok=True)
     return outcome
 
 
 def describe_failure(error: Exception) -> Outcome:
-    """The outcome of a job that raised an error."""
-    code = error.exit_code if isinstance(error, LitDataError) else 1
+    """Return the outcome of a job that raised an error."""
+    code, name = 1, f"{type(error).__name__}: "
+    if isinstance(error, LitDataError):
+        code, name = error.exit_code, ""
     if code == 1 and _ran_out_of_memory(error):
         code = BatchMemoryError.exit_code
-    name = "" if isinstance(error, LitDataError) else f"{type(error).__name__}: "
     line = settle_lines(find_headline(str(error)))
-    status: Status = "out of memory" if code == BatchMemoryError.exit_code else "failed"
-    return Outcome(status=status, exit_code=code, reason=(name + line).rstrip(": "))
+    reason = f"{name}{line}".rstrip(": ")
+    return Outcome(status=_name_failure(code), exit_code=code, reason=reason)
+
+
+def _name_failure(code: int) -> Status:
+    return "out of memory" if code == BatchMemoryError.exit_code else "failed"
 
 
 @contextmanager
 def reporting_to_sweep() -> Iterator[None]:
-    """In a job's process and its ranks: tell the sweep why the job failed, and end with the sweep's
-    process.
+    """Tell the sweep why a job failed, and end with the sweep's process.
 
-    Does nothing in a process that no sweep started.
+    For a job's process and its ranks; it does nothing in a process that no sweep started.
     """
     report = os.environ.get(_VARIABLE, "")
     if report and os.getsid(0) == os.getpid():  # the job, not one of its ranks
         threading.Thread(target=_end_with_sweep, name="end-with-sweep", daemon=True).start()
         with suppress(ValueError):  # not in the main thread
-            # SLURM announces so, and to all processes, that the time of submitit's job is nearly
-            # over.
-            signal.signal(
-                signal.SIGUSR2, lambda number, frame: os.kill(os.getpid(), signal.SIGTERM)
-            )
+            # SLURM announces so, to all processes, that the time of submitit's job is nearly over.
+            signal.signal(signal.SIGUSR2, _stop_soon)
     try:
         yield
     except Exception as error:
@@ -117,11 +122,14 @@ def reporting_to_sweep() -> Iterator[None]:
         raise
 
 
+def _stop_soon(number: int, frame: object) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
 def end_descendants() -> None:
     """End what a launcher has started: first the jobs, which may save, then the rest."""
-    family = [
-        child for child in psutil.Process().children(recursive=True) if not _is_tracker(child)
-    ]
+    children = psutil.Process().children(recursive=True)
+    family = [child for child in children if not _is_tracker(child)]
     jobs = [child for child in family if _session_of(child.pid) == child.pid]
     for group, wait_s in ((jobs, _SAVING_S), (family, LEFTOVERS_S)):
         for child in group:
@@ -136,9 +144,8 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait()
     except (KeyboardInterrupt, SystemExit) as stop:
-        process.send_signal(
-            signal.SIGINT if isinstance(stop, KeyboardInterrupt) else signal.SIGTERM
-        )
+        is_ctrl_c = isinstance(stop, KeyboardInterrupt)
+        process.send_signal(signal.SIGINT if is_ctrl_c else signal.SIGTERM)
         with suppress(subprocess.TimeoutExpired):
             process.wait(_SAVING_S)
         raise
@@ -150,8 +157,8 @@ def _end_session(process: subprocess.Popen[bytes]) -> None:
         process.wait()
     if process.stdin is not None:
         process.stdin.close()
-    left = [other for other in psutil.process_iter() if _session_of(other.pid) == process.pid]
-    stubborn = psutil.wait_procs(left, timeout=LEFTOVERS_S)[1]
+    leftovers = [one for one in psutil.process_iter() if _session_of(one.pid) == process.pid]
+    stubborn = psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)[1]
     for other in stubborn:
         with suppress(psutil.NoSuchProcess):
             other.kill()
@@ -166,30 +173,26 @@ def _session_of(pid: int) -> int | None:
 
 
 def _is_tracker(process: psutil.Process) -> bool:
-    """Whether it is one of the processes that free shared memory once all others have gone."""
+    """Return True if a process frees shared memory once all others have gone."""
     try:
         return any("resource_tracker" in word for word in process.cmdline())
     except psutil.Error:
         return True
 
 
-def _read_outcome(code: int, report: Path, *, by_kernel: bool) -> Outcome:
+def _read_outcome(code: int, report: Path, *, is_by_kernel: bool) -> Outcome:
     if code == 0:
         return Outcome(status="done")
-    if code < 0 or code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        number = -code if code < 0 else code - 128
-        more = ", while the kernel ended processes for want of memory" if by_kernel else ""
-        killed = Outcome(
-            status="killed",
-            exit_code=WorkerDiedError.exit_code,
-            reason=f"ended by {_name_signal(number)}{more}",
-        )
-        return _read_report(report) or killed
-    return _read_report(report) or Outcome(
-        status="out of memory" if code == BatchMemoryError.exit_code else "failed",
-        exit_code=code,
-        reason="its messages say why",
-    )
+    reported = _read_report(report)
+    if reported is not None:
+        return reported
+    if code >= 0 and code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        reason = "its messages say why"
+        return Outcome(status=_name_failure(code), exit_code=code, reason=reason)
+    reason = f"ended by {_name_signal(-code if code < 0 else code - 128)}"
+    if is_by_kernel:
+        reason += ", while the kernel ended processes for want of memory"
+    return Outcome(status="killed", exit_code=WorkerDiedError.exit_code, reason=reason)
 
 
 def _read_report(report: Path) -> Outcome | None:
@@ -200,11 +203,9 @@ def _read_report(report: Path) -> Outcome | None:
 
 
 def _write_report(report: Path, outcome: Outcome) -> None:
-    with (
-        suppress(OSError),
-        report.open("x", encoding="utf-8") as file,
-    ):  # of several ranks, the first one knows why
-        json.dump(outcome.__dict__, file)
+    # Of several ranks, the first one knows why: a file that is there stays.
+    with suppress(OSError), report.open("x", encoding="utf-8") as file:
+        json.dump(asdict(outcome), file)
 
 
 def _end_with_sweep() -> None:
@@ -231,7 +232,7 @@ def _ran_out_of_memory(error: Exception) -> bool:
 
 
 def _count_kernel_kills() -> int:
-    """How many processes of this container the kernel has ended because memory ran out; 0 where it does not say."""
+    """Return how many processes of this container the kernel ended for want of memory, if it says so."""
     with suppress(OSError, ValueError):
         lines = dict(line.split() for line in OUT_OF_MEMORY_EVENTS.read_text().splitlines())
         return int(lines.get("oom_kill", 0))

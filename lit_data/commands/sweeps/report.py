@@ -1,20 +1,16 @@
-"""What a sweep found: a table on the console, sweep.csv, sweep.png, and sweep.json, whose path is printed last."""
+"""End of a sweep: a table on the console, sweep.csv, sweep.png, and sweep.json, whose path is printed last."""
 
 import csv
 import io
 import logging
-import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Any, Final
 
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.transforms import blended_transform_factory
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.markup import escape
@@ -22,7 +18,7 @@ from rich.table import Table
 
 from lit_data.commands.report import add_report
 from lit_data.commands.result import KEYS
-from lit_data.commands.sweeps.job import Sweep
+from lit_data.commands.sweeps.job import JobRecord, Sweep, read_records, read_summary
 from lit_data.commands.sweeps.options import (
     Direction,
     choose_direction,
@@ -32,222 +28,146 @@ from lit_data.commands.sweeps.options import (
     is_number,
     split_overrides,
 )
-from lit_data.commands.sweeps.plan import JobRecord, Plan, read_record, read_summary
 from lit_data.errors import WorkerDiedError
 from lit_data.files import plain_cell, write_json, write_text
 
 log = logging.getLogger(__name__)
 
 
-Points = Sequence[tuple[str, float | None]]
-"""The parameter's value as typed, and the metric; None for a job that did not end well."""
-
-_COLUMNS: Final = 3
-_MOST_PLACES: Final = 12  # numbers of more different values get an axis of numbers
-_LONGEST_LABEL: Final = 24
-_LOGARITHMIC_FROM: Final = 50.0  # ratio of the largest to the least value
-
-
-def draw_sweep(path: Path, parameters: Mapping[str, Points], metric: str, *, title: str) -> None:
-    """Write a picture with one panel for each parameter.
-
-    Each point is a job, a short line the mean of the jobs with one value, a cross on the lower edge
-    a job that did not end well. Few numbers and all texts stand at equal distances; many numbers on
-    an axis of numbers.
-
-    Args:
-        path: of the picture.
-        parameters: the points by the parameter's key; at least one with a metric.
-        metric: name of the metric.
-        title: over the picture.
-    """
-    columns = 2 if len(parameters) == 4 else min(_COLUMNS, len(parameters))
-    rows = math.ceil(len(parameters) / columns)
-    figure = Figure(
-        figsize=(max(4.6 * columns, 6.0), 3.6 * rows + 0.8), dpi=110, layout="constrained"
-    )
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False, sharey=True)
-    for axis in axes.flat[len(parameters) :]:
-        axis.set_visible(False)
-    for place, (axis, (key, points)) in enumerate(zip(axes.flat, parameters.items(), strict=False)):
-        _draw_panel(axis, points)
-        axis.set_xlabel(key, fontsize=9)
-        axis.tick_params(labelleft=True, labelsize=8)
-        if place % columns == 0:
-            axis.set_ylabel(metric, fontsize=9)
-    failed = any(metric is None for points in parameters.values() for _, metric in points)
-    figure.suptitle(f"{title} (x: no result)" if failed else title, fontsize=11)
-    figure.savefig(path)
-
-
-def _draw_panel(axis: Axes, points: Points) -> None:
-    labels = sort_values([value for value, _ in points])
-    numbers = [to_number(label) for label in labels]
-    if len(labels) > _MOST_PLACES and None not in numbers:
-        places = {label: float(number or 0) for label, number in zip(labels, numbers, strict=True)}
-        if (
-            min(places.values()) > 0
-            and max(places.values()) / min(places.values()) >= _LOGARITHMIC_FROM
-        ):
-            axis.set_xscale("log")
-    else:
-        places = {label: float(place) for place, label in enumerate(labels)}
-        texts = [_shorten(label) for label in labels]
-        slanted = sum(map(len, texts)) > 36  # characters that fit below one panel
-        axis.set_xticks(
-            list(places.values()),
-            texts,
-            rotation=30 if slanted else 0,
-            ha="right" if slanted else "center",
-        )
-        axis.set_xlim(-0.5, len(labels) - 0.5)
-        _draw_means(axis, points, places)
-    done = [(places[value], metric) for value, metric in points if metric is not None]
-    axis.plot(
-        *zip(*done, strict=True), "o", color="#0a6cbd", alpha=0.7, markersize=6, markeredgewidth=0
-    )
-    failed = [places[value] for value, metric in points if metric is None]
-    at_the_edge = blended_transform_factory(axis.transData, axis.transAxes)
-    if failed:
-        axis.plot(
-            failed,
-            [0.0] * len(failed),
-            "x",
-            color="#c62828",
-            transform=at_the_edge,
-            clip_on=False,
-            zorder=3,
-        )
-    axis.grid(axis="y", alpha=0.3)
-    axis.margins(y=0.12)
-
-
-def _draw_means(axis: Axes, points: Points, places: Mapping[str, float]) -> None:
-    for label, place in places.items():
-        values = [metric for value, metric in points if value == label and metric is not None]
-        if len(values) > 1:
-            axis.hlines(fmean(values), place - 0.22, place + 0.22, color="#444444", linewidth=1.2)
-
-
-def sort_values(values: Sequence[str]) -> list[str]:
-    """Different values: numbers by their size, texts after them as they came."""
-    different = list(dict.fromkeys(values))
-    order = {value: place for place, value in enumerate(different)}
-    numbers = {value: to_number(value) for value in different}
-    return sorted(
-        different, key=lambda value: (numbers[value] is None, numbers[value] or 0.0, order[value])
-    )
-
-
-def to_number(text: str) -> float | None:
-    """The number a text stands for, or None."""
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 3]}..."
-
-
-_COLOURS = {
+_STATUSES: Final = ("done", "failed", "out_of_memory", "killed", "interrupted", "not_run")
+_COLOURS: Final = {
     "done": "green",
     "not run": "dim",
     "interrupted": "yellow",
     "running": "yellow",
-}  # the rest is red
-_GONE: dict[bool, dict[str, Any]] = {
-    True: {"status": "interrupted", "exit_code": None, "reason": "the sweep was told to stop"},
-    False: {
-        "status": "killed",
-        "exit_code": WorkerDiedError.exit_code,
-        "reason": "it ended without a word",
-    },
 }
+"""Of statuses in the table; the rest is red."""
+_MOST_ROWS: Final = 60  # of the picture: more jobs have no labels in it
+_LONGEST_LABEL: Final = 40
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedJob:
-    """A job of a sweep with what it measured, and its overrides that other jobs do not share."""
+    """A job of a sweep with its figures, and its overrides that other jobs do not share."""
 
     record: JobRecord
     metrics: Mapping[str, Any]
     swept: Mapping[str, str]
 
 
-def collect_jobs(plan: Plan, folder: Path, *, stopped: bool = False) -> list[ReportedJob]:
-    """All jobs of a sweep by their numbers, as the files in its folder say.
+def collect_jobs(sweep: Sweep, *, is_stopped: bool = False) -> list[ReportedJob]:
+    """Return all jobs of a sweep by their numbers, as the files in its folder say.
 
     Args:
-        plan: of the sweep.
-        folder: of the sweep.
-        stopped: the sweep was told to stop, and its launcher has ended the jobs that ran.
+        sweep: that ends.
+        is_stopped: the sweep was told to stop, and its launcher has ended the jobs that ran.
     """
-    found: dict[int, tuple[JobRecord, Mapping[str, Any]]] = {}
-    for path in folder.rglob("job.json"):
-        record = (
-            read_record(path.parent) if "replaced" not in path.relative_to(folder).parts else None
-        )
-        if record is not None:
-            if record.status == "running":  # its launcher has gone, or lost it
-                record = replace(record, **_GONE[stopped])
-            found[record.number] = (
-                record,
-                (read_summary(path.parent) or {}) if record.status == "done" else {},
+    records: dict[int, JobRecord] = {}
+    metrics: dict[int, Mapping[str, Any]] = {}
+    for folder, record in read_records(sweep.folder):
+        records[record.number] = _settle(record, is_stopped=is_stopped)
+        metrics[record.number] = {}
+        if record.status == "done":
+            metrics[record.number] = read_summary(folder) or {}
+    for number, overrides in enumerate(sweep.jobs or ()):
+        if number not in records:
+            records[number] = JobRecord(
+                number=number, command=sweep.command, overrides=overrides, status="not run"
             )
-    for number, overrides in enumerate(plan.jobs or ()):
-        missing = JobRecord(number=number, overrides=overrides, config={}, status="not run")
-        found.setdefault(number, (missing, {}))
-    given = {number: split_overrides(record.overrides) for number, (record, _) in found.items()}
-    keys = _find_swept(list(given.values()))
-    return [
-        ReportedJob(
-            record=record, metrics=metrics, swept={key: given[number].get(key, "") for key in keys}
-        )
-        for number, (record, metrics) in sorted(found.items())
-    ]
+    overrides_of = {number: split_overrides(record.overrides) for number, record in records.items()}
+    keys = _find_swept(list(overrides_of.values()))
+    jobs = []
+    for number, record in sorted(records.items()):
+        swept = {key: overrides_of[number].get(key, "") for key in keys}
+        job = ReportedJob(record=record, metrics=metrics.get(number, {}), swept=swept)
+        jobs.append(job)
+    return jobs
 
 
-def report(
-    jobs: Sequence[ReportedJob], cfg: DictConfig, plan: Plan, sweep: Sweep, *, seconds: float
-) -> None:
-    """Print the table, write sweep.csv, sweep.png, sweep.json and report.html, and print the path
-    of sweep.json.
+def _settle(record: JobRecord, *, is_stopped: bool) -> JobRecord:
+    """Return the record of a job, which runs no more: its launcher has gone, or lost it."""
+    if record.status != "running":
+        return record
+    if is_stopped:
+        return replace(record, status="interrupted", reason="the sweep was told to stop")
+    return replace(
+        record,
+        status="killed",
+        exit_code=WorkerDiedError.exit_code,
+        reason="it ended without a word",
+    )
+
+
+def _find_swept(overrides: Sequence[Mapping[str, str]]) -> list[str]:
+    """Return the keys that are not the same in all jobs."""
+    values: dict[str, set[str | None]] = {}
+    for of_job in overrides:
+        values |= {key: set() for key in of_job if key not in values}
+    for key, different in values.items():
+        different.update(of_job.get(key) for of_job in overrides)
+    return [key for key, different in values.items() if len(different) > 1]
+
+
+def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, seconds: float) -> None:
+    """Print the table and the path of sweep.json, and write sweep.csv, sweep.png and report.html too.
 
     Args:
         jobs: of the sweep, at least one.
         cfg: the configuration of the first job.
-        plan: of the sweep.
         sweep: options and folder.
         seconds: that this start of the sweep took.
     """
     if not jobs:
         return
     monitored = find_monitor(cfg)
-    metric = next(
-        (key for job in jobs if (key := choose_metric(sweep.options, monitored[0], job.metrics))),
-        None,
-    )
+    metric = _find_metric(jobs, sweep, monitored[0])
     done = [job for job in jobs if job.record.status == "done"]
-    if metric is not None and done and not any(is_number(job.metrics.get(metric)) for job in done):
+    measured = [job for job in jobs if _value(job, metric) is not None]
+    if metric is not None and done and not measured:
         log.warning("%s", explain_metric(metric, done[0].metrics))
-    best = _find_best(jobs, metric, choose_direction(sweep.options, metric, monitored))
-    _print_table(jobs, plan, [key for key in (metric, *(sweep.options.columns or ())) if key], best)
+    best = _find_best(measured, metric, choose_direction(sweep.options, metric, monitored))
+    columns = [metric] if metric else []
+    columns += sweep.options.columns or ()
+    title = f"{sweep.command} {sweep.experiment}"
+    print_table(jobs, title, columns, best)
     _write_csv(sweep.folder / "sweep.csv", jobs)
-    _draw(jobs, sweep.folder / "sweep.png", metric, plan)
-    summary = {**_summarise(jobs, plan, metric, best), "seconds": round(seconds, 3)}
+    picture = sweep.folder / "sweep.png"
+    picture.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
+    if metric is not None and measured:
+        draw_sweep(picture, jobs, metric, title=title)
+    summary = {**_summarise(jobs, sweep, metric, best), "seconds": round(seconds, 3)}
     write_json(sweep.folder / "sweep.json", summary)
     add_report(cfg, sweep.folder)
     print(sweep.folder / "sweep.json", flush=True)
 
 
+def _find_metric(jobs: Sequence[ReportedJob], sweep: Sweep, monitor: str | None) -> str | None:
+    """Return the metric that jobs are compared by: that of the first job that has one."""
+    for job in jobs:
+        metric = choose_metric(sweep.options, monitor, job.metrics)
+        if metric:
+            return metric
+    return None
+
+
+def _find_best(
+    measured: Sequence[ReportedJob], metric: str | None, direction: Direction | None
+) -> ReportedJob | None:
+    if direction is None or metric is None or not measured:
+        return None
+    choose = min if direction == "min" else max
+    return choose(measured, key=lambda job: float(job.metrics[metric]))
+
+
+def _value(job: ReportedJob, metric: str | None) -> float | None:
+    value = job.metrics.get(metric or "")
+    return float(value) if is_number(value) else None
+
+
 def _summarise(
-    jobs: Sequence[ReportedJob], plan: Plan, metric: str | None, best: ReportedJob | None
+    jobs: Sequence[ReportedJob], sweep: Sweep, metric: str | None, best: ReportedJob | None
 ) -> dict[str, Any]:
-    """The content of sweep.json: one flat object.
+    """Return the content of sweep.json: one flat object.
 
     - ``command``, ``experiment``: as in summary.json
     - ``jobs``: how many there are; ``jobs_STATUS``: of each status
@@ -257,81 +177,88 @@ def _summarise(
     - ``seconds``: that this start of the sweep took
     """
     counts = Counter(job.record.status.replace(" ", "_") for job in jobs)
-    names = ("done", "failed", "out_of_memory", "killed", "interrupted", "not_run")
-    return {
-        "command": plan.command,
-        "experiment": plan.experiment,
+    summary: dict[str, Any] = {
+        "command": sweep.command,
+        "experiment": sweep.experiment,
         "jobs": len(jobs),
-        **{f"jobs_{name}": counts[name] for name in names},
-        "job_seconds": round(sum(job.record.seconds for job in jobs), 3),
-        "metric": metric,
-        "best_job": best and best.record.number,
-        "best_value": best and best.metrics[metric or ""],
-        "best_overrides": best and " ".join(best.record.overrides),
     }
+    summary |= {f"jobs_{name}": counts[name] for name in _STATUSES}
+    summary["job_seconds"] = round(sum(job.record.seconds for job in jobs), 3)
+    summary["metric"] = metric
+    summary["best_job"] = best and best.record.number
+    summary["best_value"] = best and best.metrics[metric or ""]
+    summary["best_overrides"] = best and " ".join(best.record.overrides)
+    return summary
 
 
-def _find_swept(jobs: Sequence[Mapping[str, str]]) -> list[str]:
-    keys = dict.fromkeys(key for overrides in jobs for key in overrides)
-    return [key for key in keys if len({overrides.get(key) for overrides in jobs}) > 1]
-
-
-def _find_best(
-    jobs: Sequence[ReportedJob], metric: str | None, direction: Direction | None
-) -> ReportedJob | None:
-    able = [job for job in jobs if metric is not None and is_number(job.metrics.get(metric))]
-    if direction is None or metric is None or not able:
-        return None
-    return (min if direction == "min" else max)(able, key=lambda job: float(job.metrics[metric]))
-
-
-def _print_table(
-    jobs: Sequence[ReportedJob], plan: Plan, columns: Sequence[str], best: ReportedJob | None
+def print_table(
+    jobs: Sequence[ReportedJob], title: str, columns: Sequence[str], best: ReportedJob | None
 ) -> None:
-    table = Table(title=f"{plan.command} {plan.experiment}: {len(jobs)} jobs", title_justify="left")
-    failed = any(job.record.exit_code or job.record.reason for job in jobs)
+    """Print a row for each job; exit codes and reasons where any job did not end well.
+
+    Args:
+        jobs: at least one.
+        title: command and experiment.
+        columns: keys of summary.json.
+        best: the job that gets a mark.
+    """
+    table = Table(title=f"{title}: {len(jobs)} jobs", title_justify="left")
+    has_failures = any(job.record.exit_code or job.record.reason for job in jobs)
     headings = ["job", "overrides", "status", "seconds", *shorten_keys(columns).values()]
-    for heading in headings + ["exit", "reason"] * failed:
-        words = heading in ("overrides", "status", "reason")
-        table.add_column(heading, justify="left" if words else "right", overflow="fold")
-    names = shorten_keys(list(jobs[0].swept))
-    for job in jobs:
-        record, mark = job.record, " *" if job is best else ""
-        swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items()) or " ".join(
-            record.overrides
-        )
+    if has_failures:
+        headings += ["exit", "reason"]
+    for heading in headings:
+        is_text = heading in ("overrides", "status", "reason")
+        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    for job, label in zip(jobs, _label_jobs(jobs), strict=True):
+        record = job.record
         colour = _COLOURS.get(record.status, "red")
         cells = [
-            f"{record.number}{mark}",
-            escape(swept),
+            f"{record.number} *" if job is best else f"{record.number}",
+            escape(label),
             f"[{colour}]{record.status}[/]",
             f"{record.seconds:.1f}",
         ]
         cells += [format_value(job.metrics.get(key)) for key in columns]
-        code = "" if record.exit_code is None else str(record.exit_code)
-        table.add_row(*cells, *[code, escape(record.reason)] * failed)
+        if has_failures:
+            code = "" if record.exit_code is None else str(record.exit_code)
+            cells += [code, escape(record.reason)]
+        table.add_row(*cells)
     if best is not None:
         table.caption, table.caption_justify = f"* best {escape(columns[0])}", "left"
     Console().print(table)
 
 
+def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:
+    """Return the overrides that tell each job from the others, by short keys."""
+    names = shorten_keys(list(jobs[0].swept))
+    labels = []
+    for job in jobs:
+        swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items())
+        labels.append(swept or " ".join(job.record.overrides))
+    return labels
+
+
 def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
-    """For each key its end that no other key has: ``lr`` for ``model.optimizer.lr``; names of metrics stay whole."""
-    parts = {key: key.split(".") for key in keys}
-    found = {}
-    for key, own in parts.items():
-        ends = (own[-length:] for length in range(1, len(own)))
-        unique = (
-            end
-            for end in ends
-            if all(other[-len(end) :] != end for name, other in parts.items() if name != key)
-        )
-        found[key] = ".".join(next(unique, own))
-    return found
+    """Return for each key its end that no other key has: ``lr`` for ``model.optimizer.lr``.
+
+    Names of metrics stay whole.
+    """
+    short = {}
+    for key in keys:
+        others = [f".{other}" for other in keys if other != key]
+        parts = key.split(".")
+        short[key] = key
+        for length in range(1, len(parts)):
+            end = ".".join(parts[-length:])
+            if not any(other.endswith(f".{end}") for other in others):
+                short[key] = end
+                break
+    return short
 
 
 def format_value(value: object) -> str:
-    """A value of summary.json for reading."""
+    """Return a value of summary.json for reading."""
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else escape(str(value))
@@ -339,46 +266,57 @@ def format_value(value: object) -> str:
 
 def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     swept = list(jobs[0].swept)
-    measured = dict.fromkeys(KEYS[2:]) | dict.fromkeys(
-        sorted({key for job in jobs for key in job.metrics})
-    )
-    metrics = [key for key in measured if key not in ("command", "experiment", "seconds")]
+    known = KEYS[2:]  # without command and experiment
+    more = sorted({key for job in jobs for key in job.metrics} - set(KEYS))
+    metrics = [key for key in (*known, *more) if key != "seconds"]
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")
     rows.writerow(["job", "status", "exit_code", "seconds", "reason", *swept, *metrics])
     for job in jobs:
         record = job.record
-        head = [record.number, record.status, record.exit_code, record.seconds, record.reason]
-        rows.writerow(
-            map(
-                plain_cell, [*head, *job.swept.values(), *(job.metrics.get(key) for key in metrics)]
-            )
-        )
+        cells = [record.number, record.status, record.exit_code, record.seconds, record.reason]
+        cells += job.swept.values()
+        cells += [job.metrics.get(key) for key in metrics]
+        rows.writerow(map(plain_cell, cells))
     write_text(path, text.getvalue())
 
 
-def _draw(jobs: Sequence[ReportedJob], path: Path, metric: str | None, plan: Plan) -> None:
-    """The picture, where there is something to draw; one of an earlier start would be wrong by now."""
-    path.unlink(missing_ok=True)
-    measured = [job for job in jobs if metric is not None and is_number(job.metrics.get(metric))]
-    if metric is None or not measured or not jobs[0].swept:
-        return
-    from lit_data.commands.sweeps.report import draw_sweep  # matplotlib takes a second to import
+def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: str) -> None:
+    """Draw the metric of each job: a row for each, a cross at the edge for one without a result.
 
-    parameters = {
-        key: [
-            (job.swept[key], _value(job, metric)) for job in jobs if job.record.status != "not run"
-        ]
-        for key in jobs[0].swept
-    }
-    draw_sweep(
-        path,
-        parameters,
-        metric,
-        title=f"{plan.command} {plan.experiment}: {len(measured)} of {len(jobs)} jobs",
-    )
+    Args:
+        path: of the picture.
+        jobs: at least one with a metric.
+        metric: a key of summary.json.
+        title: over the picture.
+    """
+    labels = [_shorten(label) for label in _label_jobs(jobs)]
+    height_inches = 0.25 * min(len(jobs), _MOST_ROWS) + 1.4
+    figure = Figure(figsize=(8.0, height_inches), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    measured = 0
+    for row, job in enumerate(jobs):
+        value = _value(job, metric)
+        if value is not None:
+            axis.plot(value, row, "o", color="#0a6cbd", markersize=6)
+            measured += 1
+        elif job.record.status != "not run":
+            # On the left edge, whatever the range of the values.
+            transform = axis.get_yaxis_transform()
+            axis.plot(0, row, "x", color="#c62828", transform=transform, clip_on=False, zorder=3)
+    if len(jobs) <= _MOST_ROWS:
+        axis.set_yticks(range(len(jobs)), labels, fontsize=8)
+    axis.set_ylim(len(jobs) - 0.5, -0.5)
+    axis.set_xlabel(metric, fontsize=9)
+    axis.tick_params(axis="x", labelsize=8)
+    axis.grid(axis="both", alpha=0.3)
+    counts = f"{measured} of {len(jobs)} jobs"
+    remark = " (x: no result)" if measured < len(jobs) else ""
+    figure.suptitle(f"{title}: {counts}{remark}", fontsize=11)
+    figure.savefig(path)
     log.info("picture: %s", path)
 
 
-def _value(job: ReportedJob, metric: str) -> float | None:
-    return float(job.metrics[metric]) if is_number(job.metrics.get(metric)) else None
+def _shorten(text: str) -> str:
+    return text if len(text) <= _LONGEST_LABEL else f"{text[: _LONGEST_LABEL - 3]}..."

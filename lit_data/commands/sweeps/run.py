@@ -9,39 +9,37 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from typing import Final
 
+from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra._internal.hydra import Hydra
-from hydra.core.hydra_config import HydraConfig
-from hydra.errors import HydraException
-from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf, open_dict, read_write
-from omegaconf.errors import OmegaConfBaseException
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import DictConfig
 
-from lit_data.commands.configuration.explain import explain
-from lit_data.commands.sweeps.job import Sweep, begin_record, make_error, quote, run_sweep_job
-from lit_data.commands.sweeps.options import SweepOptions
-from lit_data.commands.sweeps.plan import (
-    Plan,
-    Status,
-    check_same,
-    choose_folder,
-    is_free,
-    make_plan,
+from lit_data.commands.sweeps.job import (
+    JobRecord,
+    Sweep,
+    keep_computing,
+    make_error,
+    quote,
     read_record,
-    write_plan,
+    read_records,
+    run_sweep_job,
 )
-from lit_data.commands.sweeps.process import end_descendants
+from lit_data.commands.sweeps.options import SweepOptions, split_overrides
+from lit_data.commands.sweeps.process import Status, end_descendants
 from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.errors import ConfigError, DataError, LitDataError
 
 log = logging.getLogger(__name__)
 
 
-_POLL_S = 2.0
+_POLL_S: Final = 2.0
+_BASIC: Final = f"{BasicSweeper.__module__}.{BasicSweeper.__qualname__}"
 
 
 class JobWatch(threading.Thread):
-    """Says when the record of a job in a sweep's folder changes.
+    """Logs when the record of a job in a sweep's folder changes, for jobs on other machines.
 
     Args:
         folder: of the sweep.
@@ -67,7 +65,7 @@ class JobWatch(threading.Thread):
         self.look()
 
     def look(self, *, quiet: bool = False) -> None:
-        """Say what is new."""
+        """Log what is new."""
         for path in sorted(self._folder.rglob("job.json")):
             record = read_record(path.parent)
             if record is None or self._seen.get(path) == record.status:
@@ -75,13 +73,13 @@ class JobWatch(threading.Thread):
             self._seen[path] = record.status
             if not quiet:
                 label = f"job {record.number} ({record.number + 1} of {self._total})"
-                told = f": {record.reason}" if record.reason else f": {' '.join(record.overrides)}"
-                log.info("%s: %s%s", label, record.status, told)
+                more = record.reason or " ".join(record.overrides)
+                log.info("%s: %s: %s", label, record.status, more)
 
 
 @contextmanager
 def watching_jobs(folder: Path, total: int) -> Iterator[None]:
-    """Say what becomes of the jobs of a sweep while its launcher waits for them."""
+    """Log what becomes of the jobs of a sweep while its launcher waits for them."""
     watch = JobWatch(folder, total)
     watch.start()
     try:
@@ -114,32 +112,119 @@ def run_sweep(
             sweep to go on with is another one.
         KeyboardInterrupt, SystemExit: the sweep was told to stop; no process of it is left.
     """
-    plan = make_plan(hydra, cfg, words)
-    folder = choose_folder(cfg, plan, options)
-    own = [word for word in words if not word.startswith("hydra.sweep.dir=")]
-    own += [f"hydra.sweep.dir={quote(folder)}", "hydra.mode=MULTIRUN"]
-    if options.resume is not None and plan.jobs is not None:
-        _check_jobs(hydra, plan, own)
-    write_plan(folder, plan)
+    jobs = _list_jobs(hydra, cfg, words)
     sweep = Sweep(
         options=options,
-        folder=folder,
+        folder=_choose_folder(cfg, options),
+        command=cfg.command,
+        experiment=cfg.name,
         flags=tuple(flags),
         packages=tuple(packages),
-        total=plan.total,
-        fixed=plan.jobs is not None,
-        shared=tuple(set.intersection(*map(set, plan.jobs))) if plan.jobs else (),
+        jobs=jobs,
+        total=len(jobs) if jobs is not None else int(cfg.hydra.sweeper.get("n_trials") or 0),
     )
-    elsewhere = "submitit" in str(cfg.hydra.launcher._target_)
-    with (
-        _reporting(cfg, plan, sweep),
-        watching_jobs(folder, plan.total) if elsewhere else nullcontext(),
-    ):
-        hydra.multirun(plan.command, functools.partial(run_sweep_job, sweep=sweep), own)
+    if options.resume is not None:
+        _check_same(sweep)
+    sweep.folder.mkdir(parents=True, exist_ok=True)
+    placed = [word for word in words if not word.startswith("hydra.sweep.dir=")]
+    placed += [f"hydra.sweep.dir={quote(sweep.folder)}", "hydra.mode=MULTIRUN"]
+    runs_elsewhere = "submitit" in str(cfg.hydra.launcher._target_)
+    watch = watching_jobs(sweep.folder, sweep.total) if runs_elsewhere else nullcontext()
+    task = functools.partial(run_sweep_job, sweep=sweep)
+    with _reporting(cfg, sweep, words), watch:
+        hydra.multirun(sweep.command, task, placed)
+
+
+def _list_jobs(
+    hydra: Hydra, cfg: DictConfig, words: Sequence[str]
+) -> tuple[tuple[str, ...], ...] | None:
+    """Return the overrides of each job; None where a sweeper other than Hydra's own chooses them.
+
+    Raises:
+        ConfigError: Hydra's own sweeper cannot make jobs of a range without steps.
+    """
+    sweeper = cfg.hydra.sweeper
+    if sweeper._target_ != _BASIC:
+        return None
+    params = [f"{key!s}={value}" for key, value in (sweeper.params or {}).items()]
+    parser = OverridesParser.create(config_loader=hydra.config_loader)
+    parsed = parser.parse_overrides([*params, *words])
+    for override in parsed:
+        if override.is_sweep_override() and not override.is_discrete_sweep():
+            raise ConfigError(
+                f"'{override.input_line}' is a range without steps, which needs a sweeper that "
+                "chooses values: hydra/sweeper=search"
+            )
+    (jobs,) = BasicSweeper.split_arguments(parsed, None)
+    return tuple(keep_computing(job) for job in jobs)
+
+
+def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
+    """Return the folder of a sweep, absolute.
+
+    Raises:
+        ConfigError: there is a sweep already and nothing says to go on with it.
+        DataError: there is no sweep to go on with.
+    """
+    folder = Path(cfg.hydra.sweep.dir).absolute()
+    if options.resume is None:
+        if read_records(folder):
+            raise ConfigError(
+                f"{folder} holds a sweep already: go on with sweep.resume={folder}, or give another "
+                "folder"
+            )
+        return folder
+    if options.resume == "latest":
+        return _find_latest(folder.parent, cfg)
+    folder = Path(options.resume).absolute()
+    if not read_records(folder):
+        raise DataError(f"{folder} is not the folder of a sweep: no job.json is in it")
+    return folder
+
+
+def _find_latest(parent: Path, cfg: DictConfig) -> Path:
+    """Return the sweep below a folder whose job was written last."""
+    jobs = list(parent.glob("*/*/job.json"))
+    if not jobs:
+        raise DataError(
+            f"sweep.resume=latest: no sweep of {cfg.command} {cfg.name} below {parent}; give its "
+            "folder"
+        )
+    return max(jobs, key=lambda path: path.stat().st_mtime_ns).parents[1]
+
+
+def _check_same(sweep: Sweep) -> None:
+    """Refuse to take the results of some overrides for those of others, before anything runs.
+
+    Raises:
+        ConfigError: names the first job that differs.
+    """
+    for _, record in read_records(sweep.folder):
+        difference = _name_difference(record, sweep)
+        if difference:
+            raise ConfigError(
+                f"the sweep in {sweep.folder} began otherwise ({difference}): start a new one, or "
+                "give the same overrides"
+            )
+
+
+def _name_difference(record: JobRecord, sweep: Sweep) -> str:
+    if record.command != sweep.command:
+        return f"the command was {record.command}, now it is {sweep.command}"
+    if sweep.jobs is None:  # a search chooses again
+        return ""
+    if record.number >= len(sweep.jobs):
+        return f"it had a job {record.number}, now there are {len(sweep.jobs)} jobs"
+    old, new = split_overrides(record.overrides), split_overrides(sweep.jobs[record.number])
+    texts = []
+    for key in {**old, **new}:
+        if old.get(key) != new.get(key):
+            texts.append(f"{key}: {old.get(key, 'nothing')} then, {new.get(key, 'nothing')} now")
+    return f"job {record.number}: {'; '.join(texts)}" if texts else ""
 
 
 @contextmanager
-def _reporting(cfg: DictConfig, plan: Plan, sweep: Sweep) -> Iterator[None]:
+def _reporting(cfg: DictConfig, sweep: Sweep, words: Sequence[str]) -> Iterator[None]:
     """Report however the sweep ends, and end with the failure of its first job that failed."""
     started_s = time.perf_counter()
     error: Exception | None = None
@@ -147,22 +232,16 @@ def _reporting(cfg: DictConfig, plan: Plan, sweep: Sweep) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, SystemExit):
         end_descendants()
-        report(
-            collect_jobs(plan, sweep.folder, stopped=True),
-            cfg,
-            plan,
-            sweep,
-            seconds=time.perf_counter() - started_s,
-        )
-        print(
-            f"the sweep is not done: go on with\n{_command_to_go_on(plan, sweep)}", file=sys.stderr
-        )
+        jobs = collect_jobs(sweep, is_stopped=True)
+        report(jobs, cfg, sweep, seconds=time.perf_counter() - started_s)
+        command = _command_to_go_on(sweep, words)
+        print(f"the sweep is not done: go on with\n{command}", file=sys.stderr)
         raise
     except Exception as caught:  # a job's own failure, or what a sweeper or launcher makes of it
         error = caught
-    jobs = collect_jobs(plan, sweep.folder)
+    jobs = collect_jobs(sweep)
+    report(jobs, cfg, sweep, seconds=time.perf_counter() - started_s)
     failed = [job for job in jobs if job.record.status not in ("done", "not run")]
-    report(jobs, cfg, plan, sweep, seconds=time.perf_counter() - started_s)
     if failed:
         raise _describe_end(jobs, failed) from error
     if error is not None:
@@ -171,65 +250,13 @@ def _reporting(cfg: DictConfig, plan: Plan, sweep: Sweep) -> Iterator[None]:
 
 def _describe_end(jobs: Sequence[ReportedJob], failed: Sequence[ReportedJob]) -> LitDataError:
     first = failed[0].record
-    text = f"{len(failed)} of {len(jobs)} jobs did not end well; job {first.number}: {first.status}: {first.reason}"
+    counts = f"{len(failed)} of {len(jobs)} jobs did not end well"
+    text = f"{counts}; job {first.number}: {first.status}: {first.reason}"
     return make_error(first.exit_code or 1, text)
 
 
-def _command_to_go_on(plan: Plan, sweep: Sweep) -> str:
-    words = [
-        word
-        for word in plan.words
-        if not (is_free(word) and word.startswith(("sweep.resume", "hydra.sweep.dir")))
-    ]
-    return shlex.join(
-        [
-            "python",
-            "-m",
-            "lit_data",
-            plan.command,
-            "-m",
-            *sweep.flags,
-            *words,
-            f"sweep.resume={sweep.folder}",
-        ]
-    )
-
-
-def _check_jobs(hydra: Hydra, plan: Plan, words: Sequence[str]) -> None:
-    """Compare each job that has run with what it would be now, before anything runs."""
-    with _setting_back(HydraConfig.instance()):
-        master = hydra.compose_config(
-            plan.command, list(words), RunMode.MULTIRUN, with_log_configuration=False
-        )
-        for number, overrides in enumerate(plan.jobs or ()):
-            cfg, folder = _compose_job(hydra, master, overrides, number)
-            before = read_record(folder)
-            if before is not None:
-                check_same(before, begin_record(cfg))
-
-
-def _compose_job(
-    hydra: Hydra, master: DictConfig, overrides: Sequence[str], number: int
-) -> tuple[DictConfig, Path]:
-    """A job's configuration as a launcher would make it, and its folder."""
-    try:
-        cfg = hydra.config_loader.load_sweep_config(master, list(overrides))
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(explain(error)) from error
-    with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.job.id = cfg.hydra.job.num = number
-        HydraConfig.instance().set_config(cfg)
-        OmegaConf.set_readonly(cfg.hydra, False)
-        folder = Path(cfg.hydra.sweep.dir) / str(cfg.hydra.sweep.subdir)
-        cfg.hydra.runtime.output_dir = str(folder.absolute())
-    HydraConfig.instance().set_config(cfg)
-    return OmegaConf.masked_copy(cfg, [str(key) for key in cfg if key != "hydra"]), folder
-
-
-@contextmanager
-def _setting_back(config: HydraConfig) -> Iterator[None]:
-    before = config.cfg
-    try:
-        yield
-    finally:
-        config.cfg = before
+def _command_to_go_on(sweep: Sweep, words: Sequence[str]) -> str:
+    replaced = ("sweep.resume", "hydra.sweep.dir")
+    kept_words = [word for word in words if not word.startswith(replaced)]
+    start = ["python", "-m", "lit_data", sweep.command, "-m"]
+    return shlex.join([*start, *sweep.flags, *kept_words, f"sweep.resume={sweep.folder}"])

@@ -297,7 +297,10 @@ class AnomalyModule(ScoredModule):
             named = {"threshold": self.threshold, "good_images": (~defective).sum().float()}
         # The scores were taken with the threshold as it was.
         metric.threshold = float(find_probability(self.threshold, before))
+        metric.image_threshold = metric.threshold
         values = metric.compute()
+        if metric.confusion is not None:
+            self.confusion[stage] = metric.confusion
         is_alarm = highest >= metric.threshold
         if (~defective).any():
             named["false_alarms"] = is_alarm[~defective].float().mean()

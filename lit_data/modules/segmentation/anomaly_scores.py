@@ -13,7 +13,14 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
-from lit_data.modules.scored import BINS, PixelScores, bin_edge, find_bins, is_marked
+from lit_data.modules.scored import (
+    BINS,
+    Confusion,
+    PixelScores,
+    bin_edge,
+    find_bins,
+    is_marked,
+)
 from lit_data.modules.segmentation.image_scores import (
     MOST_PX,
     SCORE_FRACTION,
@@ -70,6 +77,10 @@ class AnomalyScores(PixelScores):
     Attributes:
         sizes_px: [images, 2] int64 (height, width) of each image, by its number; None where they
             are not known.
+        image_threshold: Score from which an image counts as defective in `confusion`; None: the
+            one of the largest F1.
+        confusion: Good and defective images (rows) by what the threshold says (columns), as of the
+            last `compute`; None where all images have a defect or none has.
     """
 
     regions: Tensor
@@ -87,6 +98,8 @@ class AnomalyScores(PixelScores):
         super().__init__(threshold=0.5)
         self.kinds, self.score_fraction = kinds, score_fraction
         self.sizes_px: Tensor | None = None
+        self.image_threshold: float | None = None
+        self.confusion: Confusion | None = None
         self.add_state("regions", torch.zeros(BINS, dtype=widest_float()), dist_reduce_fx="sum")
         self.add_state("region_count", torch.tensor(0), dist_reduce_fx="sum")
         for name in ("images", "areas_px", "defective", *_TOP_PIXELS):
@@ -192,12 +205,15 @@ class AnomalyScores(PixelScores):
         return numbers, scores, defective
 
     def _rank_images(self) -> dict[str, Tensor]:
+        self.confusion = None
         if not len(self.images):
             return {}
         numbers, scores, defective = self.score_images()
         if defective.all() or not defective.any():
             return {}
         best_f1, threshold = choose_threshold(scores, defective)
+        least = threshold if self.image_threshold is None else self.image_threshold
+        self.confusion = count_confusion(scores >= least, defective.bool())
         by_kind = self._find_by_kind(numbers, defective) if self.kinds else {}
         values = {
             "image_auroc": binary_auroc(scores, defective),
@@ -223,6 +239,15 @@ class AnomalyScores(PixelScores):
             kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device)
             for kind in named_kinds
         }
+
+
+def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
+    """Count good and defective images by what a model says of them; both [images] bool."""
+    counts = []
+    for is_row in (~is_defective, is_defective):
+        alarms = int((is_row & is_alarm).sum())
+        counts.append([int(is_row.sum()) - alarms, alarms])
+    return Confusion(("good", "defect"), counts)
 
 
 def _find_best(f1: Tensor) -> int:

@@ -250,9 +250,14 @@ class SegmentationModule(ScoredModule):
         named: dict[str, Tensor] = {}
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
-            values = dict(metrics["pixels"].compute())
+            pixels = metrics["pixels"]
+            if isinstance(pixels, AnomalyScores) and stage == "test" and self.image_threshold >= 0:
+                pixels.image_threshold = float(self.image_threshold)
+            values = dict(pixels.compute())
             if stage == "val":
                 self._take_thresholds(values)
+            if isinstance(pixels, AnomalyScores) and pixels.confusion and not suffix:
+                self.confusion[stage] = pixels.confusion
             if "defects" in metrics:
                 values["defect_recall"] = metrics["defects"].compute()
             named |= {f"{name}{suffix}": value for name, value in values.items()}

@@ -4,8 +4,16 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.reports.comparison import choose_metrics, find_differences, find_scores, rank
-from lit_data.commands.reports.page import list_tiles
+from lit_data.commands.reports.comparison import choose_metrics, find_differences, rank
+from lit_data.commands.reports.results import (
+    find_scores,
+    list_results,
+    list_tiles,
+    tabulate_confusion,
+    tabulate_images,
+    tabulate_scores,
+    tabulate_thresholds,
+)
 from lit_data.commands.reports.runs import Run, describe_age, read_run
 from tests.commands.reports.folders import CONFIG, SUMMARY, make_run
 
@@ -100,3 +108,76 @@ def test_metrics_of_any_name_are_scores_and_a_cpu_has_no_device_memory(tmp_path:
     )
     (folder / "machine.json").write_text(json.dumps({"device": "NVIDIA"}))
     assert "device memory" in [tile.title for tile in list_tiles(read_run(folder, 0, "run"))]
+
+
+def test_memory_of_a_cpu_has_one_name(tmp_path: Path) -> None:
+    names = ("memory/peak_allocated_bytes", "memory/peak_reserved_bytes", "memory/peak_rss_bytes")
+    folder = make_run(tmp_path / "run", summary={**SUMMARY, **dict.fromkeys(names, 2**20)})
+    run = read_run(folder, 0, "run")
+    assert [name for name in names if name in run.values] == ["memory/peak_rss_bytes"]
+    assert run.repeats("memory/allocated_bytes")
+    own = {names[0]: 2**10, names[1]: 2**11, names[2]: 2**20}
+    (folder / "summary.json").write_text(json.dumps({**SUMMARY, **own}))
+    assert not read_run(folder, 0, "run").repeats("memory/allocated_bytes")
+
+
+def test_images_are_counted_by_split_and_class(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    assert list_results(read_run(folder, 0, "run"))[0].title == "Scores"
+    rows = "".join(f"{n}.png,{split},dent\n" for n, split in enumerate(("train", "train", "val")))
+    (folder / "splits.csv").write_text(f"image,split,class\na.png,test,good\n{rows}")
+    table = tabulate_images(read_run(folder, 0, "run"))
+    assert table.columns == ["class", "train", "val", "test", "all"]
+    assert table.rows == [
+        ["good", "0", "0", "1", "1"],
+        ["dent", "2", "1", "0", "3"],
+        ["all", "2", "1", "1", "4"],
+    ]
+    (folder / "splits.csv").write_text("image,split\na.png,test\nb.png,train\n")
+    assert tabulate_images(read_run(folder, 0, "run")).rows == [["images", "1", "1", "2"]]
+
+
+def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
+    scores = {
+        "val/image_auroc": 0.9,
+        "test/image_auroc": 0.8,
+        "val/f1_max_threshold": 0.25,
+        "val/image_f1_max_threshold": 0.5,
+        "test/image_f1_max_threshold": 0.6,
+    }
+    run = read_run(make_run(tmp_path / "run", summary={**SUMMARY, **scores}), 0, "run")
+    assert [tile.title for tile in list_tiles(run)][:2] == ["dice", "image auroc"]
+    table = tabulate_scores(run)
+    assert table.columns == ["score", "val", "test", "test, simple rule"]
+    assert table.rows == [["dice", "0.8", "0.7", "0.3"], ["image auroc", "0.9", "0.8", "-"]]
+    assert table.note == "of the checkpoint with the best dice"
+    thresholds = {row[0]: row[1] for row in tabulate_thresholds(run).rows}
+    assert thresholds == {"probability of a pixel": "0.25", "score of an image": "0.5"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"classes": ["good", "bad"], "test": [[1, 2]]},
+        {"classes": ["good", "bad"], "test": [[1, 2], [3]]},
+        {"classes": "good", "test": 3},
+        {"val": [[1]]},
+    ],
+)
+def test_a_damaged_confusion_is_left_out(content: dict[str, Any], tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    (folder / "confusion.json").write_text(json.dumps(content))
+    assert tabulate_confusion(read_run(folder, 0, "run")).rows == []
+
+
+def test_the_confusion_of_the_test_is_shown(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "run")
+    content = {"classes": ["good", "bad"], "val": [[9, 9], [9, 9]], "test": [[5, 1], [2, 3]]}
+    (folder / "confusion.json").write_text(json.dumps(content))
+    table = tabulate_confusion(read_run(folder, 0, "run"))
+    assert table.title == "Confusion matrix, test"
+    assert table.columns == ["truth", "model: good", "model: bad"]
+    assert table.rows == [["good", "5", "1"], ["bad", "2", "3"]]
+    del content["test"]
+    (folder / "confusion.json").write_text(json.dumps(content))
+    assert tabulate_confusion(read_run(folder, 0, "run")).title == "Confusion matrix, val"

@@ -252,11 +252,11 @@ def test_other_overrides_are_named_and_a_sweep_is_left_alone(
     for words, message in (
         (
             ["seed=1,2", "name=b", "sweep.resume=out"],
-            "began otherwise (seed: 1 then, 1,2 now; name: nothing then, b now)",
+            "began otherwise (job 0: name: nothing then, b now)",
         ),
         (
             ["name=b", "sweep.resume=out"],
-            "(seed: 1 then, nothing now; name: nothing then, b now): start a new one, or ",
+            "(job 0: seed: 1 then, nothing now; name: nothing then, b now): start a new one, or ",
         ),
         (["seed=1", "hydra.sweep.dir=out"], "/out holds a sweep already: go on with sweep.resume="),
     ):
@@ -266,7 +266,7 @@ def test_other_overrides_are_named_and_a_sweep_is_left_alone(
 
 
 @pytest.mark.slow
-def test_a_changed_file_is_named_before_anything_runs(
+def test_a_sweep_grows_by_values_behind_the_others_and_shrinks_with_an_error(
     install: Install, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ran: list[int] = []
@@ -276,19 +276,15 @@ def test_a_changed_file_is_named_before_anything_runs(
         return score(cfg)
 
     install(run)
-    own = Path("own/experiment")
-    own.mkdir(parents=True)
-    (own / "mine.yaml").write_text("# @package _global_\ntrainer:\n  max_epochs: 3\n")
-    words = ["experiment=mine", "seed=1,2", "--config-dir", "own"]
-    assert sweep(*words) == 0
-    (own / "mine.yaml").write_text("# @package _global_\ntrainer:\n  max_epochs: 4\n")
-    capfd.readouterr()
-    assert main(["show", "-m", *words, "sweep.resume=out", "sweep.isolate=none"]) == 2
-    assert (
-        "job 0 was another configuration when the sweep began (trainer.max_epochs: 3 then, 4 now)"
-        in (capfd.readouterr().err)
-    )
-    assert ran == [1, 2]
+    assert sweep("seed=1,2") == 0
+    words = ["sweep.resume=out", "sweep.isolate=none"]
+    assert main(["show", "-m", "seed=1,2,3", "paths.cache=elsewhere", *words]) == 0
+    assert ran == [1, 2, 3]
+    assert main(["show", "-m", "seed=1", *words]) == 2
+    assert "(it had a job 1, now there are 1 jobs)" in capfd.readouterr().err
+    assert main(["fit", "-m", "seed=1,2,3", *words]) == 2
+    assert "(the command was show, now it is fit)" in capfd.readouterr().err
+    assert ran == [1, 2, 3]
 
 
 @pytest.mark.slow
@@ -320,7 +316,7 @@ def test_the_latest_sweep_of_the_experiment_goes_on(install: Install) -> None:
         (
             ["-m", "seed=1,2", "sweep.resume=gone"],
             3,
-            "gone is not the folder of a sweep: it has no readable plan.json",
+            "gone is not the folder of a sweep: no job.json is in it",
         ),
         (["sweep.resume=latest"], 2, "sweep.resume goes on with a sweep: add -m."),
         (
@@ -424,9 +420,6 @@ def test_optuna_with_other_proposals_keeps_the_jobs_before(install: Install) -> 
     ]
     words += ["seed=range(1,1000)", "sweep.isolate=none"]
     assert main([*words, "hydra.sweeper.sampler.seed=1", "hydra.sweep.dir=out"]) == 0
-    plan = read_json("out/plan.json")
-    plan["words"] = [word.replace("sampler.seed=1", "sampler.seed=2") for word in plan["words"]]
-    Path("out/plan.json").write_text(json.dumps(plan))
     assert main([*words, "hydra.sweeper.sampler.seed=2", "sweep.resume=out"]) == 0
     (kept,) = Path("out/replaced").iterdir()
     before, now = read_json(f"{kept}/job.json"), read_json("out/0/job.json")

@@ -3,7 +3,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +11,7 @@ from omegaconf import OmegaConf
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.sweeps import process as sweep_process
+from lit_data.commands.sweeps.job import JobRecord, keep_computing, read_record, write_record
 from lit_data.commands.sweeps.options import (
     SweepOptions,
     choose_direction,
@@ -19,21 +19,8 @@ from lit_data.commands.sweeps.options import (
     optimized_metric,
     settle_direction,
 )
-from lit_data.commands.sweeps.plan import (
-    JobRecord,
-    check_same,
-    digest_config,
-    read_record,
-    write_record,
-)
-from lit_data.commands.sweeps.process import describe_failure, run_process
-from lit_data.commands.sweeps.report import (
-    ReportedJob,
-    _print_table,
-    draw_sweep,
-    shorten_keys,
-    sort_values,
-)
+from lit_data.commands.sweeps.process import Outcome, describe_failure, run_process
+from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_table, shorten_keys
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
@@ -107,59 +94,18 @@ def test_the_checkpoint_says_what_is_good() -> None:
     assert choose_direction(SweepOptions(mode="min"), "val/loss", monitored) == "min"
 
 
-@pytest.mark.slow
-def test_the_digest_is_that_of_what_is_computed() -> None:
-    one = digest_config(compose("fit", ["paths.run=a", "data.loader.batch_size=4"]))
-    same = [
-        "paths.run=b",
-        "paths.runs=c",
-        "paths.cache=d",
-        "sweep.resume=e",
-        "data.loader.batch_size=4",
-    ]
-    assert digest_config(compose("fit", same)) == one
-    assert digest_config(compose("fit", ["paths.run=a", "data.loader.batch_size=5"])) != one
+def test_overrides_of_a_job_are_those_that_change_what_it_computes() -> None:
+    words = ["seed=1", "sweep.mode=min", "paths.runs=a", "+paths.cache=b", "~callbacks.ema"]
+    assert keep_computing(words) == ("seed=1", "~callbacks.ema")
 
 
-def make_record(**config: Any) -> JobRecord:
-    return JobRecord(number=3, overrides=("seed=1",), digest=str(config), config=config)
-
-
-@pytest.mark.parametrize(
-    ("before", "now", "difference"),
-    [
-        ({"a": {"b": 1}}, {"a": {"b": 2}}, r"\(a\.b: 1 then, 2 now\)"),
-        ({"a": 1}, {"b": 1}, r"\(a: 1 then, nothing now; b: nothing then, 1 now\)"),
-        (
-            {"a": 1, "sweep": {"mode": "min"}},
-            {"a": 2, "sweep": {"mode": "max"}},
-            r"\(a: 1 then, 2 now\)",
-        ),
-        (dict.fromkeys("abcde", 1), dict.fromkeys("abcde", 2), r"c: 1 then, 2 now; 2 more\)"),
-    ],
-)
-def test_the_difference_between_configurations_is_named(
-    before: Any, now: Any, difference: str
-) -> None:
-    with pytest.raises(
-        ConfigError, match=f"^job 3 was another configuration when the sweep began .*{difference}"
-    ):
-        check_same(make_record(**before), make_record(**now))
-
-
-def test_a_value_from_outside_may_differ() -> None:
-    before, now = (
-        JobRecord(number=0, overrides=(), digest="1", config={"a": "${b}"}),
-        make_record(a="${b}"),
-    )
-    with pytest.raises(
-        ConfigError, match=r"an interpolation such as \$\{oc\.env:NAME\} has another value"
-    ):
-        check_same(before, now)
+def make_record(number: int = 3) -> JobRecord:
+    return JobRecord(number=number, command="show", overrides=("seed=1",))
 
 
 def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
-    ended = make_record(a=[1, {"b": None}]).end("failed", 3, "first line \nsecond", 1.23456)
+    outcome = Outcome(status="failed", exit_code=3, reason="first line \nsecond")
+    ended = make_record().end(outcome, 1.23456)
     write_record(tmp_path, ended)
     assert read_record(tmp_path) == ended
     assert (ended.reason, ended.seconds) == ("first line", 1.235)
@@ -261,40 +207,31 @@ def test_what_a_job_leaves_behind_is_ended(tmp_path: Path, monkeypatch: pytest.M
     )
 
 
-def test_numbers_stand_before_texts() -> None:
-    assert sort_values(["64", "8", "auto", "1e1", "8", "all"]) == ["8", "1e1", "64", "auto", "all"]
-
-
-@pytest.mark.parametrize(
-    "parameters",
-    [
-        {"data.loader.batch_size": [("8", 0.5), ("16", None), ("8", 0.75)]},
-        {
-            "a": [(f"{10.0**-place}", float(place)) for place in range(14)],
-            "b": [("x" * 60, 1.0), ("[1, 2]", 2.0)],
-        },
-        {name: [("1", 0.5)] for name in "abcd"},
-    ],
-)
-def test_the_picture_has_a_panel_for_each_parameter(parameters: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [1, 5, 70])
+def test_the_picture_has_a_row_for_each_job(count: int, tmp_path: Path) -> None:
     import cv2
 
-    draw_sweep(tmp_path / "sweep.png", parameters, "test/score", title="fit stripe")
-    image = cv2.imread(str(tmp_path / "sweep.png"))
-    assert image is not None
-    rows = 2 if len(parameters) == 4 else 1
-    assert image.shape[0] == round(110 * (3.6 * rows + 0.8))
+    jobs = []
+    for number in range(count):
+        record = make_record(number).end(Outcome(status="failed" if number == 1 else "done"), 1.0)
+        metrics = {} if number == 1 else {"test/score": number / 2}
+        swept = {"model.optimizer.lr": f"{number}"}
+        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept))
+    draw_sweep(tmp_path / "sweep.png", jobs, "test/score", title="fit stripe")
+    height = cv2.imread(str(tmp_path / "sweep.png")).shape[0]
+    assert height == pytest.approx(110 * (0.25 * min(count, 60) + 1.4), abs=1)
 
 
 def test_jobs_elsewhere_are_told_of_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     (tmp_path / "0").mkdir()
     (tmp_path / "1").mkdir()
-    write_record(tmp_path / "0", make_record().end("done", 0, "", 1.0))
+    write_record(tmp_path / "0", make_record().end(Outcome(status="done"), 1.0))
     watch = JobWatch(tmp_path, 5)
     write_record(tmp_path / "1", make_record())
     watch.look()
-    write_record(tmp_path / "1", make_record().end("killed", 6, "ended by SIGKILL", 1.0))
+    killed = Outcome(status="killed", exit_code=6, reason="ended by SIGKILL")
+    write_record(tmp_path / "1", make_record().end(killed, 1.0))
     watch.look()
     watch.look()
     assert caplog.messages == [
@@ -382,18 +319,11 @@ def test_the_table_fits_80_columns_and_names_failures_where_there_are_any(
     code: int, reason: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    record = JobRecord(
-        number=0,
-        overrides=(),
-        config={},
-        status="failed" if code else "done",
-        exit_code=code,
-        reason=reason,
-    )
+    outcome = Outcome(status="failed" if code else "done", exit_code=code, reason=reason)
+    record = make_record(0).end(outcome, 1.0)
     swept = {"model.optimizer.lr": "0.001", "model.net.width": "32"}
     job = ReportedJob(record=record, metrics={"val/average_precision": 0.5}, swept=swept)
-    plan = SimpleNamespace(command="fit", experiment="inspection")
-    _print_table([job], plan, ["val/average_precision"], None)  # type: ignore[arg-type]  # has what is printed
+    print_table([job], "fit inspection", ["val/average_precision"], None)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("lr=0.001 width=32" in line for line in lines) or code

@@ -88,6 +88,9 @@ def test_scores_are_those_of_images_and_pixels(tmp_path: Path) -> None:
     assert found["test/image_auroc"] == 1
     assert found["test/misses"] == 0
     assert found["test/pixel_auroc"] > 0.9
+    good, bad = model.confusion["test"].counts
+    assert good[1] / max(sum(good), 1) == pytest.approx(found["test/false_alarms"])
+    assert bad[0] == 0 < bad[1]
     (found,) = trainer.test(model, _load(_draw(8, seed=2)), verbose=False)
     assert found.keys() == {"test/false_alarms"}
 

@@ -117,6 +117,22 @@ def test_an_image_scores_as_its_highest_pixel() -> None:
     )
 
 
+@pytest.mark.parametrize("least", [None, 0.0, 1.0])
+def test_images_are_counted_by_truth_and_threshold(least: float | None) -> None:
+    scores, masks = _make()
+    metric = AnomalyScores(score_fraction=0)
+    metric.image_threshold = least
+    metric.update(scores, masks, IMAGES)
+    found = metric.compute()
+    threshold = float(found["image_f1_max_threshold"]) if least is None else least
+    highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
+    counts = [[0, 0], [0, 0]]
+    for score, is_defective in zip(highest.tolist(), [1, 1, 0, 1, 0], strict=True):
+        counts[is_defective][int(score >= threshold)] += 1
+    assert metric.confusion is not None
+    assert metric.confusion.counts == counts
+
+
 def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
     scores, masks = _make()
     highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
@@ -151,6 +167,7 @@ def test_images_of_one_class_have_no_ranking(chosen: list[int]) -> None:
     metric = AnomalyScores()
     metric.update(scores[chosen], masks[chosen], IMAGES[chosen])
     found = metric.compute()
+    assert metric.confusion is None
     of_images = {name for name in ANOMALY_SCORES if name.startswith("image_")}
     assert set(found) == {"average_precision", "dice", *ANOMALY_SCORES} - of_images
 

@@ -139,6 +139,7 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
     loaded = SegmentationModule.load_from_checkpoint(
         tmp_path / "last.ckpt", weights_only=True, strict=True
     )
+    assert sum(map(sum, model.confusion["val"].counts)) == len(samples)
     assert [float(loaded.predict_threshold), float(loaded.image_threshold)] == chosen
     assert float(loaded.image_threshold_fraction) == pytest.approx(0.01)
     trainer.test(model, DataLoader(samples[:2], batch_size=4), verbose=False)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
+from benchmarks.spots import draw_everywhere, draw_in_windows
 from benchmarks.synthesis_variants import (
     Scene,
     draw_in_turn,
@@ -26,7 +27,6 @@ from lit_data.augment import Compiled
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import Line, Panel, collect, draw_bars, report_lines
 from lit_data.datamodules.stripe_transform import StripeTransform
-from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn
 from lit_data.synthesis import DefectPlan, render
 

@@ -10,10 +10,10 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
+from benchmarks.spots import Floats, PlacedSpot, place_spots
 from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datamodules.stripes import StripeDataModule
-from lit_data.datasets.stripes.drawn import Floats, PlacedSpot, place_spots
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.families.base import Parameters

@@ -1,0 +1,151 @@
+"""Images with one label each, in a folder for each class."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_data.datamodules import BaseDataModule, ImageFolder
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datasets import BankDataset
+from lit_data.datasets.splits import Splits, split_images
+from lit_data.io.images.decoders import ImageDecoder
+from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.resize import FittedDecoder
+from lit_data.loading import LoaderOptions
+from lit_data.types import Array, Batch, FieldSpec, PlannedBatch, Stage
+
+
+class MyKindDataset(BankDataset):
+    """Images of one split: ``image`` [3, size_px, size_px] uint8, ``label``, ``index`` in the bank.
+
+    Args:
+        bank: All decoded images.
+        labels: [N] int64 class number of each image of the bank.
+        numbers: [n] int64 numbers in the bank of the images of this split.
+        size_px: Height and width of an image.
+    """
+
+    def __init__(
+        self, bank: ImageBank, labels: NDArray[np.int64], numbers: NDArray[np.int64], size_px: int
+    ) -> None:
+        self.bank = bank
+        self.labels = labels
+        self.numbers = numbers
+        number = FieldSpec((), "int64")
+        image = FieldSpec((3, size_px, size_px), "uint8")
+        self.fields = {"image": image, "label": number, "index": number, "epoch": number}
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @override
+    def images_of(self, indices: NDArray[np.int64], epoch: int) -> NDArray[np.int64]:
+        return self.numbers[indices]
+
+    @override
+    def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
+        numbers = self.numbers[indices]
+        for row, number in zip(rows["image"], numbers.tolist(), strict=True):
+            row[...] = self.bank[number]
+        rows["label"][:] = self.labels[numbers]
+        rows["index"][:] = numbers
+        rows["epoch"][:] = epoch
+
+
+@dataclass(frozen=True, kw_only=True)
+class MyKindFiles(ImageFolder):
+    """Images of any size below a folder, on a server or in shards, each made square.
+
+    Args:
+        size_px: Height and width of a sample.
+    """
+
+    takes_shards = True
+
+    size_px: int
+
+    @property
+    @override
+    def decoder(self) -> FittedDecoder:
+        colours = ImageDecoder(ReadOptions(gray_to_rgb=True))
+        return FittedDecoder((self.size_px, self.size_px), "cover", decoder=colours)
+
+
+class MyKindDataModule(BaseDataModule[MyKindDataset]):
+    """Images with the names of their folders as classes.
+
+    A batch: ``image`` [B, 3, size_px, size_px] float32 in 0..1; ``label``, ``index`` and ``epoch``
+    [B] int64.
+
+    Args:
+        root: Folder or address of the images, with a folder for each class.
+        size_px: Height and width of a sample.
+        classes: Names of the classes in the order of their numbers; None takes all folders.
+        splits: Which images train, validate and test.
+        split_seed: Chooses the images of each fraction.
+        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
+        cache_dir: Where decoded images lie.
+        cache_bytes: Bound of the local copies of shards.
+        loader: Batch size, workers, seed.
+        batch_format: Form of a batch.
+    """
+
+    batch_keys = ("image", "label", "index", "epoch")
+    bank: ImageBank
+    source: MyKindFiles
+
+    def __init__(
+        self,
+        root: str,
+        *,
+        size_px: int = 64,
+        classes: Sequence[str] | None = None,
+        splits: Splits = "auto",
+        split_seed: int = 0,
+        on_bad: OnBad = "error",
+        cache_dir: str | None = None,
+        cache_bytes: int = 2**30,
+        loader: LoaderOptions | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.source = MyKindFiles(
+            root=root, size_px=size_px, on_bad=on_bad, cache_dir=cache_dir, cache_bytes=cache_bytes
+        )
+        self.classes = classes
+        self.splits = splits
+        self.split_seed = split_seed
+
+    @override
+    def find_classes(self) -> Sequence[str]:
+        paths = [self.source.name(image.paths[0]) for image in self.source.list_images()]
+        return sorted({Path(path).parent.name for path in paths})
+
+    @override
+    def open_source(self) -> None:
+        self.bank = self.source.open_images()
+        self.classes = list(self.classes or self.find_classes())
+        numbers = {name: number for number, name in enumerate(self.classes)}
+        names = self.source.names(self.bank)
+        # -1: an image to predict, which lies in no folder of a class
+        self.labels = np.array([numbers.get(Path(name).parent.name, -1) for name in names])
+        self.split_images = split_images(names, self.splits, seed=self.split_seed)
+
+    @override
+    def build_dataset(self, stage: Stage) -> MyKindDataset:
+        if stage == "predict":
+            numbers = np.arange(len(self.bank))
+        else:
+            numbers = self.split_images[stage]
+            numbers = numbers[self.labels[numbers] >= 0]
+        return MyKindDataset(self.bank, self.labels, numbers, self.source.size_px)
+
+    @override
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        return batch | {"image": batch["image"].float() / 255}

@@ -178,7 +178,7 @@ def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
     where: list[list[str]] = [
         [],
         [f"data.root={shards}"],
-        [f"data.root={shards}", "+data.cache_bytes=90000"],
+        [f"data.root={shards}", "data.cache_bytes=90000"],
     ]
     digests = [_summary(run("fit", *words, *root))["samples_sha256"] for root in where]
     assert digests[0]

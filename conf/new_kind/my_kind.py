@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Unpack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,15 +11,15 @@ from typing_extensions import override
 
 from lit_data.datamodules import BaseDataModule, ImageFolder
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import FolderKeywords
+from lit_data.datamodules.source import name_options
 from lit_data.datasets import BankDataset
-from lit_data.datasets.splits import Splits, split_images
+from lit_data.datasets.splits import split_images
 from lit_data.io.images.decoders import ImageDecoder
-from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import FittedDecoder
 from lit_data.loading import LoaderOptions
-from lit_data.types import Array, Batch, FieldSpec, PlannedBatch, Stage
+from lit_data.types import Array, Batch, FieldSpec, PathText, PlannedBatch, Stage
 
 
 class MyKindDataset(BankDataset):
@@ -73,8 +74,8 @@ class MyKindFiles(ImageFolder):
     @property
     @override
     def decoder(self) -> FittedDecoder:
-        colours = ImageDecoder(ReadOptions(gray_to_rgb=True))
-        return FittedDecoder((self.size_px, self.size_px), "cover", decoder=colours)
+        size_px = (self.size_px, self.size_px)
+        return FittedDecoder(size_px, "cover", decoder=ImageDecoder(self.read))
 
 
 class MyKindDataModule(BaseDataModule[MyKindDataset]):
@@ -83,15 +84,12 @@ class MyKindDataModule(BaseDataModule[MyKindDataset]):
     A batch: ``image`` [B, 3, size_px, size_px] float32 in 0..1; ``label``, ``index`` and ``epoch``
     [B] int64.
 
+    Options are those of `ImageFolder` with its defaults, and:
+
     Args:
         root: Folder or address of the images, with a folder for each class.
         size_px: Height and width of a sample.
         classes: Names of the classes in the order of their numbers; None takes all folders.
-        splits: Which images train, validate and test.
-        split_seed: Chooses the images of each fraction.
-        on_bad: `error` lists all bad files and ends; `skip` leaves them out and lists them.
-        cache_dir: Where decoded images lie.
-        cache_bytes: Bound of the local copies of shards.
         loader: Batch size, workers, seed.
         batch_format: Form of a batch.
     """
@@ -100,27 +98,20 @@ class MyKindDataModule(BaseDataModule[MyKindDataset]):
     bank: ImageBank
     source: MyKindFiles
 
+    @name_options(MyKindFiles)
     def __init__(
         self,
-        root: str,
+        root: PathText,
         *,
         size_px: int = 64,
         classes: Sequence[str] | None = None,
-        splits: Splits = "auto",
-        split_seed: int = 0,
-        on_bad: OnBad = "error",
-        cache_dir: str | None = None,
-        cache_bytes: int = 2**30,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source = MyKindFiles(
-            root=root, size_px=size_px, on_bad=on_bad, cache_dir=cache_dir, cache_bytes=cache_bytes
-        )
+        self.source = MyKindFiles.of(root=root, size_px=size_px, **options)
         self.classes = classes
-        self.splits = splits
-        self.split_seed = split_seed
 
     @override
     def find_classes(self) -> Sequence[str]:
@@ -135,7 +126,8 @@ class MyKindDataModule(BaseDataModule[MyKindDataset]):
         names = self.source.names(self.bank)
         # -1: an image to predict, which lies in no folder of a class
         self.labels = np.array([numbers.get(Path(name).parent.name, -1) for name in names])
-        self.split_images = split_images(names, self.splits, seed=self.split_seed)
+        splits, seed = self.source.splits, self.source.split_seed
+        self.split_images = split_images(names, splits, seed=seed)
 
     @override
     def build_dataset(self, stage: Stage) -> MyKindDataset:

@@ -12,7 +12,8 @@ from lit_data.errors import ConfigError, LitDataError
 Level = Literal["ok", "note", "warning", "fault"]
 
 LEVELS: Final[tuple[Level, ...]] = ("fault", "warning", "note", "ok")
-"""The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be meant so."""
+"""The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be
+meant so."""
 
 
 @dataclass(frozen=True, slots=True)

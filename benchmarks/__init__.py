@@ -1,1 +1,1 @@
-"""What proves the claims of BENCHMARKS.md, beside the package: ``python -m benchmarks SUITE [overrides]``."""
+"""Comparisons behind the figures of BENCHMARKS.md: ``python -m benchmarks SUITE [overrides]``."""

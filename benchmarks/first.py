@@ -1,4 +1,4 @@
-"""Mode ``first``: the first batches of a dataset of one's own, which makes its samples, from a cold start."""
+"""Suite ``first``: the first batches of a dataset that makes its samples, from a cold start."""
 
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -23,7 +23,7 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.options import WorkerKind
 
 COLUMNS: Final = ("way", "samples_per_s", "ratio", "first_ms", "first_ratio")
-_KEPT: Final = 256
+_IMAGES: Final = 256  # in memory
 
 Feed = Callable[[], Iterable[Tensor]]
 
@@ -38,28 +38,28 @@ class FreshSamples(Dataset[Tensor]):
 
     def __init__(self, samples: int, shape: Sequence[int]) -> None:
         self._samples = samples
-        self._kept = torch.randint(
-            0, 256, (_KEPT, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(0)
+        self._images = torch.randint(
+            0, 256, (_IMAGES, *shape), dtype=torch.uint8, generator=generator
         )
 
     def __len__(self) -> int:
         return self._samples
 
     def __getitem__(self, index: int) -> Tensor:
-        return self._kept[index % _KEPT].clone()
+        return self._images[index % _IMAGES].clone()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FirstSuite(Suite):
-    """The first batches of a dataset that makes its samples, from the making of the loader to the
-    last of them.
+    """The first batches of a dataset that makes its samples, the start of the loader included.
 
     A row for torch's DataLoader and for each kind of worker of `MicroBatchLoader`, for each number
     of batches: ``samples_per_s`` with the start of the workers and the first touch of all memory,
     ``ratio`` to the DataLoader, ``first_ms`` to the first batch, ``first_ratio``.
 
     Args:
-        batches: How many are taken, in turn.
+        batches: Numbers of batches to take, in turn.
         batch_size: Samples of each.
         shape: Of a sample, uint8.
         workers: Of each loader.
@@ -99,20 +99,26 @@ class FirstSuite(Suite):
     def _make_line(
         self, way: str, count: int, laps: dict[str, list[tuple[float, float]]]
     ) -> dict[str, Any]:
-        whole, first = (median(times) for times in zip(*laps[way], strict=True))
-        theirs, their_first = (median(times) for times in zip(*laps["dataloader"], strict=True))
+        last_s, first_s = _find_medians(laps[way])
+        their_last_s, their_first_s = _find_medians(laps["dataloader"])
         return {
             "way": f"{way}_{count}",
-            "samples_per_s": count * self.batch_size / whole,
-            "ratio": theirs / whole,
-            "first_ms": 1000 * first,
-            "first_ratio": first / their_first,
+            "samples_per_s": count * self.batch_size / last_s,
+            "ratio": their_last_s / last_s,
+            "first_ms": 1000 * first_s,
+            "first_ratio": first_s / their_first_s,
         }
 
 
+def _find_medians(laps: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    return median(last_s for last_s, _ in laps), median(first_s for _, first_s in laps)
+
+
 def _take(feed: Feed, count: int) -> tuple[float, float]:
-    """Seconds to the last and to the first of some batches."""
-    began_s, first_s = time.perf_counter(), 0.0
-    for _ in islice(feed(), count):
-        first_s = first_s or time.perf_counter() - began_s
+    """Measure the seconds to the last and to the first of some batches."""
+    began_s = time.perf_counter()
+    first_s = 0.0
+    for number, _ in enumerate(islice(feed(), count)):
+        if number == 0:
+            first_s = time.perf_counter() - began_s
     return time.perf_counter() - began_s, first_s

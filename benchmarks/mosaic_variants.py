@@ -1,5 +1,4 @@
-"""Mosaics of four as people make them before: in each ``__getitem__`` four images, a canvas, a
-warp, colours, a flip.
+"""Mosaics of four as people make them: four images, a canvas, a warp, colours, a flip.
 
 The steps and their order are those of YOLOv5 (``utils/dataloaders.py``, `load_mosaic` and
 `random_perspective`) and of ultralytics (``data/augment.py``), so that ``benchmark`` compares ways
@@ -28,12 +27,12 @@ _TILES: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MosaicRecipe:
-    """What becomes of four images.
+    """Making of a sample of four images.
 
     Args:
         size_px: (height, width) of a sample.
         spec: Scale and shift of the canvas, and which boxes are kept.
-        gains: Largest changes of hue, saturation and value, as shares.
+        gains: Largest changes of hue, saturation and value, as fractions.
         flip: Probability of mirroring left-right.
     """
 
@@ -44,8 +43,9 @@ class MosaicRecipe:
 
 
 class OriginalMosaics(Dataset[Batch]):
-    """Map-style: ``image`` [3, H, W] uint8 R, G, B, and ``boxes`` [n, 6] float32 as in
-    `DetectionDataset`.
+    """Map-style: ``image`` [3, H, W] uint8 R, G, B, and ``boxes`` [n, 6] float32.
+
+    Boxes are those of `DetectionDataset`.
 
     What is drawn comes from a generator of its own, one sample after the other: another order gives
     other samples.
@@ -68,15 +68,18 @@ class OriginalMosaics(Dataset[Batch]):
         *,
         seed: int = 0,
     ) -> None:
-        self.read, self.labels, self.images, self.recipe = read, labels, list(images), recipe
+        self.read = read
+        self.labels = labels
+        self.images = list(images)
+        self.recipe = recipe
         self.random = random.Random(seed)
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, index: int) -> Batch:
-        shown = [self.images[index], *self.random.choices(self.images, k=_TILES - 1)]
-        canvas, boxes = self._lay_out(shown)
+        numbers = [self.images[index], *self.random.choices(self.images, k=_TILES - 1)]
+        canvas, boxes = self._lay_out(numbers)
         image, boxes = self._warp(canvas, boxes)
         draws = [self.random.uniform(-1, 1) * gain + 1 for gain in self.recipe.gains]
         image = change_colours(image, draws[0], draws[1], draws[2])
@@ -85,55 +88,55 @@ class OriginalMosaics(Dataset[Batch]):
         planar = np.ascontiguousarray(image.transpose(2, 0, 1)[::-1])
         return {
             "image": torch.from_numpy(planar),
-            "boxes": torch.from_numpy(_to_shares(boxes, self.recipe.size_px)),
+            "boxes": torch.from_numpy(_to_fractions(boxes, self.recipe.size_px)),
         }
 
-    def _lay_out(self, shown: Sequence[int]) -> tuple[Array, Floats]:
-        """Four images around a point of a large canvas; boxes [n, 5] (class, x1, y1, x2, y2) in px of it."""
+    def _lay_out(self, numbers: Sequence[int]) -> tuple[Array, Floats]:
+        """Lay four images around a point of a large canvas.
+
+        Returns:
+            The canvas [2H, 2W, 3], and boxes [n, 5] (class, x1, y1, x2, y2) in px of it.
+        """
         height, width = self.recipe.size_px
         canvas = np.full((2 * height, 2 * width, 3), FILL, np.uint8)
-        middle_y, middle_x = (
-            round(self.random.uniform(0.5, 1.5) * side) for side in (height, width)
-        )
-        boxes = []
-        for number, image in enumerate(shown):
-            pixels = self.read(image)
+        middle_y = round(self.random.uniform(0.5, 1.5) * height)
+        middle_x = round(self.random.uniform(0.5, 1.5) * width)
+        all_boxes = []
+        for tile, number in enumerate(numbers):
+            pixels = self.read(number)
             tall, wide = pixels.shape[:2]
-            top = middle_y - tall if number < 2 else middle_y
-            left = middle_x - wide if number % 2 == 0 else middle_x
-            y, x = (
-                slice(max(top, 0), min(top + tall, 2 * height)),
-                slice(max(left, 0), min(left + wide, 2 * width)),
-            )
+            # tiles in reading order, each with one corner at the point
+            top = middle_y - tall if tile < 2 else middle_y
+            left = middle_x - wide if tile % 2 == 0 else middle_x
+            y = slice(max(top, 0), min(top + tall, 2 * height))
+            x = slice(max(left, 0), min(left + wide, 2 * width))
             canvas[y, x] = pixels[y.start - top : y.stop - top, x.start - left : x.stop - left]
-            boxes.append(_to_pixels(self.labels.of(image), (tall, wide), (top, left)))
-        found = np.concatenate(boxes)
-        found[:, 1:] = found[:, 1:].clip(0, (2 * width, 2 * height, 2 * width, 2 * height))
-        return canvas, found
+            all_boxes.append(_to_pixels(self.labels.of(number), (tall, wide), (top, left)))
+        boxes = np.concatenate(all_boxes)
+        boxes[:, 1:] = boxes[:, 1:].clip(0, (2 * width, 2 * height, 2 * width, 2 * height))
+        return canvas, boxes
 
     def _warp(self, canvas: Array, boxes: Floats) -> tuple[Array, Floats]:
-        """Scale and shift the canvas about its middle; boxes go with it, are cut, and small ones are left out."""
+        """Scale and shift the canvas about its middle; boxes go with it and small ones go out."""
         import cv2
 
-        (height, width), spec = self.recipe.size_px, self.recipe.spec
+        height, width = self.recipe.size_px
+        spec = self.recipe.spec
         scale = self.random.uniform(*spec.scale)
         low, high = 0.5 - spec.translate, 0.5 + spec.translate
         to_middle, back = np.eye(3), np.diag((scale, scale, 1.0))
         to_middle[:2, 2] = -width, -height
-        back[:2, 2] = (
-            self.random.uniform(low, high) * width,
-            self.random.uniform(low, high) * height,
-        )
+        back[0, 2] = self.random.uniform(low, high) * width
+        back[1, 2] = self.random.uniform(low, high) * height
         matrix = back @ to_middle
         image = cv2.warpAffine(canvas, matrix[:2], (width, height), borderValue=(FILL, FILL, FILL))
         corners = np.ones((4 * len(boxes), 3))
         corners[:, :2] = boxes[:, [1, 2, 3, 4, 1, 4, 3, 2]].reshape(-1, 2)
         moved = (corners @ matrix.T)[:, :2].reshape(-1, 4, 2)
-        cut = np.concatenate((moved.min(1), moved.max(1)), axis=1).clip(
-            0, (width, height, width, height)
-        )
-        kept = _is_large_enough(cut, boxes[:, 1:] * scale, spec)
-        return image, np.concatenate((boxes[kept, :1], cut[kept]), axis=1)
+        around = np.concatenate((moved.min(1), moved.max(1)), axis=1)
+        cut = around.clip(0, (width, height, width, height))
+        is_large = _is_large_enough(cut, boxes[:, 1:] * scale, spec)
+        return image, np.concatenate((boxes[is_large, :1], cut[is_large]), axis=1)
 
 
 def change_colours(image: Array, hue: float, saturation: float, value: float) -> Array:
@@ -148,11 +151,12 @@ def change_colours(image: Array, hue: float, saturation: float, value: float) ->
     import cv2
 
     levels = np.arange(256.0)
-    tables = (levels * hue % 180, (levels * saturation).clip(0, 255), (levels * value).clip(0, 255))
+    hues = levels * hue % 180  # OpenCV counts them in steps of 2 degrees
+    tables = (hues, (levels * saturation).clip(0, 255), (levels * value).clip(0, 255))
     planes = cv2.split(cv2.cvtColor(image, cv2.COLOR_BGR2HSV))
-    changed = [
-        cv2.LUT(plane, table.astype(np.uint8)) for plane, table in zip(planes, tables, strict=True)
-    ]
+    changed = []
+    for plane, table in zip(planes, tables, strict=True):
+        changed.append(cv2.LUT(plane, table.astype(np.uint8)))
     return np.asarray(cv2.cvtColor(cv2.merge(changed), cv2.COLOR_HSV2BGR))
 
 
@@ -167,10 +171,11 @@ def collate_boxes(samples: Sequence[Batch]) -> Batch:
 
 
 def keep_images(bank: ImageBank, images: Iterable[int]) -> dict[int, Array]:
-    """Images of a bank as `OriginalMosaics` reads them, in memory: [h, w, 3] uint8 each, B, G, R."""
-    return {
-        image: np.ascontiguousarray(np.moveaxis(bank[image][::-1], 0, 2)) for image in set(images)
-    }
+    """Read images of a bank into memory for `OriginalMosaics`: [h, w, 3] uint8 each, B, G, R."""
+    pixels = {}
+    for image in set(images):
+        pixels[image] = np.ascontiguousarray(np.moveaxis(bank[image][::-1], 0, 2))
+    return pixels
 
 
 def read_fitting(path: str, size_px: tuple[int, int]) -> Array:
@@ -193,25 +198,34 @@ def read_fitting(path: str, size_px: tuple[int, int]) -> Array:
 
 
 def _to_pixels(
-    boxes: NDArray[np.float32], size_px: tuple[int, int], place_px: tuple[int, int]
+    boxes: NDArray[np.float32], size_px: tuple[int, int], corner_px: tuple[int, int]
 ) -> Floats:
-    """[n, 5] (class, cx, cy, w, h) in shares of an image, as (class, x1, y1, x2, y2) where it lies."""
-    (height, width), (top, left) = size_px, place_px
+    """Turn fractions of an image into px of the canvas.
+
+    Args:
+        boxes: [n, 5] (class, cx, cy, w, h) in fractions.
+        size_px: (height, width) of the image.
+        corner_px: (top, left) of the image on the canvas.
+
+    Returns:
+        [n, 5] (class, x1, y1, x2, y2).
+    """
+    height, width = size_px
+    top, left = corner_px
     kind, cx, cy, w, h = boxes.astype(np.float64).T
     x, y = cx * width + left, cy * height + top
-    return np.stack(
-        (kind, x - w * width / 2, y - h * height / 2, x + w * width / 2, y + h * height / 2), axis=1
-    )
+    half_w, half_h = w * width / 2, h * height / 2
+    return np.stack((kind, x - half_w, y - half_h, x + half_w, y + half_h), axis=1)
 
 
-def _is_large_enough(cut: Floats, whole: Floats, spec: MosaicSpec) -> NDArray[np.bool_]:
-    sides, before = cut[:, 2:] - cut[:, :2], whole[:, 2:] - whole[:, :2]
-    visible = sides.prod(1) >= spec.min_box_visible * before.prod(1)
-    aspect = sides.max(1) <= spec.max_box_aspect * np.maximum(sides.min(1), 1e-9)
-    kept: NDArray[np.bool_] = (
-        (sides > 0).all(1) & (sides >= spec.min_box_px).all(1) & visible & aspect
-    )
-    return kept
+def _is_large_enough(cut: Floats, uncut: Floats, spec: MosaicSpec) -> NDArray[np.bool_]:
+    """Return [n], True for boxes of which enough is left."""
+    sides = cut[:, 2:] - cut[:, :2]
+    sides_before = uncut[:, 2:] - uncut[:, :2]
+    is_visible = sides.prod(1) >= spec.min_box_visible * sides_before.prod(1)
+    is_compact = sides.max(1) <= spec.max_box_aspect * np.maximum(sides.min(1), 1e-9)
+    is_inside: NDArray[np.bool_] = (sides > 0).all(1) & (sides >= spec.min_box_px).all(1)
+    return is_inside & is_visible & is_compact
 
 
 def _mirror(boxes: Floats, width_px: int) -> Floats:
@@ -220,8 +234,8 @@ def _mirror(boxes: Floats, width_px: int) -> Floats:
     return mirrored
 
 
-def _to_shares(boxes: Floats, size_px: tuple[int, int]) -> NDArray[np.float32]:
-    """[n, 5] (class, x1, y1, x2, y2) px, as (0, class, cx, cy, w, h) in shares of the sample."""
+def _to_fractions(boxes: Floats, size_px: tuple[int, int]) -> NDArray[np.float32]:
+    """Turn [n, 5] (class, x1, y1, x2, y2) px into fractions (0, class, cx, cy, w, h)."""
     kind, x1, y1, x2, y2 = boxes.T
     height, width = size_px
     columns = np.zeros_like(kind), kind, (x1 + x2) / 2 / width, (y1 + y2) / 2 / height

@@ -1,4 +1,4 @@
-"""Mode ``patches``: patches of large images from a page cache that holds them and from one that holds nothing."""
+"""Suite ``patches``: patches of large images, from a warm and from a cold page cache."""
 
 import gc
 import importlib.util
@@ -35,7 +35,8 @@ from lit_data.loading.options import WorkerKind
 from lit_data.types import Array
 
 COLUMNS: Final = (
-    "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "stored_share", "note",
+    "way", "cold_per_s", "warm_per_s", "cold_ratio", "warm_ratio", "amplification", "stored_share",
+    "note",
 )  # fmt: skip
 _HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _CHANNELS: Final = 3
@@ -48,8 +49,7 @@ Open = Callable[[], Iterator[Mapping[str, Any]]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchesSuite(Suite):
-    """Patches of large images in random order, from a page cache that holds them and from one that
-    holds nothing.
+    """Patches of large images in random order, from a cold and from a warm page cache.
 
     A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was,
     ``lz4`` and ``zstd`` the first compressed, with its own loader; ``tiff`` (tiles of 128 px, read
@@ -61,7 +61,7 @@ class PatchesSuite(Suite):
     the patches of the cold one again.
 
     Args:
-        images: How many are made.
+        images: Number of images that are made.
         photos: Folder of photographs that they are put together from; without it they are noise,
             which no compression makes smaller.
         side_px: Their height and width, 3 channels of uint8.
@@ -88,23 +88,24 @@ class PatchesSuite(Suite):
         folder = Path(cfg.paths.run)
         with TemporaryDirectory(dir=cfg.paths.get("cache") or folder, prefix="patches-") as temp:
             ways = _make_ways(Path(temp), self)
-            missing = {name: f"{name} is not installed" for name in ways if not _is_there(name)}
-            found: dict[str, list[_Lap]] = {name: [] for name in ways if name not in missing}
+            laps: dict[str, list[_Lap]] = {name: [] for name in ways}
             files = [path for path in Path(temp).rglob("*") if path.is_file()]
             for _ in range(self.repeats):
-                for name, laps in found.items():
+                for name in filter(_is_installed, ways):
                     drop_from_cache(files)
-                    laps += [_measure(ways[name], self, warm=warm) for warm in (False, True)]
+                    laps[name].append(_measure(ways[name], self, warm=False))
+                    laps[name].append(_measure(ways[name], self, warm=True))
             sizes = {name: _count_bytes(Path(temp) / name) for name in ways}
-        lines = [
-            _make_line(name, found.get(name, []), found["whole"], missing.get(name, ""))
-            for name in ways
-        ]
         pixels_bytes = _CHANNELS * self.images * self.side_px**2
-        lines = [
-            line | {"stored_share": sizes[line["way"]] / pixels_bytes or math.nan} for line in lines
-        ]
-        title = f"{self.images} images of {self.side_px} x {self.side_px} x {_CHANNELS}, patches of {self.patch_px} px"
+        lines = []
+        for name in ways:
+            line = _make_line(name, laps[name], laps["whole"])
+            line["stored_share"] = sizes[name] / pixels_bytes or math.nan
+            lines.append(line)
+        side = self.side_px
+        title = (
+            f"{self.images} images of {side} x {side} x {_CHANNELS}, patches of {self.patch_px} px"
+        )
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
         return collect(lines, COLUMNS[:-1])
 
@@ -120,12 +121,13 @@ class RegionPatches(Dataset[Array]):
     """Patches of images in files of another format, opened in each worker.
 
     Args:
-        open_images: Gives what is read by slices for each image.
+        open_images: Gives an object for each image that is read by slices.
         grid: Of the patches.
     """
 
     def __init__(self, open_images: Callable[[], Sequence[Any]], grid: PatchGrid) -> None:
-        self._open, self._grid = open_images, grid
+        self._open = open_images
+        self._grid = grid
         self._images: Sequence[Any] | None = None
 
     def __len__(self) -> int:
@@ -160,61 +162,64 @@ def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
         "lz4": StoreOptions(band_px=options.band_px, compression="lz4"),
         "zstd": StoreOptions(band_px=options.band_px, compression="zstd"),
     }
-    stores = {
-        name: DecodedStore.build(sources, folder / name, decoder=ImageDecoder(), store=layout).path
-        for name, layout in layouts.items()
-    }
-    ways: dict[str, Open] = {
-        name: partial(_open_ours, path, grid, options) for name, path in stores.items()
-    }
+    ways: dict[str, Open] = {}
+    stores = {}
+    for name, layout in layouts.items():
+        store = DecodedStore.build(sources, folder / name, decoder=ImageDecoder(), store=layout)
+        stores[name] = store
+        ways[name] = partial(_open_ours, store.path, grid, options)
     readers: dict[str, Callable[[], Sequence[Any]]] = {
         "tiff": partial(_open_tiff, folder / "tiff", options.images),
         "zarr": partial(_open_zarr, folder / "zarr", options.images),
         "hdf5": partial(_open_hdf5, folder / "hdf5" / "images.h5"),
     }
-    store = DecodedStore.open(stores["whole"])
     for name, write in (("tiff", _write_tiff), ("zarr", _write_zarr), ("hdf5", _write_hdf5)):
-        if _is_there(name):
-            write(store, folder)
+        if _is_installed(name):
+            write(stores["whole"], folder)
         ways[name] = partial(_open_torch, RegionPatches(readers[name], grid), options)
     return ways
 
 
 def _make_images(folder: Path, options: PatchesSuite) -> list[ImageSource]:
+    photos = _read_photos(Path(options.photos)) if options.photos else []
     sources: list[ImageSource] = []
-    paths = find_images(Path(options.photos)).paths if options.photos else ()
-    read = ReadOptions(gray_to_rgb=True)
-    photos = [photo for path in paths if (photo := read_image(path, read)).shape[0] == _CHANNELS]
     for number in track(range(options.images), "making images", options.images):
-        np.save(
-            folder / f"{number}.npy",
-            _join(photos, number, options.side_px) if photos else _draw(number, options),
-        )
-        sources.append(ImageSource((str(folder / f"{number}.npy"),)))
+        path = folder / f"{number}.npy"
+        if photos:
+            np.save(path, _join(photos, number, options.side_px))
+        else:
+            np.save(path, _draw(number, options.side_px))
+        sources.append(ImageSource((str(path),)))
     return sources
 
 
-def _draw(number: int, options: PatchesSuite) -> Array:
-    return np.random.default_rng(number).integers(
-        0, 256, (_CHANNELS, *[options.side_px] * 2), np.uint8
-    )
+def _read_photos(folder: Path) -> list[Array]:
+    """Read the photographs of a folder that have three channels."""
+    photos = []
+    for path in find_images(folder).paths:
+        photo = read_image(path, ReadOptions(gray_to_rgb=True))
+        if len(photo) == _CHANNELS:
+            photos.append(photo)
+    return photos
+
+
+def _draw(number: int, side_px: int) -> Array:
+    rng = np.random.default_rng(number)
+    return rng.integers(0, 256, (_CHANNELS, side_px, side_px), np.uint8)
 
 
 def _join(photos: Sequence[Array], number: int, side_px: int) -> Array:
-    """A large image of photographs side by side."""
-    rng, image, top = (
-        np.random.default_rng(number),
-        np.zeros((_CHANNELS, side_px, side_px), np.uint8),
-        0,
-    )
+    """Join photographs side by side to a large image [C, side_px, side_px]."""
+    rng = np.random.default_rng(number)
+    image = np.zeros((_CHANNELS, side_px, side_px), np.uint8)
+    top = 0
     while top < side_px:
         row: list[Array] = []
-        while sum(part.shape[2] for part in row) < side_px:
+        while sum(photo.shape[2] for photo in row) < side_px:
             row.append(photos[int(rng.integers(len(photos)))])
-        height = min(min(part.shape[1] for part in row), side_px - top)
-        image[:, top : top + height] = np.concatenate([part[:, :height] for part in row], axis=2)[
-            :, :, :side_px
-        ]
+        height = min(side_px - top, *(photo.shape[1] for photo in row))
+        joined = np.concatenate([photo[:, :height] for photo in row], axis=2)
+        image[:, top : top + height] = joined[:, :, :side_px]
         top += height
     return image
 
@@ -250,10 +255,11 @@ def _open_tiff(folder: Path, count: int) -> Sequence[Any]:
     import tifffile
     import zarr
 
-    return [
-        zarr.open(tifffile.imread(folder / f"{number}.tif", aszarr=True), mode="r")
-        for number in range(count)
-    ]
+    images = []
+    for number in range(count):
+        tiles = tifffile.imread(folder / f"{number}.tif", aszarr=True)
+        images.append(zarr.open(tiles, mode="r"))
+    return images
 
 
 def _open_zarr(folder: Path, count: int) -> Sequence[Any]:
@@ -283,7 +289,9 @@ def _write_zarr(store: DecodedStore, folder: Path) -> None:
     import zarr
 
     for number in range(len(store)):
-        image, side = store[number], min(_SHARD_PX, -(-int(store.heights_px[number]) // 64) * 64)
+        image = store[number]
+        chunks = -(-int(store.heights_px[number]) // 64)  # along a side, rounded up
+        side = min(_SHARD_PX, 64 * chunks)
         array = zarr.create_array(
             str(folder / "zarr" / f"{number}.zarr"),
             shape=image.shape,
@@ -304,45 +312,49 @@ def _write_hdf5(store: DecodedStore, folder: Path) -> None:
             file.create_dataset(str(number), data=store[number], chunks=(_CHANNELS, 64, 64))
 
 
-def _is_there(name: str) -> bool:
-    packages = {"tiff": ("zarr",), "zarr": ("zarr",), "hdf5": ("h5py",)}.get(name, ())
+def _is_installed(way: str) -> bool:
+    """Return True if the packages that a way needs are there."""
+    packages = {"tiff": ("zarr",), "zarr": ("zarr",), "hdf5": ("h5py",)}.get(way, ())
     return all(importlib.util.find_spec(package) for package in packages)
 
 
 def _measure(open_batches: Open, options: PatchesSuite, *, warm: bool) -> _Lap:
-    read_bytes, taken_bytes, count, began_s = _count_read_bytes(), 0, 0, 0.0
+    read_before_bytes = _count_read_bytes()
+    patches = patch_bytes = 0
+    began_s = 0.0
     batches = open_batches()
     for number, batch in enumerate(islice(batches, options.batches + 1)):
-        began_s = began_s if number else time.perf_counter()
-        count += len(batch["image"]) if number else 0
-        taken_bytes += batch["image"].nbytes
+        patch_bytes += batch["image"].nbytes
+        if number == 0:  # workers start before the first batch
+            began_s = time.perf_counter()
+        else:
+            patches += len(batch["image"])
     elapsed_s = time.perf_counter() - began_s
     del batches  # ends the workers, whose reading then counts as ours
     gc.collect()
-    return _Lap(warm, count / elapsed_s, (_count_read_bytes() - read_bytes) / taken_bytes)
+    read_bytes = _count_read_bytes() - read_before_bytes
+    return _Lap(warm, patches / elapsed_s, read_bytes / patch_bytes)
 
 
 def _count_read_bytes() -> int:
-    """What this process and its ended children had read from the disk."""
-    (line,) = (
-        line
-        for line in Path("/proc/self/io").read_text().splitlines()
-        if line.startswith("read_bytes")
-    )
-    return int(line.split()[1])
+    """Count the bytes that this process and its ended children had read from the disk."""
+    for line in Path("/proc/self/io").read_text().splitlines():
+        if line.startswith("read_bytes"):
+            return int(line.split()[1])
+    raise OSError("/proc/self/io has no read_bytes")
 
 
-def _make_line(
-    name: str, laps: Sequence[_Lap], reference: Sequence[_Lap], note: str
-) -> dict[str, Any]:
-    def middle(laps: Sequence[_Lap], *, warm: bool) -> float:
-        return median([lap.per_s for lap in laps if lap.is_warm is warm] or [math.nan])
-
-    line: dict[str, Any] = {"way": name, "note": note}
-    for warm, word in ((False, "cold"), (True, "warm")):
-        line[f"{word}_per_s"] = middle(laps, warm=warm)
-        line[f"{word}_ratio"] = line[f"{word}_per_s"] / middle(reference, warm=warm)
-    line["amplification"] = median(
-        [lap.amplification for lap in laps if not lap.is_warm] or [math.nan]
-    )
+def _make_line(name: str, laps: Sequence[_Lap], laps_of_whole: Sequence[_Lap]) -> dict[str, Any]:
+    line: dict[str, Any] = {"way": name, "note": "" if laps else f"{name} is not installed"}
+    for is_warm, word in ((False, "cold"), (True, "warm")):
+        per_s = _find_median_speed(laps, is_warm=is_warm)
+        line[f"{word}_per_s"] = per_s
+        line[f"{word}_ratio"] = per_s / _find_median_speed(laps_of_whole, is_warm=is_warm)
+    amplifications = [lap.amplification for lap in laps if not lap.is_warm]
+    line["amplification"] = median(amplifications or [math.nan])
     return line
+
+
+def _find_median_speed(laps: Sequence[_Lap], *, is_warm: bool) -> float:
+    speeds = [lap.per_s for lap in laps if lap.is_warm is is_warm]
+    return median(speeds or [math.nan])

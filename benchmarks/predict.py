@@ -1,4 +1,4 @@
-"""Mode ``predict``: images of mixed sizes, one at a time as people predict them, and in batches with fewer bits."""
+"""Suite ``predict``: images of mixed sizes, one at a time as people do, and in batches of tiles."""
 
 import logging
 import math
@@ -13,7 +13,14 @@ import torch
 from omegaconf import DictConfig
 from typing_extensions import override
 
-from benchmarks.predict_variants import NAMES, PredictVariant, find_weights, list_ways, write_images
+from benchmarks.predict_variants import (
+    NAMES,
+    PredictVariant,
+    WayOptions,
+    find_weights,
+    list_ways,
+    write_images,
+)
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.build import build_datamodule
@@ -25,8 +32,8 @@ log = logging.getLogger(__name__)
 
 
 COLUMNS: Final = (
-    "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference", "max_difference",
-    "peak_mib", "note",
+    "way", "batch_size", "images_per_s", "ratio_to_original", "dice_to_fp32", "mean_difference",
+    "max_difference", "peak_mib", "note",
 )  # fmt: skip
 _HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _THRESHOLD: Final = 0.5
@@ -64,24 +71,29 @@ class PredictSuite(Suite):
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         device = choose_device(self.device)
-        folder, datamodule = Path(cfg.paths.run), build_datamodule(cfg)
+        folder = Path(cfg.paths.run)
+        datamodule = build_datamodule(cfg)
         datamodule.setup("fit")
-        weights = find_weights(cfg, datamodule, self)
+        weights = find_weights(cfg, datamodule, self.steps)
+        options = WayOptions(
+            batch_sizes=self.batch_sizes, tile_px=self.tile_px, compile=self.compile, device=device
+        )
         with TemporaryDirectory(dir=folder, prefix="images-") as temp:
             paths = write_images(datamodule, Path(temp), self.images)
-            ways = list_ways(cfg, datamodule, weights, paths, self, device)
+            ways = list_ways(cfg, datamodule, weights, paths, options)
             works = {way.name: partial(way.run, paths) for way in ways if not way.note}
             times_s = time_in_turn(works, self.repeats, device)
             lines = [_measure(way, ways[0], times_s.get(way.name, math.nan), paths) for way in ways]
         for line in lines:
             line["ratio_to_original"] = line["images_per_s"] / lines[0]["images_per_s"]
-        title = f"{cfg.name}: {len(paths)} images of mixed sizes, {torch.get_num_threads()} threads, {device}"
+        threads = torch.get_num_threads()
+        title = f"{cfg.name}: {len(paths)} images of mixed sizes, {threads} threads, {device}"
         report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS, labels=NAMES)
         return collect_metrics(lines) | {"benchmark/images": len(paths)}
 
 
 def collect_metrics(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The keys of summary.json: of each way its fastest line, and the fastest of all."""
+    """Return the keys of summary.json: of each way its fastest line, and the fastest of all."""
     measured = [line for line in lines if not line["note"]]
     fastest: dict[str, Mapping[str, Any]] = {}
     for line in sorted(measured, key=lambda line: float(line["images_per_s"])):
@@ -108,17 +120,18 @@ def _measure(
         return line | dict.fromkeys(
             ("dice_to_fp32", "mean_difference", "max_difference", "peak_mib"), math.nan
         )
-    found = _compare(way, original, paths)
+    agreement = _compare(way, original, paths)
     return line | {
-        "dice_to_fp32": found.dice,
-        "mean_difference": found.mean_difference,
-        "max_difference": found.max_difference,
+        "dice_to_fp32": agreement.dice,
+        "mean_difference": agreement.mean_difference,
+        "max_difference": agreement.max_difference,
         "peak_mib": way.measure_peak_bytes(paths) / 2**20,
     }
 
 
 def _compare(way: PredictVariant, original: PredictVariant, paths: Sequence[Path]) -> Agreement:
-    """Agreement with what the original way says, which is float32 of whole images."""
-    some = paths[:_COMPARED]
-    pairs = zip(original.predict(some), way.predict(some), strict=True)
-    return compare_values(track(pairs, f"comparing {way.name}", len(some)), threshold=_THRESHOLD)
+    """Agreement with the original way, which is float32 of whole images."""
+    compared = paths[:_COMPARED]
+    pairs = zip(original.predict(compared), way.predict(compared), strict=True)
+    tracked = track(pairs, f"comparing {way.name}", len(compared))
+    return compare_values(tracked, threshold=_THRESHOLD)

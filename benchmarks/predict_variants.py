@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -31,18 +31,18 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.tasks.nets import ProbabilityNet
 
-if TYPE_CHECKING:
-    from benchmarks.predict import PredictSuite
-
 log = logging.getLogger(__name__)
-
 
 Weights = dict[str, Any]
 
 
-def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictSuite") -> Weights:
-    """Weights of `cfg.ckpt`, or of a model that is trained for `options.steps`: enough for masks
-    that can be compared.
+def find_weights(cfg: DictConfig, datamodule: BaseDataModule, steps: int) -> Weights:
+    """Return the weights of `cfg.ckpt`, or of a model that is trained for some steps.
+
+    Args:
+        cfg: With the model.
+        datamodule: An opened set.
+        steps: Of training without ``ckpt``: enough for masks that can be compared.
 
     Raises:
         DataError: The checkpoint does not exist.
@@ -52,26 +52,24 @@ def find_weights(cfg: DictConfig, datamodule: BaseDataModule, options: "PredictS
     if cfg.ckpt is not None:
         load_weights(model, find_trained(cfg))
         return model.state_dict()
-    log.info("training %d steps, as there is no ckpt", options.steps)
-    model = train_steps(cfg, steps=options.steps, datamodule=datamodule)
-    return {
-        name: tensor.cpu() if isinstance(tensor, Tensor) else tensor
-        for name, tensor in model.state_dict().items()
-    }
+    log.info("training %d steps, as there is no ckpt", steps)
+    model = train_steps(cfg, steps=steps, datamodule=datamodule)
+    return model.cpu().state_dict()
 
 
 def make_net(
     cfg: DictConfig, datamodule: BaseDataModule, weights: Weights, channels: int
 ) -> nn.Module:
-    """A net with these weights, from [B, C, h, w] to probability [B, 1, h, w]."""
+    """Make a net with these weights, from [B, C, h, w] to probability [B, 1, h, w]."""
     model = build_model(cfg)
     model.load_state_dict(weights)
-    return ProbabilityNet(
+    net = ProbabilityNet(
         model, tuple(range(channels)), datamodule.batch_format, datamodule.channel_names
-    ).eval()
+    )
+    return net.eval()
 
 
-_SMALLEST: Final = 0.3  # side of the smallest image, as a share of a patch
+_SMALLEST: Final = 0.3  # side of the smallest image, as a fraction of a patch
 _CHANNELS: Final = (1, 3)  # of a PNG
 
 
@@ -81,36 +79,34 @@ def write_images(datamodule: BaseDataModule, folder: Path, images: int) -> list[
     Args:
         datamodule: Its validation samples, each cut at random to its own size, are the images.
         folder: For the files.
-        images: How many.
+        images: Number of files.
 
     Raises:
         ConfigError: There are no validation samples, or they are no images.
     """
     import cv2
 
-    paths, rng = [], np.random.default_rng(0)
-    for number, image in enumerate(
-        track(islice(_repeat(datamodule), images), "writing images", images)
-    ):
-        sides = [
-            int(rng.integers(max(1, round(_SMALLEST * side)), side, endpoint=True))
-            for side in image.shape[1:]
-        ]
-        corner = [
-            int(rng.integers(0, length - side, endpoint=True))
-            for length, side in zip(image.shape[1:], sides, strict=True)
-        ]
-        part = image[:, corner[0] : corner[0] + sides[0], corner[1] : corner[1] + sides[1]]
-        paths.append(folder / f"{number:05}.png")
+    paths = []
+    rng = np.random.default_rng(0)
+    samples = islice(_repeat(datamodule), images)
+    for number, image in enumerate(track(samples, "writing images", images)):
+        height, width = (_choose_side(rng, side) for side in image.shape[1:])
+        top = int(rng.integers(0, image.shape[1] - height, endpoint=True))
+        left = int(rng.integers(0, image.shape[2] - width, endpoint=True))
+        part = image[:, top : top + height, left : left + width]
         # The order of channels in the file is that of the sample, which OpenCV writes turned round.
-        paths[-1].write_bytes(
-            cv2.imencode(".png", part.transpose(1, 2, 0)[:, :, ::-1])[1].tobytes()
-        )
+        pixels = part.transpose(1, 2, 0)[:, :, ::-1]
+        paths.append(folder / f"{number:05}.png")
+        paths[-1].write_bytes(cv2.imencode(".png", pixels)[1].tobytes())
     return paths
 
 
+def _choose_side(rng: np.random.Generator, patch_side: int) -> int:
+    return int(rng.integers(max(1, round(_SMALLEST * patch_side)), patch_side, endpoint=True))
+
+
 def _repeat(datamodule: BaseDataModule) -> Iterator[NDArray[np.uint8]]:
-    """The samples of the validation split, again and again: [C, H, W] each."""
+    """Yield the samples of the validation split, again and again: [C, H, W] each."""
     if not len(datamodule.dataset("val")):
         raise ConfigError("the val split holds no samples: check data.splits")
     while True:
@@ -123,7 +119,8 @@ def _read_samples(datamodule: BaseDataModule) -> Iterator[NDArray[np.uint8]]:
             images = datamodule.transform(batch, "val").get("image")
             if images is None or images.ndim != 4 or images.shape[1] not in _CHANNELS:
                 raise ConfigError(
-                    "suite=predict needs samples with image [B, C, H, W] of one or three channels: add suite=predict"
+                    "suite=predict needs samples with image [B, C, H, W] of one or three channels: "
+                    "add suite=predict"
                 )
             yield from (images * 255).round().byte().numpy()
 
@@ -168,7 +165,7 @@ class PredictVariant:
 
     @property
     def name(self) -> str:
-        """It alone has it."""
+        """Name that no other line has."""
         return f"{self.kind}, batch {self.batch_size}"
 
     def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
@@ -187,92 +184,90 @@ class PredictVariant:
             pass
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayOptions:
+    """Options of the ways.
+
+    Args:
+        batch_sizes: Sizes to try; what is compiled has the first one only.
+        tile_px: Size of a tile.
+        compile: Compile too.
+        device: Where to predict.
+    """
+
+    batch_sizes: Sequence[int]
+    tile_px: int
+    compile: bool
+    device: torch.device
+
+
 def list_ways(
     cfg: DictConfig,
     datamodule: BaseDataModule,
     weights: Weights,
     paths: Sequence[Path],
-    options: "PredictSuite",
-    device: torch.device,
+    options: WayOptions,
 ) -> list[PredictVariant]:
-    """The original way, and the others at each batch size; what is compiled only if that is wanted.
+    """List the original way, and the others at each batch size.
 
     Args:
         cfg: With the model.
         datamodule: Whose format it wants.
         weights: Of the model.
         paths: The images, of which some calibrate.
-        options: Batch sizes, size of a tile, whether to compile.
-        device: Where to predict.
+        options: Sizes, device.
     """
-    channels = len(read_image(paths[0]))
-    make = partial(
-        make_net, cfg, datamodule, weights, channels
-    )  # a net each, as predictors change how it is stored
-    ways = [
-        PredictVariant(
-            kind, 1, partial(_predict_one_by_one, make().to(device), has_bf16=kind.endswith("bf16"))
-        )
-        for kind in ("original", "original_bf16")
-    ]
-    sizes = options.batch_sizes
-    ways += [
-        PredictVariant(
-            "batched",
-            size,
-            partial(_predict_tiles, _open("batched", make(), size, options.tile_px, device)),
-        )
-        for size in sizes
-    ]
-    ways += [
-        _make_in_threads(kind, make(), size, options.tile_px, device)
-        for kind in ("threads", "bf16")
-        for size in sizes
-    ]
+    # a net each, as predictors change how it is stored
+    make = partial(make_net, cfg, datamodule, weights, len(read_image(paths[0])))
+    ways = []
+    for kind in ("original", "original_bf16"):
+        net = make().to(options.device)
+        predict = partial(_predict_one_by_one, net, has_bf16=kind.endswith("bf16"))
+        ways.append(PredictVariant(kind, 1, predict))
+    for size in options.batch_sizes:
+        predictor = _open("batched", make(), size, options)
+        ways.append(PredictVariant("batched", size, partial(_predict_tiles, predictor)))
+    for kind in ("threads", "bf16"):
+        ways += [_make_in_threads(kind, make(), size, options) for size in options.batch_sizes]
     if options.compile:
-        ways += [_make_compiled(kind, make(), paths, options, device) for kind in COMPILED]
+        ways += [_make_compiled(kind, make(), paths, options) for kind in COMPILED]
     return ways
 
 
 def _make_in_threads(
-    kind: str, net: nn.Module, batch_size: int, tile_px: int, device: torch.device
+    kind: str, net: nn.Module, batch_size: int, options: WayOptions
 ) -> PredictVariant:
-    threads = choose_threads(device)
-    many, alone = (
-        partial(_predict_tiles, _open(kind, net, batch_size, tile_px, device, threads=count))
-        for count in (threads, 1)
+    threads = choose_threads(options.device)
+    return PredictVariant(
+        kind,
+        batch_size,
+        partial(_predict_tiles, _open(kind, net, batch_size, options, threads=threads)),
+        threads=threads,
+        predict_alone=partial(_predict_tiles, _open(kind, net, batch_size, options)),
     )
-    return PredictVariant(kind, batch_size, many, threads=threads, predict_alone=alone)
 
 
 def _make_compiled(
-    kind: str, net: nn.Module, paths: Sequence[Path], options: "PredictSuite", device: torch.device
+    kind: str, net: nn.Module, paths: Sequence[Path], options: WayOptions
 ) -> PredictVariant:
-    """A way whose net is compiled, at the first batch size alone, as that takes a minute; or why there is none."""
+    """Make a way whose net is compiled, at the first batch size alone, as that takes a minute."""
     size = options.batch_sizes[0]
     try:
-        check_compiler(device)
+        check_compiler(options.device)
         if kind.startswith("static"):
             tiles = [_cut_tile(path, options.tile_px) for path in paths[:_CALIBRATION]]
             net = quantise(net, mode="static", calibration=tiles)
-        return PredictVariant(
-            kind, size, partial(_predict_tiles, _open(kind, net, size, options.tile_px, device))
-        )
+        predictor = _open(kind, net, size, options)
     except ConfigError as error:
-        return PredictVariant(
-            kind, size, partial(_predict_one_by_one, net, has_bf16=False), note=str(error)
-        )
+        unused = partial(_predict_one_by_one, net, has_bf16=False)
+        return PredictVariant(kind, size, unused, note=str(error))
+    return PredictVariant(kind, size, partial(_predict_tiles, predictor))
 
 
 def _open(
-    kind: str,
-    net: nn.Module,
-    batch_size: int,
-    tile_px: int,
-    device: torch.device,
-    *,
-    threads: int = 1,
+    kind: str, net: nn.Module, batch_size: int, options: WayOptions, *, threads: int = 1
 ) -> TiledPredictor:
+    tile_px = options.tile_px
     return TiledPredictor(
         net,
         tile_px=tile_px,
@@ -284,14 +279,14 @@ def _open(
         round_px=tile_px if kind in COMPILED else None,
         threads=threads,
         readers=_READERS,
-        device=device,
+        device=options.device,
     )
 
 
 def _predict_one_by_one(
     net: nn.Module, paths: Sequence[Path], *, has_bf16: bool
 ) -> Iterator[Tensor]:
-    """As people do it: load, to a tensor, forward, to NumPy."""
+    """Predict as people do it: load, to a tensor, forward, to NumPy."""
     device = next(net.parameters()).device
     for path in paths:
         with torch.no_grad(), torch.autocast(device.type, torch.bfloat16, enabled=has_bf16):
@@ -306,9 +301,10 @@ def _predict_tiles(predictor: TiledPredictor, paths: Sequence[Path]) -> Iterator
 
 
 def _cut_tile(path: Path, tile_px: int) -> Tensor:
-    """[1, C, h, w] float32 in 0..1, filled up by mirroring."""
+    """Return a tile, reflect-padded where the image is smaller: [1, C, h, w] float32 in 0..1."""
     image: Any = torch.from_numpy(read_image(path))[:, :tile_px, :tile_px].float().div(255)
     while image.shape[1] < tile_px or image.shape[2] < tile_px:
-        missing = [min(tile_px - length, length - 1) for length in image.shape[1:]]
-        image = nn.functional.pad(image[None], (0, missing[1], 0, missing[0]), mode="reflect")[0]
+        # a reflection is shorter than the image, so a small image takes several
+        below, right = (min(tile_px - length, length - 1) for length in image.shape[1:])
+        image = nn.functional.pad(image[None], (0, right, 0, below), mode="reflect")[0]
     return image[None]  # type: ignore[no-any-return]

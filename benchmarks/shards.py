@@ -1,4 +1,4 @@
-"""Mode ``shards``: a set on a slow server, of which a quarter may be here at a time."""
+"""Suite ``shards``: a set on a slow server, of which a quarter may be here at a time."""
 
 import math
 import os
@@ -8,8 +8,10 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -30,13 +32,7 @@ from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 
 COLUMNS: Final = (
-    "way",
-    "first_batch_s",
-    "epoch_s",
-    "fetched_share",
-    "kept_share",
-    "earlier",
-    "note",
+    *("way", "first_batch_s", "epoch_s", "fetched_share", "kept_share", "earlier", "note"),
 )
 _HEADINGS: Final = {name: name.replace("_", " ") for name in COLUMNS[:-1]}
 _CHANNELS: Final = 3
@@ -54,7 +50,7 @@ Epochs = Callable[[Path, str], Iterator[Iterator[Any]]]
 class ShardsSuite(Suite):
     """Patches of a set on a server that answers late and slowly, from an empty cache on.
 
-    A row for each way: ``shards``, a set of shards with a cache of a share of it; ``mirror``, the
+    A row for each way: ``shards``, a set of shards with a cache of a fraction of it; ``mirror``, the
     files of the set brought here first, all of them, and decoded into a store; ``litdata``, its
     patches as samples of litdata's StreamingDataset, with the same cache. Columns:
     ``first_batch_s``, seconds to the first batch from an empty cache; ``epoch_s``, of the second
@@ -63,7 +59,7 @@ class ShardsSuite(Suite):
     ``mirror`` over this one.
 
     Args:
-        images: How many are made, of noise.
+        images: Number of images that are made, of noise.
         side_px: Their height and width, 3 channels of uint8.
         patch_px: Side of the patches, side by side.
         cache_share: Of the set that may be kept.
@@ -84,7 +80,8 @@ class ShardsSuite(Suite):
 
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
-        folder, found = Path(cfg.paths.run), dict[str, list[dict[str, float]]]()
+        folder = Path(cfg.paths.run)
+        laps: dict[str, list[dict[str, float]]] = {"shards": [], "mirror": [], "litdata": []}
         with TemporaryDirectory(
             dir=cfg.paths.get("cache") or folder, prefix="shards-", ignore_cleanup_errors=True
         ) as temp:
@@ -92,31 +89,21 @@ class ShardsSuite(Suite):
             with serve(Path(temp) / "bucket", self) as url:
                 for _ in range(self.repeats):
                     for name, epochs in ways.items():
-                        found.setdefault(name, []).append(
-                            _measure(Path(temp) / "here", epochs, url, self)
-                        )
-        lines = [
-            _make_line(name, found.get(name, []), found["mirror"])
-            for name in ("shards", "mirror", "litdata")
-        ]
-        size = f"{self.latency_ms:g} ms, {self.megabytes_per_s:g} MB/s"
-        report_lines(
-            lines,
-            COLUMNS,
-            folder,
-            f"{self.images} images of {self.side_px} px, {size}",
-            headings=_HEADINGS,
-        )
+                        laps[name].append(_measure(Path(temp) / "here", epochs, url, self))
+        lines = [_make_line(name, laps[name], laps["mirror"]) for name in laps]
+        server = f"{self.latency_ms:g} ms, {self.megabytes_per_s:g} MB/s"
+        title = f"{self.images} images of {self.side_px} px, {server}"
+        report_lines(lines, COLUMNS, folder, title, headings=_HEADINGS)
         return collect(lines, COLUMNS[:-1])
 
     @property
     def nbytes(self) -> int:
-        """Of all pixels."""
+        """Bytes of all pixels."""
         return self.images * _CHANNELS * self.side_px**2
 
     @property
     def grid(self) -> PatchGrid:
-        """Of the patches of all images."""
+        """The patches of all images."""
         sizes = np.full(self.images, self.side_px)
         return PatchGrid(sizes, sizes, self.patch_px, self.patch_px)
 
@@ -124,24 +111,20 @@ class ShardsSuite(Suite):
 def _make_ways(folder: Path, options: ShardsSuite) -> dict[str, Epochs]:
     photos = folder / "bucket" / "photos"
     for number in range(options.images):
-        image = np.random.default_rng(number).integers(
-            0, 256, (options.side_px, options.side_px, _CHANNELS), np.uint8
-        )
+        rng = np.random.default_rng(number)
+        shape = (options.side_px, options.side_px, _CHANNELS)
+        image = rng.integers(0, 256, shape, np.uint8)
         write_png(photos / f"{number:04}.png", image)
-    _open_files(str(photos), folder / "made", options).publish(
-        str(folder / "bucket/set.shards"), options.shard_bytes
-    )
-
-    def read_ours(name: str) -> Epochs:
-        return lambda here, url: _read_ours(f"s3://{BUCKET}/{name}", here, url, options)
-
-    ways = {"shards": read_ours("set.shards"), "mirror": read_ours("photos")}
-    try:
-        import litdata  # noqa: F401
-    except ImportError:
-        return ways
-    _write_litdata(folder, options)
-    return ways | {"litdata": lambda here, url: _read_litdata(here, url, options)}
+    files = _open_files(str(photos), folder / "made", options)
+    files.publish(str(folder / "bucket/set.shards"), options.shard_bytes)
+    ways: dict[str, Epochs] = {
+        "shards": partial(_read_ours, f"s3://{BUCKET}/set.shards", options),
+        "mirror": partial(_read_ours, f"s3://{BUCKET}/photos", options),
+    }
+    if find_spec("litdata") is not None:
+        _write_litdata(folder, options)
+        ways["litdata"] = partial(_read_litdata, options)
+    return ways
 
 
 def _open_files(
@@ -162,7 +145,7 @@ def _open_files(
     )
 
 
-def _read_ours(root: str, here: Path, url: str, options: ShardsSuite) -> Iterator[Iterator[Any]]:
+def _read_ours(root: str, options: ShardsSuite, here: Path, url: str) -> Iterator[Iterator[Any]]:
     files = _open_files(root, here, options, url)
     files.refresh()
     dataset = StripeDataset(files.open_images(), options.grid)
@@ -178,24 +161,21 @@ def _write_litdata(folder: Path, options: ShardsSuite) -> None:
     from litdata.streaming.cache import Cache
 
     store = _open_files(str(folder / "bucket/photos"), folder / "made", options).open_images()
-    cache, grid = (
-        Cache(str(folder / "bucket/litdata"), chunk_bytes=options.shard_bytes),
-        options.grid,
-    )
+    cache = Cache(str(folder / "bucket/litdata"), chunk_bytes=options.shard_bytes)
+    grid, patch_px = options.grid, options.patch_px
     for index in range(len(grid)):
         (image,), (y,), (x,) = (values.tolist() for values in grid.locate(np.array([index])))
-        cache[index] = store[image][:, y : y + options.patch_px, x : x + options.patch_px].copy()
+        cache[index] = store[image][:, y : y + patch_px, x : x + patch_px].copy()
     cache.done()
     cache.merge()
 
 
-def _read_litdata(here: Path, url: str, options: ShardsSuite) -> Iterator[Iterator[Any]]:
+def _read_litdata(options: ShardsSuite, here: Path, url: str) -> Iterator[Iterator[Any]]:
     from litdata import StreamingDataLoader, StreamingDataset
     from litdata.streaming import downloader
 
-    getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = (
-        True  # its fast client wants https otherwise
-    )
+    # its fast client refuses http otherwise
+    getattr(downloader, "_OBSTORE_CLIENT_OPTIONS", {})["allow_http"] = True
     dataset = StreamingDataset(
         f"s3://{BUCKET}/litdata",
         cache_dir=str(here),
@@ -212,53 +192,51 @@ def _measure(here: Path, epochs: Epochs, url: str, options: ShardsSuite) -> dict
     shutil.rmtree(here, ignore_errors=True)
     here.mkdir()
     os.environ.update(_SETTINGS)
-    began_s, first_s, lap_s, kept = time.perf_counter(), 0.0, 0.0, 0
+    began_s = time.perf_counter()
+    first_s = epoch_began_s = 0.0
+    most_bytes = 0
     for batches in epochs(here, url):
-        _count(url)
-        lap_s, samples = time.perf_counter(), 0
+        _count(url)  # from zero for this epoch
+        epoch_began_s = time.perf_counter()
+        samples = 0
         for batch in batches:
-            first_s = first_s or time.perf_counter() - began_s
+            if first_s == 0:
+                first_s = time.perf_counter() - began_s
             samples += len(batch["image"] if isinstance(batch, dict) else batch)
-            kept = max(kept, _count_kept(here)) if not samples % (32 * _BATCH) else kept
-        kept = max(kept, _count_kept(here))
+            if samples % (32 * _BATCH) == 0:  # not each time: counting takes long
+                most_bytes = max(most_bytes, _count_bytes(here))
+        most_bytes = max(most_bytes, _count_bytes(here))
         if samples != len(options.grid):
             raise AssertionError(f"an epoch of {samples} samples, not {len(options.grid)}")
-    fetched = _count(url)
+    fetched_bytes = _count(url)
     return {
         "first_batch_s": first_s,
-        "epoch_s": time.perf_counter() - lap_s,
-        "fetched_share": fetched / options.nbytes,
-        "kept_share": kept / options.nbytes,
+        "epoch_s": time.perf_counter() - epoch_began_s,
+        "fetched_share": fetched_bytes / options.nbytes,
+        "kept_share": most_bytes / options.nbytes,
     }
 
 
 def _count(url: str) -> int:
+    """Ask the server for the bytes that it sent since it was asked last."""
     with urllib.request.urlopen(f"{url}/count") as answer:
         return int(answer.read())
 
 
-def _count_kept(folder: Path) -> int:
+def _count_bytes(folder: Path) -> int:
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:
-            try:
+            with suppress(FileNotFoundError):  # evicted meanwhile
                 total += (Path(parent) / name).stat().st_size
-            except FileNotFoundError:
-                continue
     return total
 
 
 @contextmanager
 def serve(folder: Path, options: ShardsSuite) -> Iterator[str]:
-    """Serve a folder over S3, with the delays that were asked for; the address."""
-    words = [
-        sys.executable,
-        "-m",
-        "benchmarks.slow_s3",
-        str(folder),
-        str(options.latency_ms),
-        str(options.megabytes_per_s),
-    ]
+    """Serve a folder over S3 with the delays of the options; gives the address."""
+    delays = [str(options.latency_ms), str(options.megabytes_per_s)]
+    words = [sys.executable, "-m", "benchmarks.slow_s3", str(folder), *delays]
     process = subprocess.Popen(words, stdout=subprocess.PIPE, cwd=Path(__file__).parents[1])
     assert process.stdout is not None
     try:
@@ -272,9 +250,12 @@ def serve(folder: Path, options: ShardsSuite) -> Iterator[str]:
 def _make_line(
     name: str, laps: list[dict[str, float]], mirror: list[dict[str, float]]
 ) -> Mapping[str, Any]:
-    def middle(of: list[dict[str, float]], column: str) -> float:
-        return median([lap[column] for lap in of] or [math.nan])
-
     line: dict[str, Any] = {"way": name, "note": "" if laps else f"{name} is not installed"}
-    line |= {column: middle(laps, column) for column in COLUMNS[1:5]}
-    return line | {"earlier": middle(mirror, "first_batch_s") / line["first_batch_s"]}
+    for column in COLUMNS[1:5]:
+        line[column] = _find_median(laps, column)
+    line["earlier"] = _find_median(mirror, "first_batch_s") / line["first_batch_s"]
+    return line
+
+
+def _find_median(laps: list[dict[str, float]], column: str) -> float:
+    return median([lap[column] for lap in laps] or [math.nan])

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.slow_s3 FOLDER LATENCY_MS MB_PER_S``: a server that speaks as much S3 as
-readers ask for.
+"""Server that speaks as much S3 as readers ask for, late and slowly.
 
-Every request waits, and all answers together get so many bytes a second. Prints its port;
-``/count`` answers how many bytes were sent since it was asked last.
+``python -m benchmarks.slow_s3 FOLDER LATENCY_MS MB_PER_S``: every request waits, and all answers
+together get so many bytes a second. Prints its port; ``/count`` answers with the bytes that were
+sent since it was asked last.
 """
 
 import http.server
@@ -32,22 +32,27 @@ class SlowServer(http.server.ThreadingHTTPServer):
 
     def __init__(self, folder: Path, latency_s: float, bytes_per_s: float) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
-        self.folder, self.latency_s, self._bytes_per_s = folder, latency_s, bytes_per_s
-        self._free_at_s, self._lock, self._sent = 0.0, threading.Lock(), 0
+        self.folder = folder
+        self.latency_s = latency_s
+        self._bytes_per_s = bytes_per_s
+        self._free_at_s = 0.0  # when the line has sent what waits for it
+        self._lock = threading.Lock()
+        self._sent_bytes = 0
 
     def wait(self, nbytes: int) -> None:
-        """Until there is room on the line for so many bytes."""
+        """Wait until there is room on the line for some bytes."""
         with self._lock:
-            self._sent += nbytes
+            self._sent_bytes += nbytes
             begin_s = max(time.monotonic(), self._free_at_s)
             self._free_at_s = begin_s + nbytes / self._bytes_per_s
         time.sleep(max(0.0, begin_s - time.monotonic()))
 
     def count(self) -> int:
-        """Bytes since the last call."""
+        """Return the bytes that were sent since the last call."""
         with self._lock:
-            sent, self._sent = self._sent, 0
-        return sent
+            sent_bytes = self._sent_bytes
+            self._sent_bytes = 0
+        return sent_bytes
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
@@ -63,7 +68,8 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         pass
 
     def _answer(self, *, is_head: bool) -> None:
-        server, parts = cast(SlowServer, self.server), urlsplit(self.path)
+        server = cast(SlowServer, self.server)
+        parts = urlsplit(self.path)
         bucket, _, key = unquote(parts.path).removeprefix("/").partition("/")
         if bucket == "count":
             self._send(200, str(server.count()).encode(), {})
@@ -78,41 +84,59 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             self._send(404, b"", {})
 
     def _send_file(self, path: Path, *, is_head: bool) -> None:
-        size, asked = path.stat().st_size, self.headers.get("Range")
+        size = path.stat().st_size
         first, last = 0, size - 1
-        if asked:
-            begin, _, end = asked.removeprefix("bytes=").partition("-")
-            first, last = (
-                (int(begin), int(end) if end else last) if begin else (size - int(end), last)
-            )
-        count = min(last, size - 1) - first + 1
-        self.send_response(206 if asked else 200)
-        headers = {"Content-Length": str(count), "ETag": f'"{size}-x"', "Accept-Ranges": "bytes"}
-        headers |= {"Last-Modified": self.date_time_string(int(path.stat().st_mtime))}
-        headers |= {"Content-Range": f"bytes {first}-{first + count - 1}/{size}"} if asked else {}
+        asked_range = self.headers.get("Range")
+        if asked_range:
+            begin, _, end = asked_range.removeprefix("bytes=").partition("-")
+            if not begin:  # the last bytes
+                first = size - int(end)
+            else:
+                first = int(begin)
+                last = min(int(end), last) if end else last
+        count = last - first + 1
+        headers = {
+            "Content-Length": str(count),
+            "ETag": f'"{size}-x"',
+            "Accept-Ranges": "bytes",
+            "Last-Modified": self.date_time_string(int(path.stat().st_mtime)),
+        }
+        if asked_range:
+            headers["Content-Range"] = f"bytes {first}-{last}/{size}"
+        self.send_response(206 if asked_range else 200)
         for name, value in headers.items():
             self.send_header(name, value)
         self.end_headers()
+        if not is_head:
+            self._send_bytes(path, first, count)
+
+    def _send_bytes(self, path: Path, first: int, count: int) -> None:
         with path.open("rb") as file:
             file.seek(first)
-            while count and not is_head:
+            while count:
                 piece = file.read(min(count, _PIECE_BYTES))
                 cast(SlowServer, self.server).wait(len(piece))
                 self.wfile.write(piece)
                 count -= len(piece)
 
     def _list(self, query: dict[str, list[str]]) -> bytes:
-        folder, prefix = cast(SlowServer, self.server).folder, query.get("prefix", [""])[0]
-        files = sorted(path for path in folder.rglob("*") if path.is_file())
-        rows = "".join(
-            f"<Contents><Key>{escape(name)}</Key><Size>{path.stat().st_size}</Size><ETag>&quot;x-{path.stat().st_size}&quot;"
-            "</ETag><LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
-            for path in files
-            if (name := path.relative_to(folder).as_posix()).startswith(prefix)
-        )
+        folder = cast(SlowServer, self.server).folder
+        prefix = query.get("prefix", [""])[0]
+        rows = []
+        for path in sorted(folder.rglob("*")):
+            name = path.relative_to(folder).as_posix()
+            if path.is_file() and name.startswith(prefix):
+                size = path.stat().st_size
+                rows.append(
+                    f"<Contents><Key>{escape(name)}</Key><Size>{size}</Size>"
+                    f"<ETag>&quot;x-{size}&quot;</ETag>"
+                    "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+                )
         return (
-            '<?xml version="1.0"?><ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
-            f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><IsTruncated>false</IsTruncated>{rows}</ListBucketResult>"
+            '<?xml version="1.0"?>'
+            '<ListBucketResult xmlns="http://s3.amazonaws.com/doc/2006-03-01/">'
+            f"<Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix>"
+            f"<IsTruncated>false</IsTruncated>{''.join(rows)}</ListBucketResult>"
         ).encode()
 
     def _send(self, status: int, content: bytes, headers: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Mode ``start``: from nothing to the first batch, for sets of more and more images with masks."""
+"""Suite ``start``: from nothing to the first batch, for sets of more and more images with masks."""
 
 import logging
 import time
@@ -29,7 +29,7 @@ _MASKED: Final = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartSuite(Suite):
-    """What a run waits for before its first step: files found, decoded, compared, split.
+    """Wait of a run for its first step: files are found, decoded, compared, split.
 
     ``first_start_s`` with nothing stored, ``start_s`` of every later run (median of `repeats`),
     that for each image, and the memory of the process behind it.
@@ -43,27 +43,23 @@ class StartSuite(Suite):
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         lines = []
+        written = 0
         with TemporaryDirectory() as name:
-            written = 0
             for count in self.images:
                 _write(Path(name) / "set", range(written, count))
                 written = count
-                first_s, *later_s = (_start(Path(name), count) for _ in range(self.repeats + 1))
-                lines.append(
-                    {
-                        "way": f"images_{count}",
-                        "first_start_s": first_s,
-                        "start_s": median(later_s),
-                        "us_per_image": 1e6 * median(later_s) / count,
-                        "rss_mb": psutil.Process().memory_info().rss / 1e6,
-                    }
-                )
-        report_lines(
-            lines,
-            COLUMNS,
-            Path(cfg.paths.run),
-            f"images of {_SIDE_PX} px, one of {_MASKED} with a mask",
-        )
+                first_s = _start(Path(name), count)
+                start_s = median(_start(Path(name), count) for _ in range(self.repeats))
+                line = {
+                    "way": f"images_{count}",
+                    "first_start_s": first_s,
+                    "start_s": start_s,
+                    "us_per_image": 1e6 * start_s / count,
+                    "rss_mb": psutil.Process().memory_info().rss / 1e6,
+                }
+                lines.append(line)
+        title = f"images of {_SIDE_PX} px, one of {_MASKED} with a mask"
+        report_lines(lines, COLUMNS, Path(cfg.paths.run), title)
         return collect(lines, COLUMNS)
 
 
@@ -76,21 +72,21 @@ def _write(root: Path, numbers: range) -> None:
 
 
 def _start(folder: Path, count: int) -> float:
-    """Seconds from nothing to the first training batch."""
-    quiet = logging.getLogger("lit_data")
-    level, loader = quiet.level, LoaderOptions(batch_size=32, num_workers=0)
-    quiet.setLevel(logging.WARNING)
+    """Measure the seconds from nothing to the first training batch."""
+    logger = logging.getLogger("lit_data")
+    level = logger.level
+    logger.setLevel(logging.WARNING)  # each start would say the same
     try:
         began_s = time.perf_counter()
         data = InspectionDataModule(
             str(folder / "set"),
             patch_px=_SIDE_PX,
             cache_dir=str(folder / str(count)),
-            loader=loader,
+            loader=LoaderOptions(batch_size=32, num_workers=0),
         )
         data.prepare_data()
         data.setup("fit")
         next(iter(data.train_dataloader()))
         return time.perf_counter() - began_s
     finally:
-        quiet.setLevel(level)
+        logger.setLevel(level)

@@ -1,8 +1,8 @@
-"""What mode `synthesis` draws, and the ways of drawing it one defect at a time."""
+"""Scene of the suite `synthesis`, and the ways of drawing one defect at a time."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Final, NamedTuple, cast
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -10,13 +10,13 @@ from omegaconf import DictConfig
 from torch import Tensor
 from typing_extensions import override
 
+from benchmarks.spots import Floats, PlacedSpot, place_spots
 from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.stripe_transform import StripeTransform
 from lit_data.datamodules.stripes import StripeDataModule
-from lit_data.datasets.stripes.drawn import Floats, PlacedSpot, place_spots
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
-from lit_data.synthesis.families.base import Parameters
+from lit_data.synthesis.families.base import Family, Parameters
 from lit_data.synthesis.families.spot import Spot
 from lit_data.synthesis.kernels import window_start
 from lit_data.synthesis.renderer import draw
@@ -66,24 +66,26 @@ class Scene:
         Raises:
             ConfigError: None has.
         """
-        index, shape = (
-            self.batch["index"].numpy(),
-            cast(tuple[int, int, int], tuple(self.patches.shape[1:])),
+        index = self.batch["index"].numpy()
+        channels, height, width = self.patches.shape[1:]
+        for epoch in range(_EPOCHS):
+            seed = self.transformation.seed
+            plan = sample_plan(spec, seed, epoch, index, (channels, height, width))
+            if len(plan):
+                return plan
+        raise ConfigError(
+            f"data.synthesis draws no defects in {_EPOCHS} batches of {len(index)}: raise its "
+            "probability or count"
         )
-        plans = (
-            sample_plan(spec, self.transformation.seed, epoch, index, shape)
-            for epoch in range(_EPOCHS)
-        )
-        plan = next((plan for plan in plans if len(plan)), None)
-        if plan is None:
-            raise ConfigError(
-                f"data.synthesis draws no defects in {_EPOCHS} batches of {len(index)}: raise its probability or count"
-            )
-        return plan
 
 
 class Alone(NamedTuple):
-    """One defect: the image it is drawn into, and a plan of it alone, for a batch of that image alone."""
+    """One defect.
+
+    Attributes:
+        row: The image that it is drawn into.
+        plan: A plan of it alone, for a batch of that image alone.
+    """
 
     row: int
     plan: DefectPlan
@@ -94,23 +96,17 @@ class WholeSpot(Spot):
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> Tensor:
-        number = parameters["shape"].long().view(-1).tolist()
-        shapes = [self.shapes[n] for n in number]
-        down = _profile(
-            windows.y,
-            windows.top - windows.nearest_y,
-            [(s.height_px, s.sigma_y_px) for s in shapes],
-        )
-        across = _profile(
-            windows.x.mT,
-            windows.left - windows.nearest_x,
-            [(s.width_px, s.sigma_x_px) for s in shapes],
-        )
+        numbers = parameters["shape"].long().view(-1).tolist()
+        shapes = [self.shapes[number] for number in numbers]
+        heights = [(shape.height_px, shape.sigma_y_px) for shape in shapes]
+        widths = [(shape.width_px, shape.sigma_x_px) for shape in shapes]
+        down = _profile(windows.y, windows.top - windows.nearest_y, heights)
+        across = _profile(windows.x.mT, windows.left - windows.nearest_x, widths)
         return (down * across.mT).float()
 
 
 def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
-    """The pixels of an experiment, clean; its patches are repeated where they do not fill a batch.
+    """Read clean pixels of an experiment; patches are repeated where they do not fill a batch.
 
     Raises:
         ConfigError: It has no images of stripes, no defects, or no training images.
@@ -125,19 +121,18 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
             "suite=synthesis draws data.synthesis into stripes: set synthesis=library"
         )
     datamodule.setup("fit")
-    transformation, dataset = datamodule.transformation, datamodule.dataset("train")
+    transformation = datamodule.transformation
+    dataset = datamodule.dataset("train")
     if not len(dataset):
         raise ConfigError("the train split holds no images to draw into: check data.splits")
     samples = [dataset[number % len(dataset)] for number in range(batch_size)]
-    batch = transformation.plan(
-        {key: torch.stack([s[key] for s in samples]) for key in samples[0]}, "train"
-    )
+    stacked = {key: torch.stack([sample[key] for sample in samples]) for key in samples[0]}
+    batch = transformation.plan(stacked, "train")
     patches, values = transformation.spread(batch["image"], batch)
-    whole = torch.from_numpy(np.array(datamodule.bank[int(batch["image_index"][0])]))[None]
-    first = transformation.plan({"index": batch["index"][:1], "epoch": batch["epoch"][:1]}, "train")
-    patches, image = (
-        _copy_pixels(pixels) for pixels in (patches, transformation.spread(whole, first)[0])
-    )
+    patches = _copy_pixels(patches)
+    first = {"index": batch["index"][:1], "epoch": batch["epoch"][:1]}
+    pixels = torch.from_numpy(np.array(datamodule.bank[int(batch["image_index"][0])]))[None]
+    image = _copy_pixels(transformation.spread(pixels, transformation.plan(first, "train"))[0])
     return Scene(
         transformation=transformation,
         spec=datamodule.synthesis,
@@ -151,7 +146,7 @@ def open_scene(cfg: DictConfig, batch_size: int) -> Scene:
 
 
 def widen(plan: DefectPlan, shape_px: tuple[int, int]) -> DefectPlan:
-    """The same defects in the middle of the image, in windows that are exactly the image.
+    """Move defects into the middle of the image, in windows that are exactly the image.
 
     Where a defect lies does not change what the whole-image way costs, and windows around the
     middle need no margin.
@@ -161,39 +156,45 @@ def widen(plan: DefectPlan, shape_px: tuple[int, int]) -> DefectPlan:
         shape_px: (H, W) of the image.
     """
     middle_y, middle_x = (np.float32((length - 1) // 2) for length in shape_px)
-    families = tuple(
-        WholeSpot(
-            weight=member.weight,
-            amplitude=member.amplitude,
-            contrast=member.contrast,
-            shapes=member.shapes,
-        )
-        if isinstance(member, Spot)
-        else member
-        for member in plan.spec.members
-    )
+    half = np.float32(0.5)
+    families = tuple(_compute_everywhere(member) for member in plan.spec.members)
+    groups = []
+    for group in plan.groups:
+        groups.append(group._replace(height_px=shape_px[0], width_px=shape_px[1]))
     return replace(
         plan,
-        y=plan.y - np.floor(plan.y + np.float32(0.5)) + middle_y,
-        x=plan.x - np.floor(plan.x + np.float32(0.5)) + middle_x,
-        groups=tuple(
-            group._replace(height_px=shape_px[0], width_px=shape_px[1]) for group in plan.groups
-        ),
+        y=plan.y - np.floor(plan.y + half) + middle_y,
+        x=plan.x - np.floor(plan.x + half) + middle_x,
+        groups=tuple(groups),
         spec=replace(plan.spec, families=families),
     )
 
 
+def _compute_everywhere(member: Family) -> Family:
+    """Return a family that computes its formula at every pixel; only spots look into a table."""
+    if not isinstance(member, Spot):
+        return member
+    return WholeSpot(
+        weight=member.weight,
+        amplitude=member.amplitude,
+        contrast=member.contrast,
+        shapes=member.shapes,
+    )
+
+
 def take_alone(plan: DefectPlan, numbers: Iterable[int]) -> list[Alone]:
-    """Some defects of a plan, each by itself.
+    """Take some defects out of a plan, each by itself.
 
     Args:
         plan: Defects on the host.
-        numbers: Which.
+        numbers: Those to take.
     """
-    plans = [plan.select(np.arange(len(plan)) == number) for number in numbers]
-    return [
-        Alone(int(one.row[0]), replace(one, row=np.zeros_like(one.row)).to("cpu")) for one in plans
-    ]
+    alone = []
+    for number in numbers:
+        single = plan.select(np.arange(len(plan)) == number)
+        row = int(single.row[0])
+        alone.append(Alone(row, replace(single, row=np.zeros_like(single.row)).to("cpu")))
+    return alone
 
 
 def draw_in_turn(
@@ -204,7 +205,7 @@ def draw_in_turn(
     Args:
         images: [B, C, H, W] float32, contiguous, on the CPU; changed in place.
         masks: [B, 1, H, W], contiguous; set to 1.
-        defects: What to draw, and into which image.
+        defects: With the image that each is drawn into.
         values: The value range of the images.
     """
     for row, plan in defects:
@@ -214,12 +215,12 @@ def draw_in_turn(
 def place_alone(
     patches: Tensor, plan: DefectPlan, numbers: Iterable[int], values: ValueRange
 ) -> list[PlacedSpot]:
-    """Spots of a plan as the NumPy ways take them.
+    """Place spots of a plan as the NumPy ways take them.
 
     Args:
         patches: [B, C, h, w] float32 pixel values.
         plan: Spots for these, on the host.
-        numbers: Which of them.
+        numbers: Those to place.
         values: The value range of the patches.
     """
     spots = []
@@ -229,7 +230,7 @@ def place_alone(
 
 
 def to_unit(pixels: Tensor, values: ValueRange) -> Floats:
-    """A copy of pixel values, scaled to 0..1."""
+    """Return a copy of pixel values, scaled to 0..1."""
     unit: Floats = (pixels.numpy() - np.float32(values.low)) / np.float32(values.scale)
     return unit
 
@@ -239,7 +240,7 @@ def _copy_pixels(pixels: Tensor) -> Tensor:
 
 
 def _profile(distance: Tensor, first: Tensor, shapes: Sequence[tuple[int, float]]) -> Tensor:
-    """One axis of spots, in double as in their table: [n, h, 1].
+    """Compute one axis of spots, in double as in their table: [n, h, 1].
 
     Args:
         distance: [n, h, 1] px from the centre.

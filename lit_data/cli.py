@@ -58,7 +58,7 @@ def _dispatch(words: Sequence[str]) -> int:
             _serve_shell(words[0], words[1:])
         return 0
     if words and words[0] in TOOLS:
-        import_module(f"lit_data.commands.{words[0]}").main(words[1:])
+        import_module(f"lit_data.commands.{words[0].replace('-', '_')}").main(words[1:])
         return 0
     options = _parse(words)
     if not (options.version or options.help or options.cfg or not words):

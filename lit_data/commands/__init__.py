@@ -15,5 +15,6 @@ COMMANDS: dict[str, str] = {
 TOOLS: dict[str, str] = {
     "report": "write one HTML page of a run, of several, or of a sweep: report RUN...",
     "rerun": "start a run again, with changes if any: rerun RUN [key=value ...]",
+    "new-kind": "write a kind of data of your own, with a test: new-kind NAME",
 }
 """The same of commands that have no configuration: each module has `main`, which gets the words that follow."""

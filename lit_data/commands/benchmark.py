@@ -1,4 +1,4 @@
-"""``benchmark``: how fast samples are loaded, beside the usual ways to load them, and how fast training could be."""
+"""``benchmark``: the speed of loading, what training would gain of it, and what callbacks cost."""
 
 import logging
 from collections.abc import Callable, Mapping
@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from omegaconf import DictConfig
 
-from lit_data.commands.benchmarks.compare import run_collate, run_loaders
+from lit_data.commands.benchmarks.compare import run_loaders
 from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
 from lit_data.commands.benchmarks.overhead import run_overhead
@@ -17,12 +17,13 @@ log = logging.getLogger(__name__)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Measure what `benchmark.mode` says.
+    """Measure what `benchmark.mode` says, print a table and write it as ``benchmark.csv``.
 
-    `loaders` and `collate` print a table and write it as ``benchmark.csv`` and ``benchmark.png``.
-    Every row is measured several times, in turn with the others, and the table holds medians:
+    Every row is measured several times, in turn with the others, and the table holds medians. That
+    of `loaders`, of which there is ``benchmark.png`` too:
 
-    - ``samples_per_s``: after start and warm-up, until batches are finished on the device
+    - ``until``: batches are finished on the ``device``, or leave the ``host``
+    - ``samples_per_s``: after start and warm-up
     - ``ratio_to_dataloader``: to torch's DataLoader with as many workers
     - ``process_cpu_ms_per_1000``: processor time of the main process, all its threads, for 1000
       samples
@@ -43,14 +44,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         - ``cores``, ``cpu``, ``memory_bytes``, ``device``, ``python``, ``torch``, ``numpy``,
           ``lightning``: where
         - ``batch_size``: that of all figures below
-        - mode `loaders` with ``finish=both``: the keys of the second table, on the host, begin with
-          ``host_``
-        - modes `loaders` and `collate`: the columns above under ``METHOD_COLUMN``, of each method's
-          fastest row; ``best_method`` and ``best_samples_per_s`` of the methods of lit_data;
-          ``ratio_to_original``, ``ratio_to_improved``, ``ratio_to_dataloader``,
-          ``ratio_to_textbook`` and ``share_of_copy`` of that best one to the fastest row of the
-          other
-        - mode `loaders`: ``recommended_worker_kind``, ``recommended_num_workers``,
+        - mode `loaders` with ``finish=both``: keys of rows until the host begin with ``host_``
+        - mode `loaders`: the columns above under ``METHOD_COLUMN``, of each method's fastest row;
+          ``best_method`` and ``best_samples_per_s`` of the methods of lit_data;
+          ``ratio_to_dataloader`` and ``share_of_copy`` of that best one to the fastest row of the
+          other; ``recommended_worker_kind``, ``recommended_num_workers``,
           ``recommended_micro_batch_size``
         - mode `headroom`: ``fit_samples_per_s`` of training as it is, ``headroom_samples_per_s`` of
           training on batches that are replayed from the device's memory, ``fit_share_of_headroom``
@@ -71,7 +69,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 _MODES: Final[Mapping[str, Callable[[DictConfig, BenchmarkOptions], dict[str, Any]]]] = {
     "loaders": run_loaders,
-    "collate": run_collate,
     "headroom": run_headroom,
     "callbacks": run_overhead,
 }

@@ -1,9 +1,8 @@
-"""``doctor``: what this machine is, what commonly hurts, and what to do about it."""
+"""``doctor``: this machine, what commonly hurts there, and what to do about it."""
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -36,14 +35,13 @@ _STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok"
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
-    """Look at versions, cores, memory, limits, disks, devices and the environment, as this
-    configuration uses them.
+    """Look at the machine, as this configuration uses it: from versions to the environment.
 
     Prints a table, the worst first, and writes it to ``doctor.json``. Nothing is changed, and no
     images are read.
 
     Returns:
-        How many faults, warnings and notes there are.
+        Numbers of faults, warnings and notes.
     """
     findings = sorted(_look(cfg), key=lambda finding: LEVELS.index(finding.level))
     machine = describe_machine(_choose_device())
@@ -58,13 +56,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
 def _look(cfg: DictConfig) -> list[Finding]:
     loader = instantiate(cfg.data.loader) if "loader" in cfg.data else LoaderOptions()
+    folders = {f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}
+    accelerator = str(cfg.trainer.get("accelerator"))
     return [
         *check_packages(),
         *check_machine(),
-        *check_disks({f"paths.{key}": str(cfg.paths[key]) for key in ("cache", "runs")}),
-        *check_devices(
-            count_cores(), pins=loader.pins_memory, accelerator=str(cfg.trainer.get("accelerator"))
-        ),
+        *check_disks(folders),
+        *check_devices(count_cores(), pins=loader.pins_memory, accelerator=accelerator),
         _check_precision(cfg),
         *check_environment(os.environ),
         *check_last_run(Path(cfg.paths.runs) / "fit" / str(cfg.name)),
@@ -72,37 +70,37 @@ def _look(cfg: DictConfig) -> list[Finding]:
 
 
 def _check_precision(cfg: DictConfig) -> Finding:
-    """Compare the precision that training is configured to have with what its device is fast in."""
+    """Compare the configured precision with the one that the device is fast in."""
     device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
-    callback = (cfg.get("callbacks") or {}).get("amp") or {}
-    of_trainer = cfg.trainer.get("precision")
-    used = str(of_trainer if of_trainer is not None else callback.get("precision", "fp32"))
-    return judge_precision(device_type, has_bf16=has_fast_bf16(device_type), used=used)
+    amp = (cfg.get("callbacks") or {}).get("amp") or {}
+    used = cfg.trainer.get("precision")
+    if used is None:
+        used = amp.get("precision", "fp32")
+    return judge_precision(device_type, has_bf16=has_fast_bf16(device_type), used=str(used))
 
 
 def check_last_run(folder: Path) -> Iterator[Finding]:
-    """What the newest run of an experiment waited for: data, and there the disk too, or nothing
-    worth a word.
+    """Look at what limited the newest run of an experiment: data, the disk, or something else.
 
     Args:
         folder: Of its runs; it need not exist.
     """
-    newest = max(
-        folder.glob("**/summary.json"), key=lambda path: path.stat().st_mtime, default=None
-    )
-    found: dict[str, Any] = {}
-    with suppress(DataError):
-        found = read_summary(newest.parent) if newest else {}
-    waited, limit = found.get("data_wait_fraction"), str(found.get("train/limited_by", ""))
-    if newest and limit and isinstance(waited, int | float):
-        what, _, remedy = limit.partition(": try ")
-        text = f"{newest.parent.name}: {what}; {waited:.0%} of it went by waiting for data"
-        yield judge(
-            "last run",
-            text,
-            bad=waited >= _LEAST_WAIT,
-            remedy=f"try {remedy or 'docs/choosing.md'}",
-        )
+    summaries = folder.glob("**/summary.json")
+    newest = max(summaries, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return
+    try:
+        summary = read_summary(newest.parent)
+    except DataError:
+        return
+    waited_fraction = summary.get("data_wait_fraction")
+    limit = str(summary.get("train/limited_by", ""))
+    if not limit or not isinstance(waited_fraction, int | float):
+        return
+    cause, _, remedy = limit.partition(": try ")  # the sentence of `DataWaitMonitor`
+    state = f"{newest.parent.name}: {cause}; {waited_fraction:.0%} of it went by waiting for data"
+    remedy = f"try {remedy or 'docs/choosing.md'}"
+    yield judge("last run", state, bad=waited_fraction >= _LEAST_WAIT, remedy=remedy)
 
 
 def _choose_device() -> torch.device:
@@ -112,8 +110,7 @@ def _choose_device() -> torch.device:
 def _make_table(findings: Sequence[Finding]) -> Table:
     table = Table("", "what", "found", "what to do", pad_edge=False)
     for finding in findings:
-        table.add_row(
-            f"[{_STYLES[finding.level]}]{finding.level}[/]",
-            *map(escape, (finding.what, finding.found, finding.remedy)),
-        )
+        level = f"[{_STYLES[finding.level]}]{finding.level}[/]"
+        words = (finding.what, finding.found, finding.remedy)
+        table.add_row(level, *(escape(word) for word in words))
     return table

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
@@ -160,21 +159,6 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     def inspect(self, stage: Stage) -> Visuals:
         """What there is to say about the samples of a stage, for pictures and exports."""
         return Visuals()
-
-    def baseline_datasets(
-        self, stage: Stage, *, finished: bool = True
-    ) -> Mapping[str, Dataset[Batch]]:
-        """For ``benchmark``: map-style datasets that give a stage's samples as people make them
-        without lit_data.
-
-        Args:
-            stage: Whose samples.
-            finished: As the model sees them, but for augmentation; otherwise as they are stored.
-
-        Returns:
-            ``original`` and ``improved``, or what there is of them.
-        """
-        return {}
 
     def find_classes(self) -> Sequence[str] | None:
         """Return the names of the classes that the data give, before `setup`; None where they give none."""

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import stage_augmentations
@@ -18,9 +17,8 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import MaskedKeywords
-from lit_data.datamodules.inspection_source import InspectionFiles, build_inspection_baselines
+from lit_data.datamodules.inspection_source import InspectionFiles
 from lit_data.datamodules.source import name_options
-from lit_data.datamodules.stripe_files import find_recipe
 from lit_data.datamodules.stripe_transform import (
     PatchVisuals,
     StripeTransform,
@@ -33,7 +31,6 @@ from lit_data.datasets.inspection.splitting import ImageSplitter, describe_split
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
-from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
@@ -195,21 +192,6 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         images, masks = self.transformation.finish(batch, stage)
         finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
         return finished if masks is None else finished | {"mask": masks}
-
-    def baseline_datasets(
-        self, stage: Stage, *, finished: bool = True
-    ) -> Mapping[str, Dataset[Batch]]:
-        """For ``benchmark``: image and mask decoded for each patch, and kept in memory."""
-        dataset, source = self.dataset(stage), self.source
-        recipe = find_recipe(
-            dataset,
-            ImageDecoder(source.read),
-            source.mask_options,
-            self.transformation,
-            finished=finished,
-        )
-        recipe = replace(recipe, scaling=source.scaling)
-        return build_inspection_baselines(dataset, recipe, cache_bytes=source.cache_bytes)
 
     def inspect(self, stage: Stage) -> PatchVisuals:
         """Samples before augmentation."""

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,7 +11,6 @@ from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
-from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.datamodules.image_files import MaskedImageFolder
@@ -29,16 +28,7 @@ from lit_data.datasets.inspection.layouts import (
     leave_out_stray,
 )
 from lit_data.datasets.inspection.occupancy import PartialMasks
-from lit_data.datasets.inspection.patches import InspectionDataset
 from lit_data.datasets.inspection.splitting import find_details, group_details
-from lit_data.datasets.stripes.baselines import (
-    ImprovedStripes,
-    OriginalStripes,
-    StripeBaseline,
-    StripePatch,
-    StripeRecipe,
-    list_patches,
-)
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -66,7 +56,6 @@ from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import ensure_inspection_samples
-from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
 
@@ -416,62 +405,3 @@ def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:
         raise ConfigError(
             f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}"
         )
-
-
-class MarkedPatches(StripeBaseline):
-    """A mask for each patch: of zeros where an image has none, and of the class of its image where
-    that says it.
-
-    Attributes:
-        numbers: Class of what the mask of an image marks, for those whose masks are black and
-            white.
-    """
-
-    numbers: Mapping[int, int]
-
-    @override
-    def make(self, patch: StripePatch, planned: Iterable[int]) -> tuple[Array, Array | None]:
-        image, mask = super().make(patch, planned)  # type: ignore[safe-super]  # that of the class beside this one
-        if mask is None:
-            mask = np.zeros((1, *image.shape[1:]), np.float32 if self.recipe.finished else np.uint8)
-        elif self.numbers:
-            mask[mask == 1] = self.numbers[patch.image_index]
-        return image, mask
-
-
-class OriginalPatches(MarkedPatches, OriginalStripes):
-    """Decodes image and mask for each patch."""
-
-
-class ImprovedPatches(MarkedPatches, ImprovedStripes):
-    """Keeps decoded images and masks in memory."""
-
-
-def build_inspection_baselines(
-    dataset: InspectionDataset, recipe: StripeRecipe, *, cache_bytes: int
-) -> Mapping[str, Dataset[Batch]]:
-    """The original loader of a split and its improved form; both take every patch of the grid once.
-
-    Args:
-        dataset: The split.
-        recipe: How its samples are made.
-        cache_bytes: Bound of what the improved one keeps.
-    """
-    masks = dataset.masks
-    if not isinstance(masks, PartialMasks) or any(dataset.margin_px):
-        return {}
-    names = [dataset.bank.name(number) for number in dataset.images.tolist()]
-    has_mask = set(dataset.images[masks.of_image >= 0].tolist())
-    listed = list_patches(dataset, {name: ImageSource((name,)) for name in names})
-    patches = [
-        patch if patch.image_index in has_mask else patch._replace(mask_path=None)
-        for patch in listed
-    ]
-    built: list[MarkedPatches] = [
-        OriginalPatches(patches, recipe),
-        ImprovedPatches(patches, recipe, cache_bytes=cache_bytes),
-    ]
-    numbers = [] if masks.numbers is None else masks.numbers.tolist()
-    for baseline in built:
-        baseline.numbers = dict(zip(dataset.images.tolist(), numbers, strict=False))
-    return dict(zip(("original", "improved"), built, strict=True))

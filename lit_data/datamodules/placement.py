@@ -11,7 +11,7 @@ import torch
 
 from lit_data.checks import check_choice
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.drawn import DefectWriter
+from lit_data.datasets.stripes.dataset import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock

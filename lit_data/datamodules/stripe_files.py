@@ -6,30 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import numpy as np
-import torch
-from torch.utils.data import Dataset
 from typing_extensions import override
 
-from lit_data.augment import SingleTexture
 from lit_data.datamodules.image_files import MaskedImageFolder, stem_of
-from lit_data.datamodules.stripe_transform import StripeTransform
-from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.baselines import (
-    ImprovedStripes,
-    OriginalStripes,
-    StripeRecipe,
-    list_patches,
-)
-from lit_data.datasets.stripes.drawn import Floats
 from lit_data.datasets.stripes.layouts import SourceList, list_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.masks import MaskOptions
 from lit_data.io.remote import Scope
 from lit_data.samples.stripes import ensure_stripe_samples
-from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
 
@@ -140,83 +125,3 @@ class StripeFiles(MaskedImageFolder):
             tuple((self.files or {}).values()) if rule_of(self.layout).roles else self.patterns
         )
         return Scope.of_images(patterns, masks=self.masks)
-
-
-def build_stripe_baselines(
-    dataset: StripeDataset, files: StripeFiles, transformation: StripeTransform, *, finished: bool
-) -> Mapping[str, Dataset[Batch]]:
-    """The original loader of a split and its improved form; none where they cannot do what the
-    transformation does.
-
-    Args:
-        dataset: The split.
-        files: Where its pixels come from.
-        transformation: What is drawn on them; augmentation is left out.
-        finished: Cast, and draw the defects; otherwise patches stay as stored.
-    """
-    library = (
-        transformation.synthesis is not None and not transformation.synthesis.has_plain_spots_only
-    )
-    if (finished and library) or any(dataset.margin_px):
-        return {}
-    recipe = find_recipe(dataset, files.decoder, files.mask_read, transformation, finished=finished)
-    patches = list_patches(dataset, {source.paths[0]: source for source in files.list_images()})
-    return {
-        "original": OriginalStripes(patches, recipe),
-        "improved": ImprovedStripes(patches, recipe, cache_bytes=files.cache_bytes),
-    }
-
-
-def find_recipe(
-    dataset: StripeDataset,
-    decoder: ImageDecoder,
-    mask_read: MaskOptions,
-    transformation: StripeTransform,
-    *,
-    finished: bool,
-) -> StripeRecipe:
-    """How baselines make samples such as those of a split.
-
-    Args:
-        dataset: The split.
-        decoder: How its images are read.
-        mask_read: How its masks are read.
-        transformation: As for `build_stripe_baselines`, as `finished`.
-        finished: See there.
-    """
-    return StripeRecipe(
-        patch_px=dataset.grid.patch_px,
-        decoder=decoder,
-        mask_read=mask_read,
-        dtype=dataset.bank.dtype.name,
-        low=transformation.values.low,
-        high=transformation.values.high,
-        expand=transformation.expand,
-        seed=transformation.seed,
-        synthesis=transformation.synthesis,
-        nuisance=PatchNuisance(transformation.nuisance, transformation.seed)
-        if transformation.nuisance
-        else None,
-        finished=finished,
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class PatchNuisance:
-    """`SingleTexture` for one sample in a worker.
-
-    Args:
-        nuisance: What makes the channels differ.
-        seed: Of its draws.
-    """
-
-    nuisance: SingleTexture
-    seed: int
-
-    def __call__(self, patch: Floats, index: int, epoch: int) -> Floats:
-        """Change a patch, [3, h, w] in 0..1."""
-        draws = self.nuisance.draw(self.seed, epoch, np.array([index]), len(patch))
-        changed: Floats = self.nuisance.forward(torch.from_numpy(patch.copy())[None], draws)[
-            0
-        ].numpy()
-        return changed

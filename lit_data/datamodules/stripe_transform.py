@@ -12,8 +12,8 @@ from typing_extensions import override
 from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datamodules.visuals import FamilyPreview, Visuals
 from lit_data.datasets import StripeDataset
+from lit_data.datasets.stripes.dataset import DefectWriter
 from lit_data.datasets.stripes.device_bank import DevicePatches
-from lit_data.datasets.stripes.drawn import DefectWriter
 from lit_data.datasets.stripes.layouts import ROLES
 from lit_data.devices import divided
 from lit_data.errors import ConfigError

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Unpack
 
 import numpy as np
 from torch import nn
-from torch.utils.data import Dataset
 from typing_extensions import override
 
 from lit_data.augment import SingleTexture, stage_augmentations
@@ -15,7 +14,7 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import MaskedKeywords
 from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.source import name_options
-from lit_data.datamodules.stripe_files import StripeFiles, build_stripe_baselines
+from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datamodules.stripe_transform import (
     StripeTransform,
     StripeVisuals,
@@ -173,13 +172,6 @@ class StripeDataModule(BaseDataModule[StripeDataset]):
     def inspect(self, stage: Stage) -> StripeVisuals:
         """The plans of samples, where their defects show, and each family of defects on its own."""
         return StripeVisuals(self.dataset(stage), self.transformation, self._device_patches, stage)
-
-    def baseline_datasets(
-        self, stage: Stage, *, finished: bool = True
-    ) -> Mapping[str, Dataset[Batch]]:
-        """For ``benchmark``: whole-image decoding and drawing, and its improved form."""
-        dataset = self.dataset(stage)
-        return build_stripe_baselines(dataset, self.source, self.transformation, finished=finished)
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -174,8 +174,11 @@ def draw_patch_predictions(
         count: Rows of the picture.
 
     Returns:
-        Whether it was drawn: the module may return something else.
+        Whether it was drawn: the samples may have no masks, and the module may return something
+        else.
     """
+    if "mask" not in batch:
+        return False
     masks = batch["mask"]
     rows = torch.argsort(masks.flatten(1).sum(1), descending=True, stable=True)[
         : count - 1

@@ -1,15 +1,19 @@
-"""Composing and running a suite of `benchmarks`, for its tests."""
+"""Composing and running a suite of `benchmarks`, and reading what a loader gives, for tests."""
 
 from pathlib import Path
 from typing import Any
 
+import torch
 from omegaconf import DictConfig
 
 import benchmarks
 from lit_data.commands.benchmark import run
+from lit_data.commands.benchmarks.feeds import Candidate, open_feed
+from lit_data.commands.benchmarks.rows import MICRO_BATCHED, Row
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import instantiate
+from lit_data.types import Batch
 
 CONF = Path(benchmarks.__path__[0]) / "conf"
 
@@ -28,3 +32,23 @@ def build_suite(cfg: DictConfig) -> Any:
 def run_suite(cfg: DictConfig) -> dict[str, Any]:
     with allow_packages(["benchmarks"]):
         return run(cfg)
+
+
+def read_epoch(method: str, candidate: Candidate | str) -> Batch:
+    """One epoch of a row, finished and sorted by sample."""
+    assert isinstance(candidate, Candidate)
+    has_micro_batches = method in MICRO_BATCHED or candidate.has_micro_batches
+    row = Row(
+        method,
+        batch_size=5,
+        num_workers=0 if method in ("inline", "device") else 2,
+        micro_batch_size=2 if has_micro_batches else 5,
+    )
+    batches = []
+    with open_feed(row, candidate, seed=3) as feed:
+        for batch in feed:
+            finished = candidate.finish(candidate.plan(dict(batch)))
+            batches.append({key: value.clone() for key, value in finished.items()})
+    joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    order = joined["index"].argsort()
+    return {key: value[order] for key, value in joined.items()}

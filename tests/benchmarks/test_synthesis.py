@@ -16,6 +16,7 @@ import torch
 from omegaconf import DictConfig
 
 from benchmarks.__main__ import run as measure
+from benchmarks.spots import draw_everywhere, draw_in_windows
 from benchmarks.synthesis import COLUMNS, WAYS, make_panel
 from benchmarks.synthesis_variants import (
     draw_in_turn,
@@ -26,7 +27,6 @@ from benchmarks.synthesis_variants import (
     widen,
 )
 from lit_data.commands.benchmarks.table import draw_bars
-from lit_data.datasets.stripes.drawn import draw_everywhere, draw_in_windows
 from lit_data.errors import ConfigError
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
 from tests.benchmarks.suites import build_suite, compose_suite, run_suite

@@ -14,12 +14,14 @@ from omegaconf import DictConfig
 
 from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import build_candidates
-from lit_data.commands.benchmarks.feeds import Candidate, open_feed
+from lit_data.commands.benchmarks.feeds import Candidate
 from lit_data.commands.benchmarks.headroom import ReplayLoader
-from lit_data.commands.benchmarks.rows import COLUMNS, MEASURED, METHODS, OURS, Row
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.rows import COLUMNS, MEASURED, METHODS, OURS
 from lit_data.commands.configuration.compose import compose
+from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
-from lit_data.types import Batch
+from tests.benchmarks.suites import read_epoch
 
 TOY = [
     "+experiment=stripe",
@@ -68,11 +70,10 @@ def run(tmp_path: Path) -> Run:
         metrics = {
             key.removeprefix("benchmark/"): value for key, value in summary.items() if "/" in key
         }
-        table = path.with_name("benchmark.csv")
-        if not table.is_file():
-            return metrics, []
-        assert cv2.imread(str(path.with_name("benchmark.png"))).shape[1] > 500
-        with table.open(newline="") as file:
+        picture = path.with_name("benchmark.png")
+        if picture.is_file():
+            assert cv2.imread(str(picture)).shape[1] > 500
+        with path.with_name("benchmark.csv").open(newline="") as file:
             return metrics, list(csv.DictReader(file))
 
     return call
@@ -80,57 +81,47 @@ def run(tmp_path: Path) -> Run:
 
 @pytest.mark.slow
 def test_loaders_are_compared_and_a_setting_is_recommended(
-    run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Run, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics, lines = run("benchmark.apply=mine")
+    metrics, lines = run()
     assert tuple(lines[0]) == COLUMNS
-    assert [line["method"] for line in lines] == list(METHODS[1:])
-    assert all(
-        line["note"] == "" and line["samples"] == "8" and line["repeats"] == "1" for line in lines
-    )
-    speeds = {line["method"]: float(line["samples_per_s"]) for line in lines}
+    on_device = [line for line in lines if line["until"] == "device"]
+    on_host = [line for line in lines if line["until"] == "host"]
+    assert [line["method"] for line in on_device] == list(METHODS[1:])
+    # what the device cuts never stands on the host
+    assert [line["method"] for line in on_host] == list(METHODS[1:-1])
+    assert lines == on_device + on_host
     for line in lines:
-        ratio = speeds[line["method"]] / speeds["dataloader"]
-        assert float(line["ratio_to_dataloader"]) == pytest.approx(ratio, rel=1e-4)
+        assert (line["note"], line["samples"], line["repeats"]) == ("", "8", "1")
+    for part in (on_device, on_host):
+        speeds = {line["method"]: float(line["samples_per_s"]) for line in part}
+        for line in part:
+            ratio = speeds[line["method"]] / speeds["dataloader"]
+            assert float(line["ratio_to_dataloader"]) == pytest.approx(ratio, rel=1e-4)
+    speeds = {line["method"]: float(line["samples_per_s"]) for line in on_device}
     best = max(OURS, key=lambda method: speeds[method])
     assert metrics["best_method"] == best
-    assert metrics["ratio_to_original"] == pytest.approx(
-        speeds[best] / speeds["original"], rel=1e-4
+    assert metrics["ratio_to_dataloader"] == pytest.approx(
+        speeds[best] / speeds["dataloader"], rel=1e-4
     )
     assert {
         *SPEED_COLUMNS, "cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy", "lightning",
-        "batch_size", "best_method", "best_samples_per_s", "ratio_to_original", "ratio_to_improved",
-        "ratio_to_dataloader", "ratio_to_textbook", "recommended_worker_kind", "recommended_num_workers",
-        "recommended_micro_batch_size",
+        "batch_size", "best_method", "best_samples_per_s", "ratio_to_dataloader",
+        "recommended_worker_kind", "recommended_num_workers", "recommended_micro_batch_size",
     } == {key for key in metrics if not key.startswith("host_")}  # fmt: skip
-    assert (tmp_path / "benchmark_host.csv").exists() or list(tmp_path.rglob("benchmark_host.csv"))
     assert metrics["host_dataloader_samples_per_s"] > 0
-    assert "host_device_samples_per_s" not in metrics, (
-        "what the device cuts never stands on the host"
-    )
-    out = capsys.readouterr().out
-    assert "Recommended for batches of 4: worker_kind=" in out
-    tuned = compose(
-        "fit", ["+experiment=stripe", "+tuned=mine"], config_dir=tmp_path / "runs" / "config"
-    )
-    assert tuned.data.loader.worker_kind == metrics["recommended_worker_kind"]
-    assert tuned.data.loader.num_workers == metrics["recommended_num_workers"]
-    assert tuned.data.loader.batch_size == 16
+    assert "host_device_samples_per_s" not in metrics
+    assert "Recommended for batches of 4: worker_kind=" in capsys.readouterr().out
 
 
 @pytest.mark.slow
 def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
-    metrics, lines = run(
-        "benchmark.defects=false", "benchmark.methods=[original,dataloader,inline,device]"
-    )
+    metrics, lines = run("benchmark.defects=false", "benchmark.methods=[dataloader,inline,device]")
     notes = {line["method"]: line["note"] for line in lines}
     assert notes["device"].startswith("not available: patches are cut when a batch is finished")
-    assert [method for method, note in notes.items() if not note] == [
-        "copy",
-        "original",
-        "dataloader",
-        "inline",
-    ]
+    assert {line["until"] for line in lines} == {"host"}
+    measured = [method for method, note in notes.items() if not note]
+    assert measured == ["copy", "dataloader", "inline"]
     assert metrics["share_of_copy"] == pytest.approx(
         metrics["inline_samples_per_s"] / metrics["copy_samples_per_s"]
     )
@@ -140,31 +131,10 @@ def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
 
 @pytest.mark.slow
 def test_ratios_that_were_not_measured_are_left_out(run: Run) -> None:
-    metrics, lines = run("benchmark.methods=[original,inline]")
-    assert metrics["best_method"] == "inline"
+    metrics, lines = run("benchmark.methods=[thread,inline]")
+    assert metrics["best_method"] in ("inline", "thread")
     assert "ratio_to_dataloader" not in metrics
-    assert [line["ratio_to_dataloader"] for line in lines] == ["", ""]
-
-
-def test_collate_measures_samples_in_memory(run: Run) -> None:
-    words = [
-        "benchmark.sample_shape=[3,8,8]",
-        "benchmark.samples_in_memory=12",
-        "benchmark.batch_sizes=[6]",
-    ]
-    metrics, lines = run("+benchmark=collate", *words, "benchmark.micro_batch_sizes=[3]")
-    assert [line["method"] for line in lines] == [
-        "dataloader",
-        "textbook",
-        "inline",
-        "thread",
-        "process",
-    ]
-    assert all(line["note"] == "" and line["samples"] == "12" for line in lines)
-    assert metrics["batch_size"] == 6
-    assert metrics["process_process_cpu_ms_per_1000"] > 0
-    assert metrics["dataloader_first_batch_ms"] > 0
-    assert "recommended_worker_kind" not in metrics
+    assert [line["ratio_to_dataloader"] for line in lines] == [""] * 4
 
 
 @pytest.mark.slow
@@ -196,26 +166,28 @@ def test_batches_of_any_kind_are_measured(tmp_path: Path, experiment: str, mode:
     assert json.loads(path.read_text())[f"benchmark/{key}"] > 0
 
 
-def test_each_callback_is_measured_and_said_in_a_line(
-    run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
-    metrics, _ = run(
+def test_each_callback_has_a_row(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    metrics, lines = run(
         "+benchmark=callbacks", "callbacks=safe", "benchmark.steps=3", "trainer.accelerator=cpu"
     )
     names = {"data_wait", "memory", "adaptive", "amp", "digest", "interrupt", "empty_cache", "all"}
     assert {key.removesuffix("_us") for key in metrics if key.endswith("_us")} - {"step"} == names
     assert metrics["all_share_of_5_ms"] == pytest.approx(metrics["all_us"] / 5000)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.split(" ")[0] in names]
-    assert sorted(line.split()[0] for line in lines) == sorted(names)
+    assert {line["callback"] for line in lines} == names
+    assert lines[-1]["callback"] == "all"
+    step = f"a step without callbacks takes {metrics['step_us']:.0f} us; on top of that:"
+    assert step in capsys.readouterr().out
     assert logging.getLogger("lightning.pytorch").level == logging.INFO
 
 
 def test_headroom_compares_training_with_and_without_loading(run: Run) -> None:
     words = ["benchmark.steps=3", "benchmark.cached_batches=2", "trainer.enable_progress_bar=false"]
-    metrics, _ = run("+benchmark=headroom", *words, "trainer.accelerator=cpu")
+    metrics, lines = run("+benchmark=headroom", *words, "trainer.accelerator=cpu")
     assert metrics["batch_size"] == 4
     share = metrics["fit_samples_per_s"] / metrics["headroom_samples_per_s"]
     assert metrics["fit_share_of_headroom"] == pytest.approx(share)
+    assert [line["batches"] for line in lines] == ["fit", "headroom"]
+    assert float(lines[0]["share"]) == pytest.approx(share, rel=1e-4)
 
 
 def test_replayed_batches_come_in_turn() -> None:
@@ -232,49 +204,31 @@ def cfg(tmp_path: Path) -> DictConfig:
     return compose("benchmark", [*TOY, *places])
 
 
-def _read_epoch(method: str, candidate: Candidate | str) -> Batch:
-    """One epoch of a row, sorted by sample."""
-    assert isinstance(candidate, Candidate)
-    row = Row(
-        method,
-        batch_size=5,
-        num_workers=0 if method in ("inline", "device") else 2,
-        micro_batch_size=2,
-    )
-    if method not in ("textbook", *OURS):
-        row = Row(method, 5, 2, 5)
-    with open_feed(row, candidate, seed=3) as feed:
-        finished = (candidate.finish(candidate.plan(dict(batch))) for batch in feed)
-        batches = [{key: value.clone() for key, value in batch.items()} for batch in finished]
-    joined = {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
-    order = joined["index"].argsort()
-    return {key: value[order] for key, value in joined.items()}
+def _options(cfg: DictConfig, *methods: str, defects: bool = True) -> BenchmarkOptions:
+    changed = cfg.copy()
+    changed.benchmark.methods = list(methods)
+    changed.benchmark.defects = defects
+    return read_options(BenchmarkOptions, changed.benchmark, "benchmark")
 
 
 def test_all_methods_give_the_same_samples(cfg: DictConfig) -> None:
-    candidates = build_candidates(cfg, list(METHODS[1:]), defects=True)
+    candidates = build_candidates(cfg, _options(cfg, *METHODS[1:]))
     assert list(candidates) == list(METHODS[1:])
-    expected = _read_epoch("inline", candidates["inline"])
+    expected = read_epoch("inline", candidates["inline"])
     assert expected["mask"].any()
     for method, candidate in candidates.items():
-        batch = _read_epoch(method, candidate)
-        assert torch.equal(batch["index"], expected["index"]), method
-        assert torch.equal(batch["mask"], expected["mask"]), method
-        assert (batch["image"] - expected["image"]).abs().max() <= 1 / 255, method
-    for method in ("dataloader", "textbook", "thread", "process", "device"):
-        assert torch.equal(_read_epoch(method, candidates[method])["image"], expected["image"]), (
-            method
-        )
+        batch = read_epoch(method, candidate)
+        for key in ("index", "mask", "image"):
+            assert torch.equal(batch[key], expected[key]), (method, key)
 
 
 def test_without_defects_all_methods_give_the_stored_samples(cfg: DictConfig) -> None:
-    candidates = build_candidates(cfg, list(METHODS), defects=False)
-    expected = _read_epoch("inline", candidates["inline"])
+    candidates = build_candidates(cfg, _options(cfg, *METHODS, defects=False))
+    expected = read_epoch("inline", candidates["inline"])
     assert expected["image"].dtype == torch.uint8
-    for method in ("original", "improved", "dataloader", "textbook", "thread", "process"):
-        assert torch.equal(_read_epoch(method, candidates[method])["image"], expected["image"]), (
-            method
-        )
+    for method in ("dataloader", "thread", "process"):
+        batch = read_epoch(method, candidates[method])
+        assert torch.equal(batch["image"], expected["image"]), method
     copy = candidates["copy"]
     assert isinstance(copy, Candidate)
     assert torch.equal(copy.dataset, expected["image"])
@@ -284,11 +238,11 @@ def test_an_experiment_on_the_device_is_compared_with_loaders_that_read_on_the_h
     cfg: DictConfig,
 ) -> None:
     cfg.data.cache = "device"
-    candidates = build_candidates(cfg, ["dataloader", "device"], defects=True)
-    images = [_read_epoch(method, candidate)["image"] for method, candidate in candidates.items()]
+    candidates = build_candidates(cfg, _options(cfg, "dataloader", "device"))
+    images = [read_epoch(method, candidate)["image"] for method, candidate in candidates.items()]
     assert torch.equal(*images)
     del cfg.data.cache
-    candidates = build_candidates(cfg, ["device"], defects=True)
+    candidates = build_candidates(cfg, _options(cfg, "device"))
     assert candidates == {"device": "the datamodule has no option cache"}
 
 
@@ -297,4 +251,4 @@ def test_an_empty_train_split_is_refused(cfg: DictConfig) -> None:
     with pytest.raises(
         ConfigError, match=r"^the train split holds no images to measure with: check data\.splits$"
     ):
-        build_candidates(cfg, ["copy"], defects=False)
+        build_candidates(cfg, _options(cfg, "copy", defects=False))

@@ -3,21 +3,14 @@
 import math
 from collections.abc import Iterator
 from dataclasses import fields
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from lit_data.commands.benchmarks.compare import Recommendation, apply, recommend
-from lit_data.commands.benchmarks.feeds import (
-    BareCopy,
-    Candidate,
-    JoinedBatches,
-    MicroBatchSampler,
-    make_torch_loader,
-)
+from lit_data.commands.benchmarks.compare import recommend
+from lit_data.commands.benchmarks.feeds import BareCopy, Candidate
 from lit_data.commands.benchmarks.headroom import TrainingClock
 from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
@@ -36,7 +29,8 @@ from lit_data.commands.benchmarks.table import show_lines, write_lines
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.diagnosis.machine import describe_machine, print_machine
-from lit_data.errors import ConfigError, DataError, StoreError
+from lit_data.errors import ConfigError, DataError
+from lit_data.loading import LoaderOptions
 from lit_data.types import Batch
 
 CPU = torch.device("cpu")
@@ -62,10 +56,11 @@ def _result(
 
 def test_rows_are_the_different_combinations_that_mean_something() -> None:
     rows = list_rows(
-        ["device", "thread", "inline", "dataloader", "copy", "textbook"],
+        ["copy", "dataloader", "textbook", "inline", "thread", "device"],
         workers=[0, 2],
         micro_batch_sizes=[8, 32],
         batch_sizes=[4, 16],
+        micro_batched=["textbook", "inline", "thread"],
     )
     assert rows == [
         *(Row("copy", size, 2, size) for size in (4, 16)),
@@ -93,13 +88,13 @@ def _options(**changes: Any) -> BenchmarkOptions:
     [
         (
             {"mode": "fast"},
-            r"^benchmark\.mode='fast' is unknown: choose one of loaders, collate, headroom, callbacks$",
+            r"^benchmark\.mode='fast' is unknown: choose one of loaders, headroom, callbacks$",
         ),
         (
             {"methods": ["inline", "dali"]},
-            r"^benchmark\.methods=\['inline', 'dali'\] must name some of copy, original,",
+            r"^benchmark\.methods=\['inline', 'dali'\] must name some of copy, dataloader,",
         ),
-        ({"methods": []}, r"^benchmark\.methods=\[\] must name some of copy, original,"),
+        ({"methods": []}, r"^benchmark\.methods=\[\] must name some of copy, dataloader,"),
         (
             {"workers": [-1]},
             r"^benchmark\.workers=\[-1\] is not usable: only whole numbers of at least 0 are$",
@@ -112,14 +107,6 @@ def _options(**changes: Any) -> BenchmarkOptions:
         ({"repeats": 1.5}, r"^benchmark\.repeats=1\.5 is not usable: "),
         ({"samples_per_row": 0}, r"^benchmark\.samples_per_row=0 is not usable: "),
         ({"seconds_per_row": 0}, r"^benchmark\.seconds_per_row=0 must be greater than 0$"),
-        (
-            {"apply": "../x"},
-            r"^benchmark\.apply='\.\./x' must be a name of letters, digits, - and _, in mode loaders",
-        ),
-        (
-            {"apply": "x", "mode": "collate"},
-            r"^benchmark\.apply='x' must be a name .* in mode loaders",
-        ),
     ],
 )
 def test_a_wrong_option_is_refused(changes: dict[str, Any], message: str) -> None:
@@ -155,23 +142,6 @@ class Squares(torch.utils.data.Dataset[Batch]):
 
     def __getitem__(self, index: int) -> Batch:
         return {"image": torch.full((2,), index**2), "index": torch.tensor(index)}
-
-
-def test_the_textbook_form_gives_the_batches_of_the_dataloader() -> None:
-    candidate = Candidate(dataset=Squares())
-    whole = list(make_torch_loader(Row("dataloader", 5, 0, 5), candidate, seed=1))
-    joined = make_torch_loader(Row("textbook", 5, 0, 2), candidate, seed=1)
-    assert isinstance(joined, JoinedBatches)
-    for expected, batch in zip(whole, joined, strict=True):
-        assert all(torch.equal(batch[key], expected[key]) for key in expected)
-
-
-def test_a_new_epoch_has_a_new_order_and_every_sample_once() -> None:
-    sampler = MicroBatchSampler(11, Row("textbook", 5, 0, 2), seed=1)
-    first, second = list(sampler), list(sampler)
-    assert [len(part) for part in first] == [2, 2, 1, 2, 2, 1, 1]
-    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(11))
-    assert first != second
 
 
 def test_the_bare_copy_gives_every_sample_once() -> None:
@@ -270,23 +240,19 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
 
 def test_it_is_an_error_when_no_row_can_be_measured() -> None:
     limits = Limits(seconds=1, samples=1, warmup_batches=1)
+    options = LoaderOptions(drop_last=True)
     with pytest.raises(
         DataError,
         match=r"^the loader gave no batch: is data\.loader\.drop_last set, and the batch larger than",
     ):
         measure_rows(
-            [ROW],
-            {"dataloader": Candidate(dataset=_Empty())},
+            [Row("inline", 16, 0, 16)],
+            {"inline": Candidate(dataset=Squares(), options=options)},
             repeats=1,
             limits=limits,
             device=CPU,
             seed=0,
         )
-
-
-class _Empty(Squares):
-    def __len__(self) -> int:
-        return 0
 
 
 def _note(seen: list[int]) -> Any:
@@ -309,7 +275,7 @@ def test_the_table_holds_medians_and_their_ratios() -> None:
         _result("thread", 7, workers=2, batch_size=8),
         Result(Row("device", 16, 0, 16), [], "not available: too large"),
     ]
-    lines = tabulate(results)
+    lines = tabulate(results, "device")
     assert [tuple(sorted(line)) for line in lines] == [tuple(sorted(COLUMNS))] * 6
     assert [line["samples_per_s"] for line in lines[:5]] == [100, 50, 550, 250, 7]
     # the same number of workers; none of that number: the fastest; no DataLoader of that batch
@@ -332,12 +298,14 @@ def test_the_table_holds_medians_and_their_ratios() -> None:
 def test_what_was_not_measured_is_an_empty_cell_with_a_reason(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    lines = tabulate([_result("thread", 123456.789), Result(ROW, [], "not available: [no] memory")])
+    lines = tabulate(
+        [_result("thread", 123456.789), Result(ROW, [], "not available: [no] memory")], "host"
+    )
     write_lines(lines, COLUMNS, tmp_path / "benchmark.csv")
     header, first, second = (tmp_path / "benchmark.csv").read_text().splitlines()
     assert header == ",".join(COLUMNS)
-    assert first == "thread,16,2,8,123457,,1,1,1,1,1,1,1,8,1,"
-    assert second == "dataloader,4,0,4,,,,,,,,,,0,0,not available: [no] memory"
+    assert first == "thread,host,16,2,8,123457,,1,1,1,1,1,1,1,8,1,"
+    assert second == "dataloader,host,4,0,4,,,,,,,,,,0,0,not available: [no] memory"
     show_lines(lines, "title", headings=HEADINGS)
     out = capsys.readouterr().out
     assert "123 457" in out
@@ -356,7 +324,8 @@ def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
             _result("thread", 97, micro=8),
             _result("process", 100),
             _result("process", 500, batch_size=32),
-        ]
+        ],
+        "device",
     )
     found = recommend(lines, 16)
     assert found is not None
@@ -372,42 +341,14 @@ def test_the_simplest_setting_near_the_fastest_is_recommended() -> None:
 
 def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
     lines = tabulate(
-        [_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)]
+        [_result("inline", 90, workers=0), _result("device", 100, workers=0, micro=16)], "device"
     )
     found = recommend(lines, 16)
     assert found is not None
     assert found.settings["cache"] == "device"
     assert found.settings["loader"]["worker_kind"] == "inline"
     assert "micro_batch_size=16, cache=device: 100 samples/s; inline gave 90." in found.sentence
-    assert recommend(tabulate([_result("dataloader", 10)]), 16) is None
-
-
-def test_a_setting_is_written_as_an_option_for_fit(tmp_path: Path) -> None:
-    loader = {"worker_kind": "thread", "num_workers": 3, "micro_batch_size": 5}
-    path = apply(
-        Recommendation({"loader": loader, "cache": "lru"}, "Because."), tmp_path / "own", "mine"
-    )
-    assert path == tmp_path / "own" / "tuned" / "mine.yaml"
-    for words in (["+experiment=stripe", "+tuned=mine"], ["tuned=mine", "experiment=stripe"]):
-        cfg = compose("fit", words, config_dir=tmp_path / "own")
-        assert {key: cfg.data.loader[key] for key in loader} == loader
-        assert cfg.data.cache == "lru"
-        assert cfg.data.patch_px == 128
-    apply(Recommendation({"loader": {"num_workers": 1}}, "Because."), tmp_path / "own", "mine")
-    assert compose("fit", ["+tuned=mine"], config_dir=tmp_path / "own").data.loader.num_workers == 1
-
-
-def test_a_file_of_the_user_is_not_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "tuned").mkdir()
-    (tmp_path / "tuned" / "mine.yaml").write_text("seed: 1\n")
-    with pytest.raises(
-        ConfigError,
-        match=r"^benchmark\.apply=mine: .*mine\.yaml was written by hand; choose another",
-    ):
-        apply(Recommendation({"loader": {}}, "Because."), tmp_path, "mine")
-    (tmp_path / "file").touch()
-    with pytest.raises(StoreError, match=r"^cannot write .*: .*\. Set benchmark\.apply_folder\.$"):
-        apply(Recommendation({"loader": {}}, "Because."), tmp_path / "file", "mine")
+    assert recommend(tabulate([_result("dataloader", 10)], "device"), 16) is None
 
 
 # the rest

@@ -458,23 +458,6 @@ def test_groups_of_names_stay_together(tmp_path: Path) -> None:
     assert sum(map(len, told)) == 2
 
 
-@pytest.mark.parametrize("classes", [None, ["spot", "dent"]])
-def test_baselines_give_the_same_samples(classes: list[str] | None, tmp_path: Path) -> None:
-    for kind in ("dent", "spot"):
-        _write_set(tmp_path / "set" / kind, 10)
-    data = _data(tmp_path, classes=classes)
-    ours = _read(data)
-    baselines = data.baseline_datasets("train")
-    assert set(baselines) == {"original", "improved"}
-    for baseline in baselines.values():
-        samples: Any = [baseline[number] for number in range(len(baseline))]  # type: ignore[arg-type]
-        order = torch.argsort(torch.stack([sample["index"] for sample in samples]))
-        mine = torch.argsort(ours["index"])
-        for key in ("image", "mask", "position"):
-            theirs = torch.stack([sample[key] for sample in samples])[order]
-            torch.testing.assert_close(theirs, ours[key][mine], atol=1e-6, rtol=0)
-
-
 def test_masks_in_several_files_are_joined(tmp_path: Path) -> None:
     for name in ("test/lost", "test/good", "ground_truth/lost/003"):
         (tmp_path / "set" / name).mkdir(parents=True)

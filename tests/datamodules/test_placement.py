@@ -11,7 +11,7 @@ import torch
 from lit_data.datamodules import placement as backend
 from lit_data.datamodules.placement import DrawingBackend, Places, choose_drawing
 from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.drawn import DefectWriter
+from lit_data.datasets.stripes.dataset import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions

@@ -1,4 +1,4 @@
-"""`InspectionDataModule` with `size_px` or `scale`: samples, masks, stores, baselines, and what is refused."""
+"""`InspectionDataModule` with `size_px` or `scale`: samples, masks, stores, and what is refused."""
 
 from pathlib import Path
 from typing import Any
@@ -84,19 +84,6 @@ def test_half_of_the_whole_images_that_train_show_a_defect(tmp_path: Path) -> No
     sampling = SamplingOptions(positives=0.9, random_places=True)
     data = _data(tmp_path, size_px=32, sampling=sampling, splits={"train": 1.0})
     assert _read(data, "train")["mask"].flatten(1).any(1).float().mean() > 0.75
-
-
-@pytest.mark.parametrize("options", [{"size_px": 32}, {"scale": 0.7, "patch_px": 16}])
-def test_baselines_give_the_same_samples(tmp_path: Path, options: dict[str, Any]) -> None:
-    _write_set(tmp_path / "set")
-    data = _data(tmp_path, **options)
-    expected = _read(data, "val")
-    for baseline in data.baseline_datasets("val").values():
-        samples = [baseline[number] for number in range(len(expected["image"]))]
-        for key in ("image", "mask", "index"):
-            torch.testing.assert_close(
-                torch.stack([sample[key] for sample in samples]), expected[key]
-            )
 
 
 @pytest.mark.parametrize("options", [{"size_px": 32}, {"scale": 0.5, "patch_px": 16}])

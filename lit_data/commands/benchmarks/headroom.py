@@ -1,10 +1,11 @@
-"""Mode ``headroom``: how fast training would be if batches cost nothing."""
+"""Mode ``headroom``: the speed of training if batches cost nothing."""
 
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from statistics import median
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import lightning as L
 import torch
@@ -15,6 +16,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.table import report_lines
 from lit_data.commands.build import build_datamodule, build_model, build_trainer, name_classes
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import format_batch
@@ -22,12 +24,15 @@ from lit_data.loading.device_timer import read_clock
 
 log = logging.getLogger(__name__)
 
-
 T = TypeVar("T")
+
+COLUMNS: Final = ("batches", "samples_per_s", "share")
+_HEADINGS: Final = {"batches": "batches", "samples_per_s": "samples/s", "share": "share"}
+_LABELS: Final = {"fit": "as they are loaded", "headroom": "that cost nothing"}
 
 
 def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Train with the loader and with replayed batches, in turn; see `lit_data.commands.benchmark.run`."""
+    """Train with the loader and with replayed batches; see `lit_data.commands.benchmark.run`."""
     datamodule = build_datamodule(cfg)
     name_classes(cfg, datamodule)
     datamodule.setup("fit")
@@ -38,19 +43,22 @@ def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     )
     for _ in range(options.repeats):
         speeds["fit"].append(time_steps(datamodule=datamodule))
-        batches = batches or cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
+        if not batches:  # not before a training, which chooses the workers of the loader
+            batches = cache_batches(datamodule, options.cached_batches, _choose_device(cfg))
         replay = ReplayLoader(batches, options.steps + options.warmup_batches)
         speeds["headroom"].append(time_steps(train_dataloaders=replay, val_dataloaders=[]))
-    real, free = median(speeds["fit"]), median(speeds["headroom"])
-    log.info(
-        "Training reaches %.0f samples/s; with batches that cost nothing it would reach %.0f: %.1f %% of that.",
-        *(real, free, 100 * real / free),
-    )
+    medians = {name: median(values) for name, values in speeds.items()}
+    free = medians["headroom"]
+    lines = []
+    for name, speed in medians.items():
+        lines.append({"batches": name, "samples_per_s": speed, "share": speed / free})
+    title = f"{cfg.name}: training with batches"
+    report_lines(lines, COLUMNS, Path(cfg.paths.run), title, headings=_HEADINGS, labels=_LABELS)
     return {
         "benchmark/batch_size": datamodule.loader.count_batch(1),
-        "benchmark/fit_samples_per_s": real,
+        "benchmark/fit_samples_per_s": medians["fit"],
         "benchmark/headroom_samples_per_s": free,
-        "benchmark/fit_share_of_headroom": real / free,
+        "benchmark/fit_share_of_headroom": medians["fit"] / free,
     }
 
 
@@ -58,18 +66,20 @@ class ReplayLoader(Generic[T]):
     """The same few batches over and over.
 
     Args:
-        batches: What to repeat.
+        batches: Those to repeat.
         length: Batches in all.
     """
 
     def __init__(self, batches: Sequence[T], length: int) -> None:
-        self.batches, self.length = batches, length
+        self.batches = batches
+        self.length = length
 
     def __len__(self) -> int:
         return self.length
 
     def __iter__(self) -> Iterator[T]:
-        return (self.batches[number % len(self.batches)] for number in range(self.length))
+        for number in range(self.length):
+            yield self.batches[number % len(self.batches)]
 
 
 class TrainingClock(L.Callback):
@@ -81,7 +91,9 @@ class TrainingClock(L.Callback):
 
     def __init__(self, warmup_steps: int) -> None:
         self.warmup_steps = warmup_steps
-        self.samples, self._began_s, self._ended_s = 0, 0.0, 0.0
+        self.samples = 0
+        self._began_s = 0.0
+        self._ended_s = 0.0
 
     @override
     def on_train_batch_end(
@@ -108,14 +120,15 @@ class TrainingClock(L.Callback):
 
 @torch.no_grad()
 def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) -> list[Any]:
-    """The first training batches as the model sees them, on the device.
+    """Return the first training batches as the model sees them, on the device.
 
     Args:
         datamodule: An opened datamodule.
         count: How many, at most.
         device: Where the model is.
     """
-    loader, batches = datamodule.make_loader("train"), list[Any]()
+    loader = datamodule.make_loader("train")
+    batches: list[Any] = []
     for batch in loader:
         planned = move_data_to_device(datamodule.plan_batch(batch, "train"), device)
         finished = datamodule.finish_batch(planned, "train")
@@ -133,13 +146,13 @@ def time_training(
     warmup_steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
 ) -> float:
-    """Samples trained per second, after some steps of warm-up.
+    """Measure the samples trained per second, after some steps of warm-up.
 
     Args:
         cfg: Model and Trainer.
-        callbacks: What else looks on.
-        steps: How many are counted.
-        warmup_steps: How many are not.
+        callbacks: Further callbacks.
+        steps: Steps that are counted.
+        warmup_steps: Steps before them.
         source: Arguments of ``Trainer.fit`` that name the batches.
     """
     clock = TrainingClock(warmup_steps)
@@ -153,14 +166,16 @@ def train_steps(
     steps: int,
     **source: Any,  # noqa: ANN401 - fit's own arguments
 ) -> L.LightningModule:
-    """Train the configured model for some steps, without validation, logs and checkpoints; return
-    it.
+    """Train the configured model for some steps, without validation, logs and checkpoints.
 
     Args:
         cfg: Model and Trainer.
-        callbacks: All that there are.
-        steps: How many.
+        callbacks: All callbacks.
+        steps: Number of steps.
         source: Arguments of ``Trainer.fit`` that name the batches.
+
+    Returns:
+        The model.
     """
     trainer = build_trainer(
         cfg,
@@ -179,6 +194,6 @@ def train_steps(
 
 
 def _choose_device(cfg: DictConfig) -> torch.device:
-    """The device that the configured Trainer trains on."""
+    """Return the device that the configured Trainer trains on."""
     trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
     return trainer.strategy.root_device

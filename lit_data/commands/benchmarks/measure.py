@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain, repeat
 from statistics import fmean, median, pstdev
 
 import psutil
@@ -25,7 +24,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How long one measurement takes.
+    """Length of one measurement.
 
     Args:
         seconds: It ends after this time.
@@ -47,14 +46,13 @@ def measure_rows(
     device: torch.device,
     seed: int,
 ) -> list[Result]:
-    """Measure every row once, then every row again, so that what the machine does beside hits all
-    alike.
+    """Measure every row once, then every row again, so that other work hits all alike.
 
     Args:
-        rows: What to measure.
+        rows: The rows.
         candidates: For each method where its samples come from, or why it cannot be measured.
-        repeats: How often.
-        limits: How long each time.
+        repeats: Measurements of each row.
+        limits: Length of each measurement.
         device: Where batches go.
         seed: Of the order of the samples.
 
@@ -66,41 +64,42 @@ def measure_rows(
         LitDataError: No row could be measured; the error is the first one.
     """
     results = [Result(row) for row in rows]
-    failures: list[Exception] = []
-    rounds = list(chain.from_iterable(repeat(results, repeats)))
-    able = sum(not isinstance(candidates[row.method], str) for row in rows)
-    at_most_s = able * repeats * limits.seconds
-    log.info(
-        "%d rows, each measured %d times: at most %.0f s, and the time to start them",
-        able,
-        repeats,
-        at_most_s,
-    )
-    for result in track(rounds, "measuring", len(rounds)):
+    measurable_rows = 0
+    for result in results:
         candidate = candidates[result.row.method]
         if isinstance(candidate, str):
             result.note = f"not available: {candidate}"
-        elif not result.note:
-            try:
-                with open_feed(result.row, candidate, seed=seed) as feed:
-                    # Batches of workers that run in step arrive together: count whole rounds of
-                    # them.
-                    least = 2 * max(1, result.row.num_workers)
-                    result.laps.append(
-                        measure(feed, candidate, limits=limits, device=device, least_batches=least)
-                    )
-            except (
-                LitDataError,
-                RuntimeError,
-            ) as error:  # RuntimeError: what torch's loader raises, and CUDA
-                log.debug("%s", result.row, exc_info=True)
-                result.note, result.laps = f"not available: {' '.join(str(error).split())}", []
-                failures.append(
-                    error.with_traceback(None)
-                )  # its frames would keep the workers alive
+        else:
+            measurable_rows += 1
+    log.info(
+        "%d rows, each measured %d times: at most %.0f s, and the time to start them",
+        *(measurable_rows, repeats, measurable_rows * repeats * limits.seconds),
+    )
+    failures: list[Exception] = []
+    rounds = results * repeats
+    for result in track(rounds, "measuring", len(rounds)):
+        candidate = candidates[result.row.method]
+        if result.note or isinstance(candidate, str):
+            continue
+        try:
+            result.laps.append(_measure_row(result.row, candidate, limits, device, seed))
+        except (LitDataError, RuntimeError) as error:  # RuntimeError: of torch's loader and CUDA
+            log.debug("%s", result.row, exc_info=True)
+            result.note = f"not available: {' '.join(str(error).split())}"
+            result.laps = []
+            failures.append(error.with_traceback(None))  # its frames would keep the workers alive
     if failures and not any(result.laps for result in results):
         raise failures[0]
     return results
+
+
+def _measure_row(
+    row: Row, candidate: Candidate, limits: Limits, device: torch.device, seed: int
+) -> Lap:
+    # batches of workers that run in step arrive together: whole rounds of them count
+    least_batches = 2 * max(1, row.num_workers)
+    with open_feed(row, candidate, seed=seed) as feed:
+        return measure(feed, candidate, limits=limits, device=device, least_batches=least_batches)
 
 
 @torch.no_grad()
@@ -116,8 +115,8 @@ def measure(
 
     Args:
         feed: The loader.
-        candidate: What happens to its batches.
-        limits: How long.
+        candidate: The steps behind it.
+        limits: Length of the measurement.
         device: Where batches go.
         least_batches: Batches to measure, also where they take longer.
     """
@@ -125,20 +124,23 @@ def measure(
     batches = _repeat_epochs(feed)
     _take(batches, candidate, device, timed=True)
     first_batch_s = time.perf_counter() - began_s
-    transfers_s = [
-        _take(batches, candidate, device, timed=True)[1] for _ in range(limits.warmup_batches)
-    ]
-    samples, loads_s, most_samples = 0, list[float](), limits.samples or math.inf
-    began_s, cpu_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
-    now_s = began_s
-    while (
-        now_s - began_s < limits.seconds or len(loads_s) < least_batches
-    ) and samples < most_samples:
+    transfers_s = []
+    for _ in range(limits.warmup_batches):
+        transfers_s.append(_take(batches, candidate, device, timed=True)[1])
+    samples = 0
+    most_samples = limits.samples or math.inf
+    loads_s: list[float] = []
+    began_cpu_s, began_thread_s = time.process_time(), time.thread_time()
+    now_s = began_s = time.perf_counter()
+    while samples < most_samples:
+        if now_s - began_s >= limits.seconds and len(loads_s) >= least_batches:
+            break
         samples += _take(batches, candidate, device, timed=False)[0]
         loads_s.append(time.perf_counter() - now_s)
         now_s += loads_s[-1]
-    seconds = read_clock(device) - began_s
-    cpu_s, thread_s = time.process_time() - cpu_s, time.thread_time() - thread_s
+    seconds = read_clock(device) - began_s  # waits for what the device has not finished
+    cpu_s = time.process_time() - began_cpu_s
+    thread_s = time.thread_time() - began_thread_s
     return Lap(
         samples=samples,
         samples_per_s=samples / seconds,
@@ -153,36 +155,45 @@ def measure(
 
 
 def measure_pss_mib() -> float:
-    """Memory of this process and its children, shared pages counted once; NaN where the system does not tell."""
-    me, total_bytes = psutil.Process(), 0.0
-    for process in (me, *me.children(recursive=True)):
-        with suppress(psutil.Error):
+    """Measure the memory of this process and its children, shared pages counted once.
+
+    NaN where the system does not say.
+    """
+    this_process = psutil.Process()
+    total_bytes = 0.0
+    for process in (this_process, *this_process.children(recursive=True)):
+        with suppress(psutil.Error):  # it ended meanwhile
             total_bytes += getattr(process.memory_full_info(), "pss", math.nan)
     return total_bytes / 2**20
 
 
 def _repeat_epochs(feed: Iterable[Batch]) -> Iterator[Batch]:
     while True:
-        empty = True
+        is_empty = True
         for batch in feed:
-            empty = False
+            is_empty = False
             yield batch
-        if empty:
+        if is_empty:
             raise DataError(
-                "the loader gave no batch: is data.loader.drop_last set, and the batch larger than the set?"
+                "the loader gave no batch: is data.loader.drop_last set, and the batch larger than "
+                "the set?"
             )
 
 
 def _take(
     batches: Iterator[Batch], candidate: Candidate, device: torch.device, *, timed: bool
 ) -> tuple[int, float]:
-    """Samples of the next batch, loaded and finished, and the seconds of its transfer if they are wanted."""
+    """Load and finish the next batch.
+
+    Returns:
+        Its samples, and the seconds of its transfer if it is timed, for which the device is waited.
+    """
     batch = candidate.plan(next(batches))
     began_s = time.perf_counter()
-    batch = {
-        key: value.to(device, non_blocking=True) if isinstance(value, torch.Tensor) else value
-        for key, value in batch.items()
-    }
+    moved: Batch = {}
+    for key, value in batch.items():
+        is_tensor = isinstance(value, torch.Tensor)
+        moved[key] = value.to(device, non_blocking=True) if is_tensor else value
     transfer_s = (read_clock(device) if timed else time.perf_counter()) - began_s
-    finished = candidate.finish(batch)
+    finished = candidate.finish(moved)
     return count_samples(finished), transfer_s

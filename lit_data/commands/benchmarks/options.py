@@ -1,6 +1,5 @@
-"""What a measurement can be told: `conf/benchmark.yaml`, and suites of somebody's own."""
+"""Options of a measurement: `conf/benchmark.yaml`, and suites of somebody's own."""
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +12,7 @@ from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.rows import METHODS
 from lit_data.errors import ConfigError
 
-MODES: Final = ("loaders", "collate", "headroom", "callbacks")
+MODES: Final = ("loaders", "headroom", "callbacks")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +40,11 @@ class Suite(ABC):
 
     @abstractmethod
     def run(self, cfg: DictConfig) -> dict[str, Any]:
-        """Measure, write ``benchmark.csv`` into `cfg.paths.run`, print it, and return keys of summary.json."""
+        """Measure, write ``benchmark.csv`` into `cfg.paths.run`, and print it.
+
+        Returns:
+            Keys of summary.json.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +52,8 @@ class BenchmarkOptions:
     """Options of the command, validated at birth.
 
     Args:
-        mode: `loaders` compares ways to load an experiment's samples, `collate` ways to make large
-            batches of samples in memory, `headroom` training with and without the work of loading,
-            `callbacks` what callbacks cost.
+        mode: `loaders` compares ways to load an experiment's samples, `headroom` training with and
+            without the work of loading, `callbacks` what callbacks cost.
         methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by
             itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
@@ -65,12 +67,8 @@ class BenchmarkOptions:
         defects: Draw the experiment's defects; otherwise batches stay as stored and a bare copy is
             measured too.
         finish: Measure until a batch is what the model sees; otherwise until it leaves the host,
-            drawn by the workers; `both` prints a table of each.
+            drawn by the workers; `both` measures the one and the other.
         device: Where batches go: `auto`, or a device of torch.
-        apply: Name under which the recommended setting is written, or None.
-        apply_folder: Configuration folder that it is written to.
-        sample_shape: Mode `collate`: shape of a uint8 sample.
-        samples_in_memory: Mode `collate`: size of the set.
         steps: Modes `headroom` and `callbacks`: training steps of each run.
         cached_batches: Mode `headroom`: batches that are replayed.
 
@@ -90,10 +88,6 @@ class BenchmarkOptions:
     defects: bool
     finish: bool | str
     device: str
-    apply: str | None
-    apply_folder: str
-    sample_shape: Sequence[int]
-    samples_in_memory: int
     steps: int
     cached_batches: int
 
@@ -105,24 +99,17 @@ class BenchmarkOptions:
             raise ConfigError(
                 f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}"
             )
-        for name, least in _LEAST.items():
-            _check_counts(name, getattr(self, name), least)
+        for name, smallest in _SMALLEST.items():
+            _check_counts(name, getattr(self, name), smallest)
         if not self.seconds_per_row > 0:
             raise ConfigError(
                 f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0"
             )
         check_choice("benchmark.finish", self.finish, (True, False, "both"))
-        if self.apply is not None and (
-            self.mode != "loaders" or not re.fullmatch(r"[\w-]+", self.apply)
-        ):
-            raise ConfigError(
-                f"benchmark.apply={self.apply!r} must be a name of letters, digits, - and _, in mode loaders, the "
-                "only one that recommends a setting"
-            )
 
 
 def choose_device(name: str) -> torch.device:
-    """The device that batches go to.
+    """Return the device that batches go to.
 
     Args:
         name: `auto`, or a device of torch.
@@ -141,23 +128,29 @@ def choose_device(name: str) -> torch.device:
         ) from error
 
 
-_LEAST: Final[Mapping[str, int]] = {
-    **dict.fromkeys(("micro_batch_sizes", "batch_sizes", "sample_shape"), 1),
-    **dict.fromkeys(
-        ("repeats", "warmup_batches", "samples_in_memory", "steps", "cached_batches"), 1
-    ),
+_SMALLEST: Final[Mapping[str, int]] = {
+    "micro_batch_sizes": 1,
+    "batch_sizes": 1,
+    "repeats": 1,
+    "warmup_batches": 1,
+    "steps": 1,
+    "cached_batches": 1,
     "workers": 0,
     "samples_per_row": 1,
 }
 
 
-def _check_counts(name: str, value: Any, least: int) -> None:  # noqa: ANN401 - a user's value
+def _check_counts(name: str, value: Any, smallest: int) -> None:  # noqa: ANN401 - a user's value
     if value is None and name in ("workers", "samples_per_row"):
         return
-    counts = [value] if isinstance(value, int | float | str) or value is None else list(value)
-    if not counts or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n >= least for n in counts
-    ):
+    is_single = value is None or isinstance(value, int | float | str)
+    counts = [value] if is_single else list(value)
+    if not counts or not all(_is_count(count, smallest) for count in counts):
         raise ConfigError(
-            f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {least} are"
+            f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {smallest} "
+            "are"
         )
+
+
+def _is_count(value: object, smallest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest

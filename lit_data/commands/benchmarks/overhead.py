@@ -1,9 +1,10 @@
-"""Mode ``callbacks``: what the callbacks of a configuration cost a training step that needs nothing of them."""
+"""Mode ``callbacks``: the cost of the callbacks of a configuration where nothing needs them."""
 
 import itertools
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from statistics import median
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ from typing_extensions import override
 
 from lit_data.commands.benchmarks.headroom import ReplayLoader
 from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.commands.build import build_callbacks
 from lit_data.commands.terminal import quieten
 
@@ -24,72 +26,65 @@ log = logging.getLogger(__name__)
 
 STEP_S: Final = 5e-3
 """A short training step, of which the cost is given as a share."""
+COLUMNS: Final = ("callback", "us", "share_of_5_ms")
+_HEADINGS: Final = {"callback": "callback", "us": "us a step", "share_of_5_ms": "share of 5 ms"}
 _BLOCKS: Final = 10
 _CHANNELS: Final = 8
 _SIZE_PX: Final = 16
 
 
 def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
-    """Train a small net without callbacks, with each of the configuration, and with all; in turn."""
-    names = [
-        name
-        for name, node in cfg.callbacks.items()
-        if str((node or {}).get("_target_", "")).startswith("lit_data.")
-    ]
-    rows: dict[str, list[str]] = {
-        "none": [],
-        **{str(name): [str(name)] for name in names},
-        "all": [str(n) for n in names],
-    }
-    seconds: dict[str, list[float]] = {row: [] for row in rows}
+    """Train a small net without callbacks, with each of the configuration, and with all; in turn.
+
+    See `lit_data.commands.benchmark.run`.
+    """
+    ways = _list_ways(cfg)
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
     quieten()
     lightning = logging.getLogger("lightning.pytorch")
     level = lightning.level
     lightning.setLevel(logging.WARNING)  # each of many Trainers would say the same
     try:
         for _ in range(options.repeats):
-            for row, chosen in rows.items():
+            for way, names in ways.items():
                 callbacks = build_callbacks(cfg)
-                seconds[row].append(_train(cfg, options, [callbacks[name] for name in chosen]))
+                step_s = _train(cfg, options, [callbacks[name] for name in names])
+                seconds[way].append(step_s)
     finally:
         lightning.setLevel(level)
-    base = median(seconds["none"])
-    found: dict[str, Any] = {
-        "benchmark/batch_size": options.batch_sizes[0],
-        "benchmark/step_us": base * 1e6,
-    }
-    for row in list(rows)[1:]:
-        cost = median(
-            times - none for times, none in zip(seconds[row], seconds["none"], strict=True)
-        )
-        found |= {
-            f"benchmark/{row}_us": cost * 1e6,
-            f"benchmark/{row}_share_of_5_ms": cost / STEP_S,
-        }
-        log.info(
-            "%-24s %6.0f us a step, %5.2f %% of a step of 5 ms",
-            row,
-            cost * 1e6,
-            100 * cost / STEP_S,
-        )
-    return found
+    base_s = median(seconds["none"])
+    lines = []
+    for way in list(ways)[1:]:
+        # of each round by itself: what the machine does beside hits both alike
+        costs_s = [s - none for s, none in zip(seconds[way], seconds["none"], strict=True)]
+        cost_s = median(costs_s)
+        lines.append({"callback": way, "us": cost_s * 1e6, "share_of_5_ms": cost_s / STEP_S})
+    log.info("a step without callbacks takes %.0f us; on top of that:", base_s * 1e6)
+    report_lines(lines, COLUMNS, Path(cfg.paths.run), "cost of callbacks", headings=_HEADINGS)
+    metrics = {"benchmark/batch_size": options.batch_sizes[0], "benchmark/step_us": base_s * 1e6}
+    return metrics | collect(lines, COLUMNS)
+
+
+def _list_ways(cfg: DictConfig) -> dict[str, list[str]]:
+    """List the names of the callbacks that each row trains with, those without any first."""
+    names = []
+    for name, node in cfg.callbacks.items():
+        if str((node or {}).get("_target_", "")).startswith("lit_data."):
+            names.append(str(name))
+    return {"none": [], **{name: [name] for name in names}, "all": names}
 
 
 class SmallNet(L.LightningModule):
-    """Convolutions with batch norm, 42 parameter tensors, as small as can be: what costs time is around it."""
+    """Small convolutions with batch norm, 42 parameter tensors: time goes to what surrounds it."""
 
     def __init__(self) -> None:
         super().__init__()
-        blocks = [
-            layer
-            for _ in range(_BLOCKS)
-            for layer in (
-                nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, groups=8),
-                nn.BatchNorm2d(_CHANNELS),
-                nn.ReLU(),
-            )
-        ]
-        self.net = nn.Sequential(*blocks, nn.Flatten(), nn.Linear(_CHANNELS * _SIZE_PX**2, 2))
+        layers: list[nn.Module] = []
+        for _ in range(_BLOCKS):
+            layers.append(nn.Conv2d(_CHANNELS, _CHANNELS, 3, padding=1, groups=8))
+            layers.append(nn.BatchNorm2d(_CHANNELS))
+            layers.append(nn.ReLU())
+        self.net = nn.Sequential(*layers, nn.Flatten(), nn.Linear(_CHANNELS * _SIZE_PX**2, 2))
 
     @override
     def training_step(self, batch: dict[str, Tensor], batch_idx: int) -> Tensor:
@@ -101,7 +96,7 @@ class SmallNet(L.LightningModule):
 
 
 class MedianStep(L.Callback):
-    """The median time from the end of one step to the end of the next.
+    """Median time from the end of one step to the end of the next.
 
     Args:
         warmup_steps: Steps that are not counted.
@@ -124,7 +119,7 @@ class MedianStep(L.Callback):
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Median seconds of a step."""
         ends = self._ends_s[self.warmup_steps :]
         return median(after - before for before, after in itertools.pairwise(ends))
 

@@ -1,19 +1,17 @@
-"""Which loaders are measured, with which sizes, and what came out."""
+"""Rows of the table of loaders: which there are, and what came out."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
 OURS: Final = ("inline", "thread", "process", "device")
-METHODS: Final = ("copy", "original", "improved", "dataloader", "textbook", *OURS)
+METHODS: Final = ("copy", "dataloader", *OURS)
+MICRO_BATCHED: Final = ("inline", "thread", "process")
 NAMES: Final = {
     "copy": "bare copy of ready patches",
-    "original": "original loader: whole files, whole-image defects",
-    "improved": "improved: crop first, decoded images in memory",
     "dataloader": "torch DataLoader over the decoded samples",
-    "textbook": "micro-batches joined by torch.cat",
     "inline": "lit_data, inline",
     "thread": "lit_data, threads",
     "process": "lit_data, processes",
@@ -26,7 +24,7 @@ class Row:
     """One line of the table.
 
     Args:
-        method: One of `METHODS`.
+        method: One of `METHODS`, or another way to load.
         batch_size: Samples per batch.
         num_workers: Threads or processes; 0 is the main thread.
         micro_batch_size: Samples that a worker makes at a time; the batch size for methods without
@@ -45,41 +43,37 @@ def list_rows(
     workers: Sequence[int],
     micro_batch_sizes: Sequence[int],
     batch_sizes: Sequence[int],
+    micro_batched: Collection[str] = MICRO_BATCHED,
 ) -> list[Row]:
-    """Every different combination that means something, in the order of `METHODS`.
+    """List every different combination that means something, method by method.
 
     Args:
-        methods: Which methods.
+        methods: The methods.
         workers: Numbers of workers.
         micro_batch_sizes: Sizes of micro-batches; one larger than the batch counts as the batch.
         batch_sizes: Sizes of batches.
+        micro_batched: Methods that have micro-batches.
     """
-    rows = (
-        Row(method, batch_size, count, min(size, batch_size))
-        for method in sorted(set(methods), key=METHODS.index)
-        for batch_size in batch_sizes
-        for count in _choose_workers(method, workers)
-        for size in (
-            micro_batch_sizes
-            if method in ("textbook", "inline", "thread", "process")
-            else [batch_size]
-        )
-    )
+    rows = []
+    for method in methods:
+        worker_counts = _choose_worker_counts(method, workers)
+        for batch_size in batch_sizes:
+            sizes = micro_batch_sizes if method in micro_batched else [batch_size]
+            for count in worker_counts:
+                rows += [Row(method, batch_size, count, min(size, batch_size)) for size in sizes]
     return list(dict.fromkeys(rows))
 
 
-def _choose_workers(method: str, workers: Sequence[int]) -> Iterator[int]:
+def _choose_worker_counts(method: str, workers: Sequence[int]) -> list[int]:
     if method in ("inline", "device"):
-        yield 0
-    else:
-        yield from (
-            count for count in workers if count or method not in ("copy", "thread", "process")
-        )
+        return [0]
+    needs_workers = method in ("copy", "thread", "process")
+    return [count for count in workers if count or not needs_workers]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lap:
-    """What one measurement gave; the fields are columns of the table, see `lit_data.commands.benchmark.run`."""
+    """Result of one measurement; fields are columns, see `lit_data.commands.benchmark.run`."""
 
     samples: int
     samples_per_s: float
@@ -117,6 +111,7 @@ MEASURED: Final = (
 )
 COLUMNS: Final = (
     "method",
+    "until",
     "batch_size",
     "num_workers",
     "micro_batch_size",
@@ -129,6 +124,7 @@ COLUMNS: Final = (
 )
 HEADINGS: Final = {
     "method": "method",
+    "until": "until",
     "batch_size": "batch",
     "num_workers": "workers",
     "micro_batch_size": "micro",
@@ -144,25 +140,30 @@ HEADINGS: Final = {
 }
 
 
-def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
-    """One dict of `COLUMNS` for each row, with medians over its measurements; NaN where there are
-    none.
+def tabulate(results: Sequence[Result], until: str) -> list[dict[str, Any]]:
+    """Return a dict of `COLUMNS` for each row: medians of its measurements, NaN without any.
 
     `ratio_to_dataloader` is that of the medians, to the DataLoader row of the same batch size and
     number of workers, or without one of that number to the fastest of the same batch size.
+
+    Args:
+        results: Of each row.
+        until: Where batches are when they are counted: ``device`` or ``host``.
     """
     lines = []
     for result in results:
         row = result.row
-        values = {column: result.median(column) for column in MEASURED}
+        medians = {column: result.median(column) for column in MEASURED}
+        dataloader_speed = _find_dataloader_speed(results, row)
         lines.append(
             {
                 "method": row.method,
+                "until": until,
                 "batch_size": row.batch_size,
                 "num_workers": row.num_workers,
                 "micro_batch_size": row.micro_batch_size,
-                **values,
-                "ratio_to_dataloader": values["samples_per_s"] / _find_reference(results, result),
+                **medians,
+                "ratio_to_dataloader": medians["samples_per_s"] / dataloader_speed,
                 "samples": sum(lap.samples for lap in result.laps),
                 "repeats": len(result.laps),
                 "note": result.note,
@@ -174,42 +175,46 @@ def tabulate(results: Sequence[Result]) -> list[dict[str, Any]]:
 def find_best(
     lines: Sequence[Mapping[str, Any]], methods: Sequence[str], batch_size: int
 ) -> Mapping[str, Any] | None:
-    """The fastest line of some methods at one batch size; none if nothing of it was measured."""
-    found = [
+    """Find the fastest line of some methods at one batch size; None if nothing was measured."""
+    candidates = [
         line
         for line in lines
         if line["method"] in methods and line["batch_size"] == batch_size and line["repeats"]
     ]
-    return max(found, key=lambda line: float(line["samples_per_s"]), default=None)
+    return max(candidates, key=lambda line: float(line["samples_per_s"]), default=None)
 
 
 def collect_metrics(lines: Sequence[Mapping[str, Any]], batch_size: int) -> dict[str, Any]:
-    """The keys of summary.json, see `lit_data.commands.benchmark.run`."""
+    """Return the keys of summary.json, see `lit_data.commands.benchmark.run`."""
     metrics: dict[str, Any] = {"benchmark/batch_size": batch_size}
     best = find_best(lines, OURS, batch_size)
-    for method in METHODS:
+    for method in list_methods(lines):
         line = find_best(lines, [method], batch_size)
-        if line:
-            metrics |= {f"benchmark/{method}_{column}": line[column] for column in MEASURED}
-        if line and best and method not in OURS:
+        if line is None:
+            continue
+        metrics |= {f"benchmark/{method}_{column}": line[column] for column in MEASURED}
+        if best and method not in OURS:
             name = "share_of_copy" if method == "copy" else f"ratio_to_{method}"
             metrics[f"benchmark/{name}"] = best["samples_per_s"] / line["samples_per_s"]
     if best:
-        metrics |= {
-            "benchmark/best_method": best["method"],
-            "benchmark/best_samples_per_s": best["samples_per_s"],
-        }
+        metrics["benchmark/best_method"] = best["method"]
+        metrics["benchmark/best_samples_per_s"] = best["samples_per_s"]
     return metrics
 
 
-def _find_reference(results: Sequence[Result], wanted: Result) -> float:
-    same_batch = [
-        r
-        for r in results
-        if r.row.method == "dataloader" and r.row.batch_size == wanted.row.batch_size
-    ]
-    same = [
-        r for r in same_batch if r.row.num_workers == wanted.row.num_workers and r.laps
-    ] or same_batch
-    speeds = [result.median("samples_per_s") for result in same if result.laps]
-    return max(speeds, default=math.nan)
+def list_methods(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """List the methods of a table, each once, in their order."""
+    return list(dict.fromkeys(line["method"] for line in lines))
+
+
+def _find_dataloader_speed(results: Sequence[Result], row: Row) -> float:
+    """Find the samples per second that a row is compared with; NaN if none were measured."""
+    speeds, speeds_of_same_workers = [], []
+    for result in results:
+        other = result.row
+        if other.method != "dataloader" or other.batch_size != row.batch_size or not result.laps:
+            continue
+        speeds.append(result.median("samples_per_s"))
+        if other.num_workers == row.num_workers:
+            speeds_of_same_workers.append(speeds[-1])
+    return max(speeds_of_same_workers or speeds, default=math.nan)

@@ -1,4 +1,4 @@
-"""What was measured, as a table on the terminal, in a file, and as bars."""
+"""Measurements as a table on the terminal, in a file, and as bars."""
 
 import logging
 import math
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -29,7 +30,9 @@ def report_lines(
     columns: Sequence[str],
     folder: Path,
     title: str,
-    **shown: Any,  # noqa: ANN401
+    *,
+    headings: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
 ) -> None:
     """Write ``benchmark.csv`` into a folder and print the same table.
 
@@ -38,23 +41,23 @@ def report_lines(
         columns: Of the file.
         folder: Of the run.
         title: Of the printed table.
-        shown: Other arguments of `show_lines`.
+        headings: The columns that are printed; None prints those of the file.
+        labels: Words in the place of the values of the first one.
     """
     path = folder / "benchmark.csv"
     write_lines(lines, columns, path)
-    show_lines(
-        lines, title, **{"headings": {name: name.replace("_", " ") for name in columns}, **shown}
-    )
+    if headings is None:
+        headings = {name: name.replace("_", " ") for name in columns}
+    show_lines(lines, title, headings=headings, labels=labels)
     log.info("table: %s", path)
 
 
 def write_lines(lines: Sequence[Line], columns: Sequence[str], path: Path) -> None:
     """Write a CSV, numbers with six digits; an empty cell is a number that there is not."""
-    write_table(
-        path,
-        columns,
-        ({name: _write_cell(value) for name, value in line.items()} for line in lines),
-    )
+    rows = []
+    for line in lines:
+        rows.append({name: _write_cell(value) for name, value in line.items()})
+    write_table(path, columns, rows)
 
 
 def show_lines(
@@ -65,43 +68,50 @@ def show_lines(
     labels: Mapping[str, str] | None = None,
     console: Console | None = None,
 ) -> None:
-    """Print a table, wide where the output is no terminal, and below it the ``note`` of each line
-    that has one.
+    """Print a table, and below it the ``note`` of each line that has one.
 
     Args:
         lines: The rows.
         title: Of the table.
         headings: The columns that are printed.
-        labels: What stands for the values of the first one.
-        console: Where to; by default the standard output.
+        labels: Words in the place of the values of the first one.
+        console: Where to; by default the standard output, wide where that is no terminal.
     """
-    table, (first, *_) = Table(title=title, title_justify="left"), headings
-
-    def label(line: Line) -> str:
-        return str((labels or {}).get(line[first], line[first]))
-
+    console = console or Console()
+    if not console.is_terminal:
+        console = Console(width=_WIDTH, file=console.file)
+    first_column, *other_columns = headings
+    table = Table(title=title, title_justify="left")
     for name, heading in headings.items():
         is_text = any(isinstance(line[name], str) for line in lines)
         table.add_column(heading, justify="left" if is_text else "right")
+    notes = []
     for line in lines:
-        table.add_row(label(line), *(_show_cell(line[name]) for name in headings if name != first))
-    console = console or Console()
-    console = console if console.is_terminal else Console(width=_WIDTH, file=console.file)
-    console.print(table)
-    for line in lines:
+        value = line[first_column]
+        label = str((labels or {}).get(value, value))
+        table.add_row(label, *(_show_cell(line[name]) for name in other_columns))
         if line.get("note"):
-            console.print(f"{label(line)}: {line['note']}", markup=False, highlight=False)
+            notes.append(f"{label}: {line['note']}")
+    console.print(table)
+    for note in notes:
+        console.print(note, markup=False, highlight=False)
 
 
 def collect(lines: Sequence[Line], columns: Sequence[str]) -> dict[str, Any]:
-    """Keys of summary.json: ``benchmark/ROW_COLUMN`` for each number that there is; the first column names the row."""
-    first, *rest = columns
-    return {
-        f"benchmark/{line[first]}_{name}": line[name]
-        for line in lines
-        for name in rest
-        if not (isinstance(line[name], float) and math.isnan(line[name]))
-    }
+    """Return a key of summary.json, ``benchmark/ROW_COLUMN``, for each number that there is.
+
+    Args:
+        lines: The rows.
+        columns: The first one names the row.
+    """
+    first_column, *other_columns = columns
+    metrics = {}
+    for line in lines:
+        for name in other_columns:
+            value = line[name]
+            if not (isinstance(value, float) and math.isnan(value)):
+                metrics[f"benchmark/{line[first_column]}_{name}"] = value
+    return metrics
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,42 +132,52 @@ class Panel:
 
 
 def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) -> None:
-    """Draw panels of bars one below the other, on logarithmic axes; with a legend where groups have several bars."""
-    inches = [0.6 + len(panel.names) * (0.16 + 0.24 * len(panel.bars)) for panel in panels]
-    figure = Figure(figsize=(9.5, 1.2 + sum(inches)), dpi=110, layout="constrained")
+    """Draw panels of bars one below the other, on logarithmic axes.
+
+    Args:
+        panels: From above; where groups have several bars there is a legend.
+        path: The PNG to write.
+        title: Above all panels.
+        axis_label: What a length means.
+    """
+    heights = [0.6 + len(panel.names) * (0.16 + 0.24 * len(panel.bars)) for panel in panels]
+    figure = Figure(figsize=(9.5, 1.2 + sum(heights)), dpi=110, layout="constrained")  # inches
     FigureCanvasAgg(figure)
-    axes = figure.subplots(len(panels), squeeze=False, height_ratios=inches)[:, 0]
+    axes = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
-        height = 0.8 / len(panel.bars)
-        for number, (label, lengths) in enumerate(panel.bars.items()):
-            places = [
-                row + (number - (len(panel.bars) - 1) / 2) * height for row in range(len(lengths))
-            ]
-            bars = axis.barh(places, lengths, height, color=panel.colours[label], label=label)
-            axis.bar_label(
-                bars, [format_number(length) for length in lengths], padding=4, fontsize=8
-            )
-        axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
-        axis.set_xscale("log")
-        axis.margins(x=0.15, y=0.01)
-        axis.invert_yaxis()
-        axis.spines[["top", "right"]].set_visible(False)
+        _draw_panel(axis, panel)
         axis.set_xlabel(f"{axis_label} (logarithmic)")
-        axis.set_title(panel.title, fontsize=10, loc="left")
     if len(panels[0].bars) > 1:
-        figure.legend(
-            *axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False
-        )
+        handles = axes[0].get_legend_handles_labels()
+        figure.legend(*handles, loc="outside lower center", ncols=4, frameon=False)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path)
     log.info("picture: %s", path)
 
 
+def _draw_panel(axis: Axes, panel: Panel) -> None:
+    height = 0.8 / len(panel.bars)  # of a group, in rows
+    middle = (len(panel.bars) - 1) / 2
+    for number, (label, lengths) in enumerate(panel.bars.items()):
+        rows = [row + (number - middle) * height for row in range(len(lengths))]
+        bars = axis.barh(rows, lengths, height, color=panel.colours[label], label=label)
+        texts = [format_number(length) for length in lengths]
+        axis.bar_label(bars, texts, padding=4, fontsize=8)
+    axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
+    axis.set_xscale("log")
+    axis.margins(x=0.15, y=0.01)
+    axis.invert_yaxis()
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.set_title(panel.title, fontsize=10, loc="left")
+
+
 def format_number(value: float) -> str:
-    """Three digits, or whole with a gap between thousands; a dash for a number that there is not."""
+    """Format a number with three digits, or whole with a gap between thousands; NaN is a dash."""
     if math.isnan(value):
         return "-"
-    return f"{value:,.0f}".replace(",", " ") if abs(value) >= 100 else f"{value:.3g}"
+    if abs(value) >= 100:
+        return f"{value:,.0f}".replace(",", " ")
+    return f"{value:.3g}"
 
 
 def _show_cell(value: object) -> str:

@@ -52,7 +52,6 @@ _PLACES: Final = (
     "prepare.store",
     "prepare.export",
     "predict.folder",
-    "benchmark.apply_folder",
 )
 _FOLDER: Final = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
 _SERVER: Final = re.compile(

@@ -1,1 +1,1 @@
-"""What commonly hurts a run, looked for one thing at a time; see `lit_data.commands.doctor`."""
+"""Causes of slow and broken runs, looked for one at a time; see `lit_data.commands.doctor`."""

@@ -24,7 +24,7 @@ from lit_data.loading.machine import available_memory_bytes, count_cores, count_
 
 
 def describe_machine(device: torch.device) -> dict[str, str | int]:
-    """Cores, processor, memory, device, and the versions that decide the speed."""
+    """Return cores, processor, memory, device, and the versions that decide the speed."""
     return {
         "cores": count_cores(),
         "cpu": _read_cpu_model(),
@@ -38,7 +38,7 @@ def describe_machine(device: torch.device) -> dict[str, str | int]:
 
 
 def print_machine(machine: dict[str, str | int]) -> str:
-    """One line for a log or a title."""
+    """Return one line for a log or a title."""
     memory_gib = int(machine["memory_bytes"]) / 2**30
     return (
         f"{machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "
@@ -48,13 +48,13 @@ def print_machine(machine: dict[str, str | int]) -> str:
 
 
 def _read_cpu_model() -> str:
-    """Linux tells the model in one place only; elsewhere `platform` knows it."""
+    """Read the model where Linux keeps it; elsewhere `platform` knows it."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.is_file() else []
-    models = (
-        line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))
-    )
-    return next(models, "") or platform.processor() or platform.machine()
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 _SLOW: Final = {
@@ -68,7 +68,7 @@ _RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
 
 
 def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """What is set and commonly hurts.
+    """Look for variables that are set and commonly hurt.
 
     Args:
         environment: `os.environ`.
@@ -88,21 +88,14 @@ def _find_slow(environment: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
-    """Leftovers of a launcher, which make Lightning wait for ranks that never come."""
-    left = [name for name in _RANKS if name in environment]
-    if left and "MASTER_ADDR" not in environment:
-        yield Finding(
-            "fault",
-            "ranks",
-            f"{', '.join(left)} set without MASTER_ADDR",
-            f"unset {' '.join(left)}",
-        )
+    """Find leftovers of a launcher, which make Lightning wait for ranks that never come."""
+    left_over = [name for name in _RANKS if name in environment]
+    if left_over and "MASTER_ADDR" not in environment:
+        state = f"{', '.join(left_over)} set without MASTER_ADDR"
+        yield Finding("fault", "ranks", state, f"unset {' '.join(left_over)}")
     tasks = environment.get("SLURM_NTASKS", "1")
-    if (
-        tasks.isdigit()
-        and int(tasks) > 1
-        and environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
-    ):
+    is_interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if is_interactive and tasks.isdigit() and int(tasks) > 1:
         remedy = "in this shell a run is one task: unset SLURM_NTASKS, or start it with srun"
         yield Finding("warning", "ranks", f"an interactive SLURM job of {tasks} tasks", remedy)
 
@@ -110,21 +103,19 @@ def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
 _LEAST_MEMORY_BYTES: Final = 2 * 2**30
 _LEAST_SHARED_BYTES: Final = 2**30
 _LEAST_FILES: Final = 1024
-_LONGEST_TEMP: Final = (
-    60  # of the 107 bytes of a Unix socket's path, Python's own names take up to 45
-)
+# Of the 107 bytes of a Unix socket's path, Python's own names take up to 45.
+_LONGEST_TEMP: Final = 60
 _SHARED: Final = Path("/dev/shm")
 
 
 def check_machine() -> Iterator[Finding]:
-    """Everything but disks, devices and packages."""
+    """Look at system, cores, memory, files and sockets."""
     cores = count_cores()
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
     yield judge_system(sys.platform)
     yield judge_cores(cores, psutil.cpu_count() or cores, os.getloadavg()[0])
     yield judge_threads(cores, torch.get_num_threads())
-    yield judge_memory(
-        available_memory_bytes(), psutil.virtual_memory().total, psutil.swap_memory().used
-    )
+    yield judge_memory(available_memory_bytes(), memory.total, swap.used)
     if _SHARED.is_dir():
         yield judge_shared(shutil.disk_usage(_SHARED).total)
     yield judge_files(*count_files())
@@ -132,74 +123,77 @@ def check_machine() -> Iterator[Finding]:
 
 
 def judge_system(platform: str) -> Finding:
-    """Worker processes share memory by means that Linux alone has."""
+    """Judge the system: worker processes share memory by means that Linux alone has."""
     remedy = "set data.loader.worker_kind=thread; worker processes need Linux"
     return judge("system", platform, bad=platform != "linux", level="note", remedy=remedy)
 
 
 def judge_cores(cores: int, present: int, load: float) -> Finding:
-    """Whether this process has its cores to itself.
+    """Judge if this process has enough cores, and has them to itself.
 
     Args:
         cores: That it may use.
         present: Of the machine.
         load: Processes that want to run, mean of the last minute.
     """
-    found = f"{cores} of {present} usable, load {load:.1f}"
+    state = f"{cores} of {present} usable, load {load:.1f}"
     if load > 1.5 * present:
-        remedy = "other work keeps them busy, so samples come late and measured speeds are wrong: wait, or stop it"
-        return Finding("warning", "cores", found, remedy)
-    return judge(
-        "cores",
-        found,
-        bad=cores < 4,
-        level="note",
-        remedy="data.cache=device leaves them little to do, on a GPU",
-    )
+        remedy = (
+            "other work keeps them busy, so samples come late and measured speeds are wrong: wait, "
+            "or stop it"
+        )
+        return Finding("warning", "cores", state, remedy)
+    remedy = "data.cache=device leaves them little to do, on a GPU"
+    return judge("cores", state, bad=cores < 4, level="note", remedy=remedy)
 
 
 def judge_threads(cores: int, threads: int) -> Finding:
-    """Whether torch starts more threads than it has cores: it reads the machine's, not a container's quota."""
+    """Judge the threads of torch, which counts the machine's cores and not a container's quota."""
     remedy = f"export OMP_NUM_THREADS={cores}: threads that wait for each other's cores spin"
     return judge("threads of torch", str(threads), bad=threads > cores, remedy=remedy)
 
 
 def judge_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> Finding:
-    """Whether there is memory for workers, and none was swapped out."""
-    found = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
-    bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
+    """Judge if there is memory for workers, and none was swapped out."""
+    state = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
+    is_bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
     remedy = (
         "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
     )
-    return judge("memory", found, bad=bad, remedy=remedy)
+    return judge("memory", state, bad=is_bad, remedy=remedy)
 
 
 def judge_shared(total_bytes: int) -> Finding:
-    """Whether torch's own DataLoader and NCCL have room; lit_data's loader does not need it."""
-    remedy = "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus error when it is full"
-    found = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
-    return judge(
-        "/dev/shm", found, bad=total_bytes < _LEAST_SHARED_BYTES, level="note", remedy=remedy
+    """Judge the room of torch's own DataLoader and NCCL; lit_data's loader does not need it."""
+    state = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
+    is_bad = total_bytes < _LEAST_SHARED_BYTES
+    remedy = (
+        "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus "
+        "error when it is full"
     )
+    return judge("/dev/shm", state, bad=is_bad, level="note", remedy=remedy)
 
 
 def judge_files(limit: int, used: int) -> Finding:
-    """Whether enough files may be open."""
-    found = f"{limit} may be open, {used} are"
-    return judge(
-        "open files",
-        found,
-        bad=0 <= limit < _LEAST_FILES,
-        remedy="ulimit -n 65536 before the start",
-    )
+    """Judge if enough files may be open.
+
+    Args:
+        limit: How many may be; negative: as many as one likes.
+        used: How many are.
+    """
+    state = f"{limit} may be open, {used} are"
+    is_bad = 0 <= limit < _LEAST_FILES
+    return judge("open files", state, bad=is_bad, remedy="ulimit -n 65536 before the start")
 
 
 def judge_temp(folder: str) -> Finding:
-    """Whether sockets of worker processes fit below the folder of temporary files."""
-    remedy = f"export TMPDIR=/tmp: a path of more than {_LONGEST_TEMP} bytes is too long for the sockets of workers"
-    return judge(
-        "temporary files", folder, bad=len(os.fsencode(folder)) > _LONGEST_TEMP, remedy=remedy
+    """Judge if sockets of worker processes fit below the folder of temporary files."""
+    is_bad = len(os.fsencode(folder)) > _LONGEST_TEMP
+    remedy = (
+        f"export TMPDIR=/tmp: a path of more than {_LONGEST_TEMP} bytes is too long for the "
+        "sockets of workers"
     )
+    return judge("temporary files", folder, bad=is_bad, remedy=remedy)
 
 
 SHOWN: Final = (
@@ -221,53 +215,55 @@ _SAME_MODULE: Final = (
 
 
 def check_packages() -> Iterator[Finding]:
-    """Requirements of lit_data, packages known to be malicious, two packages that write the same files, extras."""
-    installed = {name: version for name in SHOWN if (version := find_version(name))}
-    yield Finding(
-        "ok", "versions", ", ".join(f"{name} {version}" for name, version in installed.items())
-    )
-    wanted = [Requirement(text) for text in metadata.requires("lit_data") or []]
-    yield judge_requirements([one for one in wanted if one.marker is None or one.marker.evaluate()])
+    """Look at requirements, malicious uploads, packages that overwrite each other, and extras."""
+    versions = []
+    for name in SHOWN:
+        version = find_version(name)
+        if version:
+            versions.append(f"{name} {version}")
+    yield Finding("ok", "versions", ", ".join(versions))
+    requirements = [Requirement(text) for text in metadata.requires("lit_data") or []]
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    yield judge_requirements(needed)
     yield from find_malicious()
     yield judge_opencv([name for name in _SAME_MODULE if find_version(name)])
     yield from find_unfit_torchvision()
-    yield describe_extras(wanted, metadata.metadata("lit_data").get_all("Provides-Extra") or [])
+    extras = metadata.metadata("lit_data").get_all("Provides-Extra") or []
+    yield describe_extras(requirements, extras)
 
 
-def judge_requirements(wanted: Sequence[Requirement]) -> Finding:
-    """Whether each required package is there in a version that fits."""
-    unmet = [
-        f"{one.name}{one.specifier} (found: {find_version(one.name)})"
-        for one in wanted
-        if not is_met(one)
-    ]
-    found = "; ".join(unmet) or f"all {len(wanted)} met"
-    return judge(
-        "requirements",
-        found,
-        bad=bool(unmet),
-        level="fault",
-        remedy="pip install -e . in lit_data's folder",
-    )
+def judge_requirements(requirements: Sequence[Requirement]) -> Finding:
+    """Judge if each required package is there in a version that fits."""
+    unmet = []
+    for requirement in requirements:
+        if not is_met(requirement):
+            name = requirement.name
+            unmet.append(f"{name}{requirement.specifier} (found: {find_version(name)})")
+    state = "; ".join(unmet) or f"all {len(requirements)} met"
+    remedy = "pip install -e . in lit_data's folder"
+    return judge("requirements", state, bad=bool(unmet), level="fault", remedy=remedy)
 
 
 def find_malicious() -> Iterator[Finding]:
-    """Uploads known to be malicious, if one is installed."""
+    """Find uploads that are known to be malicious."""
     for name, versions in _MALICIOUS.items():
         version = find_version(name)
         if version in versions:
-            remedy = f"this upload was malicious: pip install -U {name}, then change what secrets this machine held"
+            remedy = (
+                f"this upload was malicious: pip install -U {name}, then change what secrets this "
+                "machine held"
+            )
             yield Finding("fault", "security", f"{name} {version}", remedy)
 
 
-def judge_opencv(found: Sequence[str]) -> Finding:
-    """Whether only one package brings ``cv2``: several overwrite each other's files."""
-    remedy = f"pip uninstall {' '.join(found)}; pip install opencv-python-headless"
-    return judge("OpenCV", ", ".join(found), bad=len(found) > 1, remedy=remedy)
+def judge_opencv(packages: Sequence[str]) -> Finding:
+    """Judge if only one package brings ``cv2``: several overwrite each other's files."""
+    remedy = f"pip uninstall {' '.join(packages)}; pip install opencv-python-headless"
+    return judge("OpenCV", ", ".join(packages), bad=len(packages) > 1, remedy=remedy)
 
 
 def find_unfit_torchvision() -> Iterator[Finding]:
-    """A torchvision that cannot be imported, though Lightning takes it for one that is not there."""
+    """Find a torchvision that cannot be imported, which Lightning takes for an absent one."""
     if find_spec("torchvision") is None:
         return
     try:
@@ -276,31 +272,41 @@ def find_unfit_torchvision() -> Iterator[Finding]:
         yield Finding("fault", "torchvision", *describe_torchvision(error))
 
 
-def describe_extras(wanted: Sequence[Requirement], extras: Sequence[str]) -> Finding:
-    """Which extras are wholly installed."""
-    there: list[str] = []
+def describe_extras(requirements: Sequence[Requirement], extras: Sequence[str]) -> Finding:
+    """Name the extras that are wholly installed, and the others.
+
+    Args:
+        requirements: Of lit_data, those of extras among them.
+        extras: Names of extras.
+    """
+    installed: list[str] = []
     missing: list[str] = []
     for extra in sorted(set(extras) - {"dev", "test", "notebooks"}):
-        own = [one for one in wanted if one.marker and one.marker.evaluate({"extra": extra})]
-        own = [one for one in own if not one.marker.evaluate()]  # type: ignore[union-attr]  # chosen by their marker
-        (there if all(map(is_met, own)) else missing).append(extra)
+        needed = [each for each in requirements if _is_of_extra(each, extra)]
+        is_installed = all(is_met(requirement) for requirement in needed)
+        (installed if is_installed else missing).append(extra)
+    state = f"installed: {_join(installed)}; not installed: {_join(missing)}"
     remedy = f"if you need one: pip install -e '.[{missing[0]}]'" if missing else ""
-    return Finding(
-        "ok", "extras", f"installed: {_join(there)}; not installed: {_join(missing)}", remedy
-    )
+    return Finding("ok", "extras", state, remedy)
+
+
+def _is_of_extra(requirement: Requirement, extra: str) -> bool:
+    """Return True if a requirement holds with an extra and not without."""
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate()
 
 
 def is_met(requirement: Requirement) -> bool:
-    """Whether a package is installed in a version that fits."""
+    """Return True if a package is installed in a version that fits."""
     version = find_version(requirement.name)
-    return version is not None and requirement.specifier.contains(
-        Version(version), prereleases=True
-    )
+    if version is None:
+        return False
+    return requirement.specifier.contains(Version(version), prereleases=True)
 
 
 @cache
 def find_version(name: str) -> str | None:
-    """The installed version of a package, if any."""
+    """Find the installed version of a package, if any."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -52,7 +52,7 @@ def test_a_comment_stands_beside_its_key(
     main(["benchmark", "--help"])
     page = capsys.readouterr().out
     assert (
-        "  benchmark.mode=loaders          the ways to load | collate: samples in memory" in page
+        "  benchmark.mode=loaders          the ways to load | headroom: data for free" in page
     )  # it stands above it
     assert (
         "  benchmark.repeats=3             measurements of each row, in turn; the table holds medians"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets.stripes.drawn import DefectWriter
+from lit_data.datasets.stripes.dataset import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
 from lit_data.synthesis.values import ValueRange
 

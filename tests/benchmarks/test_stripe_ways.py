@@ -1,3 +1,5 @@
+"""The ways in which people make stripe samples give the samples of `StripeDataset`."""
+
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
@@ -10,9 +12,10 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from benchmarks.stripe_ways import make_stripe_ways
 from lit_data.augment import StripeAugment
 from lit_data.datamodules import StripeDataModule
-from lit_data.datasets.stripes.baselines import ImprovedStripes, StripeBaseline
+from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, SpotShape
 from lit_data.types import Batch
@@ -41,7 +44,6 @@ LAYOUTS: list[dict[str, Any]] = [
     {"layout": "channels", "read_depth": np.uint16, "value_range": (10_000, 50_000)},
     {"layout": "files", "files": {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}},
     {"layout": "pairs", "files": {"target": "*_a.png", "ref1": "*_b.png"}},
-    {"layout": "single"},
     {"layout": "channels", "masks": "masks", "mask_splits": ("train",)},
 ]
 
@@ -86,9 +88,9 @@ def make(tmp_path: Path) -> Make:
     return build
 
 
-def _read(baseline: Any, epoch: int) -> Batch:
-    baseline.set_epoch(epoch)
-    return next(iter(DataLoader(baseline, batch_size=len(baseline))))
+def _read(way: Any, epoch: int) -> Batch:
+    way.set_epoch(epoch)
+    return next(iter(DataLoader(way, batch_size=len(way))))
 
 
 def _read_ours(datamodule: StripeDataModule, epoch: int, *, finished: bool = True) -> Batch:
@@ -113,8 +115,8 @@ def test_both_give_the_samples_of_the_stripe_dataset(
     datamodule = make(**options)
     ours = _read_ours(datamodule, epoch)
     assert ours["mask"].any()
-    for baseline in datamodule.baseline_datasets("train").values():
-        theirs = _read(baseline, epoch)
+    for way in make_stripe_ways(datamodule, "train"):
+        theirs = _read(way, epoch)
         assert theirs.keys() == ours.keys()
         for key in ("index", "image_index", "position", "epoch", "mask"):
             assert torch.equal(theirs[key], ours[key]), key
@@ -123,28 +125,27 @@ def test_both_give_the_samples_of_the_stripe_dataset(
         assert (theirs["image"] - ours["image"]).abs().max() <= 2 / 255
 
 
-@pytest.mark.parametrize("options", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[6]], ids=str)
+@pytest.mark.parametrize("options", [LAYOUTS[0], LAYOUTS[1], LAYOUTS[3], LAYOUTS[5]], ids=str)
 def test_unfinished_samples_are_the_stored_ones_to_the_byte(
     options: dict[str, Any], make: Make
 ) -> None:
     datamodule = make(**options, backend="device")
     ours = _read_ours(datamodule, 0, finished=False)
-    for baseline in datamodule.baseline_datasets("train", finished=False).values():
-        theirs = _read(baseline, 0)
+    for way in make_stripe_ways(datamodule, "train", finished=False):
+        theirs = _read(way, 0)
         assert theirs.keys() == ours.keys()
         assert all(torch.equal(theirs[key], ours[key]) for key in ours)
 
 
 def test_augmentation_is_left_to_the_device(make: Make) -> None:
     augmented = make(layout="channels", augment=StripeAugment())
-    theirs = _read(augmented.baseline_datasets("train")["improved"], 0)
+    theirs = _read(make_stripe_ways(augmented, "train")[1], 0)
     augmented.transformation = replace(augmented.transformation, augment={})
     assert (theirs["image"] - _read_ours(augmented, 0)["image"]).abs().max() <= 2 / 255
 
 
 def test_after_the_warm_up_nothing_is_decoded(make: Make) -> None:
-    improved = make(**LAYOUTS[6]).baseline_datasets("train")["improved"]
-    assert isinstance(improved, ImprovedStripes)
+    _, improved = make_stripe_ways(make(**LAYOUTS[5]), "train")
     improved.warm_up()
     images = len({patch.image_index for patch in improved.patches})
     assert improved.cache.misses == 2 * images
@@ -153,31 +154,34 @@ def test_after_the_warm_up_nothing_is_decoded(make: Make) -> None:
 
 
 def test_the_warm_up_ends_when_the_cache_is_full(make: Make) -> None:
-    improved = make(layout="channels", cache_bytes=2 * 75 * 50 * 3).baseline_datasets("train")[
-        "improved"
-    ]
-    assert isinstance(improved, ImprovedStripes)
+    datamodule = make(layout="channels", cache_bytes=2 * 75 * 50 * 3)
+    _, improved = make_stripe_ways(datamodule, "train")
     improved.warm_up()
     assert improved.cache.misses == 3
     assert len(improved.cache) == 2
 
 
 def test_a_copy_in_another_process_gives_the_same_samples(make: Make) -> None:
-    for baseline in make(layout="single").baseline_datasets("train").values():
-        assert isinstance(baseline, StripeBaseline)
-        copy = pickle.loads(pickle.dumps(baseline))
-        assert torch.equal(copy[3]["image"], baseline[3]["image"])
+    for way in make_stripe_ways(make(layout="channels"), "train"):
+        copy = pickle.loads(pickle.dumps(way))
+        assert torch.equal(copy[3]["image"], way[3]["image"])
 
 
 def test_a_file_that_is_not_stored_as_it_is_read_is_cast_as_in_the_store(
     make: Make, tmp_path: Path
 ) -> None:
     datamodule = make(layout="channels")
-    original = datamodule.baseline_datasets("train", finished=False)["original"]
-    assert isinstance(original, StripeBaseline)
+    original, _ = make_stripe_ways(datamodule, "train", finished=False)
     path = tmp_path / "bool.npy"
     np.save(path, np.ones((3, 60, 50), dtype=np.bool_))
     patch = original.patches[0]
     image, _ = original.make(patch._replace(files=type(patch.files)((str(path),))), [])
     assert image.dtype == np.uint8
     assert (image == 255).all()
+
+
+def test_stripes_of_one_image_have_no_such_ways(make: Make) -> None:
+    datamodule = make(layout="single")
+    with pytest.raises(ConfigError, match="stripes with plain spots alone"):
+        make_stripe_ways(datamodule, "train")
+    assert len(make_stripe_ways(datamodule, "train", finished=False)) == 2

@@ -1,0 +1,146 @@
+"""Suite ``loaders``: the ways in which people load stripes, beside those of the command."""
+
+import multiprocessing
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig
+from torch.utils.data import DataLoader, Sampler
+from typing_extensions import override
+
+from benchmarks.stripe_ways import make_stripe_ways
+from lit_data.batch_form import count_samples
+from lit_data.commands.benchmarks.compare import run_loaders
+from lit_data.commands.benchmarks.feeds import Candidate
+from lit_data.commands.benchmarks.options import BenchmarkOptions, Suite
+from lit_data.commands.benchmarks.rows import Row
+from lit_data.commands.configuration.targets import read_options
+from lit_data.datamodules import BaseDataModule, StripeDataModule
+from lit_data.errors import ConfigError
+from lit_data.loading.samples import SingleSamples
+from lit_data.types import Batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadersSuite(Suite):
+    """Mode `loaders` of the command, with its options below ``benchmark`` and three rows more.
+
+    ``original`` decodes whole files and draws on whole images, ``improved`` crops first and keeps
+    decoded images in memory, ``textbook`` joins micro-batches in the main process.
+    """
+
+    @override
+    def run(self, cfg: DictConfig) -> dict[str, Any]:
+        options = read_options(BenchmarkOptions, cfg.benchmark, "benchmark")
+        return run_loaders(cfg, options, find_others)
+
+
+def find_others(
+    datamodule: BaseDataModule, on_host: Candidate, is_finished: bool
+) -> dict[str, Candidate]:
+    """Find the ways of others to load the training samples of stripes.
+
+    Args:
+        datamodule: An opened set.
+        on_host: Its decoded samples.
+        is_finished: Draw defects and cast; otherwise patches stay as they are stored.
+
+    Raises:
+        ConfigError: There are no such ways for this kind of data.
+    """
+    if not isinstance(datamodule, StripeDataModule):
+        raise ConfigError("suite=loaders needs stripes: +experiment=stripe")
+    original, improved = make_stripe_ways(datamodule, "train", finished=is_finished)
+    improved.warm_up()
+    return {
+        "original": Candidate(dataset=original),
+        "improved": Candidate(dataset=improved, make_loader=make_forking_loader),
+        "textbook": replace(on_host, make_loader=make_textbook_loader, has_micro_batches=True),
+    }
+
+
+def make_forking_loader(row: Row, candidate: Candidate, seed: int) -> Iterable[Batch]:
+    """Make a torch DataLoader whose workers inherit what the dataset has in memory."""
+    has_fork = "fork" in multiprocessing.get_all_start_methods()
+    return DataLoader(
+        candidate.dataset,
+        row.batch_size,
+        shuffle=True,
+        num_workers=row.num_workers,
+        persistent_workers=row.num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context="fork" if has_fork and row.num_workers else None,
+        generator=torch.Generator().manual_seed(seed % 2**63),
+    )
+
+
+def make_textbook_loader(row: Row, candidate: Candidate, seed: int) -> Iterable[Batch]:
+    """Make a torch DataLoader of micro-batches, which the main process joins."""
+    dataset = candidate.dataset
+    if not hasattr(dataset, "__getitem__"):
+        dataset = SingleSamples(dataset)
+    micro_batches = -(-row.batch_size // row.micro_batch_size)  # of a batch, rounded up
+    loader: DataLoader[Batch] = DataLoader(
+        dataset,
+        batch_sampler=MicroBatchSampler(len(dataset), row, seed),
+        num_workers=row.num_workers,
+        persistent_workers=row.num_workers > 0,
+        prefetch_factor=2 * micro_batches if row.num_workers else None,
+        pin_memory=torch.cuda.is_available(),
+    )
+    return JoinedBatches(loader, row.batch_size)
+
+
+class MicroBatchSampler(Sampler[list[int]]):
+    """Sample numbers of micro-batches that make whole batches, in a new order in each epoch.
+
+    Args:
+        samples: Length of the dataset.
+        row: Sizes.
+        seed: Of the order.
+    """
+
+    def __init__(self, samples: int, row: Row, seed: int) -> None:
+        self.samples = samples
+        self.row = row
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = torch.randperm(self.samples, generator=self.generator).tolist()
+        for start in range(0, self.samples, self.row.batch_size):
+            batch = order[start : start + self.row.batch_size]
+            for first in range(0, len(batch), self.row.micro_batch_size):
+                yield batch[first : first + self.row.micro_batch_size]
+
+
+class JoinedBatches:
+    """Batches of micro-batches that the main process joins with `torch.cat`.
+
+    Args:
+        loader: Gives micro-batches.
+        batch_size: Samples of a whole batch.
+    """
+
+    def __init__(self, loader: Iterable[Batch], batch_size: int) -> None:
+        self.loader = loader
+        self.batch_size = batch_size
+
+    def __iter__(self) -> Iterator[Batch]:
+        parts: list[Batch] = []
+        samples = 0
+        for micro_batch in self.loader:
+            parts.append(micro_batch)
+            samples += count_samples(micro_batch)
+            if samples == self.batch_size:
+                yield _join(parts)
+                parts, samples = [], 0
+        if parts:
+            yield _join(parts)
+
+
+def _join(parts: list[Batch]) -> Batch:
+    if len(parts) == 1:
+        return parts[0]
+    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}

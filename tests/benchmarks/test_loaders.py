@@ -1,0 +1,138 @@
+"""Suites `loaders` and `collate`: other ways to load give the same samples, and are measured."""
+
+import csv
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import DictConfig
+
+from benchmarks.loaders import MicroBatchSampler, find_others, make_textbook_loader
+from lit_data.commands.benchmarks.compare import build_candidates
+from lit_data.commands.benchmarks.feeds import Candidate
+from lit_data.commands.benchmarks.options import BenchmarkOptions
+from lit_data.commands.benchmarks.rows import Row
+from lit_data.commands.configuration.targets import read_options
+from lit_data.errors import ConfigError
+from lit_data.types import Batch
+from tests.benchmarks.suites import compose_suite, read_epoch, run_suite
+
+TOY = [
+    "data.samples={count: 6, height_px: 128, width_px: 128}",
+    "data.patch_px=64",
+    "data.stride_px=64",
+    "data.loader.batch_size=4",
+    "data.synthesis.probability=1.0",
+]
+SHORT = [
+    "benchmark.repeats=1",
+    "benchmark.seconds_per_row=60",
+    "benchmark.samples_per_row=8",
+    "benchmark.warmup_batches=1",
+    "benchmark.workers=[1]",
+    "benchmark.micro_batch_sizes=[2]",
+]
+OTHERS = ["original", "improved", "textbook"]
+
+
+@pytest.fixture
+def cfg(tmp_path: Path) -> DictConfig:
+    places = [f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
+    return compose_suite("loaders", "+experiment=stripe", *TOY, *SHORT, *places)
+
+
+def _build(cfg: DictConfig, *, defects: bool) -> dict[str, Candidate | str]:
+    changed = cfg.copy()
+    changed.benchmark.defects = defects
+    changed.benchmark.methods = ["inline"]
+    options = read_options(BenchmarkOptions, changed.benchmark, "benchmark")
+    return build_candidates(cfg, options, find_others=find_others)
+
+
+def test_other_ways_give_the_same_samples(cfg: DictConfig) -> None:
+    candidates = _build(cfg, defects=True)
+    assert list(candidates) == [*OTHERS, "inline"]
+    expected = read_epoch("inline", candidates["inline"])
+    assert expected["mask"].any()
+    for method in OTHERS:
+        batch = read_epoch(method, candidates[method])
+        assert torch.equal(batch["index"], expected["index"]), method
+        assert torch.equal(batch["mask"], expected["mask"]), method
+        assert (batch["image"] - expected["image"]).abs().max() <= 1 / 255, method
+    assert torch.equal(read_epoch("textbook", candidates["textbook"])["image"], expected["image"])
+
+
+def test_without_defects_other_ways_give_the_stored_samples(cfg: DictConfig) -> None:
+    candidates = _build(cfg, defects=False)
+    expected = read_epoch("inline", candidates["inline"])
+    assert expected["image"].dtype == torch.uint8
+    for method in OTHERS:
+        batch = read_epoch(method, candidates[method])
+        assert torch.equal(batch["image"], expected["image"]), method
+
+
+@pytest.mark.slow
+def test_they_are_rows_beside_ours(cfg: DictConfig, tmp_path: Path) -> None:
+    cfg.benchmark.methods = ["dataloader", "inline"]
+    metrics = run_suite(cfg)
+    with (tmp_path / "benchmark.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["method"] for line in lines] == [*OTHERS, "dataloader", "inline"] * 2
+    assert all(line["note"] == "" for line in lines)
+    assert [line["micro_batch_size"] for line in lines[:5]] == ["4", "4", "2", "4", "2"]
+    best = metrics["benchmark/inline_samples_per_s"]
+    ratio = best / metrics["benchmark/original_samples_per_s"]
+    assert metrics["benchmark/ratio_to_original"] == pytest.approx(ratio)
+    assert metrics["benchmark/host_textbook_samples_per_s"] > 0
+
+
+def test_other_data_have_no_such_ways(tmp_path: Path) -> None:
+    places = [f"paths.run={tmp_path}", f"paths.cache={tmp_path}/cache"]
+    words = ["+experiment=detection", "data.samples={count: 8, size_px: [64, 80]}"]
+    with pytest.raises(ConfigError, match=r"^suite=loaders needs stripes"):
+        run_suite(compose_suite("loaders", *words, *places))
+    words = ["+experiment=stripe", "synthesis=library", *TOY[:4]]
+    with pytest.raises(ConfigError, match=r"stripes with plain spots alone"):
+        run_suite(compose_suite("loaders", *words, *places))
+
+
+def test_collate_measures_samples_in_memory(tmp_path: Path) -> None:
+    words = ["suite.sample_shape=[3,8,8]", "suite.samples_in_memory=12", f"paths.run={tmp_path}"]
+    sizes = ["benchmark.batch_sizes=[6]", "benchmark.micro_batch_sizes=[3]"]
+    metrics: dict[str, Any] = run_suite(compose_suite("collate", *SHORT, *words, *sizes))
+    with (tmp_path / "benchmark.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    methods = ["dataloader", "inline", "thread", "process", "textbook"]
+    assert [line["method"] for line in lines] == methods
+    assert all(line["note"] == "" and line["samples"] == "12" for line in lines)
+    assert metrics["benchmark/batch_size"] == 6
+    assert metrics["benchmark/process_process_cpu_ms_per_1000"] > 0
+    assert metrics["benchmark/dataloader_first_batch_ms"] > 0
+    assert metrics["benchmark/ratio_to_textbook"] > 0
+
+
+class Squares(torch.utils.data.Dataset[Batch]):
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> Batch:
+        return {"image": torch.full((2,), index**2), "index": torch.tensor(index)}
+
+
+def test_micro_batches_are_joined_to_the_same_batches() -> None:
+    candidate = Candidate(dataset=Squares())
+    whole = list(make_textbook_loader(Row("textbook", 5, 0, 5), candidate, seed=1))
+    joined = list(make_textbook_loader(Row("textbook", 5, 0, 2), candidate, seed=1))
+    assert [len(batch["image"]) for batch in joined] == [5, 5, 1]
+    for expected, batch in zip(whole, joined, strict=True):
+        assert all(torch.equal(batch[key], expected[key]) for key in expected)
+
+
+def test_a_new_epoch_has_a_new_order_and_every_sample_once() -> None:
+    sampler = MicroBatchSampler(11, Row("textbook", 5, 0, 2), seed=1)
+    first, second = list(sampler), list(sampler)
+    assert [len(part) for part in first] == [2, 2, 1, 2, 2, 1, 1]
+    assert sorted(chain(*first)) == sorted(chain(*second)) == list(range(11))
+    assert first != second

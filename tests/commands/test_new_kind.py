@@ -1,0 +1,186 @@
+"""`new-kind`: what it writes, and what it refuses."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import lit_data
+from lit_data.cli import main
+from lit_data.commands.new_kind import write_kind
+from lit_data.errors import ConfigError, StoreError
+
+ROOT = Path(lit_data.__file__).parents[1]
+FILES = ["conf/experiment/parts.yaml", "parts.py", "test_parts.py"]
+
+
+@pytest.fixture(autouse=True)
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _list_files(folder: Path) -> list[str]:
+    return sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*.*"))
+
+
+def test_three_files_are_written_and_named(
+    in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-kind", "parts"]) == 0
+    assert _list_files(in_empty_folder) == FILES
+    lines = capsys.readouterr().out.splitlines()
+    assert sorted(lines[:3]) == FILES
+    assert "python -m pytest test_parts.py" in lines[4]
+    text = "".join((in_empty_folder / name).read_text() for name in FILES)
+    assert "my_kind" not in text.lower().replace("mykind", "my_kind")
+    assert "class PartsDataModule(" in text
+
+
+@pytest.mark.slow
+def test_the_written_test_passes_and_tests_something(in_empty_folder: Path) -> None:
+    write_kind("round_parts2", in_empty_folder)
+    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+
+    def run_test() -> int:
+        done = subprocess.run([*words], cwd=in_empty_folder, env=environment, check=False)
+        return done.returncode
+
+    assert run_test() == 0
+    module = in_empty_folder / "round_parts2.py"
+    text = module.read_text()
+    module.write_text(text.replace("self.labels[numbers]", "np.arange(len(numbers))"))
+    assert run_test() == 1
+
+
+def test_a_second_kind_lies_beside_the_first(in_empty_folder: Path) -> None:
+    write_kind("parts", in_empty_folder)
+    write_kind("boards", in_empty_folder)
+    assert len(_list_files(in_empty_folder)) == 6
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], [""], ["parts", "more"], ["--force", "parts"]],
+    ids=["none", "empty", "two", "option"],
+)
+def test_anything_but_one_name_is_refused(
+    words: list[str], in_empty_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["new-kind", *words]) == 2
+    assert capsys.readouterr().err.startswith("lit_data: ")
+    assert list(in_empty_folder.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "reason"),
+    [
+        ("a/b", "names a Python module"),
+        ("/parts", "names a Python module"),
+        ("..", "names a Python module"),
+        ("../parts", "names a Python module"),
+        ("parts.py", "names a Python module"),
+        ("Parts", "names a Python module"),
+        ("2parts", "names a Python module"),
+        ("_parts", "names a Python module"),
+        ("my-parts", "names a Python module"),
+        ("my parts", "names a Python module"),
+        ("parts\n", "names a Python module"),
+        ("größe", "names a Python module"),
+        ("p" * 41, "names a Python module"),
+        ("class", "something else"),
+        ("import", "something else"),
+        ("null", "something else"),
+        ("true", "something else"),
+        ("no", "something else"),
+        ("nan", "something else"),
+        ("conftest", "something else"),
+        ("json", "a module of this name"),
+        ("sys", "a module of this name"),
+        ("torch", "a module of this name"),
+        ("lit_data", "a module of this name"),
+        ("labelled", "an experiment of this name"),
+    ],
+)
+def test_a_name_that_cannot_be_one_is_refused(
+    name: str, reason: str, in_empty_folder: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=f"^new-kind .*{reason}"):
+        write_kind(name, in_empty_folder)
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize("taken", FILES)
+@pytest.mark.parametrize("kind", ["file", "folder", "link", "link to nothing"])
+def test_what_is_there_is_not_touched(taken: str, kind: str, in_empty_folder: Path) -> None:
+    path, other = in_empty_folder / taken, in_empty_folder.parent / "other"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "file":
+        path.write_text("mine")
+    else:
+        if kind == "link":
+            other.write_text("mine")
+        path.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"is there already: choose another name"):
+        write_kind("parts", in_empty_folder)
+    assert _list_files(in_empty_folder) == [taken]
+    assert kind != "file" or path.read_text() == "mine"
+    assert other.exists() == (kind == "link")
+    assert kind != "link" or other.read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["conf", "conf/experiment"])
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_a_folder_that_leads_elsewhere_is_refused(
+    name: str, kind: str, in_empty_folder: Path
+) -> None:
+    path, other = in_empty_folder / name, in_empty_folder.parent / "other"
+    path.parent.mkdir(exist_ok=True)
+    other.mkdir()
+    if kind == "file":
+        path.write_text("mine")
+    else:
+        path.symlink_to(other)
+    with pytest.raises(ConfigError, match=r"is a link or no folder"):
+        write_kind("parts", in_empty_folder)
+    assert list(other.iterdir()) == []
+    assert _list_files(in_empty_folder) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir("/proc/self")
+    with pytest.raises(StoreError, match=r"^cannot write parts\.py: .*Go to a folder that you may"):
+        write_kind("parts", Path())
+
+
+def test_nothing_is_left_where_not_all_could_be_written(
+    in_empty_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened = Path.open
+
+    def fill_up(path: Path, mode: str = "r", **more: str) -> object:
+        if path.suffix == ".yaml" and mode == "x":
+            raise OSError(28, "No space left on device")
+        return opened(path, mode, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Path, "open", fill_up)
+    with pytest.raises(StoreError, match="No space left on device"):
+        write_kind("parts", in_empty_folder)
+    assert _list_files(in_empty_folder) == []
+
+
+def test_a_folder_of_images_may_have_its_name(in_empty_folder: Path) -> None:
+    (in_empty_folder / "parts").mkdir()
+    assert len(write_kind("parts", in_empty_folder)) == 3
+
+
+def test_help_says_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["new-kind", "--help"]) == 0
+    assert "conf/experiment/NAME.yaml" in capsys.readouterr().out

@@ -1,0 +1,185 @@
+"""A kind of data of one's own, as `new-kind` writes it and docs/extend.md goes on, with every command."""
+
+import csv
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from lit_data.cli import main
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
+BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, re.DOTALL)
+(TASK,) = (text for _, text in BLOCKS if "@register" in text)
+PACKAGE = ["--config-dir", "conf", "--package", "parts"]
+Run = Callable[..., Path]
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:.*does not have many workers.*"),
+]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder that the page leaves, with images that can be told apart."""
+    folder = tmp_path_factory.mktemp("extend")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        assert main(["new-kind", "parts"]) == 0
+    with (folder / "parts.py").open("a") as file:
+        file.write(TASK)
+    rng = np.random.default_rng(0)
+    for kind, level in (("bright", 170), ("dark", 60)):
+        (folder / "images" / kind).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.normal(level, 30, (40, 50, 3)).clip(0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / "images" / kind / f"{number:02d}.png"), pixels)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def in_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(folder)
+    monkeypatch.syspath_prepend(str(folder))
+    yield
+    sys.modules.pop("parts", None)
+
+
+@pytest.fixture
+def run(folder: Path) -> Run:
+    def call(command: str, *words: str, code: int = 0) -> Path:
+        places = [f"paths.cache={folder}/cache", "data.root=images", "data.size_px=32"]
+        quiet = ["trainer.enable_progress_bar=false", "data.loader.num_workers=0"]
+        assert main([command, "+experiment=parts", *places, *quiet, *words, *PACKAGE]) == code
+        newest = max(
+            (folder / "runs" / command).rglob("summary.json"),
+            key=lambda path: path.stat().st_mtime_ns,
+        )
+        return newest.parent
+
+    return call
+
+
+def _summary(run_folder: Path) -> dict[str, Any]:
+    summary: dict[str, Any] = json.loads((run_folder / "summary.json").read_text())
+    return summary
+
+
+def test_the_page_shows_what_is_written(folder: Path) -> None:
+    names = ("parts.py", "test_parts.py", "conf/experiment/parts.yaml")
+    text = "".join((folder / name).read_text() for name in names)
+    quotes = [quote for language, quote in BLOCKS if language != "bash"]
+    assert len(quotes) >= 8
+    for quote in quotes:
+        assert quote in text, quote
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_page_can_be_followed_in_an_empty_folder(tmp_path: Path) -> None:
+    paths = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "PATH": paths}
+    environment["LIT_DATA_CACHE"] = str(tmp_path / "cache")
+    home = tmp_path / "empty"
+    home.mkdir()
+    for language, text in BLOCKS:
+        if text == TASK:
+            with (home / "parts.py").open("a") as file:
+                file.write(text)
+        if language == "bash":
+            done = subprocess.run(
+                ["bash", "-ec", text],
+                cwd=home,
+                env=environment,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            assert done.returncode == 0, f"{text}\n{done.stdout}{done.stderr}"
+            assert "could not be drawn" not in done.stdout + done.stderr
+    fits = sorted(home.glob("runs/fit/parts/*/samples.png"))
+    assert fits, "a datamodule without a task has pictures of its samples"
+    assert list(home.glob("runs/show/parts/*/samples.png"))
+    (labels,) = home.glob("runs/predict/parts/*/labels.csv")
+    assert len(labels.read_text().splitlines()) == 25
+
+
+def test_it_is_trained_tested_and_drawn(run: Run) -> None:
+    fitted = run("fit", "trainer.max_epochs=20", "trainer.log_every_n_steps=1")
+    assert _summary(fitted)["test/accuracy"] == 1
+    assert (fitted / "report.html").is_file()
+    for name in ("samples.png", "predictions.png"):
+        assert cv2.imread(str(fitted / name)).shape[1] > 500
+    assert _summary(run("test", f"ckpt={fitted}/checkpoints/best.ckpt"))["test/accuracy"] == 1
+    assert _summary(run("show", "show.count=3"))["show/patches"] == 3
+    predicted = run("predict", f"ckpt={fitted}/checkpoints/best.ckpt")
+    assert {_summary(predicted)[f"predict/{kind}"] for kind in ("bright", "dark")} == {12}
+    rows = list(csv.DictReader((predicted / "labels.csv").read_text().splitlines()))
+    assert all(row["image"].startswith(row["label"]) for row in rows)
+    assert main(["report", str(fitted.parents[1])]) == 0
+
+
+@pytest.mark.slow
+def test_a_prediction_goes_on_and_tells_of_bad_images(
+    run: Run, folder: Path, tmp_path: Path
+) -> None:
+    fitted = run("fit", "trainer.max_epochs=1", "trainer.log_every_n_steps=1")
+    words = [f"ckpt={fitted}/checkpoints/last.ckpt", f"predict.folder={tmp_path}/found"]
+    run("predict", *words)
+    journal = tmp_path / "found" / "images.jsonl"
+    journal.write_text("".join(journal.read_text().splitlines(keepends=True)[:20]))
+    assert _summary(run("predict", *words, "predict.resume=true"))["predict/images_kept"] == 20
+    bad = folder / "images" / "dark" / "bad.png"
+    bad.write_bytes(b"no image")
+    try:
+        predicted = run("predict", *words, "predict.folder=null", code=3)
+        assert "bad.png" in (predicted / "bad.csv").read_text()
+        assert _summary(predicted)["predict/images_bad"] == 1
+        words = ["+experiment=parts", "data.root=images", "prepare.check=true"]
+        assert main(["prepare", *words, *PACKAGE]) == 3
+    finally:
+        bad.unlink()
+
+
+@pytest.mark.slow
+def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
+    assert _summary(run("prepare", "prepare.check=true"))["prepare/images"] == 24
+    assert _summary(run("prepare", "prepare.verify=true"))["prepare/train_samples"] > 12
+    times = ["benchmark.repeats=1", "benchmark.seconds_per_row=0.05", "benchmark.samples_per_row=4"]
+    sizes = [
+        "benchmark.workers=[1]",
+        "benchmark.batch_sizes=[4]",
+        "benchmark.micro_batch_sizes=[2]",
+    ]
+    assert _summary(run("benchmark", *times, *sizes))["benchmark/best_samples_per_s"] > 0
+    short = ["trainer.max_epochs=1", "trainer.log_every_n_steps=1"]
+    run("fit", "-m", "model.net.width=2,4", "sweep.isolate=none", *short)
+    (table,) = (folder / "runs" / "fit").rglob("sweep.csv")
+    statuses = [row["status"] for row in csv.DictReader(table.read_text().splitlines())]
+    assert statuses == ["done", "done"]
+
+
+@pytest.mark.slow
+def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
+    words = ["trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
+    shards = folder / "images.shards"
+    published = run("prepare", f"prepare.store={shards}", "prepare.shard_bytes=10000")
+    assert _summary(published)["prepare/shards"] > 4
+    where: list[list[str]] = [
+        [],
+        [f"data.root={shards}"],
+        [f"data.root={shards}", "data.cache_bytes=90000"],
+    ]
+    digests = [_summary(run("fit", *words, *root))["samples_sha256"] for root in where]
+    assert digests[0]
+    assert len(set(digests)) == 1

@@ -83,7 +83,8 @@ class Bench:
         if (
             descent
         ):  # Adam's first step is as large for gradients that are rounding errors as for any other
-            module.optimizer_factories = (partial(torch.optim.SGD, lr=1e-3),) * 2
+            module.make_generator_optimizer = partial(torch.optim.SGD, lr=1e-3)
+            module.make_discriminator_optimizer = partial(torch.optim.SGD, lr=1e-3)
         if way.step is not None:
             replaced = way.step
             wrap(module, "training_step", lambda _, some, batch_idx: replaced(module, some))

@@ -19,15 +19,12 @@ class MemoryReading:
         reserved_bytes: Held by torch's caching allocator; on the CPU the resident set again.
         peak_bytes: Most that was allocated since the last `MemoryGauge.reset_peak`.
         limit_bytes: Most that this process could hold: what it has, and what is free.
-        retries: Allocations that succeeded only after cached memory was given back, ever; 0 on the
-            CPU.
     """
 
     allocated_bytes: int
     reserved_bytes: int
     peak_bytes: int
     limit_bytes: int
-    retries: int = 0
 
     @property
     def used_fraction(self) -> float:
@@ -40,10 +37,6 @@ class MemoryGauge(Protocol):
 
     def read(self) -> MemoryReading:
         """Return the memory now."""
-        ...
-
-    def count_retries(self) -> int:
-        """Return `MemoryReading.retries` alone, which costs less than a reading."""
         ...
 
     def reset_peak(self) -> None:
@@ -86,12 +79,7 @@ class CudaGauge:
             reserved_bytes=reserved,
             peak_bytes=max(self._peak_bytes, allocated["peak"]),
             limit_bytes=min(reserved + free, allowed),
-            retries=stats["num_alloc_retries"],
         )
-
-    def count_retries(self) -> int:
-        """Return `MemoryReading.retries` alone, which costs less than a reading."""
-        return int(self._stats().get("num_alloc_retries", 0))
 
     def reset_peak(self) -> None:
         """Begin a new peak; the other gauges keep theirs."""
@@ -128,10 +116,6 @@ class HostGauge:
         used = self._process.memory_info().rss
         self._peak_bytes = max(self._peak_bytes, used)
         return MemoryReading(used, used, self._peak_bytes, used + available_memory_bytes())
-
-    def count_retries(self) -> int:
-        """Return 0, as nothing is tried again."""
-        return 0
 
     def reset_peak(self) -> None:
         """Begin a new peak."""

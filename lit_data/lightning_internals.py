@@ -9,9 +9,7 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import lightning as L
-import torch
 from lightning.pytorch.loops.optimization.automatic import Closure, _AutomaticOptimization
-from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.trainer.call import _call_lightning_module_hook
 from lightning.pytorch.trainer.connectors.data_connector import _DataHookSelector
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
@@ -45,25 +43,19 @@ def automatic_loop(trainer: L.Trainer) -> _AutomaticOptimization:
     return trainer.fit_loop.epoch_loop.automatic_optimization
 
 
-def manual_loop(trainer: L.Trainer) -> _ManualOptimization:
-    """The loop that runs ``training_step`` of a module with manual optimisation: its ``advance``."""
-    return trainer.fit_loop.epoch_loop.manual_optimization
-
-
 def closure_parts(closure: Closure) -> tuple[Any, Any, Any]:
     """The step, backward and zero_grad functions of a closure."""
     return closure._step_fn, closure._backward_fn, closure._zero_grad_fn
 
 
 def save_progress(trainer: L.Trainer) -> Callable[[], None]:
-    """Keep Lightning's counts of optimizer steps and of gradients zeroed; the result puts them back."""
-    found = automatic_loop(trainer).optim_progress.optimizer
-    counts = [part for both in (found.step, found.zero_grad) for part in (both.total, both.current)]
-    saved = [dict(vars(part)) for part in counts]
+    """Keep Lightning's counts of gradients zeroed, which a repeated step counts again; the result puts them back."""
+    progress = automatic_loop(trainer).optim_progress.optimizer.zero_grad
+    total, current = dict(vars(progress.total)), dict(vars(progress.current))
 
     def restore() -> None:
-        for part, values in zip(counts, saved, strict=True):
-            vars(part).update(values)
+        vars(progress.total).update(total)
+        vars(progress.current).update(current)
 
     return restore
 
@@ -83,18 +75,6 @@ def number_batch(trainer: L.Trainer) -> int:
 def is_accumulating(trainer: L.Trainer) -> bool:
     """Whether the step under way only adds to the gradients."""
     return bool(trainer.fit_loop._should_accumulate())
-
-
-def scalers_of(plugin: Any) -> list[torch.amp.GradScaler]:  # noqa: ANN401 - any precision plugin
-    """The gradient scalers of a precision plugin, if it has any."""
-    scaler = getattr(plugin, "scaler", None)
-    return list(getattr(plugin, "scalers", None) or [scaler] * (scaler is not None))
-
-
-def forget_scaling(plugin: Any, optimizer: torch.optim.Optimizer) -> None:  # noqa: ANN401 - any precision plugin
-    """Let a gradient scaler forget that it has unscaled an optimizer's gradients in a step that failed."""
-    for scaler in scalers_of(plugin):
-        scaler._per_optimizer_states.pop(id(optimizer), None)
 
 
 Results = _ResultCollection
@@ -119,16 +99,6 @@ def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing
 def show_value(metric: Metric, value: Any) -> None:  # noqa: ANN401
     """Let a logged value show another one at this step."""
     metric._forward_cache = value
-
-
-def read_output(loop: _ManualOptimization) -> Any:  # noqa: ANN401 - what a step returns
-    """What the last step of manual optimisation returned."""
-    return loop._output
-
-
-def replace_output(loop: _ManualOptimization, output: Any) -> None:  # noqa: ANN401
-    """Let the last step have returned something else."""
-    loop._output = output
 
 
 def count_logged_steps(trainer: L.Trainer) -> int:

@@ -90,7 +90,6 @@ class SimulatedDevice:
         sample_bytes: Of each sample of the piece.
         pressure_bytes: Others take 0 to so many bytes, drawn anew for each piece.
         seed: Of the pressure.
-        retry_fraction: A piece that fills more than this share makes the allocator retry once.
         pieces: Sizes that fitted, in order.
     """
 
@@ -99,12 +98,10 @@ class SimulatedDevice:
     sample_bytes: int
     pressure_bytes: int = 0
     seed: InitVar[int] = 0
-    retry_fraction: float = 0.98
     pieces: list[int] = field(default_factory=list, init=False)
     _random: random.Random = field(init=False)
     _taken_bytes: int = field(default=0, init=False)
     _peak_bytes: int = field(default=0, init=False)
-    _retries: int = field(default=0, init=False)
 
     def __post_init__(self, seed: int) -> None:
         self._random = random.Random(seed)
@@ -122,13 +119,7 @@ class SimulatedDevice:
     def read(self) -> MemoryReading:
         """Memory now, that is between two pieces."""
         free_bytes = self.limit_bytes - self._taken_bytes
-        return MemoryReading(
-            self.fixed_bytes, self._peak_bytes, self._peak_bytes, free_bytes, self._retries
-        )
-
-    def count_retries(self) -> int:
-        """Pieces so far that filled more than `retry_fraction`."""
-        return self._retries
+        return MemoryReading(self.fixed_bytes, self._peak_bytes, self._peak_bytes, free_bytes)
 
     def reset_peak(self) -> None:
         """Begin a new peak."""
@@ -141,7 +132,6 @@ class SimulatedDevice:
             self.limit_bytes - self._taken_bytes,
         )
         self._peak_bytes = max(self._peak_bytes, min(need_bytes, free_bytes))
-        self._retries += need_bytes > self.retry_fraction * free_bytes
         if need_bytes <= free_bytes:
             self.pieces.append(n)
         return need_bytes > free_bytes

@@ -1,11 +1,9 @@
-"""A module that counts what it learned from, a log that a test can read, and a clock that a test moves."""
+"""A module that counts what it learned from, and a log that a test can read."""
 
 from collections.abc import Callable, Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import pytest
 import torch
 from lightning.pytorch.loggers.logger import Logger
 from torch import Tensor
@@ -92,12 +90,3 @@ class Meanwhile(L.Callback):
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         self.told.append(event)
-
-
-def stop_clock(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    """A clock that stands still, so that speed decides nothing, until a test moves its ``now_s``."""
-    clock = SimpleNamespace(now_s=0.0)
-    monkeypatch.setattr(
-        "lit_data.callbacks.adaptive.replay.time", SimpleNamespace(perf_counter=lambda: clock.now_s)
-    )
-    return clock

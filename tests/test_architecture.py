@@ -51,9 +51,8 @@ OUTSIDE = [
 PRIVATE_USES = {
     "test_adaptive_twins.py: _last",  # sizes of pieces are forced, which nobody else may do
     "test_adaptive_twins.py: _replay",
-    *(
-        f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale", "_version")
-    ),  # refused as targets
+    # refused as targets
+    *(f"test_targets.py: {name}" for name in ("_load", "_locate", "_remove_stale")),
 }
 ONLY_HERE = {
     "kornia": ["augment"],

@@ -11,9 +11,7 @@ from lightning.pytorch.loops.optimization.automatic import (
     ClosureResult,
     _AutomaticOptimization,
 )
-from lightning.pytorch.loops.optimization.manual import _ManualOptimization
 from lightning.pytorch.loops.progress import _OptimizerProgress
-from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.strategies import DDPStrategy, Strategy
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
@@ -31,9 +29,7 @@ from lit_data.lightning_internals import (
     automatic_loop,
     check_version,
     closure_parts,
-    forget_scaling,
     is_accumulating,
-    manual_loop,
     number_batch,
     results_of,
     save_progress,
@@ -81,7 +77,6 @@ def test_the_installed_version_is_checked_at_the_start(monkeypatch: pytest.Monke
             ["self", "batch_idx", "train_step_and_backward_closure"],
         ),
         (_AutomaticOptimization.run, ["self", "optimizer", "batch_idx", "kwargs"]),
-        (_ManualOptimization.advance, ["self", "kwargs"]),
         (Strategy.batch_to_device, ["self", "batch", "device", "dataloader_idx"]),
         (Strategy.validation_step, ["self", "args", "kwargs"]),
         (Strategy.test_step, ["self", "args", "kwargs"]),
@@ -120,7 +115,6 @@ def test_signatures(function: Any, arguments: list[str]) -> None:
             ],
         ),
         (Closure.__call__, ["self.closure(*args, **kwargs)"]),
-        (_ManualOptimization.advance, ["self._output ="]),
         (_ResultMetric.update, ["self._forward_cache = self.meta.sync(value.clone())"]),
         (
             _ResultCollection._extract_batch_size,
@@ -177,8 +171,6 @@ def test_the_number_of_a_batch_is_that_of_the_one_that_arrives() -> None:
 def test_the_loops_and_their_closure() -> None:
     trainer = L.Trainer(**QUIET)
     assert type(automatic_loop(trainer)) is _AutomaticOptimization
-    assert type(manual_loop(trainer)) is _ManualOptimization
-    assert isinstance(manual_loop(trainer).optim_step_progress.total.ready, int)
     assert type(automatic_loop(trainer).optim_progress.optimizer) is _OptimizerProgress
     assert results_of(trainer) is None
 
@@ -189,25 +181,10 @@ def test_the_loops_and_their_closure() -> None:
 def test_progress_is_put_back() -> None:
     trainer = L.Trainer(**QUIET)
     progress = automatic_loop(trainer).optim_progress.optimizer
-    progress.step.increment_ready()
+    progress.zero_grad.increment_ready()
     before, restore = progress.state_dict(), save_progress(trainer)
-    progress.step.increment_ready()
-    progress.step.increment_completed()
     progress.zero_grad.increment_ready()
     progress.zero_grad.increment_started()
     assert progress.state_dict() != before
     restore()
     assert progress.state_dict() == before
-
-
-def test_a_scaler_forgets_that_it_unscaled() -> None:
-    weight = torch.nn.Parameter(torch.ones(1))
-    optimizer = torch.optim.SGD([weight], 1.0)
-    scaler = torch.amp.GradScaler("cpu")
-    scaler.scale(weight.sum()).backward()
-    scaler.unscale_(optimizer)
-    with pytest.raises(RuntimeError, match=r"unscale_\(\) has already been called"):
-        scaler.unscale_(optimizer)
-    forget_scaling(MixedPrecision("16-mixed", "cpu", scaler=scaler), optimizer)
-    scaler.unscale_(optimizer)
-    forget_scaling(L.Trainer(**QUIET).precision_plugin, optimizer)

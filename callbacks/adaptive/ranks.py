@@ -1,4 +1,4 @@
-"""Several processes: each finishes its own gradient, however many pieces that takes, and then all meet once."""
+"""Several processes: each finishes its own gradient, in however many micro-batches, then all meet once."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -11,7 +11,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from lit_data.callbacks.adaptive.active_batch import Hand
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.errors import ConfigError, RankMismatchError
 
 _BUCKET_BYTES: Final = 25 * 2**20
@@ -44,12 +44,12 @@ class Ranks:
 
     @contextmanager
     def together(
-        self, hand: Hand, module: L.LightningModule, *, synchronise: bool
+        self, active: ActiveBatch, module: L.LightningModule, *, synchronise: bool
     ) -> Iterator[None]:
         """Around forward and backward of one batch.
 
         Args:
-            hand: The batch; its search takes over the smallest size of all ranks.
+            active: The batch; its search takes over the smallest size of all ranks.
             module: Whose gradients.
             synchronise: The optimizer steps next; otherwise gradients are only added up.
 
@@ -60,82 +60,83 @@ class Ranks:
             with self.strategy.block_backward_sync():
                 yield
         except Exception:
-            self._vote(hand, module, failed=True)
+            self._vote(active, module, failed=True)  # the others wait for this vote
             raise
-        self._samples += hand.samples
-        share = self._vote(hand, module, failed=False)
+        self._samples += active.samples
+        fraction = self._vote(active, module, failed=False)
         if synchronise:
             self._samples = 0
-            self._average(module, share)
+            self._average(module, fraction)
 
-    def _vote(self, hand: Hand, module: L.LightningModule, *, failed: bool) -> float:
-        """Meet the others; returns this rank's share of the samples."""
+    def _vote(self, active: ActiveBatch, module: L.LightningModule, *, failed: bool) -> float:
+        """Meet the others, and return this rank's fraction of the samples."""
         parameters = _trained(module)
-        mine = [
-            int(failed),
-            self._samples,
-            hand.search.size,
-            *(p.grad is not None for p in parameters),
-        ]
-        votes = torch.tensor(mine, dtype=torch.int64, device=self.strategy.root_device)
+        has_gradient = [parameter.grad is not None for parameter in parameters]
+        ballot = [failed, self._samples, active.search.size, *has_gradient]
+        votes = torch.tensor(ballot, dtype=torch.int64, device=self.strategy.root_device)
         gathered = [torch.empty_like(votes) for _ in range(self.strategy.world_size)]
         dist.all_gather(gathered, votes)
-        table = torch.stack(gathered).cpu()
-        broken = table[:, 0].nonzero().flatten().tolist()
         if failed:
             return 0.0
-        if broken:
+        table = torch.stack(gathered).cpu()  # [ranks, 3 + parameters]
+        failed_ranks = table[:, 0].nonzero().flatten().tolist()
+        if failed_ranks:
             raise RankMismatchError(
-                f"rank {broken[0]} failed in this step: its own message says why"
+                f"rank {failed_ranks[0]} failed in this step: its own message says why"
             )
-        smallest = int(table[:, 2].min())
-        if smallest < hand.search.size:
-            hand.search.change(smallest)
-        for parameter, used in zip(parameters, table[:, 3:].any(0).tolist(), strict=True):
+        smallest_size = int(table[:, 2].min())
+        if smallest_size < active.search.size:
+            active.search.change(smallest_size)
+        # A sum needs a gradient on all ranks where one rank has it.
+        is_used = table[:, 3:].any(0).tolist()
+        for parameter, used in zip(parameters, is_used, strict=True):
             if used and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return self._samples / int(table[:, 1].sum())
 
     @torch.no_grad()
-    def _average(self, module: L.LightningModule, share: float) -> None:
-        gradients = [p.grad for p in _trained(module) if p.grad is not None]
-        for sparse in (gradient for gradient in gradients if gradient.is_sparse):
-            dist.all_reduce(sparse.mul_(share))
-        for bucket in _fill_buckets([gradient for gradient in gradients if not gradient.is_sparse]):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket]).mul_(share)
+    def _average(self, module: L.LightningModule, fraction: float) -> None:
+        dense_gradients = []
+        for parameter in _trained(module):
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.is_sparse:
+                dist.all_reduce(gradient.mul_(fraction))
+            else:
+                dense_gradients.append(gradient)
+        for bucket in _fill_buckets(dense_gradients):
+            flat = _flatten(bucket).mul_(fraction)
             dist.all_reduce(flat)
             _copy_back(bucket, flat)
         if self.copies_buffers:
             for bucket in _fill_buckets(list(module.buffers())):
-                flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+                flat = _flatten(bucket)
                 dist.broadcast(flat, 0)
                 _copy_back(bucket, flat)
 
 
 def find_ranks(trainer: L.Trainer, module: L.LightningModule) -> Ranks | None:
-    """The other processes of a run, if there are any.
+    """Return the other processes of a run, if there are any.
 
     Raises:
         ConfigError: The strategy or a module meets the other ranks inside forward.
     """
-    strategy: Any = trainer.strategy
     if trainer.world_size == 1:
         return None
-    if not isinstance(strategy, DDPStrategy) or not isinstance(
-        strategy.model, DistributedDataParallel
-    ):
+    strategy: Any = trainer.strategy
+    is_ddp = isinstance(strategy, DDPStrategy)
+    if not is_ddp or not isinstance(strategy.model, DistributedDataParallel):
         raise ConfigError(
             f"AdaptiveBatchSize works on one device or with DDP, not with {type(strategy).__name__}: use strategy=ddp, "
             "or train without this callback"
         )
-    names = [
-        name for name, part in module.named_modules() if isinstance(part, torch.nn.SyncBatchNorm)
-    ]
-    if names:
-        raise ConfigError(
-            f"{names[0]} is a SyncBatchNorm, which waits for the other ranks in every forward, and AdaptiveBatchSize "
-            "lets each rank go on alone: set Trainer(sync_batchnorm=False), or train without this callback"
-        )
+    for name, part in module.named_modules():
+        if isinstance(part, torch.nn.SyncBatchNorm):
+            raise ConfigError(
+                f"{name} is a SyncBatchNorm, which waits for the other ranks in every forward, and AdaptiveBatchSize "
+                "lets each rank go on alone: set Trainer(sync_batchnorm=False), or train without this callback"
+            )
     return Ranks(strategy)
 
 
@@ -144,21 +145,25 @@ def _trained(module: L.LightningModule) -> list[torch.nn.Parameter]:
 
 
 def _fill_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Groups of tensors of one type, each about as large as a bucket of DDP."""
+    """Yield groups of tensors of one type, each about as large as a bucket of DDP."""
     bucket: list[Tensor] = []
-    for tensor in sorted(tensors, key=lambda found: str(found.dtype)):
-        if bucket and (
-            bucket[0].dtype != tensor.dtype or sum(t.nbytes for t in bucket) > _BUCKET_BYTES
-        ):
+    bucket_bytes = 0
+    for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
+        is_full = bucket_bytes > _BUCKET_BYTES
+        if bucket and (is_full or bucket[0].dtype != tensor.dtype):
             yield bucket
-            bucket = []
+            bucket, bucket_bytes = [], 0
         bucket.append(tensor)
+        bucket_bytes += tensor.nbytes
     if bucket:
         yield bucket
 
 
-def _copy_back(tensors: list[Tensor], flat: Tensor) -> None:
-    for tensor, part in zip(
-        tensors, torch.split(flat, [tensor.numel() for tensor in tensors]), strict=True
-    ):
+def _flatten(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _copy_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
+    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
+    for tensor, part in zip(tensors, parts, strict=True):
         tensor.copy_(part.view_as(tensor))

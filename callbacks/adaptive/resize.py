@@ -1,4 +1,4 @@
-"""Move the loader's batch size itself, and the learning rate with it if that is wanted."""
+"""Batch size of the loader, moved between batches, and the learning rate with it if that is asked for."""
 
 import logging
 import math
@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 
 from torch.optim import Optimizer
 
-from lit_data.callbacks.adaptive.active_batch import Hand
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.events import Event, announce
 from lit_data.checks import check_choice, check_share
@@ -23,15 +23,15 @@ LearningRate = Literal["none", "linear", "sqrt"]
 
 @dataclass(frozen=True, slots=True)
 class ResizeRules:
-    """When the batch size moves.
+    """Conditions under which the batch size moves.
 
     Attributes:
-        grow_below: Share of the memory below which it may grow.
-        shrink_above: Share of the memory above which it shrinks.
-        min_success: Share of the last batches that must have gone through at once before it grows.
-        window: How many last batches.
-        learning_rate: How the learning rate follows the batch size: `none`, `linear`, or its square
-            root (`sqrt`).
+        grow_below: Fraction of the memory below which it may grow.
+        shrink_above: Fraction of the memory above which it shrinks.
+        min_success: Fraction of the last batches that must have gone through at once before it grows.
+        window: Number of those batches.
+        learning_rate: Rule by which the learning rate follows the batch size: `none`, `linear`, or
+            its square root (`sqrt`).
 
     Raises:
         ConfigError: A value is out of range.
@@ -87,64 +87,68 @@ class Resizing:
         self._successes: deque[bool] = deque(maxlen=rules.window)
         self._sizes = {loader.batch_size}
         self._rates: list[tuple[dict[str, Any], Any]] = []
-        self._handles = [
-            handle
-            for optimizer in replay.trainer.optimizers
-            for handle in (
-                optimizer.register_step_pre_hook(self._scale_rates),
-                optimizer.register_step_post_hook(self._restore_rates),
-            )
-        ]
+        self._handles = []
+        for optimizer in replay.trainer.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(self._scale_rates))
+            self._handles.append(optimizer.register_step_post_hook(self._restore_rates))
 
     @property
     def success_rate(self) -> float:
-        """Share of the last batches that went through at once."""
+        """Fraction of the last batches that went through at once."""
         return sum(self._successes) / len(self._successes) if self._successes else 1.0
 
     @property
     def rate_factor(self) -> float:
-        """What the learning rate is multiplied with in the step under way."""
-        hand = self.replay.hand
-        size = (
-            hand.samples
-            if hand is not None and hand.samples in self._sizes
-            else self.loader.batch_size
-        )
+        """Factor of the learning rate in the step under way."""
+        size = self.loader.batch_size
+        active = self.replay.active
+        # Batches are fetched ahead, so that of this step may have another size than the next one;
+        # a size that was never set is that of the short batch at the end of an epoch.
+        if active is not None and active.samples in self._sizes:
+            size = active.samples
         ratio = size / self.base
         return {"none": 1.0, "linear": ratio, "sqrt": math.sqrt(ratio)}[self.rules.learning_rate]
 
     def set(self, size: int) -> None:
         """Use a batch size between the limits from the next assembled batch on, and tell all callbacks of it."""
-        limits, before = self.replay.limits, self.loader.batch_size
+        limits = self.replay.limits
+        before = self.loader.batch_size
         size = max(limits.smallest, min(size, limits.largest or size))
-        if size != before:
-            log.info("batch size %d instead of %d", size, before)
-            self.loader.batch_size = size
-            self._sizes.add(size)
-            text = f"the loader's batches have {size} samples instead of {before}"
-            announce(
-                self.replay.trainer, Event("batch_size", text, {"size": float(size), "pieces": 1.0})
-            )
+        if size == before:
+            return
+        log.info("batch size %d instead of %d", size, before)
+        self.loader.batch_size = size
+        self._sizes.add(size)
+        text = f"the loader's batches have {size} samples instead of {before}"
+        values = {"size": float(size), "pieces": 1.0}
+        announce(self.replay.trainer, Event("batch_size", text, values))
 
-    def follow(self, hand: Hand) -> None:
+    def follow(self, active: ActiveBatch) -> None:
         """Decide after a step: down after memory ran out or became scarce, up while there is room."""
-        search, after = hand.search, self.replay.limits.grow_after
+        search = active.search
         search.size = min(search.size, self.loader.batch_size)
-        self._successes.append(hand.pieces == 1)
-        if hand.fixed_bytes is not None:
-            reading = self.replay.gauge.read()
-            if reading.used_fraction > self.rules.shrink_above:
-                search.recede(hand.largest, self.rules.shrink_above * reading.limit_bytes)
-            elif after is not None and search.clean >= after:
-                search.clean = 0
-                has_room = reading.used_fraction < self.rules.grow_below
-                if (
-                    not search.take_back()
-                    and has_room
-                    and self.success_rate > self.rules.min_success
-                ):
-                    search.enlarge(self.rules.shrink_above * reading.limit_bytes)
+        self._successes.append(active.pieces == 1)
+        if active.is_measured:
+            self._judge(active)
         self.set(search.size)
+
+    def _judge(self, active: ActiveBatch) -> None:
+        """Move the size by the peak of a step, which is measured every so many clean ones."""
+        search = active.search
+        grow_after = self.replay.limits.grow_after
+        reading = self.replay.gauge.read()
+        search.forget_failure(reading.limit_bytes)
+        if reading.used_fraction > self.rules.shrink_above:
+            # Counts as a failure, or it would be tried again at once.
+            if active.largest > search.min_size:
+                search.fail(active.largest, reading.limit_bytes)
+            return
+        if grow_after is None or search.clean < grow_after:
+            return
+        search.clean = 0
+        has_room = reading.used_fraction < self.rules.grow_below
+        if has_room and self.success_rate > self.rules.min_success:
+            search.grow()
 
     def close(self) -> None:
         """Leave the optimizers as they were, also if one was stopped on its way."""
@@ -153,13 +157,14 @@ class Resizing:
             handle.remove()
 
     def _scale_rates(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
-        """Only while the optimizer steps, so that no scheduler ever sees it."""
+        """Multiply learning rates only while the optimizer steps, so that no scheduler ever sees it."""
         self._restore_rates()
         factor = self.rate_factor
-        if factor != 1:
-            self._rates = [(group, group["lr"]) for group in optimizer.param_groups]
-            for group, rate in self._rates:
-                group["lr"] = rate * factor
+        if factor == 1:
+            return
+        self._rates = [(group, group["lr"]) for group in optimizer.param_groups]
+        for group, rate in self._rates:
+            group["lr"] = rate * factor
 
     def _restore_rates(self, *_: object) -> None:
         for group, rate in self._rates:

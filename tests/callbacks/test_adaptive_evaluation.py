@@ -368,7 +368,7 @@ def test_sizes_grow_in_evaluation_too(monkeypatch: pytest.MonkeyPatch) -> None:
         def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
             heard.append((event.name, event.values["size"]))
 
-    callback = AdaptiveBatchSize(initial_size=2, grow_after=1, target_memory=1.0)
+    callback = AdaptiveBatchSize(initial_size=2, grow_after=1)
     L.Trainer(**QUIET, callbacks=[callback, Listener()]).validate(module, make_loader())
     assert device.pieces == [2, 2, 2, 2, 4, 4, 3]
     assert heard == [("batch_size", 4), ("batch_size", 8)]

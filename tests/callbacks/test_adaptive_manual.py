@@ -1,576 +1,288 @@
-"""Manual optimisation under AdaptiveBatchSize: what has not stepped is repeated, and what has is never repeated."""
+"""Manual optimisation under AdaptiveBatchSize: modules that cut their batches get smaller micro-batches, others an error."""
 
-import itertools
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
-from lightning.pytorch.loggers import Logger
 from lightning.pytorch.plugins import MixedPrecision
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
+from torchmetrics import MeanMetric
 
+from lit_data.batch_form import cut_evenly
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
+from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import BatchMemoryError
+from lit_data.testing import QUIET
+from tests.callbacks.test_adaptive_twins import assert_same
+from tests.limited_memory import out_of_memory
+from tests.notes import Notes
 
 BATCH, BATCHES = 8, 4
 
-pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
-
-
-@dataclass
-class Plan:
-    """From a step on memory runs out at a point while more samples than a limit are in work."""
-
-    point: str = ""
-    limit: int = 4
-    step: int = 0
-    happened: int = 0
-
-    def check(self, point: str, samples: int, step: int) -> None:
-        if point == self.point and samples > self.limit and step >= self.step:
-            self.happened += 1
-            raise torch.OutOfMemoryError(
-                "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has less"
-            )
-
-
-class Breaking(torch.optim.Adam):
-    """Its step can end half way, as when the second moment of a later parameter does not fit."""
-
-    def __init__(self, module: "Pair", part: str, **options: Any) -> None:
-        super().__init__(getattr(module, part).parameters(), lr=2e-3, betas=(0.5, 0.99), **options)
-        self.module, self.part = module, part
-
-    def step(self, closure: Any = None) -> Any:
-        self.module.check(f"before {self.part}'s step")
-        first = self.param_groups[0]["params"][0]
-        try:
-            self.module.check("step" if self.part == "generator" else "second step")
-        except torch.OutOfMemoryError:
-            with torch.no_grad():
-                first.add_(1)
-            self.state[first]["step"] = torch.ones(())
-            raise
-        return super().step(closure)
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+    pytest.mark.filterwarnings("ignore:You defined a `validation_step` but have no"),
+]
 
 
 class Pair(L.LightningModule):
-    """Two networks with an optimizer each; noise, dropout and batch norm in the step, noise in the
-    augmentation.
-
-    Counts its steps itself, so that pieces and batches of their size are the same to it.
+    """Two nets that learn in turn, in micro-batches, with noise, dropout, batch norm and a metric.
 
     Args:
-        plan: When memory runs out.
-        batch_norm: Without it a single sample can be trained on.
-        step_every: Pieces whose gradients are added up.
-        critic_every: The critic steps after so many steps of the generator.
-        zero_first: Zero the gradients before backward instead of after the step.
-        options: Of the optimizers.
+        point: Where memory runs out: `first`, `second` or `backward`; nowhere by default.
+        fitting: Most samples that fit there.
+        begin: Batches before it does.
+        size: Samples at once; none: the whole batch.
     """
 
     def __init__(
-        self,
-        plan: Plan | None = None,
-        *,
-        batch_norm: bool = True,
-        step_every: int = 1,
-        critic_every: int = 1,
-        zero_first: bool = False,
-        toggle: bool = True,
-        **options: Any,
+        self, point: str = "", *, fitting: int = 4, begin: int = 0, size: int | None = None
     ) -> None:
         super().__init__()
+        torch.manual_seed(3)
         self.automatic_optimization = False
-        self.plan, self.step_every, self.critic_every = plan or Plan(), step_every, critic_every
-        self.zero_first, self.toggle, self.options = zero_first, toggle, options
-        self.seen = self.samples = 0
-        self.generator = torch.nn.Sequential(
-            torch.nn.Linear(4, 8),
-            torch.nn.BatchNorm1d(8) if batch_norm else torch.nn.Identity(),
-            torch.nn.ReLU(),
-            torch.nn.Linear(8, 6),
-        )
-        self.critic = torch.nn.Sequential(
-            torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
-        )
+        self.point, self.fitting, self.begin = point, fitting, begin
+        self.micro_batch_size = size
+        self.generator = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 6))
+        self.critic = nn.Sequential(nn.Linear(6, 8), nn.Dropout(0.3), nn.Linear(8, 1))
+        self.seen = MeanMetric()
+        self.refused: deque[int] = deque()  # lists of a module are put back
+        self.counted = 0
 
-    def check(self, point: str) -> None:
-        self.plan.check(point, self.samples, self.seen - 1)
+    def add_gradients(self, optimizer: Any, learn: Callable[[Any], Any], batch: Any) -> Any:
+        with self.toggled_optimizer(optimizer):
+            return learn(batch)
 
-    def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
-        self.plan.check("transfer", len(batch), self.seen)
-        return super().transfer_batch_to_device(batch, device, dataloader_idx)
-
-    def on_after_batch_transfer(self, batch: Tensor, dataloader_idx: int) -> Tensor:
-        noise = torch.randn_like(batch) * 0.1
-        self.plan.check("augment", len(batch), self.seen)
-        return batch + noise
-
-    def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
-        self.seen, self.samples = self.seen + 1, len(batch)
-        steps = self.seen % self.step_every == 0
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
         first, second = self.optimizers()
-        self._begin(first)
-        hidden = self.generator[:2](torch.randn(len(batch), 4))
-        self.check("forward")
-        hidden.register_hook(lambda grad: self.check("backward"))
-        fake = self.generator[2:](hidden)
-        loss = F.softplus(-self.critic(fake)).mean()
-        self.log("generator", loss, on_step=True, on_epoch=True)
-        self._end(first, loss, steps)
-
-        self._begin(second)
-        self.critic.eval()
-        self.check("second forward")
-        self.critic.train()
-        loss = (
-            F.softplus(self.critic(fake.detach())).mean() + F.softplus(-self.critic(batch)).mean()
-        )
-        loss.register_hook(lambda grad: self.check("second backward"))
-        self._end(second, loss, steps and self.seen // self.step_every % self.critic_every == 0)
-        self.log("critic", loss, on_step=True, on_epoch=True)
-        return {"loss": loss.detach(), "images": batch}
-
-    def configure_optimizers(self) -> tuple[list[Any], list[Any]]:
-        return [
-            Breaking(self, "generator", **self.options),
-            Breaking(self, "critic", **self.options),
-        ], []
-
-    def _begin(self, optimizer: Any) -> None:
-        if self.toggle:
-            self.toggle_optimizer(optimizer)
-        if self.zero_first:
-            optimizer.zero_grad()
-
-    def _end(self, optimizer: Any, loss: Tensor, steps: bool) -> None:
-        self.manual_backward(loss / self.step_every)
-        if steps:
+        for name, optimizer, learn in (("first", first, self.fool), ("second", second, self.judge)):
+            loss = self.add_gradients(optimizer, learn, batch)
             self.clip_gradients(optimizer, gradient_clip_val=0.5, gradient_clip_algorithm="norm")
-            self.check("clip")
             optimizer.step()
-            if not self.zero_first:
-                optimizer.zero_grad()
-        if self.toggle:
-            self.untoggle_optimizer(optimizer)
+            optimizer.zero_grad()
+            self.log(name, loss, on_step=True, on_epoch=True)
+
+    def fool(self, batch: Tensor) -> Tensor:
+        return self.add_up(batch, "first", lambda part: -self.critic(self.make(part)).mean())
+
+    def judge(self, batch: Tensor) -> Tensor:
+        def measure(part: Tensor) -> Tensor:
+            return (self.critic(self.make(part).detach()) - self.critic(part)).mean()
+
+        return self.add_up(batch, "second", measure)
+
+    def make(self, part: Tensor) -> Tensor:
+        images: Tensor = self.generator(torch.randn(len(part), 4) + np.random.rand())  # noqa: NPY002
+        return images
+
+    def add_up(self, batch: Tensor, name: str, measure: Callable[[Tensor], Tensor]) -> Tensor:
+        total = torch.zeros(())
+        for start, stop in cut_evenly(len(batch), self.micro_batch_size or len(batch)):
+            loss = measure(batch[start:stop]) * (stop - start) / len(batch)
+            self.counted += 1
+            self.seen.update(loss.detach())
+            self.check(name, stop - start)
+            if name == "second":
+                loss.register_hook(lambda gradient, n=stop - start: self.check("backward", n))
+            self.manual_backward(loss)
+            total += loss.detach()
+        return total
+
+    def check(self, point: str, samples: int) -> None:
+        is_reached = self.trainer.fit_loop.total_batch_idx >= self.begin
+        if point == self.point and samples > self.fitting and is_reached:
+            self.refused.append(samples)
+            raise out_of_memory()
+
+    def configure_optimizers(self) -> Any:
+        return [
+            torch.optim.Adam(net.parameters(), lr=2e-3) for net in (self.generator, self.critic)
+        ]
 
 
-class Notes(Logger):
-    """Keeps what is logged."""
-
-    name, version = "notes", 0
-
-    def __init__(self) -> None:
-        self.rows: list[tuple[int | None, dict[str, float]]] = []
-
-    def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        self.rows.append(
-            (step, {key: value for key, value in metrics.items() if key != "batch/ooms"})
-        )
-
-    def log_hyperparams(self, *args: Any, **kwargs: Any) -> None:
-        pass
-
-
-def _loader(sizes: list[int] | None = None) -> DataLoader[Tensor]:
-    """Batches of 8, or of given sizes, of the same samples."""
-    images = torch.randn(BATCH * BATCHES, 6, generator=torch.Generator().manual_seed(0))
-    sizes = sizes or [BATCH] * BATCHES
-    ends = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    batches = [list(range(start, stop)) for start, stop in itertools.pairwise(ends)]
-    return DataLoader(images, batch_sampler=batches)  # type: ignore[arg-type]
-
-
-def _fit(
-    module: Pair,
-    *callbacks: L.Callback,
-    sizes: list[int] | None = None,
-    epochs: int = 2,
-    notes: Notes | None = None,
-    **options: Any,
-) -> dict[str, Any]:
-    """Everything that a run leaves behind."""
-    trainer = L.Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=notes or False,
-        log_every_n_steps=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=list(callbacks),
-        **options,
-    )
+def _fit(module: L.LightningModule, *callbacks: L.Callback, **options: Any) -> dict[str, Any]:
+    """Train; everything that a run leaves behind."""
     torch.manual_seed(7)
-    trainer.fit(module, _loader(sizes))
+    np.random.seed(7)  # noqa: NPY002
+    images = torch.randn(BATCH * BATCHES, 6, generator=torch.Generator().manual_seed(0))
+    defaults = {"max_epochs": 2, "log_every_n_steps": 1, "callbacks": list(callbacks)}
+    ckpt = options.pop("ckpt_path", None)
+    trainer = L.Trainer(**(QUIET | defaults | options))
+    trainer.fit(module, DataLoader(images, BATCH), ckpt_path=ckpt)
     return {
         "weights": {name: value.clone() for name, value in module.state_dict().items()},
         "optimizers": [optimizer.state_dict() for optimizer in trainer.optimizers],
-        "random": torch.get_rng_state(),
+        "random": (torch.get_rng_state(), np.random.get_state()),  # noqa: NPY002
         "steps": trainer.global_step,
-        "logged": {
-            key: value
-            for key, value in trainer.callback_metrics.items()
-            if not key.startswith("batch/")
-        },
+        "logged": dict(trainer.callback_metrics),
         "trained": [parameter.requires_grad for parameter in module.parameters()],
         "training": [part.training for part in module.modules()],
-        "seen": module.seen,
+        "counted": getattr(module, "counted", 0),
+        "mean": module.seen.metric_state if isinstance(module, Pair) else {},
         "scale": trainer.precision_plugin.state_dict(),
     }
 
 
-def _build(plan: Plan | None = None, **options: Any) -> Pair:
-    torch.manual_seed(3)
-    return Pair(plan, **options)
+def _follow(module: Pair, point: str, begin: int) -> Pair:
+    """Let a twin use from a half of a batch on the size that fits."""
+
+    def add_gradients(call: Callable[..., Any], optimizer: Any, learn: Any, batch: Any) -> Any:
+        is_late = module.trainer.fit_loop.total_batch_idx >= begin
+        if is_late and (point == "first" or learn.__name__ == "judge"):
+            module.micro_batch_size = 4
+        return call(optimizer, learn, batch)
+
+    wrap(module, "add_gradients", add_gradients)
+    return module
 
 
-def _assert_same(one: Any, two: Any, where: str = "") -> None:
-    """To the bit, in any nesting."""
-    if isinstance(one, Tensor):
-        assert torch.equal(one, two), where
-    elif isinstance(one, Mapping):
-        assert one.keys() == two.keys(), where
-        for key in one:
-            _assert_same(one[key], two[key], f"{where}/{key}")
-    elif isinstance(one, list | tuple):
-        assert len(one) == len(two), where
-        for number, (a, b) in enumerate(zip(one, two, strict=True)):
-            _assert_same(a, b, f"{where}/{number}")
-    else:
-        assert one == two, where
+def _make_scaler() -> MixedPrecision:
+    return MixedPrecision("16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=2.0**10))
 
 
-VARIANTS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "zeroed before backward": {"zero_first": True},
-    "without toggling": {"toggle": False, "zero_first": True},
-    "accumulation over 3": {"step_every": 3},
-    "critic every 3rd step": {"critic_every": 3},
-    "both": {"step_every": 2, "critic_every": 3, "toggle": False},
-    "fused": {"fused": True},
-}
-
-
-@pytest.mark.parametrize(
-    ("point", "variant"),
-    [
-        *itertools.product(["transfer", "augment", "forward", "backward"], VARIANTS),
-        # Where gradients are added up, the first batch does not step, and a fused step does not end
-        # half way.
-        *itertools.product(
-            ["clip", "before generator's step", "step"], ["plain", "zeroed before backward"]
-        ),
-        *itertools.product(["step"], ["without toggling", "critic every 3rd step"]),
-        ("before generator's step", "fused"),
-    ],
-)
-def test_a_replay_is_a_run_in_halves_from_the_start(point: str, variant: str) -> None:
-    plan, notes, twin_notes = Plan(point), Notes(), Notes()
-    adaptive = AdaptiveBatchSize(grow_after=None)
-    found = _fit(_build(plan, **VARIANTS[variant]), adaptive, notes=notes)
-    twin = AdaptiveBatchSize(initial_size=4, grow_after=None)
-    _assert_same(found, _fit(_build(**VARIANTS[variant]), twin, notes=twin_notes))
-    assert notes.rows == twin_notes.rows
-    assert plan.happened == 1
-    assert adaptive.summary() == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": 4}
-    assert all(found["trained"])
-    assert all(found["training"])
-
-
-@pytest.mark.parametrize(
-    ("point", "variant", "step"),
-    [
-        *itertools.product(
-            ["transfer", "augment", "forward", "backward"],
-            ["plain", "accumulation over 3", "both", "fused"],
-            [1, 2, 3],
-        ),
-        # Only where gradients are not merely added up.
-        *itertools.product(["clip", "before generator's step"], ["plain"], [1, 2, 3]),
-        *itertools.product(["clip", "before generator's step"], ["accumulation over 3"], [2]),
-        *itertools.product(["clip", "before generator's step"], ["both"], [1, 3]),
-        ("clip", "fused", 1),
-    ],
-)
-def test_a_replay_in_a_later_step_is_a_run_with_smaller_batches(
-    point: str, variant: str, step: int
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("begin", [0, 3])
+@pytest.mark.parametrize("point", ["first", "second", "backward"])
+def test_a_half_of_a_step_that_failed_is_that_which_never_did(
+    point: str, begin: int, scaled: bool
 ) -> None:
-    plan = Plan(point, step=step)
-    found = _fit(_build(plan, **VARIANTS[variant]), AdaptiveBatchSize(grow_after=None), epochs=1)
-    assert plan.happened == 1
-    sizes = [BATCH] * step + [BATCH // 2] * 2 * (BATCHES - step)
-    twin = _fit(_build(**VARIANTS[variant]), sizes=sizes, epochs=1)
-    # What a batch shows of its step is the mean over its pieces.
-    found["logged"], twin["logged"] = _keep_epoch(found["logged"]), _keep_epoch(twin["logged"])
-    _assert_same(found, twin)
+    failing, adaptive = Pair(point, begin=begin), AdaptiveBatchSize(grow_after=None)
+    failed = _fit(failing, adaptive, plugins=[_make_scaler()] if scaled else None)
+    twin = _follow(Pair(), point, begin)
+    assert list(failing.refused) == [8]
+    assert_same(failed, _fit(twin, plugins=[_make_scaler()] if scaled else None))
+    assert adaptive.summary() == {"batch/ooms": 1, "batch/size": 4}
 
 
-@pytest.mark.parametrize("variant", ["plain", "accumulation over 3"])
-@pytest.mark.parametrize("point", ["transfer", "augment", "forward", "backward"])
-@pytest.mark.parametrize("step", [1, 2, 5])
-def test_a_piece_that_fails_makes_those_behind_it_smaller(
-    point: str, variant: str, step: int
-) -> None:
-    plan = Plan(point, limit=2, step=step)
-    adaptive = AdaptiveBatchSize(initial_size=4, grow_after=None)
-    found = _fit(_build(plan, **VARIANTS[variant]), adaptive, epochs=1)
-    assert plan.happened == 1
-    sizes = [4] * step + [2] * ((BATCH * BATCHES - 4 * step) // 2)
-    twin = _fit(_build(**VARIANTS[variant]), sizes=sizes, epochs=1)
-    found["logged"], twin["logged"] = _keep_epoch(found["logged"]), _keep_epoch(twin["logged"])
-    _assert_same(found, twin)
-
-
-def _keep_epoch(logged: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {key: value for key, value in logged.items() if not key.endswith("_step")}
-
-
-@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=["foreach", "fused"])
-@pytest.mark.parametrize(
-    ("point", "step"),
-    [
-        *itertools.product(
-            ["second forward", "second backward", "second step", "before critic's step"], [0, 2]
-        ),
-        ("step", 2),  # half way, and no copy is kept after the first step
-    ],
-)
-def test_what_has_stepped_is_not_repeated(point: str, step: int, options: dict[str, Any]) -> None:
-    plan = Plan(point, step=step)
-    module = _build(plan, **options)
-    message = (
-        rf"memory ran out in batch {step} after an optimizer had stepped, so the step cannot be repeated \(CUDA out of "
-        r"memory. Tried to allocate 2.00 GiB. GPU 0 has less\): lower the batch size, or set "
-        r"AdaptiveBatchSize\(after_step='skip'\) to go on without it"
-    )
-    with pytest.raises(BatchMemoryError, match=f"^{message}$"):
-        _fit(module, AdaptiveBatchSize(grow_after=None))
-    assert plan.happened == 1
-
-
-def test_whether_a_fused_step_began_to_change_weights_is_not_known() -> None:
-    with pytest.raises(BatchMemoryError, match="after an optimizer had stepped"):
-        _fit(
-            _build(Plan("before generator's step", step=1), fused=True),
-            AdaptiveBatchSize(grow_after=None),
-        )
-
-
-@pytest.mark.parametrize(
-    "point", ["second forward", "second backward", "second step", "before critic's step"]
-)
-def test_a_skipped_piece_is_counted_and_told_and_the_rest_goes_on(
-    point: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    plan, notes = Plan(point, step=1), Notes()
-    adaptive = AdaptiveBatchSize(grow_after=None, after_step="skip")
-    found = _fit(_build(plan), adaptive, notes=notes, epochs=1, profiler="simple")
-    assert adaptive.summary() == {"batch/ooms": 1, "batch/skipped": 1, "batch/size": 4}
-    assert adaptive.state_dict()["skipped"] == 1
-    assert (
-        "batch 1: 8 samples are skipped, memory ran out after an optimizer step" in caplog.messages
-    )
-    assert [
-        (row["batch/size"], row["batch/pieces"], row["batch/skipped"]) for row in _steps(notes)
-    ] == [
-        (8, 1, 0),
-        (4, 2, 1),  # nothing went through of the batch before, and nothing is logged for it
-        (4, 2, 1),
+def test_sizes_are_halved_until_one_fits_and_logged() -> None:
+    notes, module = Notes("batch/"), Pair("second", fitting=2, begin=1)
+    _fit(module, AdaptiveBatchSize(grow_after=None), max_epochs=1, logger=notes)
+    assert list(module.refused) == [8, 4]
+    assert [(row["batch/size"], row["batch/pieces"]) for row in notes.rows] == [
+        (8, 1),
+        (2, 4),
+        (2, 4),
+        (2, 4),
     ]
-    # 1 whole batch, 1 step of the generator alone, 2 batches of two pieces.
-    assert (found["seen"], found["steps"]) == (6, 2 + 1 + 8)
-    assert all(found["trained"])
-    assert all(found["training"])
-    again = AdaptiveBatchSize(grow_after=None, after_step="skip")
-    again.load_state_dict(adaptive.state_dict())
-    _fit(_build(Plan(point)), again, epochs=1)
-    assert again.summary() == {"batch/ooms": 1, "batch/skipped": 1, "batch/size": 4}
+    assert [row["batch/ooms"] for row in notes.rows] == [0, 2, 2, 2]
+    assert module.micro_batch_size is None, "the module has its own size back"
 
 
-def test_pieces_after_a_skipped_one_are_smaller() -> None:
-    plan, notes = Plan("second forward", limit=2), Notes()
-    adaptive = AdaptiveBatchSize(initial_size=4, grow_after=None, after_step="skip")
-    found = _fit(_build(plan), adaptive, notes=notes, epochs=1)
-    assert [(row["batch/size"], row["batch/pieces"]) for row in _steps(notes)] == [(2, 2)] + [
-        (2, 4)
-    ] * 3
-    assert adaptive.summary()["batch/skipped"] == 1
-    assert found["seen"] == 1 + 2 + 4 * 3
+@pytest.mark.parametrize(("size", "options"), [(4, {}), (None, {"max_size": 4})])
+def test_the_size_of_the_module_and_the_largest_one_are_never_exceeded(
+    size: int | None, options: dict[str, int]
+) -> None:
+    notes = Notes("batch/")
+    adaptive = AdaptiveBatchSize(initial_size=2, grow_after=2, **options)
+    _fit(Pair(size=size), adaptive, logger=notes)
+    assert [row["batch/size"] for row in notes.rows] == [2, 2, 4, 4, 4, 4, 4, 4]
 
 
-def test_one_sample_that_does_not_fit_is_skipped_too() -> None:
-    adaptive = AdaptiveBatchSize(initial_size=1, grow_after=None, after_step="skip")
-    module = _build(Plan("second forward", limit=0, step=24), batch_norm=False)
-    found = _fit(module, adaptive, epochs=1)
-    assert adaptive.summary()["batch/skipped"] == 8
-    assert found["seen"] == 32
+class Seed(L.Callback):
+    """Random generators, which are no part of a checkpoint, begin anew with each batch."""
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        torch.manual_seed(trainer.fit_loop.total_batch_idx)
+        np.random.seed(trainer.fit_loop.total_batch_idx)  # noqa: NPY002
 
 
-def test_a_skipped_piece_leaves_no_gradient_to_who_has_not_stepped() -> None:
-    module = _build(Plan("second backward", step=1), critic_every=3, toggle=False)
-    kept: list[dict[str, Tensor]] = []
-
-    class Watch(L.Callback):
-        def on_train_batch_end(self, *args: Any) -> None:
-            kept.append(
-                {
-                    n: p.grad.clone()
-                    for n, p in module.critic.named_parameters()
-                    if p.grad is not None
-                }
-            )
-
-    _fit(module, Watch(), AdaptiveBatchSize(grow_after=None, after_step="skip"), epochs=1)
-    assert kept[0]
-    _assert_same(kept[1], kept[0])
+def test_a_run_goes_on_with_its_size_to_the_bit(tmp_path: Path) -> None:
+    path, adaptive = tmp_path / "x.ckpt", AdaptiveBatchSize(grow_after=None)
+    whole, first, second = Pair("first"), Pair("first"), Pair("first")
+    expected = _fit(whole, AdaptiveBatchSize(grow_after=None), Seed())
+    _fit(first, AdaptiveBatchSize(grow_after=None), Seed(), max_epochs=1)
+    first.trainer.save_checkpoint(path)
+    resumed = _fit(second, adaptive, Seed(), ckpt_path=path)
+    assert (list(first.refused), list(second.refused)) == ([8], [])
+    assert_same(resumed["weights"], expected["weights"])
+    assert adaptive.summary() == {"batch/ooms": 1, "batch/size": 4}
 
 
-def test_a_piece_that_fits_in_no_way_ends_the_run() -> None:
-    with pytest.raises(
-        BatchMemoryError, match="batch 2: one sample of tensor 6 float32 does not fit"
-    ):
-        _fit(
-            _build(Plan("forward", limit=0, step=2), batch_norm=False),
-            AdaptiveBatchSize(grow_after=None),
-        )
+def test_the_smallest_size_that_does_not_fit_ends_the_run() -> None:
+    text = "batch 2: the smallest piece of 2 samples of tensor 6 float32 does not fit"
+    with pytest.raises(BatchMemoryError, match=text):
+        _fit(Pair("second", fitting=1, begin=2), AdaptiveBatchSize(min_size=2))
 
 
-@pytest.mark.parametrize("point", ["forward", "backward", "clip", "before generator's step"])
-def test_a_gradient_scaler_is_put_back(point: str) -> None:
-    found, twin = (
-        _fit(
-            _build(plan),
-            AdaptiveBatchSize(initial_size=size, grow_after=None),
-            plugins=[_scale(2.0**10)],
-        )
-        for plan, size in ((Plan(point), None), (None, 4))
-    )
-    assert found["scale"]["_growth_tracker"] == found["steps"] == 32
-    _assert_same(found, twin)
+class Uncut(L.LightningModule):
+    """One without micro-batches; memory runs out in a batch, or in validation above 4 samples."""
+
+    def __init__(self, *bad: int) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.automatic_optimization = False
+        self.net, self.bad = nn.Linear(6, 1), bad
+        self.sizes: deque[int] = deque()
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> None:
+        if batch_idx in self.bad:
+            raise out_of_memory()
+        optimizer: Any = self.optimizers()
+        self.sizes.append(len(batch))
+        optimizer.zero_grad()
+        self.manual_backward(self.net(batch).mean())
+        optimizer.step()
+
+    def validation_step(self, batch: Tensor, batch_idx: int) -> None:
+        self.sizes.append(-len(batch))
+        if len(batch) > 4:
+            raise out_of_memory()
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
 
 
-def test_a_step_that_the_scaler_skipped_is_repeated() -> None:
-    plan = Plan("second forward")
-    found, twin = (
-        _fit(
-            _build(plan),
-            AdaptiveBatchSize(initial_size=size, grow_after=None),
-            plugins=[_scale(2.0**40)],
-        )
-        for plan, size in ((plan, None), (None, 4))
-    )
-    assert plan.happened == 1
-    assert 0 < found["scale"]["scale"] < 2.0**40
-    _assert_same(found, twin)
-
-
-def test_a_skipped_piece_does_not_count_as_unscaled() -> None:
-    plan = Plan("second step", step=1)
-    adaptive = AdaptiveBatchSize(grow_after=None, after_step="skip")
-    found = _fit(_build(plan), adaptive, plugins=[_scale(2.0**10)], epochs=1)
-    assert found["steps"] == 2 + 1 + 8
-
-
-@pytest.mark.parametrize("point", ["step", "forward"])
-def test_the_profiler_goes_on(point: str) -> None:
-    plan = Plan(point)
-    found = _fit(_build(plan), AdaptiveBatchSize(grow_after=None), profiler="simple")
-    assert plan.happened == 1
-    _assert_same(found, _fit(_build(), AdaptiveBatchSize(initial_size=4, grow_after=None)))
-
-
-@pytest.mark.parametrize(
-    "plan", [Plan(), Plan("forward"), Plan("second forward")], ids=["none", "repeated", "raised"]
-)
-def test_optimizers_and_loops_are_left_as_they_were(plan: Plan) -> None:
-    module, error = _build(plan), plan.point.startswith("second")
-    adaptive = AdaptiveBatchSize(grow_after=None)
-    with pytest.raises(BatchMemoryError) if error else nullcontext():
+def test_the_error_of_any_other_module_passes_with_a_line() -> None:
+    module, adaptive = Uncut(2), AdaptiveBatchSize(initial_size=2)
+    with pytest.raises(torch.OutOfMemoryError) as caught:
         _fit(module, adaptive)
-    trainer = module.trainer
-    for optimizer in trainer.optimizers:
-        assert not optimizer._optimizer_step_pre_hooks
-        assert not optimizer._optimizer_step_post_hooks
-    assert "advance" not in vars(trainer.fit_loop.epoch_loop.manual_optimization)
-    assert (
-        not {"batch_to_device", "validation_step", "test_step", "predict_step"}
-        & vars(trainer.strategy).keys()
+    assert str(caught.value) == str(out_of_memory())
+    assert caught.value.__notes__ == [
+        "AdaptiveBatchSize repeats no step of Uncut, which has manual optimisation: lower "
+        "data.loader.batch_size, or let the module add its gradients up in micro-batches, as "
+        "GANModule does"
+    ]
+    assert list(module.sizes) == [8, 8], "whole batches, and no step is begun again"
+    assert adaptive.summary() == {"batch/ooms": 0, "batch/size": 8}
+
+
+def test_its_validation_is_split_all_the_same() -> None:
+    module, loader = Uncut(), DataLoader(torch.rand(8, 6), 8)
+    trainer = L.Trainer(
+        **QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize()], num_sanity_val_steps=0
     )
+    trainer.fit(module, loader, loader)
+    assert list(module.sizes) == [8, -8, -4, -4]
+
+
+@pytest.mark.parametrize("error", [False, True])
+def test_modules_and_loops_are_left_as_they_were(error: bool) -> None:
+    module = Pair("first", fitting=0 if error else 4)
+    with pytest.raises(BatchMemoryError) if error else nullcontext():
+        _fit(module, AdaptiveBatchSize(grow_after=None))
+    assert "add_gradients" not in vars(module)
+    wrapped = {"batch_to_device", "validation_step", "test_step", "predict_step"}
+    assert not wrapped & vars(module.trainer.strategy).keys()
 
 
 def test_other_errors_pass_through() -> None:
     class Wrong(Pair):
-        def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Tensor]:
+        def fool(self, batch: Tensor) -> Tensor:
             raise ValueError("not my size")
 
-    with pytest.raises(ValueError, match=r"^not my size$"):
+    with pytest.raises(ValueError, match=r"^not my size$") as caught:
         _fit(Wrong(), AdaptiveBatchSize())
+    assert not hasattr(caught.value, "__notes__")
 
 
-def test_without_an_error_the_run_is_that_without_the_callback() -> None:
-    notes, twin_notes = Notes(), Notes()
-    found = _fit(_build(step_every=2), AdaptiveBatchSize(), notes=notes)
-    _assert_same(found, _fit(_build(step_every=2), notes=twin_notes))
-    kept = [
-        {key: value for key, value in row.items() if not key.startswith("batch/")}
-        for _, row in notes.rows
-    ]
-    assert [row for row in kept if row] == [row for _, row in twin_notes.rows]
-
-
-def _steps(notes: Notes) -> list[dict[str, float]]:
-    return [row for _, row in notes.rows if "batch/size" in row]
-
-
-def _scale(first: float) -> MixedPrecision:
-    return MixedPrecision(
-        "16-mixed", "cpu", torch.amp.GradScaler("cpu", init_scale=first, growth_interval=1000)
-    )
-
-
-def test_more_optimizer_steps_than_batches_are_warned_of_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    class Manual(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-            self.layer = torch.nn.Linear(3, 1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer: Any = self.optimizers()
-            optimizer.zero_grad()
-            self.manual_backward(self.layer(batch).mean())
-            optimizer.step()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    options: dict[str, Any] = {
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-    }
-    trainer = L.Trainer(
-        max_epochs=1, callbacks=[AdaptiveBatchSize(initial_size=2)], accelerator="cpu", **options
-    )
-    trainer.fit(Manual(), DataLoader(torch.rand(32, 3), batch_size=8))
-    said = [
-        record.message
-        for record in caplog.records
-        if "each a training_step of its own" in record.message
-    ]
-    assert len(said) == 1
-    assert said[0].startswith("batch 0 went through in 4 pieces")
-    assert "the optimizers step 4 times for this batch" in said[0]
-    assert trainer.global_step == 16
+@pytest.mark.parametrize("size", [None, 3])
+def test_without_an_error_the_run_is_that_without_the_callback(size: int | None) -> None:
+    assert_same(_fit(Pair(size=size), AdaptiveBatchSize()), _fit(Pair(size=size)))

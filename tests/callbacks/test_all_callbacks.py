@@ -63,6 +63,7 @@ def _build(name: str) -> tuple[L.LightningModule, DataLoader[Any]]:
 
 
 MODULES = [*STOCK, "boring", "manual", "demo", "transformer"]
+AUTOMATIC = [name for name in MODULES if name not in ("gan", "manual")]
 
 
 def _make_callbacks(path: Path, precision: Any, **options: Any) -> list[L.Callback]:
@@ -173,7 +174,7 @@ def test_with_nothing_to_do_they_change_nothing(name: str, order: int, tmp_path:
 
 
 @pytest.mark.parametrize("point", ["transfer", "forward_middle", "backward"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize("name", AUTOMATIC)
 def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
     name: str, point: Any, tmp_path: Path
 ) -> None:
@@ -197,11 +198,13 @@ def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
     _assert_nothing_left(ran, before)
 
 
-@pytest.mark.parametrize("fails", [False, True], ids=["fits", "does not fit"])
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-@pytest.mark.parametrize("name", MODULES)
+@pytest.mark.parametrize(
+    ("name", "fails"),
+    [*((name, False) for name in MODULES), *((name, True) for name in AUTOMATIC)],
+)
 def test_they_work_in_mixed_precision(
-    name: str, precision: str, fails: bool, tmp_path: Path
+    name: str, fails: bool, precision: str, tmp_path: Path
 ) -> None:
     module, loader = _build(name)
     if fails:
@@ -271,11 +274,7 @@ def test_a_run_goes_on_from_a_checkpoint_with_all_of_them(tmp_path: Path) -> Non
 
     _, first = fit(1, "one")
     _, again = fit(2, "two", tmp_path / "one.ckpt")
-    assert (
-        first.summary()
-        == again.summary()
-        == {"batch/ooms": 1, "batch/skipped": 0, "batch/size": FITS}
-    )
+    assert first.summary() == again.summary() == {"batch/ooms": 1, "batch/size": FITS}
 
 
 @pytest.mark.parametrize("asked", [False, True])

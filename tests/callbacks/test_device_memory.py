@@ -20,7 +20,7 @@ class FakeCuda:
     """One device's counters, as the allocator keeps them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.current = self.peak = self.reserved = self.retries = 0
+        self.current = self.peak = self.reserved = 0
         self.free = 1000
         self.used = True
         monkeypatch.setattr(torch.cuda, "memory_stats_as_nested_dict", self._stats)
@@ -43,7 +43,6 @@ class FakeCuda:
         return {
             "allocated_bytes": {"all": {"current": self.current, "peak": self.peak}},
             "reserved_bytes": {"all": {"current": self.reserved}},
-            "num_alloc_retries": self.retries,
         }
 
     def _reset(self, device: torch.device) -> None:
@@ -65,17 +64,14 @@ def test_a_reading_of_cuda(cuda: FakeCuda) -> None:
     gauge = CudaGauge(torch.device("cuda", 0))
     cuda.hold(600)
     cuda.hold(200)
-    cuda.retries = 3
     # Of the device's memory, this process could have what it reserved and what is free.
-    assert gauge.read() == MemoryReading(200, 600, 600, 1600, 3)
-    assert gauge.count_retries() == 3
+    assert gauge.read() == MemoryReading(200, 600, 600, 1600)
 
 
 def test_cuda_that_nobody_used_yet(cuda: FakeCuda) -> None:
     gauge = CudaGauge(torch.device("cuda", 0))
     cuda.used = False
     assert gauge.read() == MemoryReading(0, 0, 0, 1000)
-    assert gauge.count_retries() == 0
 
 
 def test_two_gauges_of_one_device_have_their_own_peaks(cuda: FakeCuda) -> None:
@@ -110,7 +106,6 @@ def test_a_reading_of_the_host(host: SimpleNamespace) -> None:
     assert gauge.read() == MemoryReading(300, 300, 400, 500)
     gauge.reset_peak()
     assert gauge.read().peak_bytes == 300
-    assert gauge.count_retries() == 0
 
 
 def test_the_host_for_real() -> None:
@@ -144,4 +139,3 @@ def test_cuda_for_real() -> None:
     assert 0 < during.limit_bytes <= torch.cuda.get_device_properties(device).total_memory
     gauge.reset_peak()
     assert gauge.read().peak_bytes == before.allocated_bytes
-    assert gauge.count_retries() == before.retries

@@ -193,14 +193,12 @@ def test_a_device_is_read_like_any_other() -> None:
     )
     when(50, 0, 0)
     when(20, 0, 0)
-    assert (device.read().peak_bytes, device.read().retries) == (600, 0)
+    assert device.read().peak_bytes == 600
     device.reset_peak()
     when(20, 0, 0)
     assert device.read().peak_bytes == 300
-    when(89, 0, 0)  # more than 0.98 of the limit
     when(200, 0, 0)
     assert (device.read().peak_bytes, device.read().used_fraction) == (1000, 1.0)
-    assert device.read().retries == device.count_retries() == 2
 
 
 def test_pressure_is_random_but_the_same_for_the_same_seed() -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lit_data.callbacks.adaptive.active_batch import LoggedPieces
+from lit_data.callbacks.adaptive.active_batch import LoggedMicroBatches
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
@@ -115,7 +115,7 @@ def test_pieces_that_failed_leave_nothing_in_the_log(automatic: bool) -> None:
 
 
 def test_without_a_loop_there_is_nothing_to_do() -> None:
-    logged = LoggedPieces(None)
+    logged = LoggedMicroBatches(None)
     logged.begin(torch.zeros(2), 2)
     logged.end()
     logged.merge()

@@ -1,23 +1,20 @@
 import random
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torchmetrics import MeanMetric
 from torchmetrics.classification import MulticlassAUROC
 
 from lit_data.callbacks.adaptive.snapshot import (
     BufferCopy,
-    GradientSnapshot,
     NumpyRandom,
-    OptimizerSnapshot,
     StepSnapshot,
-    TransferSnapshot,
     renew,
+    save_gradients,
     save_random_state,
 )
 
@@ -168,84 +165,19 @@ def test_logged_values_go_back() -> None:
     assert results["kept"].compute() == 1
 
 
-def test_a_transfer_is_undone_but_not_what_hooks_did_since() -> None:
-    module = Module()
-    before = TransferSnapshot(module, CPU)
-    first = draw()
-    module.count, module.by_transfer = 1, "x"
-    module.notes.append("transfer")
-    before.finish()
-    module.by_hook = 2
-    module.notes.append("hook")
-    for _ in range(2):
-        before.restore()
-        assert draw() == first
-        assert (module.count, module.by_hook, module.notes) == (0, 2, ["old", "hook"])
-        assert not hasattr(module, "by_transfer")
-
-
-def test_a_transfer_that_failed_is_undone() -> None:
-    module = Module()
-    before = TransferSnapshot(module, CPU)
-    module.count = 1
-    module.notes.append("transfer")
-    before.restore()
-    assert (module.count, module.notes) == (0, ["old"])
-
-
 @pytest.mark.parametrize("change", ["add", "drop", "new"])
-@pytest.mark.parametrize("keep", [True, False])
-def test_gradients_go_back(change: str, keep: bool) -> None:
+def test_gradients_go_back(change: str) -> None:
     with_grad, without = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    with_grad.grad = torch.full((2,), 3.0 if keep else 0.0)
+    with_grad.grad = torch.full((2,), 3.0)
     expected = with_grad.grad.clone()
-    snapshot = GradientSnapshot([with_grad, without], keep=keep)
-    if change == "add":
-        with_grad.grad += 1
-    with_grad.grad = {"add": with_grad.grad, "drop": None, "new": torch.rand(2)}[change]
-    without.grad = torch.rand(2)
-    snapshot.restore()
-    assert with_grad.grad is not None
-    assert torch.equal(with_grad.grad, expected)
-    assert without.grad is None
-
-
-def _adam(parameters: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters)
-
-
-def _sgd(parameters: list[Tensor]) -> torch.optim.Optimizer:
-    return torch.optim.SGD(parameters, 0.1)
-
-
-@pytest.mark.parametrize("make", [_adam, _sgd])
-def test_an_optimizer_goes_back_before_its_first_step_only(
-    make: Callable[..., torch.optim.Optimizer],
-) -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = make([parameter])
-    snapshot = OptimizerSnapshot(optimizer)
-    parameter.grad = torch.ones(2)
-    snapshot.take(first=True)
-    assert not snapshot.has_written()
-    optimizer.step()
-    assert snapshot.has_written()
-    assert snapshot.restore()
-    assert parameter.tolist() == [1, 1]
-    assert not optimizer.state
-    optimizer.step()
-    snapshot.take(first=False)
-    assert snapshot.restore()  # nothing happened
-    optimizer.step()
-    assert not snapshot.restore()
-
-
-def test_a_state_that_changed_is_noticed_though_no_parameter_did() -> None:
-    parameter = nn.Parameter(torch.ones(2))
-    optimizer = _adam([parameter])
-    parameter.grad = torch.ones(2)
-    optimizer.step()
-    snapshot = OptimizerSnapshot(optimizer)
-    snapshot.take(first=True)  # a resumed run has a state
-    optimizer.state[parameter]["exp_avg"].mul_(2)
-    assert not snapshot.restore()
+    restore = save_gradients([with_grad, without])
+    for _ in range(2):
+        if change == "add":
+            with_grad.grad += 1
+        else:
+            with_grad.grad = {"drop": None, "new": torch.rand(2)}[change]
+        without.grad = torch.rand(2)
+        restore()
+        assert with_grad.grad is not None
+        assert torch.equal(with_grad.grad, expected)
+        assert without.grad is None

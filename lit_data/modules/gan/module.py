@@ -1,7 +1,7 @@
 """`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, Literal, cast, get_args
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Final
 
 import torch
 from lightning.pytorch.core.optimizer import LightningOptimizer
@@ -19,23 +19,22 @@ from lit_data.modules.gan.step import LOSSES, GANLoss, Part, PartDraws, learn, m
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
 
-Order = Literal["alternating", "simultaneous"]
-
-
 _PLAIN: Final = (
-    *(
-        "image_px",
-        "channels",
-        "latent_size",
-        "num_labels",
-        "seed",
-        "loss",
-        "r1_weight",
-        "r1_every",
-        "micro_batch_size",
-    ),
-    *("r1_micro_batch_size", "order", "ema_decay", "schedule", "gradient_clip_norm"),
+    "image_px",
+    "channels",
+    "latent_size",
+    "num_labels",
+    "seed",
+    "loss",
+    "r1_weight",
+    "r1_every",
+    "micro_batch_size",
+    "r1_micro_batch_size",
+    "ema_decay",
+    "schedule",
+    "gradient_clip_norm",
 )
+"""Options that checkpoints hold: plain values only, so that they load with weights_only=True."""
 
 
 class GANModule(GeneratorModule):
@@ -44,14 +43,15 @@ class GANModule(GeneratorModule):
     Takes batches with ``image`` [B, C, H, W] float32 in 0..1 and ``index`` [B] int64; ``label`` [B]
     int64 and ``pose`` [B, 2] float32 (azimuth, elevation; rad) where the nets depend on them. Fakes
     get the labels and poses of the real images of the batch; their latents are a pure function of
-    (seed, epoch, index), as are the places of patches. So neither parts of a batch, nor a resume,
-    nor a step that is repeated changes what is drawn.
+    (seed, epoch, index), as are the places of patches. So neither micro-batches, nor a resume, nor a
+    step that is repeated changes what is drawn.
 
     What keeps memory low: the discriminator learns from fakes that were made once, without a graph,
     and from fakes, real images and penalty one after the other, each graph gone before the next;
     gradients are gone once an optimizer has stepped; while the generator learns, the
-    discriminator's weights have no gradients; and parts of `micro_batch_size` samples, weighted by
-    their number, give the step of the whole batch.
+    discriminator's weights have no gradients; and micro-batches of `micro_batch_size` samples,
+    weighted by their number, give the step of the whole batch. `AdaptiveBatchSize` halves that size
+    when memory runs out, and `add_gradients` begins again.
 
     Logs in each step:
 
@@ -81,10 +81,7 @@ class GANModule(GeneratorModule):
         r1_every: The penalty is computed in every so many steps, and weighs so many times as much.
         micro_batch_size: Samples that go through the nets at once; none: the whole batch.
         r1_micro_batch_size: The same for the penalty, whose graph is some three times as large;
-            none: as for the rest.
-        order: ``alternating``: the generator learns from a discriminator that has just stepped;
-            ``simultaneous``: both step at the end, so that a step that runs out of memory can be
-            repeated as a whole by `AdaptiveBatchSize`.
+            none: as for the rest, and never more than that.
         ema_decay: Samples come from a running mean of the generator's weights, which keeps this
             share in each step; less in the first steps.
         patches: Train on random patches of the images; none: on whole images.
@@ -116,7 +113,6 @@ class GANModule(GeneratorModule):
         r1_every: int = 16,
         micro_batch_size: int | None = None,
         r1_micro_batch_size: int | None = None,
-        order: Order = "alternating",
         ema_decay: float = 0.995,
         patches: RayPatches | None = None,
         generator_optimizer: OptimizerFactory | None = None,
@@ -124,44 +120,33 @@ class GANModule(GeneratorModule):
         schedule: Schedule = "none",
         gradient_clip_norm: float | None = None,
     ) -> None:
-        size: dict[str, Any] = {
-            "image_px": image_px,
-            "channels": channels,
-            "num_labels": num_labels,
-        }
-        generator = generator or ConvGenerator(latent_size=latent_size, **size)
+        data = {"image_px": image_px, "channels": channels, "num_labels": num_labels}
+        sizes: dict[str, Any] = data  # each net takes them by name
         super().__init__(
-            generator,
+            generator or ConvGenerator(latent_size=latent_size, **sizes),
             latent_size=latent_size,
             num_labels=num_labels,
             seed=seed,
             ema_decay=ema_decay,
         )
-        _check_choices(loss, order, schedule)
-        _check_ranges(
-            r1_weight, r1_every, gradient_clip_norm, (micro_batch_size, r1_micro_batch_size)
-        )
+        _check_choices(loss, schedule)
+        _check_ranges(r1_weight, r1_every, gradient_clip_norm)
+        _check_sizes(micro_batch_size, r1_micro_batch_size)
         self.automatic_optimization = False
-        self.discriminator = discriminator or ConvDiscriminator(**size)
+        self.discriminator = discriminator or ConvDiscriminator(**sizes)
         check_net(self.discriminator, {"num_labels": num_labels}, "the module has")
         posed = any(getattr(net, "posed", False) for net in (self.generator, self.discriminator))
         self.draws = PartDraws(latent_size, self.seed, patches, posed)
-        self.losses, self.order, self.schedule = LOSSES[loss], order, schedule
-        self.r1_weight, self.r1_every, self.gradient_clip_norm = (
-            r1_weight,
-            r1_every,
-            gradient_clip_norm,
-        )
-        self.micro_batch_size, self.r1_micro_batch_size = (
-            micro_batch_size,
-            r1_micro_batch_size or micro_batch_size,
-        )
-        self.optimizer_factories = (
-            generator_optimizer or _make_adam,
-            discriminator_optimizer or _make_adam,
-        )
+        self.losses = LOSSES[loss]
+        self.schedule = schedule
+        self.r1_weight = r1_weight
+        self.r1_every = r1_every
+        self.gradient_clip_norm = gradient_clip_norm
+        self.micro_batch_size = micro_batch_size
+        self.r1_micro_batch_size = r1_micro_batch_size
+        self.make_generator_optimizer = generator_optimizer or _make_adam
+        self.make_discriminator_optimizer = discriminator_optimizer or _make_adam
         self.register_buffer("last_r1", torch.zeros(()))
-        # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters(*_PLAIN)
 
     @property
@@ -173,23 +158,38 @@ class GANModule(GeneratorModule):
     def training_step(self, batch: Batch, batch_idx: int) -> None:
         optimizers: Any = self.optimizers()
         generator_optimizer, discriminator_optimizer = optimizers
-        with self.toggled_optimizer(discriminator_optimizer):
-            found = self._teach_discriminator(batch)
-        if self.order == "alternating":
-            _step(discriminator_optimizer)
-        with self.toggled_optimizer(generator_optimizer):
-            found["generator_loss"] = self._teach_generator(batch)
-        if self.order == "simultaneous":
-            _step(discriminator_optimizer)
+        logged = self.add_gradients(discriminator_optimizer, self._teach_discriminator, batch)
+        _step(discriminator_optimizer)
+        # The generator learns from a discriminator that has just stepped.
+        logged |= self.add_gradients(generator_optimizer, self._teach_generator, batch)
         _step(generator_optimizer)
         self.follow_generator(self.batches_done)
-        for (
-            name,
-            value,
-        ) in (
-            found.items()
-        ):  # not in the progress bar, which would wait for the device after each step
-            self.log(f"train/{name}", value, batch_size=count_samples(batch))
+        samples = count_samples(batch)
+        for name, value in logged.items():
+            # Not in the progress bar, which would wait for the device after each step.
+            self.log(f"train/{name}", value, batch_size=samples)
+
+    def add_gradients(
+        self,
+        optimizer: LightningOptimizer,
+        learn: Callable[[Batch], dict[str, Tensor]],
+        batch: Batch,
+    ) -> dict[str, Tensor]:
+        """Add the gradients of a batch up in micro-batches, for an optimizer that has none before.
+
+        Nothing but gradients and buffers changes, so that it may be called again when memory ran
+        out.
+
+        Args:
+            optimizer: Of the net that learns; the other one has no gradients meanwhile.
+            learn: Called with the batch.
+            batch: As ``training_step`` got it.
+
+        Returns:
+            What `learn` returns.
+        """
+        with self.toggled_optimizer(optimizer):
+            return learn(batch)
 
     @override
     def validation_step(self, batch: Batch, batch_idx: int) -> None:
@@ -201,14 +201,12 @@ class GANModule(GeneratorModule):
 
     @override
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
-        """Move the learning rates, once for all pieces that the batch may be cut into."""
+        """Move the learning rates up to this batch, which manual optimisation leaves to the module."""
         for config in self.trainer.lr_scheduler_configs:
-            now, scheduler = (
-                self.batches_done if config.interval == "step" else self.current_epoch,
-                config.scheduler,
-            )
+            now = self.batches_done if config.interval == "step" else self.current_epoch
+            scheduler: Any = config.scheduler
             while scheduler.last_epoch < now:
-                cast(Any, scheduler).step()
+                scheduler.step()
 
     @override
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
@@ -218,56 +216,55 @@ class GANModule(GeneratorModule):
 
     @override
     def configure_optimizers(self) -> Any:
-        nets = (self.generator, self.discriminator)
-        optimizers = [
-            make(net.parameters()) for make, net in zip(self.optimizer_factories, nets, strict=True)
-        ]
+        optimizers = (
+            self.make_generator_optimizer(self.generator.parameters()),
+            self.make_discriminator_optimizer(self.discriminator.parameters()),
+        )
         return [
             schedule_optimizer(optimizer, self.schedule, self.trainer, optimizers=2)
             for optimizer in optimizers
         ]
 
     def _teach_discriminator(self, batch: Batch) -> dict[str, Tensor]:
-        found = torch.zeros(2, 2, device=self.device)
-        for part in self.draws.cut(
-            batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.DISCRIMINATOR
-        ):
-            found[0] += self._learn(make_fakes(self.generator, part), part, self.losses.fake)
-            found[1] += self._learn(part.read_real(), part, self.losses.real)
-        if self.r1_weight and not self.batches_done % self.r1_every:
+        fake = torch.zeros(2, device=self.device)  # loss, score
+        real = torch.zeros(2, device=self.device)
+        for part in self._cut(batch, self.micro_batch_size, Use.DISCRIMINATOR):
+            fake += self._learn(make_fakes(self.generator, part), part, self.losses.fake)
+            real += self._learn(part.read_real(), part, self.losses.real)
+        if self.r1_weight and self.batches_done % self.r1_every == 0:
             self._penalise(batch)
-        (fake_loss, fake_score), (real_loss, real_score) = found
-        named = {
-            "discriminator_loss": fake_loss + real_loss,
-            "real_score": real_score,
-            "fake_score": fake_score,
+        return {
+            "discriminator_loss": fake[0] + real[0],
+            "real_score": real[1],
+            "fake_score": fake[1],
+            "r1": self.last_r1.clone(),
         }
-        return named | {"r1": self.last_r1.clone()}
 
-    def _teach_generator(self, batch: Batch) -> Tensor:
+    def _teach_generator(self, batch: Batch) -> dict[str, Tensor]:
         loss = torch.zeros((), device=self.device)
-        for part in self.draws.cut(
-            batch, self.micro_batch_size, epoch=self.current_epoch, use=Use.GENERATOR
-        ):
-            loss += self._learn(
-                self.generator(part.latents, part.conditions), part, self.losses.generator
-            )[0]
-        return loss
+        for part in self._cut(batch, self.micro_batch_size, Use.GENERATOR):
+            fakes = self.generator(part.latents, part.conditions)
+            part_loss, _ = self._learn(fakes, part, self.losses.generator)
+            loss += part_loss
+        return {"generator_loss": loss}
+
+    def _cut(self, batch: Batch, size: int | None, use: Use) -> Iterator[Part]:
+        return self.draws.cut(batch, size, epoch=self.current_epoch, use=use)
 
     def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
         return learn(self.discriminator, images, part, find_loss, self._backward)
 
     def _penalise(self, batch: Batch) -> None:
-        weight, epoch = 0.5 * self.r1_weight * self.r1_every, self.current_epoch
+        # Half of gamma, as in the paper, for all the steps up to the next penalty.
+        weight = 0.5 * self.r1_weight * self.r1_every
+        sizes = [size for size in (self.micro_batch_size, self.r1_micro_batch_size) if size]
         self.last_r1.zero_()
-        for part in self.draws.cut(
-            batch, self.r1_micro_batch_size, epoch=epoch, use=Use.DISCRIMINATOR
-        ):
+        for part in self._cut(batch, min(sizes, default=None), Use.DISCRIMINATOR):
             self.last_r1 += penalise(self.discriminator, part, weight, self._backward)
 
     def _backward(self, loss: Tensor) -> None:
-        # torch advises against backward under autocast, which the second derivatives of the penalty
-        # would be under.
+        # The second derivatives of the penalty would run under autocast, and torch advises against
+        # backward there.
         with torch.autocast(loss.device.type, enabled=False):
             self.manual_backward(loss)
 
@@ -288,25 +285,26 @@ def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(parameters, lr=1e-3, betas=(0.0, 0.99))
 
 
-def _check_choices(loss: str, order: str, schedule: Schedule) -> None:
+def _check_choices(loss: str, schedule: Schedule) -> None:
     check_schedule(schedule)
     if schedule == "plateau":
         raise ConfigError(
             "schedule='plateau' goes by a metric, and two losses that fight have none: choose another"
         )
     check_choice("loss", loss, tuple(LOSSES))
-    check_choice("order", order, get_args(Order))
 
 
-def _check_ranges(
-    weight: float, every: int, clip: float | None, sizes: Sequence[int | None]
-) -> None:
-    if weight < 0 or every < 1:
-        raise ConfigError(f"r1_weight={weight}, r1_every={every}: need 0 or more, and 1 or more")
-    if clip is not None and not clip > 0:
-        raise ConfigError(f"gradient_clip_norm={clip}: need a number above 0, or none")
-    if any(size is not None and size < 1 for size in sizes):
-        micro, r1 = sizes
+def _check_ranges(r1_weight: float, r1_every: int, clip_norm: float | None) -> None:
+    if r1_weight < 0 or r1_every < 1:
         raise ConfigError(
-            f"micro_batch_size={micro}, r1_micro_batch_size={r1}: need 1 or more each, or none"
+            f"r1_weight={r1_weight}, r1_every={r1_every}: need 0 or more, and 1 or more"
+        )
+    if clip_norm is not None and not clip_norm > 0:
+        raise ConfigError(f"gradient_clip_norm={clip_norm}: need a number above 0, or none")
+
+
+def _check_sizes(micro_size: int | None, r1_size: int | None) -> None:
+    if any(size is not None and size < 1 for size in (micro_size, r1_size)):
+        raise ConfigError(
+            f"micro_batch_size={micro_size}, r1_micro_batch_size={r1_size}: need 1 or more each, or none"
         )

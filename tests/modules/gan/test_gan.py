@@ -101,14 +101,9 @@ class KeepGradients(L.Callback):
 
 
 @pytest.mark.parametrize("make", [_module, _rays])
-@pytest.mark.parametrize(
-    ("loss", "order"), [("non_saturating", "alternating"), ("hinge", "simultaneous")]
-)
-def test_parts_of_a_batch_give_its_step(make: Any, loss: str, order: str) -> None:
-    whole, parts = (
-        make(loss=loss, order=order),
-        make(loss=loss, order=order, micro_batch_size=3, r1_micro_batch_size=1),
-    )
+@pytest.mark.parametrize("loss", ["non_saturating", "hinge"])
+def test_parts_of_a_batch_give_its_step(make: Any, loss: str) -> None:
+    whole, parts = make(loss=loss), make(loss=loss, micro_batch_size=3, r1_micro_batch_size=1)
     logged = [
         _fit(module, _batches(3), precision="64-true").callback_metrics for module in (whole, parts)
     ]
@@ -338,13 +333,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
             "seed": 4,
             "loss": "hinge",
         },
-        **{
-            "r1_weight": 2.0,
-            "r1_every": 3,
-            "micro_batch_size": 5,
-            "r1_micro_batch_size": 2,
-            "order": "simultaneous",
-        },
+        **{"r1_weight": 2.0, "r1_every": 3, "micro_batch_size": 5, "r1_micro_batch_size": 2},
         **{"ema_decay": 0.9, "schedule": "cosine", "gradient_clip_norm": 2.0},
     }
     module = _module(**plain)
@@ -368,7 +357,6 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
             {"loss": "wasserstein"},
             "loss='wasserstein' is unknown: choose one of non_saturating, hinge",
         ),
-        ({"order": "both"}, "order='both' is unknown: choose one of alternating, simultaneous"),
         ({"schedule": "linear"}, "schedule='linear' is unknown"),
         ({"r1_every": 0}, "r1_weight=1.0, r1_every=0: need 0 or more, and 1 or more"),
         ({"gradient_clip_norm": 0.0}, "gradient_clip_norm=0.0: need a number above 0, or none"),

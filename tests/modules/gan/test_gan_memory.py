@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks import AdaptiveBatchSize
 from lit_data.callbacks.wrapping import wrap
 from lit_data.datamodules import GANDataModule
-from lit_data.errors import BatchMemoryError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import ConvDiscriminator, ConvGenerator, GANModule
 from lit_data.testing import QUIET
@@ -84,45 +83,45 @@ def _assert_equal(one: nn.Module, two: nn.Module) -> None:
         assert torch.equal(value, other), name
 
 
+def _cut_from(module: GANModule, half: str) -> GANModule:
+    """Let a module use from a half of its step on the size that fits."""
+    learner = "_teach_generator" if half in ("generator", "backward") else "_teach_discriminator"
+
+    def add_gradients(call: Any, optimizer: Any, learn: Any, batch: Batch) -> Any:
+        if learn.__name__ == learner:
+            module.micro_batch_size = FITTING
+        return call(optimizer, learn, batch)
+
+    wrap(module, "add_gradients", add_gradients)
+    return module
+
+
 @pytest.mark.parametrize("half", HALVES)
-def test_a_step_that_ran_out_of_memory_is_repeated_in_pieces(half: str) -> None:
-    failing, plain = (_module(order="simultaneous", r1_every=1) for _ in range(2))
+def test_a_step_that_ran_out_of_memory_is_that_of_micro_batches(half: str) -> None:
+    failing, plain = _module(r1_every=1), _cut_from(_module(r1_every=1), half)
     refused = _fail(failing, half)
     adaptive = AdaptiveBatchSize(min_size=1)
-    L.Trainer(**QUIET, max_epochs=1, callbacks=[adaptive]).fit(failing, _loader(8))
-    L.Trainer(**QUIET, max_epochs=1).fit(plain, _loader(4, 4))
+    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[adaptive])
+    trainer.fit(failing, _loader(8, 8))
+    L.Trainer(**QUIET, max_epochs=1).fit(plain, _loader(8, 8))
     assert refused == [8]
     _assert_equal(failing, plain)
+    assert trainer.global_step == 2 * 2, "each optimizer steps once for each batch"
     assert all(parameter.requires_grad for parameter in failing.discriminator.parameters())
+    assert adaptive.summary() == {"batch/ooms": 1, "batch/size": FITTING}
 
 
-@pytest.mark.parametrize("half", HALVES)
-def test_after_a_step_of_the_discriminator_nothing_is_repeated(half: str) -> None:
-    module = _module(order="alternating")
-    refused = _fail(module, half)
-    trainer = L.Trainer(**QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1)])
-    if half in ("generator", "backward"):
-        with pytest.raises(
-            BatchMemoryError, match="memory ran out in batch 0 after an optimizer had stepped"
-        ):
-            trainer.fit(module, _loader(8, 8))
-    else:
-        trainer.fit(module, _loader(8, 8))
-        assert trainer.global_step == 2 * 4
-    assert refused == [8]
+def test_the_penalty_is_never_cut_larger_than_the_rest() -> None:
+    sizes: list[int] = []
+    module = _module(r1_every=1, r1_micro_batch_size=3, micro_batch_size=2)
 
+    def note(call: Callable[..., Tensor], images: Tensor, conditions: Any) -> Tensor:
+        sizes.append(len(images))
+        return call(images, conditions)
 
-def test_or_the_rest_of_the_step_is_left_out() -> None:
-    module = _module(order="alternating")
-    refused = _fail(module, "generator")
-    trainer = L.Trainer(
-        **QUIET, max_epochs=1, callbacks=[AdaptiveBatchSize(min_size=1, after_step="skip")]
-    )
-    trainer.fit(module, _loader(8, 8))
-    assert refused == [8]
-    assert trainer.global_step == 1 + 2 * 2, (
-        "a step of the discriminator alone, then two whole ones"
-    )
+    wrap(module.discriminator, "forward", note)
+    L.Trainer(**QUIET, max_epochs=1).fit(module, _loader(8))
+    assert set(sizes) == {2}
 
 
 def test_parts_keep_a_step_whole() -> None:

@@ -75,7 +75,7 @@ class DataWaitMonitor(L.Callback):
         self._history = Throughput()
         self._ended: list[EndedBatch] = []
         self._batches = 0
-        self._size: int | None = None
+        self._size: int | None = None  # samples at once, once another callback announced it
         self._failed = False
         self._before_backward: Part = "other"
         self._on_cpu = True
@@ -114,6 +114,7 @@ class DataWaitMonitor(L.Callback):
     def on_before_backward(
         self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
     ) -> None:
+        # forward, or what else a step of manual optimisation was at
         self._before_backward = self._clock.enter("backward")
 
     @override
@@ -145,7 +146,7 @@ class DataWaitMonitor(L.Callback):
         self._batches += 1
         self._failed = False
         if is_logging_step(trainer, batch_idx):
-            self._clock.read()
+            self._clock.read()  # device times of steps that are over
             self._total.add_memory(self._gauge.read())
             self._log(trainer)
         elif len(self._ended) >= _MOST_ENDED:
@@ -171,7 +172,7 @@ class DataWaitMonitor(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        if self._detach is not None:
+        if self._detach is not None:  # it failed within the training
             self._finish(trainer)
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
@@ -249,7 +250,7 @@ class DataWaitMonitor(L.Callback):
             log.warning("%s/throughput.png cannot be written: %s", self._folder, error)
 
     def _count_reads(self, trainer: L.Trainer) -> None:
-        """Hold disks against samples, once for a training: to ask all workers takes milliseconds."""
+        """Compare bytes of disks and samples, once for a training: it takes milliseconds."""
         loader = trainer.train_dataloader
         samples = self._total.tally.samples - self._samples_before
         sample_bytes = loader.sample_bytes if isinstance(loader, MicroBatchLoader) else 0

@@ -58,6 +58,7 @@ class CudaGauge:
         device: The device.
     """
 
+    # Weak, so that a gauge ends with its owner.
     _gauges: ClassVar["weakref.WeakSet[CudaGauge]"] = weakref.WeakSet()
 
     def __init__(self, device: torch.device) -> None:
@@ -68,6 +69,7 @@ class CudaGauge:
     def read(self) -> MemoryReading:
         """Return the memory now."""
         free, total = torch.cuda.mem_get_info(self.device)
+        # `free` leaves out what other processes hold; the fraction bounds this one
         allowed = int(total * _find_fraction(self.device))
         stats = self._stats()
         if not stats:  # CUDA was not used yet

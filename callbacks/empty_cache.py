@@ -24,7 +24,7 @@ _CHECKED_STEPS: Final = 10
 
 
 class EmptyCache(L.Callback):
-    """Empties torch's cache of device memory; on the CPU gives free heap back to the system (glibc).
+    """Empties torch's cache of device memory; on the CPU gives free heap back (glibc).
 
     This makes room where sizes change, such as between training and validation, and costs time: the
     memory has to be asked for again. Releases that would take more than `max_cost_fraction` are
@@ -90,7 +90,8 @@ class EmptyCache(L.Callback):
         self._cache = open_cache(device)
         if self.unused_fraction is not None and device.type == "cpu" and trainer.is_global_zero:
             log.info(
-                "EmptyCache: unused_fraction has no effect on the CPU, where torch reserves no memory"
+                "EmptyCache: unused_fraction has no effect on the CPU, "
+                "where torch reserves no memory"
             )
         for name in self.after:
             owner: L.LightningModule | L.Trainer = pl_module
@@ -114,6 +115,7 @@ class EmptyCache(L.Callback):
     ) -> None:
         if self.unused_fraction is None or self._cache is None:
             return
+        # looked at here, where a step holds the most, and released at the end of the step
         if self._batches % _CHECKED_STEPS == 0:
             self._has_much_unused = self._cache.measure_unused() > self.unused_fraction
 
@@ -177,6 +179,7 @@ class EmptyCache(L.Callback):
 
     def can_afford(self) -> bool:
         """Return True if a release would stay within its fraction of the training time."""
+        # outside of a training, and for its first release, there is nothing to compare with
         if self._began_s is None or not self._last_release_s:
             return True
         elapsed_s = max(time.perf_counter() - self._began_s, 1e-9)
@@ -186,15 +189,16 @@ class EmptyCache(L.Callback):
         if not self._has_logged_limit:
             self._has_logged_limit = True
             log.info(
-                "EmptyCache leaves out releases that would take more than max_cost_fraction=%g of the training time "
-                "(now %.1f %%): release less often, or without collect_garbage",
+                "EmptyCache leaves out releases that would take more than max_cost_fraction=%g "
+                "of the training time (now %.1f %%): release less often, "
+                "or without collect_garbage",
                 self.max_cost_fraction,
                 100 * cost_fraction,
             )
         return False
 
     def _make_around(self, trainer: L.Trainer, name: str) -> Callable[..., Any]:
-        """Return a function, not a method, so that a copy of the module does not copy this callback."""
+        """Return a function, not a method: a copy of the module must not copy this callback."""
 
         def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - any method
             result = call(*args, **kwargs)
@@ -265,7 +269,8 @@ def _check(
         )
     if isinstance(after, str) or not all(isinstance(name, str) and name for name in after):
         raise ConfigError(
-            f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the LightningModule"
+            f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the "
+            "LightningModule"
         )
     fractions = {"unused_fraction": unused_fraction, "max_cost_fraction": max_cost_fraction}
     for name, value in fractions.items():

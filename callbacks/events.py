@@ -13,6 +13,7 @@ from lit_data.lightning_internals import count_logged_steps
 def is_logging_step(trainer: L.Trainer, batch_idx: int) -> bool:
     """Return True if Lightning logs at the end of this training batch."""
     every_n_steps: int = trainer.log_every_n_steps  # type: ignore[attr-defined]  # its logger connector sets it
+    # as in Lightning: the step that ends is not counted yet; batches that accumulate log once
     if not every_n_steps or (count_logged_steps(trainer) + 1) % every_n_steps:
         return False
     return (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
@@ -78,10 +79,10 @@ def announce(trainer: L.Trainer, event: Event, error: BaseException | None = Non
 
 
 def choose_folder(trainer: L.Trainer, path: Path | None) -> Path | None:
-    """Return the folder for the files of a callback; nothing where it would be the working folder
-    and nobody chose that.
+    """Return the folder for the files of a callback, or nothing where nobody chose one.
 
-    All ranks must call it, as Lightning broadcasts ``log_dir``.
+    It would be the working folder then. All ranks must call it, as Lightning broadcasts
+    ``log_dir``.
 
     Args:
         trainer: Its loggers or its ``default_root_dir`` give a folder.

@@ -221,6 +221,7 @@ class ImageMetrics(L.Callback):
         distances = self.real.setdefault(stage, Distances(self.count)).measure(features)
         if math.isnan(distances["kid"]):
             log.warning(
-                "ImageMetrics: generated images are not finite, or there are too few real ones to compare with"
+                "ImageMetrics: generated images are not finite, "
+                "or there are too few real ones to compare with"
             )
         return {f"{stage}/{name}{self._suffix}": value for name, value in distances.items()}

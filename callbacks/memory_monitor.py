@@ -1,4 +1,4 @@
-"""`MemoryMonitor`: how much memory a run holds, whether it grows, and what held it when it ran out."""
+"""`MemoryMonitor`: memory of a run, its growth, and what held it when it ran out."""
 
 import logging
 import math
@@ -43,8 +43,7 @@ _PEAKS: Final = {
 
 
 class MemoryMonitor(L.Callback):
-    """Measures the memory of the device and of the host, warns of growth, and reports what held it
-    when it ran out.
+    """Measures memory, warns of growth, and reports what held it when it ran out.
 
     Logged every `every_n_steps` training batches, whatever the Trainer's ``log_every_n_steps``, and
     at the start and the end of each validation, test and prediction:
@@ -115,7 +114,7 @@ class MemoryMonitor(L.Callback):
         self._record: MemoryRecord | None = None
         self._post_mortems = PostMortems()
         self._seen: deque[SeenBatch] = deque(maxlen=_BATCHES)
-        self._size: float | None = None
+        self._size: float | None = None  # samples at once, once another callback announced it
         self._evaluation_began_s = 0.0
         self._is_recording = False
         self._steps = 0
@@ -152,7 +151,7 @@ class MemoryMonitor(L.Callback):
         self._steps += 1
         if self._steps % self.every_n_steps == 0:
             _log(trainer, self._sample())
-            self.measured.gauge.reset_peak()
+            self.measured.gauge.reset_peak()  # each logged peak is that since the last one
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -168,7 +167,7 @@ class MemoryMonitor(L.Callback):
         _log(trainer, self._sample())
 
     def _end_evaluation(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if trainer.validating:
+        if trainer.validating:  # a test or a prediction is not within a training
             self.measured.mark("validation", self._evaluation_began_s)
         _log(trainer, self._sample())
 
@@ -206,6 +205,7 @@ class MemoryMonitor(L.Callback):
         if self._record is None:
             return
         try:
+            # an error that another callback announced has its report
             if is_out_of_memory(exception) and not is_noted(exception):
                 self._report_oom(trainer, exception)
             self._sample("event")
@@ -247,10 +247,10 @@ class MemoryMonitor(L.Callback):
         self._raise_peaks(state_dict["peaks"])
 
     def summary(self) -> dict[str, float | int | str]:
-        """Return ``memory/peak_rss_bytes`` and so for pss, allocated and reserved,
-        ``memory/ooms``, and the growth once known.
+        """Return peaks, ``memory/ooms``, and the growth once known.
 
-        Peaks of the host are the largest samples. Empty before the first sample.
+        Peaks are ``memory/peak_rss_bytes`` and so for pss, allocated and reserved; those of the
+        host are the largest samples. Empty before the first sample.
         """
         if not self._peaks:
             return {}

@@ -74,7 +74,7 @@ class SampleDigest(L.Callback):
             self._coming.append(_send(batch, device, count))
             self._read(leave=_MOST_COMING)
             return
-        digest = _hash_batch(batch, count)
+        digest = _hash_batch(batch, count)  # on several ranks at once, as the sum needs all
         if trainer.world_size > 1:
             count, digest = _add_ranks(trainer, count, digest % _MODULUS)
         self.samples += count
@@ -157,7 +157,7 @@ def _hash_batch(batch: Any, count: int) -> int:  # noqa: ANN401 - any form
 
 
 def _list_samples(batch: Any, count: int) -> Iterator[Sequence[Tensor]]:  # noqa: ANN401 - any form
-    """Yield the tensors of each sample, on the host: parts of stacked ones, or entries of a list."""
+    """Yield the tensors of each sample on the host: parts of stacked ones, or entries of a list."""
     if isinstance(batch, list | tuple) and not _are_stacked(batch, count):
         with suppress(ConfigError):  # a tuple of fields of which one belongs to no sample
             for sample in range(count):
@@ -175,6 +175,7 @@ def _are_stacked(fields: Sequence[Any], count: int) -> bool:
 
 def _add_ranks(trainer: L.Trainer, count: int, digest: int) -> tuple[int, int]:
     """Sum over all ranks, the digest in words of 32 bits whose sums fit into int64."""
+    # 2**31 ranks would fit
     words = [digest >> shift & 0xFFFFFFFF for shift in range(0, 256, _WORD_BITS)]
     numbers = torch.tensor([count, *words], device=trainer.strategy.root_device)
     count, *words = trainer.strategy.reduce(numbers, reduce_op="sum").tolist()

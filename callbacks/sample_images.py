@@ -22,8 +22,7 @@ Views = Literal["auto", "none"]
 
 
 class SampleImages(L.Callback):
-    """Draws images that the model generates from the same latents each time, so that pictures can
-    be compared.
+    """Draws images that the model generates, from the same latents each time.
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
     returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,

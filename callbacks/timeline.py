@@ -40,7 +40,7 @@ class Timeline:
         return len(self._rows)
 
     def add(self, position: float, row: Sequence[Any] | NDArray[np.float64]) -> None:
-        """Add the numbers of a step or moment; merged rows stand at the first of their positions."""
+        """Add the numbers of a step or moment; merged rows stand at their first position."""
         if self._rows and self._rows_in_last < self._rows_per_point:
             self._rows[-1] = self._merge(self._rows[-1], row)
             self._rows_in_last += 1

@@ -30,7 +30,7 @@ class Wrapped:
         return self.call(*args, **kwargs)
 
     def compose(self) -> None:
-        """Put the wrappers together: once for each change, as a training step makes a dozen calls."""
+        """Put the wrappers together, once for each change: a training step makes a dozen calls."""
         self.call = self.method
         for around in self.arounds:
             self.call = functools.partial(around, self.call)
@@ -58,6 +58,7 @@ def wrap(owner: Any, name: str, around: Around) -> Callable[[], None]:  # noqa: 
         if around in wrapped.arounds:
             wrapped.arounds.remove(around)
             wrapped.compose()
+        # after the last one the object is as before, if nobody else has set the method
         if not wrapped.arounds and vars(owner).get(name) is wrapped:
             if wrapped.was_attribute:
                 setattr(owner, name, wrapped.method)

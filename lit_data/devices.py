@@ -1,4 +1,4 @@
-"""Abilities of devices, constants that are put on them once, and memory of the CPU that is used again."""
+"""Abilities of devices, constants on them, and memory of the CPU that is used again."""
 
 import math
 import threading
@@ -40,12 +40,12 @@ def widest_float(device: "torch.device | None" = None) -> "torch.dtype":
 
 
 def has_fast_bf16(device_type: str) -> bool:
-    """Return True if bfloat16 is faster than float32: CUDA from compute capability 8.0, CPUs with
-    instructions for it.
+    """Return True if bfloat16 is faster than float32.
 
-    Measured on two cores, forward and backward of a convolution and of a linear layer against
-    float32: 1.6 and 1.9 times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512
-    alone, 13 and 34 times as slow with AVX2.
+    That is CUDA from compute capability 8.0, and CPUs with instructions for it. Measured on two
+    cores, forward and backward of a convolution and of a linear layer against float32: 1.6 and 1.9
+    times as fast with AVX512-BF16, 1.1 and 2.5 times as slow with AVX512 alone, 13 and 34 times as
+    slow with AVX2.
     """
     import torch
 
@@ -59,8 +59,9 @@ def has_fast_bf16(device_type: str) -> bool:
 
 
 def read_cpu_flags(cpu_info: Path = _CPU_INFO) -> frozenset[str]:
-    """Return the instruction sets that the processor has, as torch names them, or else Linux; none
-    if nobody says.
+    """Return the instruction sets of the processor, as torch names them, or else Linux.
+
+    Empty where neither knows.
 
     Args:
         cpu_info: Linux's file, which is read if torch is older than ``torch.cpu.get_capabilities``.
@@ -93,11 +94,11 @@ def runs_on_cpu(tensor: "torch.Tensor") -> bool:
 
 
 def reused(shape: "Sequence[int]") -> "torch.Tensor":
-    """Return an unset float32 tensor on the CPU, a large one in memory that is used again when its
-    last reference is gone.
+    """Return an unset float32 tensor on the CPU.
 
-    The system takes back what an allocator frees in large pieces, and gives it out zeroed page by
-    page: for batches of some MB that takes longer than to augment them.
+    A large one lies in memory that is used again when its last reference is gone. The system takes
+    back large blocks that an allocator frees, and gives them out zeroed page by page: for batches
+    of some MB that takes longer than to augment them.
     """
     import torch
 

@@ -32,11 +32,11 @@ class SmallFeatures(nn.Module):
     """A net of four layers with random weights that are always the same: 288 features.
 
     The one feature module that works without a file or a download: torchmetrics' own needs
-    Inception's weights. The mean response of each filter of three scales, and that of the coarsest in each quarter of
-    the image. Random filters see colours, contrasts, edges, textures and their places, and nothing
-    of meaning; numbers made with them compare runs on the same data, and never those of other
-    people (Naeem et al., "Reliable fidelity and diversity metrics for generative models", ICML
-    2020, 4.2 compare such embeddings with trained ones).
+    Inception's weights. The features are the mean response of each filter of three scales, and that
+    of the coarsest scale in each quarter of the image. Random filters see colours, contrasts,
+    edges, textures and their places, and nothing of meaning; numbers made with them compare runs on
+    the same data, and never those of other people (Naeem et al., "Reliable fidelity and diversity
+    metrics for generative models", ICML 2020, 4.2 compare such embeddings with trained ones).
     """
 
     num_features: Final = sum(_SMALL_WIDTHS[:3]) + 4 * _SMALL_WIDTHS[3]
@@ -151,8 +151,9 @@ def _open_inception(weights: str | None) -> nn.Module:
 
     if weights is None or not Path(weights).is_file():
         raise ConfigError(
-            f"weights={weights!r} is not a file: extractor='inception' needs pt_inception-2015-12-05-6726825d.pth of "
-            "torch-fidelity's releases; extractor='small' needs none"
+            f"weights={weights!r} is not a file: extractor='inception' needs "
+            "pt_inception-2015-12-05-6726825d.pth of torch-fidelity's releases; "
+            "extractor='small' needs none"
         )
     try:
         # checked first, as torch-fidelity would run whatever a pickle holds

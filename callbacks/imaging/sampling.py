@@ -47,8 +47,9 @@ def check_sampling(module: L.LightningModule, owner: str) -> None:
     """
     if not callable(getattr(module, "sample_images", None)):
         raise ConfigError(
-            f"{owner}: {type(module).__name__} has no method sample_images(count, *, seed, batch_size), which returns "
-            f"[count, C, H, W] float32 in 0..1: write one, or leave {owner} out"
+            f"{owner}: {type(module).__name__} has no method "
+            "sample_images(count, *, seed, batch_size), which returns [count, C, H, W] float32 "
+            f"in 0..1: write one, or leave {owner} out"
         )
 
 
@@ -126,8 +127,8 @@ def read_images(batch: Any, key: str) -> Tensor:  # noqa: ANN401 - any batch
 def _check_images(images: Tensor, count: int, method: str, *, dimensions: int) -> Tensor:
     if images.ndim != dimensions or len(images) != count:
         raise ConfigError(
-            f"{method} returned a tensor of shape {tuple(images.shape)}: {dimensions} dimensions with {count} first "
-            "are needed"
+            f"{method} returned a tensor of shape {tuple(images.shape)}: "
+            f"{dimensions} dimensions with {count} first are needed"
         )
     return images.detach().float().cpu()
 
@@ -135,6 +136,6 @@ def _check_images(images: Tensor, count: int, method: str, *, dimensions: int) -
 @contextmanager
 def _own_random_numbers(device: torch.device) -> Iterator[None]:
     """Give torch's generators back as they were: training must go on as without samples."""
-    devices = [device] if device.type == "cuda" else []
+    devices = [device] if device.type == "cuda" else []  # the CPU's is always among them
     with torch.random.fork_rng(devices, device_type="cuda"), torch.no_grad():
         yield

@@ -1,1 +1,1 @@
-"""The parts of `MemoryMonitor`: what the host holds, advice, the timeline, and a report when memory runs out."""
+"""The parts of `MemoryMonitor`: host memory, the record of a run, its picture, and reports."""

@@ -94,8 +94,13 @@ class TreeReader:
         self._next_s = began_s + pause_s
         if memory is not None and cost_s > _SLOW_S and not self._has_logged:
             self._has_logged = True
-            text = "reading the memory of %d processes takes %.0f ms: pss_bytes is measured every %.0f s at most"
-            log.debug(text, memory.processes, 1e3 * cost_s, pause_s)
+            log.debug(
+                "reading the memory of %d processes takes %.0f ms: "
+                "pss_bytes is measured every %.0f s at most",
+                memory.processes,
+                1e3 * cost_s,
+                pause_s,
+            )
         return memory
 
 
@@ -163,7 +168,7 @@ def _slopes(ends: Iterable[_End]) -> list[float]:
 
 
 def _read_rollup(pid: int) -> tuple[int, int] | None:
-    """Return the PSS and the shared memory of a process in bytes; nothing if they cannot be read."""
+    """Return the PSS and the shared memory of a process in bytes, if they can be read."""
     try:
         text = (PROC / str(pid) / "smaps_rollup").read_text()
     except OSError:

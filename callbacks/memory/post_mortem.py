@@ -25,7 +25,10 @@ log = logging.getLogger(__name__)
 ROWS: Final = 25
 """Tensors that a report names."""
 
-CURE: Final = "for less use a smaller batch, AMP or GradientCheckpointing, or AdaptiveBatchSize, which splits it"
+CURE: Final = (
+    "for less use a smaller batch, AMP or GradientCheckpointing, "
+    "or AdaptiveBatchSize, which splits it"
+)
 _MOST_REPORTS: Final = 5
 _MOST_SHAPES: Final = 8
 _NOTE: Final = "MemoryMonitor: out of memory"
@@ -72,6 +75,7 @@ def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[Hel
     visible = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
     others = ((tensor, "activations and other", "activation or other") for tensor in visible)
     held: dict[_Storage, HeldTensor] = {}
+    # in this order, so that what has an owner keeps its name
     _add_storages(held, _name_owned(module, optimizers))
     _add_storages(held, others)
     return sorted(held.values(), key=lambda tensor: -tensor.nbytes)
@@ -170,7 +174,7 @@ class PostMortems:
         """
         if not self._reports_left:
             return None
-        self._reports_left -= 1
+        self._reports_left -= 1  # also where it fails: it would fail again
         try:
             folder.mkdir(parents=True, exist_ok=True)
             path = _find_free_path(folder)
@@ -222,13 +226,14 @@ def describe_failure(
         batches: The last ones.
     """
     device = trainer.strategy.root_device
+    # functions, so that a part that fails leaves the others
     parts: dict[str, Callable[[], str]] = {
         "error": lambda: _describe_error(error),
         "memory": lambda: _describe_memory(device, reading),
         "last batches": lambda: "\n".join(map(str, batches)) or "none yet",
         "tensors": lambda: _describe_tensors(trainer, device, reading),
     }
-    if device.type == "cuda":
+    if device.type == "cuda":  # other allocators have no summary
         parts["allocator"] = lambda: torch.cuda.memory_summary(device)
     where = f"step {trainer.global_step}, epoch {trainer.current_epoch}, {_name_stage(trainer)}"
     paragraphs = [f"out of memory: {where}\n{CURE}"]

@@ -196,6 +196,7 @@ class MemoryRecord:
 
     def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         """Count the values of `sample` at the end of an epoch of training."""
+        # an epoch at which the workers were not due would look like a fall
         if "pss_bytes" in values or not self._knows_pss:
             self._growth["host"].add(epoch, values.get("pss_bytes", values["rss_bytes"]))
         self._growth["process"].add(epoch, values["rss_bytes"])
@@ -217,7 +218,7 @@ class MemoryRecord:
         Args:
             bytes_per_epoch: Growth above which there is an alarm.
         """
-        watched = {"host": self._host}
+        watched = {"host": self._host}  # the memory, and the name of its growth
         if self.device.type != "cpu":
             watched["device"] = "device"
         sentences = []
@@ -250,7 +251,7 @@ class MemoryRecord:
 
 
 def _list_values(reading: MemoryReading) -> dict[str, float]:
-    fragmentation = 0.0
+    fragmentation = 0.0  # also where nothing is reserved
     if reading.reserved_bytes:
         fragmentation = max(0.0, 1 - reading.allocated_bytes / reading.reserved_bytes)
     return {

@@ -1,1 +1,1 @@
-"""The parts of `DataWaitMonitor`: the clock of a step, the places it is read at, sums over steps, and the timeline."""
+"""The parts of `DataWaitMonitor`: the clocks of a step, sums over steps, and the picture."""

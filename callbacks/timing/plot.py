@@ -65,8 +65,9 @@ class Throughput:
 
 
 def draw_throughput(history: Throughput, path: Path, title: str) -> None:
-    """Write a PNG of 1210 x 770 pixels: samples per second with the batch size, and below it where
-    the time goes.
+    """Write a PNG of 1210 x 770 pixels.
+
+    Above samples per second with the batch size, and below the fractions of the parts.
 
     Args:
         history: Course of a training of at least one step.

@@ -86,7 +86,7 @@ class StepClock:
             seconds_s = now_s - self._step_began_s
             self._finish(step)
         else:
-            self._is_running = True
+            self._is_running = True  # the first step, or the first after a dropped one
             now_s = time.perf_counter()
         self._seconds = _NO_SECONDS.copy()
         self._assembled_s = 0.0
@@ -192,7 +192,7 @@ class CudaStepClock(StepClock):
             self.read()
 
     def _record_event(self) -> Any:  # noqa: ANN401 - torch's events have no types
-        if self._free_events:
+        if self._free_events:  # making one costs more than recording it
             event = self._free_events.pop()
         else:
             event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -241,6 +241,7 @@ def attach(
         wrap(loop, BEFORE_FETCH, fetch.begin),
         wrap(loop, AFTER_FETCH, fetch.end),
         wrap(trainer.strategy, "training_step", partial(clock.measure, "forward")),
+        # "other" around it: forward and backward are within, and switch by themselves
         wrap(trainer.strategy, "optimizer_step", partial(clock.measure, "other")),
     ]
     for name, part in _BATCH_HOOKS.items():

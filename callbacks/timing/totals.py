@@ -28,11 +28,13 @@ _MODEL: Final[_PartGroup] = ("forward", "backward")
 _LIMITS: Final[dict[_PartGroup, tuple[str, str]]] = {
     _DATA: (
         "waiting for data",
-        "more workers (num_workers), a cache of decoded images, in memory or on the device, or a faster disk",
+        "more workers (num_workers), a cache of decoded images, in memory or on the device, "
+        "or a faster disk",
     ),
     ("transfer",): (
         "the copy to the device",
-        "page-locked memory (pin_memory), images that stay uint8 until they are there, or a cache on the device",
+        "page-locked memory (pin_memory), images that stay uint8 until they are there, "
+        "or a cache on the device",
     ),
     ("augment",): (
         "augmentation",
@@ -53,8 +55,8 @@ _ASSEMBLY_CURE: Final = (
     "fewer or smaller fields of a sample: most of it is the loader's own work in the main process"
 )
 _DISK_CURE: Final = (
-    "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, data.store.band_px=64 "
-    "(32 for small ones)"
+    "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, "
+    "data.store.band_px=64 (32 for small ones)"
 )
 
 
@@ -120,9 +122,7 @@ class Tally:
         }
 
     def rate(self) -> dict[str, float]:
-        """Return the fraction of the time spent waiting for data, samples per second, and the
-        fraction of batches that had enough memory.
-        """
+        """Return the values of ``data/`` that `lit_data.callbacks.DataWaitMonitor` logs."""
         data_s = sum(self.parts[PARTS.index(part)] for part in _DATA)
         return {
             "wait_fraction": data_s / sum(self.parts),
@@ -206,7 +206,7 @@ class StepTotals:
 
     def describe(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> str:
         """Return one sentence on what limits the run, see `describe_limit`."""
-        gain = None
+        gain = None  # stays where all batches had one size
         speeds = self._rate_sizes()
         if len(speeds) > 1:
             smaller, largest = sorted(speeds)[-2:]
@@ -312,9 +312,15 @@ def _name_half(precision: str) -> str:
 def _advise_model(on_cpu: bool, free_memory: float, gain: float | None, *, halves: bool) -> str:
     """Return what to try where the model takes the time; `halves`: half precision is untried."""
     if gain is not None and gain >= _SOME_GAIN:
-        return f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster than the one before"
+        return (
+            f"a larger batch may help, as the largest so far was {gain - 1:.0%} faster "
+            "than the one before"
+        )
     if on_cpu and halves:
-        return "try bf16 (the callback AMP), for which this processor has instructions, a GPU or a smaller model"
+        return (
+            "try bf16 (the callback AMP), for which this processor has instructions, a GPU "
+            "or a smaller model"
+        )
     if on_cpu:
         return "try a GPU, a smaller model or smaller images"
     if gain is None and free_memory >= _MUCH_MEMORY:

@@ -90,7 +90,7 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
     Raises:
         BatchMemoryError: Memory ran out, and again after all that could be was released.
     """
-    failure = ""
+    failure = ""  # text, as an error would keep the tensors of the attempt alive
     for _ in range(2):
         try:
             return call()
@@ -134,8 +134,8 @@ class BatchRange:
         """Check the order."""
         if not 1 <= self.smallest <= self.start <= self.top:
             raise ConfigError(
-                f"min_batch_size={self.smallest}, batch_size={self.start}, max_batch_size={self.largest}: "
-                "need 1 <= min <= batch <= max"
+                f"min_batch_size={self.smallest}, batch_size={self.start}, "
+                f"max_batch_size={self.largest}: need 1 <= min <= batch <= max"
             )
 
     @property
@@ -188,7 +188,7 @@ class BatchSize:
             True if there is a smaller size to try.
         """
         if tiles <= self._smallest:
-            return False
+            return False  # not remembered: a single tile may fail as others hold the memory
         self.fails = tiles if self.fails is None else min(self.fails, tiles)
         if self._largest_fitting >= tiles:  # somebody else took memory since then
             self._largest_fitting = 0
@@ -198,7 +198,7 @@ class BatchSize:
 
 
 AHEAD: Final = 2
-"""Batches for each of several threads: one that is computed, and one that waits or whose values do."""
+"""Batches for each of several threads: one is computed, and one or its values wait."""
 
 
 class BatchSizes:
@@ -245,8 +245,9 @@ class BatchSizes:
         if most < self._limits.smallest:
             raise BatchMemoryError(
                 f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
-                f"{self._limits.smallest} tiles of {kind}: the model takes {decimal(weight_bytes)}, "
-                f"each tile {decimal(tile_bytes)}; {ADVICE}"
+                f"{self._limits.smallest} tiles of {kind}: "
+                f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "
+                f"{ADVICE}"
             )
         if self._threads == 1:
             return BatchSize(self._limits, most)

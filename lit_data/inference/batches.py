@@ -143,7 +143,7 @@ class SlabStitcher:
             height = min(self._rows.tile_px, self._rows.length_px)
             self._slab = torch.zeros(len(values), height, self._columns.length_px)
             shape = (len(values), self._rows.length_px, self._columns.length_px)
-            self.target = self._open_target(shape)
+            self.target = self._open_target(shape)  # only now the channels are known
         self._blend(values)
         self._column += 1
         if self._column == len(self._columns.starts):
@@ -176,6 +176,7 @@ class SlabStitcher:
             target.close()
             return
         finished = self._rows.starts[self._row] - top
+        # rows above the next row of tiles get no more values
         target.write(top, self._slab[:, :finished])
         shared = self._slab.shape[1] - finished
         self._slab[:, :shared] = self._slab[:, finished:].clone()  # both may overlap

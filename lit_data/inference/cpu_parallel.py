@@ -81,7 +81,7 @@ def _start(count: int) -> ThreadPoolExecutor:
 
 
 def _take_cores(cores: int, has_started: threading.Barrier) -> None:
-    # It holds for the thread that sets it, and for others that have not asked yet: so this one asks.
+    # It holds for the thread that sets it, and for others that have not asked yet: this one asks.
     torch.set_num_threads(cores)
     torch.get_num_threads()
     has_started.wait()

@@ -238,7 +238,7 @@ class _Evaluation:
             yield
         finally:
             with self._lock:
-                self._calls -= 1
+                self._calls -= 1  # the last thread puts the modes back
                 if self._calls == 0:
                     for part in self._training:
                         part.training = True

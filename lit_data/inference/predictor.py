@@ -97,9 +97,10 @@ def replacing_file(path: Path) -> Iterator[int]:
     except OSError as error:
         if error.errno not in _NO_SPACE:
             raise
+        free = decimal(shutil.disk_usage(path.parent).free)
         raise StoreSpaceError(
             f"{show_path(path)}: no room for the prediction ({error.strerror}): free are "
-            f"{decimal(shutil.disk_usage(path.parent).free)}; choose dtype=float16 or uint8, or another folder"
+            f"{free}; choose dtype=float16 or uint8, or another folder"
         ) from error
 
 
@@ -107,19 +108,19 @@ def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return values in the dtype of a file; for whole numbers 0..1 becomes 0..largest, clipped."""
     if dtype.kind == "f":
         return values.to(getattr(torch, dtype.name)).contiguous().numpy()
+    # NaN becomes 0, as whole numbers have none
     largest = float(np.iinfo(dtype.name).max)
     return values.nan_to_num(0).clamp(0, 1).mul_(largest).round_().numpy().astype(dtype)
 
 
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
-    while data:
+    while data:  # a call may write a part only
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
 
 
 class TiledPredictor:
-    """Cuts images into overlapping tiles, predicts tiles of all images in common batches, and
-    stitches their values.
+    """Cuts images into overlapping tiles, predicts them in common batches, and stitches values.
 
     Where the overlap is at least the net's receptive field, the values are those that the net gives
     for the whole image, to the rounding of float32, see `lit_data.inference.tiling.weigh_tiles`. A
@@ -194,7 +195,8 @@ class TiledPredictor:
     ) -> None:
         if readers < 1:
             raise ConfigError(f"readers={readers} must be at least 1")
-        check_threads(threads)
+        net_device = torch.device(device) if device else _find_device(model)
+        _check_threads(threads, net_device, is_compiled=compile)
         self._readers = readers
         self._threads = threads
         sides = pair_px("tile_px", tile_px)
@@ -206,12 +208,6 @@ class TiledPredictor:
         options = ForwardOptions(
             precision, channels_last, compile, augment, activation, value_range
         )
-        net_device = torch.device(device) if device else _find_device(model)
-        if threads > 1 and (compile or net_device.type != "cpu"):
-            target = "what is compiled" if compile else str(net_device)
-            raise ConfigError(
-                f"threads={threads} is not for {target}, which uses all cores by itself: leave it out"
-            )
         self._forward = Forward(model, net_device, options)
         self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, threads)
 
@@ -312,6 +308,7 @@ class TiledPredictor:
             self._forward.device,
         )
         self._knows_margin = True
+        # a wider reach has no room in the overlap: the default margin stays
         if reach is not None and reach <= self._tiling.overlap_px // 2:
             self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
         return self._tiling
@@ -320,6 +317,15 @@ class TiledPredictor:
         with closing(InferenceThreads(self._threads)) as threads:
             runner = Runner(self._forward, self._sizes, threads, meter.add_tiles)
             yield from TileStream(runner, threads.count).run(jobs)
+
+
+def _check_threads(threads: int, device: torch.device, *, is_compiled: bool) -> None:
+    check_threads(threads)
+    if threads > 1 and (is_compiled or device.type != "cpu"):
+        target = "what is compiled" if is_compiled else str(device)
+        raise ConfigError(
+            f"threads={threads} is not for {target}, which uses all cores by itself: leave it out"
+        )
 
 
 def _find_device(model: nn.Module) -> torch.device:

@@ -1,4 +1,4 @@
-"""Batches go through the net, in micro-batches that memory holds; tiles come back once and in order."""
+"""Runs of batches through the net, in micro-batches that memory holds."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -97,9 +97,12 @@ class Runner:
         self._threads = threads
         self._on_tiles = on_tiles
         self._submissions: deque[Submission] = deque()
-        # A GPU computes one micro-batch while the values of the one before are on their way.
-        on_gpu = forward.device.type == "cuda"
-        self._most_submissions = AHEAD * threads.count if threads.count > 1 else int(on_gpu)
+        if threads.count > 1:
+            self._most_submissions = AHEAD * threads.count
+        elif forward.device.type == "cuda":
+            self._most_submissions = 1  # computed while the values before are on their way
+        else:
+            self._most_submissions = 0
 
     @property
     def is_busy(self) -> bool:
@@ -112,7 +115,7 @@ class Runner:
         Raises:
             BatchMemoryError: The memory limit does not hold the smallest batch.
         """
-        if self._sizes.must_measure(kind):
+        if self._sizes.must_measure(kind):  # calls the net, beside which nothing may be under way
             self.collect()
         return self._sizes.of(kind)
 
@@ -149,6 +152,7 @@ class Runner:
 
     def _predict_smaller(self, failed: MicroBatch, failure: str) -> None:
         """Predict a micro-batch that did not fit, in smaller ones with nothing else under way."""
+        # what is under way holds memory until it is over
         wait([submission.answer for submission in self._submissions])
         size = self._sizes.of(failed.kind)
         micro_batch, answer = self._shrink(failed, failure)
@@ -180,8 +184,8 @@ class Runner:
             can_shrink = size.fail(len(failed))
             if not can_shrink and is_second_attempt:
                 raise BatchMemoryError(
-                    f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory ({failure}): "
-                    f"{ADVICE}"
+                    f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory "
+                    f"({failure}): {ADVICE}"
                 )
             is_second_attempt = not can_shrink
             micro_batch, _ = failed.split(size.size)

@@ -19,7 +19,7 @@ DTYPES: Final = ("bool", "uint8", "uint16", "int16", "float16", "float32", "floa
 
 @runtime_checkable
 class ImagePixels(Protocol):
-    """A [C, H, W] array that is read by slices: an ndarray, a memory map, a view of a store, an array in a file."""
+    """A [C, H, W] array that is read by slices: an ndarray, a memory map, a view of a store."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -83,7 +83,8 @@ def open_source(number: int, image: Image) -> OpenedImage:
     shape = tuple(getattr(pixels, "shape", ()))
     if len(shape) != 3 or not all(shape):
         raise DataError(
-            f"image {number} is {type(loaded).__name__} of shape {list(shape)}: give pixels [C, H, W]"
+            f"image {number} is {type(loaded).__name__} of shape {list(shape)}: "
+            "give pixels [C, H, W]"
         )
     dtype = np.dtype(pixels.dtype)
     if dtype.name not in DTYPES:
@@ -128,6 +129,7 @@ def _each(images: Images) -> Iterator[Image]:
 
 
 def _fill(part: Array, height: int, width: int) -> Array:
+    # only tiles at the lower and the right edge of an image are smaller
     missing_rows = height - part.shape[1]
     missing_columns = width - part.shape[2]
     if missing_rows == missing_columns == 0:

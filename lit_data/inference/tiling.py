@@ -102,8 +102,8 @@ class TileAxis:
         tile_px: Of each tile.
         starts: First pixel of each tile.
         counted: Pixels of each tile that count, within the tile; never behind the end of the image.
-        weights: Of the counted pixels of each tile: [n] float32; over all tiles a pixel's weights sum
-            to 1. None where all are 1.
+        weights: Of the counted pixels of each tile: [n] float32; over all tiles a pixel's weights
+            sum to 1. None where all are 1.
     """
 
     length_px: int
@@ -221,8 +221,9 @@ def measure_reach_px(
     *,
     multiple_px: int = 1,
 ) -> int | None:
-    """Return the pixels to each side on which a net's value of a pixel depends: half its receptive
-    field.
+    """Return the pixels to each side on which a net's value of a pixel depends.
+
+    That is half its receptive field.
 
     One pixel in the middle of a tile is not a number, and neither are the values that depend on it:
     they need no threshold, and one call at each end of a period of the net's stride. A net that
@@ -239,7 +240,7 @@ def measure_reach_px(
     """
     middle_y, middle_x = (side // 2 // multiple_px * multiple_px for side in tile_px)
     farthest = 0
-    for shift in {0, multiple_px - 1}:
+    for shift in {0, multiple_px - 1}:  # both ends of a period of the stride
         reach = _measure_at(call, channels, tile_px, (middle_y + shift, middle_x + shift))
         if reach is None:
             return None
@@ -262,6 +263,7 @@ def _measure_at(
         touched = is_touched.any(1 - axis).nonzero().flatten().tolist()
         if not touched:
             continue
+        # at the border the reach may be cut off
         if touched[0] == 0 or touched[-1] == tile_px[axis] - 1:
             return None
         farthest = max(farthest, middle - touched[0], touched[-1] - middle)

@@ -108,9 +108,10 @@ def _write(net: nn.Module, path: Path, image: Tensor) -> None:
             assert program is not None
             program.save(path)
     except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{type(net).__name__} cannot be written as ONNX ({str(error).strip().partition(chr(10))[0]}): it must be "
-            "one that torch.export can trace, with a batch of any size (images.shape[0], not len(images))"
+            f"{type(net).__name__} cannot be written as ONNX ({reason}): it must be one that "
+            "torch.export can trace, with a batch of any size (images.shape[0], not len(images))"
         ) from error
 
 
@@ -142,8 +143,8 @@ def _check_file(
         max_difference = max(max_difference, difference)
     if not max_difference <= TOLERANCE:  # in this form it refuses NaN too
         raise DataError(
-            f"the ONNX file gives values that differ by {max_difference:.3g} from those of the net, and "
-            f"{TOLERANCE:g} is allowed: it was not written"
+            f"the ONNX file gives values that differ by {max_difference:.3g} from those of the "
+            f"net, and {TOLERANCE:g} is allowed: it was not written"
         )
     return tuple(free_axes), max_difference
 
@@ -183,7 +184,7 @@ def _list_probes(images: Sequence[Tensor], free_axes: Sequence[str]) -> Iterator
 
 @contextmanager
 def without_noise() -> Iterator[None]:
-    """Hold back warnings, of the log too: of missing CUDA libraries, and of deprecations in torch."""
+    """Hold back warnings, of the log too: of missing CUDA libraries, of deprecations in torch."""
     before = logging.root.manager.disable
     logging.disable(max(before, logging.WARNING))
     try:

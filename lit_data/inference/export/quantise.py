@@ -143,8 +143,9 @@ class StaticNet(nn.Module):
         if missing_rows < 0 or missing_columns < 0:
             raise ConfigError(
                 f"tiles of {height} x {width} px are larger than those of the calibration, "
-                f"{self._size_px[0]} x {self._size_px[1]} px: predict with tile_px={list(self._size_px)}, and without "
-                "augment=d4 if that is no square"
+                f"{self._size_px[0]} x {self._size_px[1]} px: "
+                f"predict with tile_px={list(self._size_px)}, "
+                "and without augment=d4 if that is no square"
             )
         if missing_rows or missing_columns:
             padding = (0, missing_columns, 0, missing_rows)
@@ -168,8 +169,8 @@ class StaticNet(nn.Module):
 def _quantise_linear(net: nn.Module) -> nn.Module:
     if not any(isinstance(part, nn.Linear) for part in net.modules()):
         raise ConfigError(
-            f"quantise=dynamic is for linear layers, and {type(net).__name__} has none: use quantise=static for "
-            "convolutions, or quantise=bf16"
+            f"quantise=dynamic is for linear layers, and {type(net).__name__} has none: "
+            "use quantise=static for convolutions, or quantise=bf16"
         )
     with without_noise():
         from torchao.quantization import Int8DynamicActivationInt8WeightConfig, quantize_
@@ -208,9 +209,10 @@ def _convert(net: nn.Module, batches: tuple[Tensor, ...]) -> "GraphModule":
             net, (batches[0],), dynamic_shapes=shapes, strict=False
         ).module()
     except Exception as error:
+        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"quantise=static traces a net by torch.export, which {type(net).__name__} does not allow "
-            f"({str(error).strip().partition(chr(10))[0]}): quantise=bf16 takes any net"
+            f"quantise=static traces a net by torch.export, which {type(net).__name__} does not "
+            f"allow ({reason}): quantise=bf16 takes any net"
         ) from error
     _forget_dtypes(traced)
     quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())
@@ -222,7 +224,7 @@ def _convert(net: nn.Module, batches: tuple[Tensor, ...]) -> "GraphModule":
 
 
 def _forget_dtypes(traced: "GraphModule") -> None:
-    """Drop the checks of dtypes: where the net asks for float32, the trace would refuse autocast."""
+    """Drop checks of dtypes: where the net asks for float32, the trace would refuse autocast."""
     for node in list(traced.graph.nodes):
         if node.target is torch.ops.aten._assert_tensor_metadata.default:
             traced.graph.erase_node(node)
@@ -241,16 +243,16 @@ def check_static(calibration: list[Tensor]) -> None:
         )
     if platform.machine().lower() not in ("x86_64", "amd64") or not torch.cpu._is_vnni_supported():
         raise ConfigError(
-            "quantise=static needs an x86 processor with VNNI, without which int8 is neither exact nor fast: "
-            "use quantise=bf16"
+            "quantise=static needs an x86 processor with VNNI, without which int8 is neither exact "
+            "nor fast: use quantise=bf16"
         )
     try:
         check_compiler(torch.device("cpu"))
     except ConfigError as error:
         names = os.environ.get("CXX", "g++")
         raise ConfigError(
-            f"quantise=static compiles the net, and there is no C++ compiler ({names}): install one, or use "
-            "quantise=bf16"
+            f"quantise=static compiles the net, and there is no C++ compiler ({names}): "
+            "install one, or use quantise=bf16"
         ) from error
 
 

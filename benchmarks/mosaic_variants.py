@@ -224,8 +224,9 @@ def _is_large_enough(cut: Floats, uncut: Floats, spec: MosaicSpec) -> NDArray[np
     sides_before = uncut[:, 2:] - uncut[:, :2]
     is_visible = sides.prod(1) >= spec.min_box_visible * sides_before.prod(1)
     is_compact = sides.max(1) <= spec.max_box_aspect * np.maximum(sides.min(1), 1e-9)
-    is_inside: NDArray[np.bool_] = (sides > 0).all(1) & (sides >= spec.min_box_px).all(1)
-    return is_inside & is_visible & is_compact
+    is_inside = np.all(sides > 0, axis=1) & np.all(sides >= spec.min_box_px, axis=1)
+    is_enough: NDArray[np.bool_] = is_inside & is_visible & is_compact
+    return is_enough
 
 
 def _mirror(boxes: Floats, width_px: int) -> Floats:

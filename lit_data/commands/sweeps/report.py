@@ -156,12 +156,12 @@ def _find_best(
     if direction is None or metric is None or not measured:
         return None
     choose = min if direction == "min" else max
-    return choose(measured, key=lambda job: float(job.metrics[metric]))
+    return choose(measured, key=lambda job: _value(job, metric) or 0.0)
 
 
 def _value(job: ReportedJob, metric: str | None) -> float | None:
     value = job.metrics.get(metric or "")
-    return float(value) if is_number(value) else None
+    return float(value) if value is not None and is_number(value) else None
 
 
 def _summarise(

@@ -63,7 +63,8 @@ def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples
             for key in together:
                 expected = together[key][row]
                 assert np.array_equal(expected, alone[key][0], equal_nan=_is_float(expected)), (
-                    f"{what}: {key} differs between a batch and the sample alone; only (index, epoch) may decide"
+                    f"{what}: {key} differs between a batch and the sample alone; only (index, "
+                    "epoch) may decide"
                 )
                 assert np.array_equal(expected, other[key][0], equal_nan=_is_float(expected)), (
                     f"{what}: {key} differs in a copy, as workers get one"

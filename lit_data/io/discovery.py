@@ -203,11 +203,13 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
         if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
             what = "pattern" if option == "patterns" else f"data.{option}: pattern"
             raise ConfigError(
-                f"{what} {pattern!r} leaves the folder; patterns are relative to it and without '..'"
+                f"{what} {pattern!r} leaves the folder; patterns are relative to it and without "
+                "'..'"
             )
         if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:
             raise ConfigError(
-                f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some out"
+                f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some "
+                "out"
             )
     try:
         return re.compile("|".join(map(_translate, patterns)), re.DOTALL)

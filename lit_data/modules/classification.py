@@ -47,7 +47,8 @@ class ConvClassifier(nn.Module):
         count = count_outputs(classes)
         if min(count, channels, width, depth) < 1:
             raise ConfigError(
-                f"classes={count}, channels={channels}, width={width}, depth={depth}: need at least 1 of each"
+                f"classes={count}, channels={channels}, width={width}, depth={depth}: need at "
+                "least 1 of each"
             )
         widths = [channels, *(width * 2**scale for scale in range(depth))]
         self.layers = nn.Sequential(
@@ -141,7 +142,8 @@ class ClassificationModule(ScoredModule):
         known = tuple(getattr(datamodule, "classes", self.classes) or ())
         if stage != "predict" and (known != self.classes or not known):
             raise ConfigError(
-                f"the datamodule has the classes {list(known) or 'none'} and the model {list(self.classes) or 'none'}: "
+                f"the datamodule has the classes {list(known) or 'none'} and the model "
+                f"{list(self.classes) or 'none'}: "
                 "set data.classes, and model.classes and the outputs of model.net as that"
             )
 
@@ -151,7 +153,8 @@ class ClassificationModule(ScoredModule):
             datamodule: Any = getattr(self.trainer, "datamodule", None)
             if not hasattr(datamodule, "count_classes"):
                 raise ConfigError(
-                    "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+                    "class_weights=balanced needs a datamodule that counts: give the weights as a "
+                    "list"
                 )
             counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             self.weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
@@ -166,7 +169,8 @@ class ClassificationModule(ScoredModule):
         logits: Tensor = self.net(images)
         if logits.ndim != 2 or logits.shape[1] != len(self.classes):
             raise ConfigError(
-                f"the net gives {list(logits.shape)} for {len(self.classes)} classes ({', '.join(self.classes)}): set "
+                f"the net gives {list(logits.shape)} for {len(self.classes)} classes "
+                f"({', '.join(self.classes)}): set "
                 "model.net.classes, or how your net calls it"
             )
         return logits

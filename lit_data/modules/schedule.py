@@ -130,7 +130,8 @@ def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict
     chosen: Any = trainer.checkpoint_callback
     if getattr(chosen, "monitor", None) is None:
         raise ConfigError(
-            "schedule='plateau' goes by the metric of the best checkpoint: set callbacks.checkpoint.monitor"
+            "schedule='plateau' goes by the metric of the best checkpoint: set "
+            "callbacks.checkpoint.monitor"
         )
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
         optimizer, mode=chosen.mode, patience=_PATIENCE
@@ -155,6 +156,7 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
     if _find_timer(trainer) is not None:
         return math.inf, "step"
     raise ConfigError(
-        f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs, trainer.max_steps or "
+        f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs, "
+        "trainer.max_steps or "
         "trainer.max_time, or schedule=none"
     )

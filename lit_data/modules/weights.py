@@ -65,7 +65,8 @@ def load_weights_file(net: nn.Module, path: PathText | None) -> TakenWeights | N
     file = Path(path).expanduser()
     if not file.is_file():  # reading a FIFO would wait for ever
         raise DataError(
-            f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or null"
+            f"weights={show_path(path)} is not a file: give a .pt, .pth, .ckpt or .safetensors, or "
+            "null"
         )
     return take_weights(net, read_weights(file), show_path(path))
 
@@ -175,7 +176,8 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
             fitting[name] = weight
     if not fitting.keys() & learned.keys():
         raise StoreError(
-            f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, and the net "
+            f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, "
+            "and the net "
             f"{_name_some(learned)}"
         )
     _refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
@@ -261,7 +263,8 @@ def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
     ]
     if bad:
         raise StoreError(
-            f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: training diverged before "
+            f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
+            "training diverged before "
             "it was saved. Take another file"
         )
 

@@ -78,5 +78,6 @@ def _check_alike(
         if value != values[0]:
             problems.add(
                 name,
-                f"{value}, but {show_path(names[0])} has {values[0]}; one set has one {what}; {hint}",
+                f"{value}, but {show_path(names[0])} has {values[0]}; one set has one {what}; "
+                f"{hint}",
             )

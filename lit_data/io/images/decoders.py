@@ -132,7 +132,8 @@ class ImageDecoder:
                     f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
                 )
             raise DataError(
-                f"{_show(source)}: channels={self.channels} needs {needed} channels, found {stacked.channels}{hint}"
+                f"{_show(source)}: channels={self.channels} needs {needed} channels, found "
+                f"{stacked.channels}{hint}"
             )
         return stacked._replace(channels=len(self.channels))
 
@@ -192,7 +193,8 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
             raise DataError(describe_size_mismatch((source.paths[0], path), sizes))
         if image.dtype != images[0].dtype:
             raise DataError(
-                f"{show_path(source.paths[0])} is {images[0].dtype}, {show_path(path)} is {image.dtype}; the files of "
+                f"{show_path(source.paths[0])} is {images[0].dtype}, {show_path(path)} is "
+                f"{image.dtype}; the files of "
                 "one image must have the same depth"
             )
     return SourceHeader(channels, height_px, width_px, images[0].dtype)
@@ -202,7 +204,8 @@ def _find_store_dtype(source: ImageSource, dtype: "np.dtype[Any]") -> "np.dtype[
     name = STORE_DTYPES.get(dtype.name)
     if name is None:
         raise DataError(
-            f"{_show(source)}: a store has no room for {dtype}; set data.read.as_float=true to cast it to float32"
+            f"{_show(source)}: a store has no room for {dtype}; set data.read.as_float=true to "
+            "cast it to float32"
         )
     return np.dtype(name)
 

@@ -148,7 +148,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
         raise DataError(f"no pixels: {stored.height_px} x {stored.width_px}")
     if max(pixels, stored.padded_pixels) > options.max_pixels:
         raise DataError(
-            f"{stored.height_px} x {stored.width_px} is {max(pixels, stored.padded_pixels)} pixels, more than "
+            f"{stored.height_px} x {stored.width_px} is {max(pixels, stored.padded_pixels)} "
+            "pixels, more than "
             f"max_pixels={options.max_pixels}; raise that if the image is meant to be so large"
         )
     samples = stored.colors + len(stored.alpha)
@@ -157,13 +158,15 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
         raise DataError(_too_large(decoded_bytes, options))
     if (ratio := pixels * stored.bits_per_pixel // 8 / size_bytes) > MAX_RATIO:
         raise DataError(
-            f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; more than {MAX_RATIO} is taken for an attack"
+            f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; more than {MAX_RATIO} "
+            "is taken for an attack"
         )
 
 
 def _too_large(nbytes: int, options: ReadOptions) -> str:
     return (
-        f"{nbytes} bytes decoded, more than max_image_bytes={options.max_image_bytes}; raise that if the image is "
+        f"{nbytes} bytes decoded, more than max_image_bytes={options.max_image_bytes}; raise that "
+        "if the image is "
         "meant to be so large"
     )
 
@@ -175,7 +178,8 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
         return _count_alpha_channels(stored, options)
     if stored.palette and options.palette == "error":
         raise DataError(
-            f"a palette image; set {options.key}.palette=expand for its colours or =index for its numbers"
+            f"a palette image; set {options.key}.palette=expand for its colours or =index for its "
+            "numbers"
         )
     expands = stored.palette and options.palette == "expand"
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)

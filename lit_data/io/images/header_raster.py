@@ -52,7 +52,8 @@ def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     frame = read_frame(stream, 0, size_bytes)
     if frame.bits != 8 or frame.components not in (1, 3, 4):
         raise DataError(
-            f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits are read"
+            f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits "
+            "are read"
         )
     return StoredImage(
         kind="jpeg",
@@ -333,7 +334,8 @@ def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes
         end = offset + 12 + length
         if not name or (name != b"IDAT" and end > size_bytes):
             raise DataError(
-                f"truncated PNG: {max(end, offset + 12)} bytes expected before the pixels, {size_bytes} found"
+                f"truncated PNG: {max(end, offset + 12)} bytes expected before the pixels, "
+                f"{size_bytes} found"
             )
         if (name == b"IHDR") == bool(chunks) or (name == b"IHDR" and length != 13):
             raise DataError(

@@ -95,7 +95,8 @@ class Survey:
         shape = (self.channels, int(self.heights_px[image]), int(self.widths_px[image]))
         if pixels.shape != shape or pixels.dtype.name != self.dtype:
             raise DataError(
-                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header says {self.dtype} "
+                f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header "
+                f"says {self.dtype} "
                 f"{shape}; the file is damaged or changes while it is read"
             )
         return np.ascontiguousarray(pixels, np.dtype(self.dtype).newbyteorder("<"))

@@ -99,7 +99,8 @@ def check_segments(
     if compression not in _COMPRESSIONS or predictor not in (1, 2, 3):
         names = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
         raise DataError(
-            f"TIFF compression {compression} with predictor {predictor} is not read; read are {names}"
+            f"TIFF compression {compression} with predictor {predictor} is not read; read are "
+            f"{names}"
         )
     offsets = tags.numbers(324 if 324 in tags else 273)[: grid.count]
     counts = tags.numbers(325 if 325 in tags else 279)[: grid.count]
@@ -107,7 +108,8 @@ def check_segments(
         counts = np.zeros(1, np.uint64)  # old writers leave out the length of a single strip
     if min(len(offsets), len(counts)) < grid.count:
         raise DataError(
-            f"truncated TIFF: {grid.count} strips or tiles expected, {min(len(offsets), len(counts))} found"
+            f"truncated TIFF: {grid.count} strips or tiles expected, "
+            f"{min(len(offsets), len(counts))} found"
         )
     _check_inside(size_bytes, offsets, counts)
     if compression == _NONE and counts.all():
@@ -152,7 +154,8 @@ def _check_jpeg_sizes(
             or frame.components > 4
         ):
             raise DataError(
-                f"damaged TIFF: a JPEG segment of {frame.height_px} x {frame.width_px} pixels in place of "
+                f"damaged TIFF: a JPEG segment of {frame.height_px} x {frame.width_px} pixels in "
+                "place of "
                 f"{grid.segment_height_px} x {grid.segment_width_px}"
             )
 
@@ -240,7 +243,8 @@ def _find_dtype(tags: Directory, samples: int) -> tuple[int, "np.dtype[Any]"]:
         name = {1: _UNSIGNED, 2: _SIGNED, 3: _FLOAT, 4: _UNSIGNED}.get(kind, {}).get(bits)
     if name is None:
         raise DataError(
-            f"TIFF with bits {depths.tolist()} in sample formats {kinds.tolist()} is not read; save it with 8 or 16 "
+            f"TIFF with bits {depths.tolist()} in sample formats {kinds.tolist()} is not read; "
+            "save it with 8 or 16 "
             "bits or as float32"
         )
     return bits, np.dtype(name)

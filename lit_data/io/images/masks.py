@@ -208,7 +208,8 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     values = _list_values(mask)
     if mask.dtype.kind not in "iu":
         raise DataError(
-            f"mask of {mask.dtype} with the values {show_values(values)}; masks are whole numbers, save "
+            f"mask of {mask.dtype} with the values {show_values(values)}; masks are whole numbers, "
+            "save "
             "them as 8-bit PNG"
         )
     if options.classes > 2:
@@ -239,7 +240,8 @@ def _number_colours(
     if len(unknown):
         first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
         raise DataError(
-            f"mask with the colours {first_colours}; add them to data.mask_read.colours, which does not "
+            f"mask with the colours {first_colours}; add them to data.mask_read.colours, which "
+            "does not "
             "name them"
         )
     return numbers[None].astype(np.uint8)

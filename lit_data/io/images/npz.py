@@ -60,12 +60,14 @@ def read_npy_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
     header = read_array_header(stream, size_bytes)
     if header.dtype.kind not in _PIXEL_DTYPES or header.dtype.itemsize > 8:
         raise DataError(
-            f"array of dtype {header.dtype}; booleans, integers and floats of up to 64 bits are read"
+            f"array of dtype {header.dtype}; booleans, integers and floats of up to 64 bits are "
+            "read"
         )
     shape = header.shape if len(header.shape) == 3 else (1, *header.shape)
     if len(shape) != 3 or min(shape) < 1 or shape[find_channel_axis(shape)] > MAX_CHANNELS:
         raise DataError(
-            f"array of shape {header.shape}; give [H, W], [C, H, W] or [H, W, C] with at most {MAX_CHANNELS} channels"
+            f"array of shape {header.shape}; give [H, W], [C, H, W] or [H, W, C] with at most "
+            f"{MAX_CHANNELS} channels"
         )
     channel_axis = find_channel_axis(shape)
     height_px, width_px = shape[1:] if channel_axis == 0 else shape[:2]
@@ -102,12 +104,14 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
     length = int.from_bytes(field := stream.read(width), "little")
     if len(field) < width or length > min(size_bytes, MAX_HEADER_BYTES):
         raise DataError(
-            f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are allowed"
+            f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are "
+            "allowed"
         )
     header = _parse(stream.read(length), version=start[6])
     if (stored_bytes := size_bytes - 8 - width - length) != header.nbytes:
         raise DataError(
-            f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, {stored_bytes} found"
+            f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, "
+            f"{stored_bytes} found"
         )
     return header
 
@@ -170,7 +174,8 @@ def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> Non
     total_bytes = sum(member.file_size for member in members)
     if total_bytes > max_total_bytes:
         raise DataError(
-            f"{total_bytes} bytes unpacked, more than max_total_bytes={max_total_bytes}; raise that if the archive is "
+            f"{total_bytes} bytes unpacked, more than max_total_bytes={max_total_bytes}; raise "
+            "that if the archive is "
             "meant to be so large"
         )
     seen: set[str] = set()
@@ -183,7 +188,8 @@ def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> Non
             raise DataError(f"member {name!r}; names are letters, digits and underscores with .npy")
         if member.compress_type not in _METHODS or member.flag_bits & _ENCRYPTED:
             raise DataError(
-                f"member {name!r} is encrypted or packed by method {member.compress_type}; save with numpy"
+                f"member {name!r} is encrypted or packed by method {member.compress_type}; save "
+                "with numpy"
             )
 
 

@@ -22,7 +22,8 @@ _HARMLESS: Final = {
     "Invalid SOS parameters": _STRAY,
     "Adobe color transform": _STRAY,
     "JFIF revision": _STRAY,
-    "determine subsampling level": "a JPEG of rare subsampling, of which only the end marker was checked",
+    "determine subsampling level": "a JPEG of rare subsampling, of which only the end marker was "
+    "checked",
 }
 """What libjpeg and TurboJPEG say of files that many programs write and that decode to the whole image."""
 
@@ -89,12 +90,14 @@ def _check_values(array: Array) -> tuple[str, ...]:
     if not finite.all():
         channel, row, column = np.unravel_index(int(finite.argmin()), array.shape)
         raise DataError(
-            f"{array.size - int(finite.sum())} NaN or infinite pixels, the first in channel {channel} at row {row}, "
+            f"{array.size - int(finite.sum())} NaN or infinite pixels, the first in channel "
+            f"{channel} at row {row}, "
             f"column {column}; data.read.nan_fill=0 replaces them"
         )
     if array.min() >= 0 and 1 < array.max() <= 255:
         return (
-            "float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",
+            "float pixels between 0 and 255 instead of 0 and 1; say so with "
+            "data.read.value_range=[0,255]",
         )
     return ()
 

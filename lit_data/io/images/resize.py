@@ -161,7 +161,8 @@ class FittedDecoder:
     def _check_sheet(self, source: ImageSource, height_px: int, width_px: int) -> None:
         if height_px % self.tiles or width_px % self.tiles:
             raise DataError(
-                f"{show_path(source.paths[0])}: a sheet of {self.tiles} x {self.tiles} views cannot be {height_px} x "
+                f"{show_path(source.paths[0])}: a sheet of {self.tiles} x {self.tiles} views "
+                f"cannot be {height_px} x "
                 f"{width_px} px: its sides must be multiples of {self.tiles}"
             )
 

@@ -62,11 +62,13 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
         return False
     if stored.palette and options.palette == "index":
         raise DataError(
-            f"invert={options.invert!r}, but numbers of a palette have no white; set {options.key}.palette=expand"
+            f"invert={options.invert!r}, but numbers of a palette have no white; set "
+            f"{options.key}.palette=expand"
         )
     if stored.dtype.kind not in "bu":
         raise DataError(
-            f"invert={options.invert!r}, but {stored.dtype} has no defined white; leave invert out, or save it as "
+            f"invert={options.invert!r}, but {stored.dtype} has no defined white; leave invert "
+            "out, or save it as "
             "whole numbers from 0 on"
         )
     return True

@@ -139,7 +139,8 @@ class Directory:
                 end = self._place(field) + value_bytes
                 if max(end, total_bytes) > size_bytes:
                     raise DataError(
-                        f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} found"
+                        f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} "
+                        "found"
                     )
 
     def __contains__(self, code: int) -> bool:

@@ -82,7 +82,8 @@ def parse_address(root: str) -> Address:
     address = escape(root)
     if "::" in scheme or scheme in _WRAPPERS:
         raise ConfigError(
-            f"data.root={address}: addresses that read through another one are not supported; unpack it"
+            f"data.root={address}: addresses that read through another one are not supported; "
+            "unpack it"
         )
     if scheme in _LOCAL:
         raise ConfigError(f"data.root={address}: give a local folder as a plain path")

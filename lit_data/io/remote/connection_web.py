@@ -149,7 +149,8 @@ class WebConnection(Connection):
                 below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
             level = below
         raise DataError(
-            f"{self.address}: its index pages have no end (more than {_DEEPEST} levels or {_MOST_PAGES} pages)"
+            f"{self.address}: its index pages have no end (more than {_DEEPEST} levels or "
+            f"{_MOST_PAGES} pages)"
         )
 
     async def _read_page(self, folder: str) -> tuple[list[str], list[str]]:
@@ -157,7 +158,8 @@ class WebConnection(Connection):
         page, kind, final_url = await self._ask(url, folder)
         if "html" not in kind:
             raise DataError(
-                f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the server list folders, "
+                f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the "
+                "server list folders, "
                 f"or put a list of its files there ({SUMS_NAME}, see docs/remote.md)"
             )
         if not final_url.endswith("/"):

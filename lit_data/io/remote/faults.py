@@ -132,7 +132,8 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
         if not fault.passes:
             raise DataError(f"{what}: {fault.text}")
     raise UnreachableError(
-        f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise data.remote.retries or "
+        f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise "
+        "data.remote.retries or "
         "data.remote.timeout_s"
     )
 

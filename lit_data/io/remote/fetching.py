@@ -192,8 +192,10 @@ class Fetcher:
                 f"the {algorithm.upper()} sum is {read_sum}, the server states {stated}"
             )
         raise DataError(
-            f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is {read_sum}, the server states "
-            f"{stated}: the file there is damaged or the stated sum is out of date; mend it there, or set "
+            f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is "
+            f"{read_sum}, the server states "
+            f"{stated}: the file there is damaged or the stated sum is out of date; mend it there, "
+            "or set "
             "data.remote.checksums=false, which compares sizes only"
         )
 

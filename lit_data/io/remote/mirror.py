@@ -78,7 +78,8 @@ class Mirror:
                 return self.folder
             if self.options.offline == "always":
                 raise DataError(
-                    f"{self.address}: remote.offline=always, and there is no complete mirror in {self._shown}"
+                    f"{self.address}: remote.offline=always, and there is no complete mirror in "
+                    f"{self._shown}"
                 )
         try:
             self._check_own()
@@ -90,7 +91,8 @@ class Mirror:
                         self._update(temp)
         except OSError as error:
             raise StoreError(
-                f"{self._shown}: the mirror of {self.address} cannot be written there ({error.strerror}); make it "
+                f"{self._shown}: the mirror of {self.address} cannot be written there "
+                f"({error.strerror}); make it "
                 "writable, or choose another folder with paths.cache=<folder>"
             ) from error
         return self.folder
@@ -147,7 +149,8 @@ class Mirror:
         """Refuse what is too large, before anything is read or removed."""
         if not files:
             raise DataError(
-                f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check data.root"
+                f"{self.address}: no file there is wanted; wanted are {self.scope.key}; check "
+                "data.root"
             )
         total_bytes, most_bytes = (
             sum(file.size_bytes for file in files.values()),
@@ -155,14 +158,18 @@ class Mirror:
         )
         if most_bytes is not None and total_bytes > most_bytes:
             raise ConfigError(
-                f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} bytes) are more than "
-                f"data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); raise it, or narrow data.patterns"
+                f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} "
+                "bytes) are more than "
+                f"data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); raise it, or narrow "
+                "data.patterns"
             )
         free_bytes = shutil.disk_usage(self.shelf).free
         if todo_bytes > free_bytes:
             raise StoreSpaceError(
-                f"{self._shown}: no room for the mirror of {self.address}: it needs {decimal(todo_bytes)}, free are "
-                f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>"
+                f"{self._shown}: no room for the mirror of {self.address}: it needs "
+                f"{decimal(todo_bytes)}, free are "
+                f"{decimal(free_bytes)}; free some space, or choose another folder with "
+                "paths.cache=<folder>"
             )
         self._tell(files, total_bytes, f"{todo} to read ({decimal(todo_bytes)}), {gone} gone")
 
@@ -173,7 +180,8 @@ class Mirror:
         )
         if unknown := sum(not file.version for file in files.values()):
             log.warning(
-                "%s: of %d files the server states neither ETag nor time: changes of equal size are not noticed",
+                "%s: of %d files the server states neither ETag nor time: changes of equal size "
+                "are not noticed",
                 self.address,
                 unknown,
             )
@@ -200,7 +208,8 @@ class Mirror:
             if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid():
                 what = "a link" if stat.S_ISLNK(status.st_mode) else "no folder of this user"
                 raise StoreError(
-                    f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: remove it, or choose "
+                    f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: "
+                    "remove it, or choose "
                     "another folder with paths.cache=<folder>"
                 )
 
@@ -217,7 +226,8 @@ class Mirror:
                 " ..." if len(strangers) > 3 else ""
             )
             raise StoreError(
-                f"{self._shown}: {len(strangers)} files of the mirror did not come from {self.address} ({examples}): "
+                f"{self._shown}: {len(strangers)} files of the mirror did not come from "
+                f"{self.address} ({examples}): "
                 "move them away, or remove the whole folder, and it is filled anew"
             )
 

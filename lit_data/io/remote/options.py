@@ -10,7 +10,8 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, escape
 
 WHERE_CREDENTIALS_BELONG: Final = (
-    "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, ~/.netrc or the "
+    "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, "
+    "~/.netrc or the "
     "configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
 )
 
@@ -53,7 +54,8 @@ def check_no_credentials(text: str | None, key: str) -> None:
         or ("://" in text and any(pattern.search(text) for pattern in patterns))
     ):
         raise ConfigError(
-            f"{key}: the address holds a user name, password, token or signature, which would end up in logs and run "
+            f"{key}: the address holds a user name, password, token or signature, which would end "
+            "up in logs and run "
             f"folders; write it without; {WHERE_CREDENTIALS_BELONG}"
         )
 
@@ -120,7 +122,8 @@ class RemoteOptions:
         for name, least, most in (("connections", 1, _MOST_CONNECTIONS), ("retries", 0, 100)):
             if not _is_whole(value := getattr(self, name)) or not least <= value <= most:
                 raise ConfigError(
-                    f"remote.{name}={value!r} is not allowed: a whole number from {least} to {most} is"
+                    f"remote.{name}={value!r} is not allowed: a whole number from {least} to "
+                    f"{most} is"
                 )
         for name in ("backoff_s", "timeout_s"):
             value = getattr(self, name)
@@ -132,7 +135,8 @@ class RemoteOptions:
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
         if self.max_bytes is not None and (not _is_whole(self.max_bytes) or self.max_bytes < 1):
             raise ConfigError(
-                f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or null is"
+                f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or "
+                "null is"
             )
         for name in ("checksums", "anon"):
             if not isinstance(value := getattr(self, name), bool):

@@ -55,7 +55,8 @@ def _check_names(node: Mapping[str, object], key: str) -> None:
     for name in node:
         if name not in (*known, "_target_"):
             raise ConfigError(
-                f"unknown key '{key}.{name}'; known are {', '.join(known)}; {WHERE_CREDENTIALS_BELONG}"
+                f"unknown key '{key}.{name}'; known are {', '.join(known)}; "
+                f"{WHERE_CREDENTIALS_BELONG}"
             )
 
 

@@ -64,7 +64,8 @@ class ShardCache(Generic[Opened]):
         largest = max(shard.nbytes for shard in shards)
         if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
             raise ConfigError(
-                f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four shards, the largest of "
+                f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four "
+                "shards, the largest of "
                 f"{objects} has {decimal(largest)}: raise it to {4 * largest} or more"
             )
         self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
@@ -149,7 +150,8 @@ class ShardCache(Generic[Opened]):
                     raise
                 if not left:
                     raise StoreError(
-                        f"{path}: other processes removed it {_TRIES} times before it was opened: they share a cache "
+                        f"{path}: other processes removed it {_TRIES} times before it was opened: "
+                        "they share a cache "
                         "that is too small for all of them, raise data.cache_bytes"
                     ) from error
         raise AssertionError
@@ -176,7 +178,8 @@ class ShardCache(Generic[Opened]):
                     break
                 if is_last:
                     raise DataError(
-                        f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it again"
+                        f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
+                        "again"
                     )
             part.rename(path)
         log.debug("fetched %s", shard.name)

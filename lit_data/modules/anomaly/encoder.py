@@ -58,7 +58,8 @@ class TextureEncoder(nn.Module):
             lacking = sorted(self.state_dict().keys() - set(taken.taken)) if taken else []
             if lacking:  # nothing trains them
                 raise StoreError(
-                    f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} lack"
+                    f"{weights} does not hold all weights of TextureEncoder: {', '.join(lacking)} "
+                    "lack"
                 )
 
     @override

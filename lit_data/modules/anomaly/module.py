@@ -120,7 +120,8 @@ class AnomalyModule(ScoredModule):
         """
         if stage in ("fit", "validate") and self.trainer.world_size > 1:
             raise ConfigError(
-                f"{self.trainer.world_size} processes would each have a memory bank and a threshold of their own: set "
+                f"{self.trainer.world_size} processes would each have a memory bank and a "
+                "threshold of their own: set "
                 "trainer.devices=1 trainer.num_nodes=1"
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
@@ -143,7 +144,8 @@ class AnomalyModule(ScoredModule):
     def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
         if "mask" in batch and is_marked(batch["mask"]).any():
             raise ConfigError(
-                "training images show defects, which would then count as good: set data.train_on=good, and "
+                "training images show defects, which would then count as good: set "
+                "data.train_on=good, and "
                 "synthesis=none where defects are drawn"
             )
         images = batch["image"].float()
@@ -156,7 +158,8 @@ class AnomalyModule(ScoredModule):
         rows = features.permute(0, 2, 3, 1).flatten(0, 2).float()
         if not rows.isfinite().all():
             raise ConfigError(
-                "the encoder gives values that are not finite: check its weights and trainer.precision"
+                "the encoder gives values that are not finite: check its weights and "
+                "trainer.precision"
             )
         self.candidates.add(rows)
         self.log("train/candidates", float(len(self.candidates)), batch_size=count_samples(batch))
@@ -215,7 +218,8 @@ class AnomalyModule(ScoredModule):
             or any(getattr(one, "ndim", 0) != 4 for one in maps)
         ):
             raise ConfigError(
-                f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of feature maps "
+                f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of "
+                "feature maps "
                 "[B, C, H, W], the finest first"
             )
         pooled = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
@@ -245,7 +249,8 @@ class AnomalyModule(ScoredModule):
         count, width, rows, columns = features.shape
         if width != self.bank.shape[1]:
             raise ConfigError(
-                f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: predict with the "
+                f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: "
+                "predict with the "
                 "model.net that fit had"
             )
         distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)

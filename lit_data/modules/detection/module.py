@@ -69,7 +69,8 @@ class DetectionModule(ScoredModule):
         super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
-                f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= score_threshold < 1 and "
+                f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
+                "score_threshold < 1 and "
                 "0 < iou_threshold <= 1"
             )
         self.box_weight = box_weight
@@ -92,7 +93,8 @@ class DetectionModule(ScoredModule):
         )
         if isinstance(ours, int) and isinstance(names, Sequence) and len(names) > ours:
             raise ConfigError(
-                f"the set has {len(names)} classes, the net {ours}: set model.net.classes={len(names)}"
+                f"the set has {len(names)} classes, the net {ours}: set "
+                f"model.net.classes={len(names)}"
             )
 
     @override

@@ -99,7 +99,8 @@ class TorchvisionDetector(nn.Module):
             check_count("size_px", size_px, 1)
             if net.transform.fixed_size is not None:
                 raise ConfigError(
-                    f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: null"
+                    f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: "
+                    "null"
                 )
             net.transform.min_size, net.transform.max_size = (size_px,), _LONGEST * size_px
         load_weights_file(self, file)

@@ -48,11 +48,13 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
         raise ConfigError(
-            f"model.net needs {error.name or name}: pip install {package}, or lit_data with its extra nets"
+            f"model.net needs {error.name or name}: pip install {package}, or lit_data with its "
+            "extra nets"
         ) from error
     except (ImportError, RuntimeError) as error:  # compiled for another torch
         raise ConfigError(
-            f"{name} does not fit torch {torch.__version__} ({_first_line(error)}): pip install -U torch {package}"
+            f"{name} does not fit torch {torch.__version__} ({_first_line(error)}): pip install -U "
+            f"torch {package}"
         ) from error
 
 
@@ -77,7 +79,8 @@ def split_weights(
     if "/" in text or text.endswith(_PATHLIKE):
         return None, weights
     raise ConfigError(
-        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a file"
+        f"weights={text!r} is unknown: choose {', '.join(names) or 'none'}, null, or the path of a "
+        "file"
     )
 
 
@@ -130,7 +133,8 @@ def fetching(weights: str, net: str) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"weights={weights} of {net} are not on this machine and could not be fetched "
-            f"({type(error).__name__}: {_first_line(error)}): give a file, model.net.weights=FILE, or "
+            f"({type(error).__name__}: {_first_line(error)}): give a file, model.net.weights=FILE, "
+            "or "
             "model.net.weights=null to start at random"
         ) from error
     finally:

@@ -97,8 +97,10 @@ class SmpNet(SegmenterNet):
             names = ("imagenet",)
         else:
             raise ConfigError(
-                f"encoder_name={encoder_name!r} is unknown: choose one of {', '.join(list(known)[:8])}, ... as "
-                "segmentation_models_pytorch.encoders.get_encoder_names() lists them, or tu-NAME of timm"
+                f"encoder_name={encoder_name!r} is unknown: choose one of "
+                f"{', '.join(list(known)[:8])}, ... as "
+                "segmentation_models_pytorch.encoders.get_encoder_names() lists them, or tu-NAME "
+                "of timm"
             )
         name, file = split_weights(weights, names)
         shape = {"in_channels": channels, "classes": count, **check_options(options)}
@@ -287,7 +289,8 @@ def check_sizes(classes: int | Sequence[str] | None, channels: int, prior: float
     count = len(prior_logits(classes, prior))
     if min(count, channels) < 1 or not 0 < prior < 1:
         raise ConfigError(
-            f"channels={channels}, classes={count}, prior={prior}: need at least 1 of each, and 0 < prior < 1"
+            f"channels={channels}, classes={count}, prior={prior}: need at least 1 of each, and 0 "
+            "< prior < 1"
         )
     return count
 

@@ -156,7 +156,8 @@ class SegmentationModule(ScoredModule):
         if stage != "predict" and known != self.classes:
             raise ConfigError(
                 f"the datamodule tells {list(known) or 'no classes'} apart and the model "
-                f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net as data.classes"
+                f"{list(self.classes) or 'none'}: set model.classes and the outputs of model.net "
+                "as data.classes"
             )
         for metric in self.scores.modules():
             if isinstance(metric, AnomalyScores):
@@ -169,7 +170,8 @@ class SegmentationModule(ScoredModule):
             datamodule: Any = getattr(self.trainer, "datamodule", None)
             if not hasattr(datamodule, "count_classes"):
                 raise ConfigError(
-                    "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+                    "class_weights=balanced needs a datamodule that counts: give the weights as a "
+                    "list"
                 )
             counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             weights: Any = self.loss.class_weights
@@ -188,7 +190,8 @@ class SegmentationModule(ScoredModule):
         logit_count = len(self.classes) + 1 if self.classes else 1
         if logits.ndim != 4 or logits.shape[1] != logit_count:
             raise ConfigError(
-                f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are wanted"
+                f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are "
+                "wanted"
                 + (f", for the background and {', '.join(self.classes)}" if self.classes else "")
                 + f": set model.net.classes={logit_count}, or how your net calls it"
             )

@@ -58,7 +58,8 @@ class UNet(nn.Module):
         classes = len(bias)
         if min(channels, classes, width, depth) < 1 or not 0 < prior < 1:
             raise ConfigError(
-                f"channels={channels}, classes={classes}, width={width}, depth={depth}, prior={prior}: need at least 1 "
+                f"channels={channels}, classes={classes}, width={width}, depth={depth}, "
+                f"prior={prior}: need at least 1 "
                 "of each, and 0 < prior < 1"
             )
         self.depth = depth
@@ -270,7 +271,8 @@ class CompareNet(nn.Module):
         super().__init__()
         if width < 1 or depth < 1 or not 0 < prior < 1:
             raise ConfigError(
-                f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < prior < 1"
+                f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < "
+                "prior < 1"
             )
         inputs = [_FEATURES] + [width] * (depth - 1)
         self.layers = nn.Sequential(

@@ -88,8 +88,10 @@ class PointVoxelNet(nn.Module):
             or width % 4
         ):
             raise ConfigError(
-                f"channels={channels}, grid={grid}, width={width}, levels={levels}, latent={latent}, hidden={hidden}, "
-                f"point_chunk={point_chunk}: need positive numbers, a grid that is a multiple of 2^levels, and a width "
+                f"channels={channels}, grid={grid}, width={width}, levels={levels}, "
+                f"latent={latent}, hidden={hidden}, "
+                f"point_chunk={point_chunk}: need positive numbers, a grid that is a multiple of "
+                "2^levels, and a width "
                 "that is one of 4"
             )
         if quantiser is not None and quantiser.width != latent:
@@ -118,7 +120,8 @@ class PointVoxelNet(nn.Module):
         """
         if points.feats.shape[1] != self.channels:
             raise ConfigError(
-                f"the points have {points.feats.shape[1]} features: set model.net.channels to that, not {self.channels}"
+                f"the points have {points.feats.shape[1]} features: set model.net.channels to "
+                f"that, not {self.channels}"
             )
         latents = self.encoder(self.scatter(points))
         latents, codes, misses = self._quantise(latents)

@@ -33,7 +33,8 @@ class QueryCounts:
     def __post_init__(self) -> None:
         if min(self.points, self.near, self.anywhere) < 1:
             raise ConfigError(
-                f"points={self.points}, near={self.near}, anywhere={self.anywhere}: need 1 or more each"
+                f"points={self.points}, near={self.near}, anywhere={self.anywhere}: need 1 or more "
+                "each"
             )
 
 

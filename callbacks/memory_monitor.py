@@ -216,13 +216,12 @@ class MemoryMonitor(L.Callback):
                 type(problem).__name__,
                 problem,
             )
+        self._stop_recording()
         self._draw(trainer)
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        if self._is_recording:
-            torch.cuda.memory._record_memory_history(enabled=None)
-        self._is_recording = False
+        self._stop_recording()
 
     def on_event(self, trainer: L.Trainer, event: Event, error: BaseException | None) -> None:
         """Note an event of another callback; an out-of-memory error gets its report."""
@@ -303,6 +302,11 @@ class MemoryMonitor(L.Callback):
             self._seen,
             with_snapshot=self._is_recording,
         )
+
+    def _stop_recording(self) -> None:
+        if self._is_recording:
+            torch.cuda.memory._record_memory_history(enabled=None)
+        self._is_recording = False
 
     def _draw(self, trainer: L.Trainer) -> None:
         if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]

@@ -179,13 +179,20 @@ class PostMortems:
             folder.mkdir(parents=True, exist_ok=True)
             path = _find_free_path(folder)
             path.write_text(describe_failure(trainer, error, reading, batches), encoding="utf-8")
-            if with_snapshot:
-                torch.cuda.memory._dump_snapshot(path.with_suffix(".pickle"))  # type: ignore[no-untyped-call]
         except Exception as problem:
             log.warning("no post-mortem could be written: %s: %s", type(problem).__name__, problem)
             return None
         log.warning("out of memory: %s says what held it; %s", path, CURE)
+        if with_snapshot:
+            _write_snapshot(path.with_suffix(".pickle"))
         return path
+
+
+def _write_snapshot(path: Path) -> None:
+    try:
+        torch.cuda.memory._dump_snapshot(path)  # type: ignore[no-untyped-call]
+    except Exception as problem:
+        log.warning("no snapshot could be written: %s: %s", type(problem).__name__, problem)
 
 
 def _find_free_path(folder: Path) -> Path:

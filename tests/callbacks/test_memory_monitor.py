@@ -485,7 +485,7 @@ def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
         log_dir=None,
         default_root_dir=tmp_path,
         loggers=[],
-        callbacks=[monitor := MemoryMonitor(snapshot=True, path=tmp_path)],
+        callbacks=[monitor := MemoryMonitor(snapshot=True, plot=False, path=tmp_path)],
         lightning_module=BoringModel(),
         optimizers=[],
         global_step=1,
@@ -498,9 +498,24 @@ def test_a_snapshot_of_cuda_is_recorded_and_written_beside_the_report(
     monkeypatch.setattr(torch.cuda, "memory_summary", lambda device: "")
     monitor.setup(trainer, BoringModel(), "fit")
     announce(trainer, Event("oom", "it ran out"))
+    monitor.on_exception(trainer, BoringModel(), ValueError("end"))
     monitor.teardown(trainer, BoringModel(), "fit")
     assert calls == [{"max_entries": 100_000}, {"enabled": None}]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["oom-1.pickle", "oom-1.txt"]
+
+
+def test_a_snapshot_that_cannot_be_written_leaves_the_report(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(path: Path) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", fail)
+    trainer, reading = _trainer(tmp_path), MemoryReading(1, 1, 1, 1)
+    files = post_mortem.PostMortems()
+    path = files.write(tmp_path, trainer, None, reading, [], with_snapshot=True)
+    assert path == tmp_path / "oom-1.txt"
+    assert caplog.messages[-1] == "no snapshot could be written: OSError: disk full"
 
 
 def test_peaks_and_counts_go_on_after_a_resume(machine: Any, tmp_path: Path) -> None:

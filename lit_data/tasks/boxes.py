@@ -307,7 +307,10 @@ class BoxWriter(BankWriter):
         min_area_px: Smallest area of a box, in the image on the disk.
     """
 
-    expects = "a list with a dict for each image: boxes [n, 4] px (left, top, right, bottom), classes [n] and scores [n]"
+    expects = (
+        "a list with a dict for each image: boxes [n, 4] px (left, top, right, bottom), "
+        "classes [n] and scores [n]"
+    )
 
     def __init__(
         self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int

@@ -146,7 +146,8 @@ class PredictOptions:
         check_fraction("predict.image_score_fraction", self.top_fraction)
         if min(self.min_area_px, self.large_px) < 0:
             raise ConfigError(
-                f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need at least 0"
+                f"predict.min_area_px={self.min_area_px}, predict.large_px={self.large_px}: need "
+                "at least 0"
             )
         if self.count is not None and self.count < 1:
             raise ConfigError(f"predict.count={self.count} must be at least 1")
@@ -176,12 +177,14 @@ class PredictOptions:
             )
         if self.threads is not None and self.threads > 1:
             raise ConfigError(
-                f"predict.threads={self.threads} is not for what predict.quantise=static compiles, which uses all cores by "
+                f"predict.threads={self.threads} is not for what predict.quantise=static compiles, "
+                "which uses all cores by "
                 "itself: leave it out"
             )
         if self.memory_limit_bytes is not None:
             raise ConfigError(
-                "predict.memory_limit_bytes counts tensors, which does not work within what predict.quantise=static "
+                "predict.memory_limit_bytes counts tensors, which does not work within what "
+                "predict.quantise=static "
                 "compiles: set predict.batch_size instead"
             )
 

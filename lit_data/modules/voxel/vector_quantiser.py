@@ -9,7 +9,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 
-_SPREAD: Final = 2654435761  # prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat
+# A prime (Knuth, "The Art of Computer Programming", 6.4): steps over M latents without repeat.
+_SPREAD: Final = 2654435761
 
 
 class Quantised(NamedTuple):

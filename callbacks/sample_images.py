@@ -22,7 +22,7 @@ Views = Literal["auto", "none"]
 
 
 class SampleImages(L.Callback):
-    """Draws images that the model generates, from the same latents each time.
+    """Draws images that a model generates, from the same latents each time so that they compare.
 
     For any LightningModule with a method ``sample_images(count, *, seed, batch_size)``, which
     returns [count, C, H, W] float32 in 0..1 on the host. A module with ``sweep_views(count, poses,
@@ -60,23 +60,20 @@ class SampleImages(L.Callback):
         batch_size: int = 16,
         seed: int = 0,
     ) -> None:
-        for name, value in (
-            ("every_n_steps", every_n_steps),
-            ("count", count),
-            ("objects", objects),
-        ):
-            check_count(name, value, 1)
+        check_count("every_n_steps", every_n_steps, 1)
+        check_count("count", count, 1)
+        check_count("objects", objects, 1)
         check_count("batch_size", batch_size, 1)
         check_choice("views", views, get_args(Views))
-        self.every_n_steps, self.count, self.views, self.objects = (
-            every_n_steps,
-            count,
-            views,
-            objects,
-        )
+        self.every_n_steps = every_n_steps
+        self.count = count
+        self.views = views
+        self.objects = objects
         self.path = None if path is None else Path(path)
-        self.batch_size, self.seed = batch_size, check_seed(seed)
-        self._batches = self._drawn = 0
+        self.batch_size = batch_size
+        self.seed = check_seed(seed)
+        self._batches = 0  # of the training
+        self._drawn = 0  # batches before the last picture
         self._folder: Path | None = None
 
     @override
@@ -108,7 +105,7 @@ class SampleImages(L.Callback):
 
     @override
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._drawn < self._batches:
+        if self._drawn < self._batches:  # the last batch may have drawn already
             self._draw(trainer, pl_module)
 
     @override
@@ -123,22 +120,14 @@ class SampleImages(L.Callback):
         self._drawn = self._batches
         if self._folder is None:
             return
-        pictures = {
-            "samples": draw_grid(
-                sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
-            )
-        }
+        # All ranks sample, as the weights may be spread over them; the first one writes.
+        images = sample(module, self.count, seed=self.seed, batch_size=self.batch_size)
         poses = None if self.views == "none" else find_poses(trainer, module)
-        if poses is not None:
-            views = sweep(module, self.objects, poses, seed=self.seed)
-            if turns(views):
-                pictures["views"] = draw_grid(views.flatten(0, 1), columns=views.shape[1])
-        if trainer.is_global_zero:
-            for kind, picture in pictures.items():
-                stem = "step" if kind == "samples" else kind
-                publish(
-                    trainer,
-                    f"images/{kind}",
-                    picture,
-                    self._folder / f"{stem}-{self._batches:06d}.png",
-                )
+        views = None if poses is None else sweep(module, self.objects, poses, seed=self.seed)
+        if not trainer.is_global_zero:
+            return
+        number = f"{self._batches:06d}"
+        publish(trainer, "images/samples", draw_grid(images), self._folder / f"step-{number}.png")
+        if views is not None and turns(views):
+            grid = draw_grid(views.flatten(0, 1), columns=views.shape[1])  # a row for each object
+            publish(trainer, "images/views", grid, self._folder / f"views-{number}.png")

@@ -38,7 +38,7 @@ class TakesTables(Protocol):
 
 
 def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8]:
-    """Images side by side, row by row, on white.
+    """Return images side by side, row by row, on white.
 
     Args:
         images: [N, C, H, W] in 0..1 with one or three channels; of more the first is shown.
@@ -49,15 +49,16 @@ def draw_grid(images: Tensor, *, columns: int | None = None) -> NDArray[np.uint8
     """
     count, _, height, width = images.shape
     columns = columns or math.ceil(math.sqrt(count))
+    rows = math.ceil(count / columns)
     times = max(1, math.ceil(_LEAST_PX / max(height, width)))
     cells = _to_bytes(images).repeat(times, 1).repeat(times, 2)
-    height, width = times * height + _GAP_PX, times * width + _GAP_PX
-    grid = np.full(
-        (math.ceil(count / columns) * height + _GAP_PX, columns * width + _GAP_PX, 3), 255, np.uint8
-    )
+    height, width = times * height, times * width
+    step_y, step_x = height + _GAP_PX, width + _GAP_PX
+    grid = np.full((rows * step_y + _GAP_PX, columns * step_x + _GAP_PX, 3), 255, np.uint8)
     for number, cell in enumerate(cells):
-        top, left = number // columns * height + _GAP_PX, number % columns * width + _GAP_PX
-        grid[top : top + height - _GAP_PX, left : left + width - _GAP_PX] = cell
+        row, column = divmod(number, columns)
+        top, left = row * step_y + _GAP_PX, column * step_x + _GAP_PX
+        grid[top : top + height, left : left + width] = cell
     return grid
 
 
@@ -79,7 +80,7 @@ def _log_picture(logger: Logger, key: str, picture: NDArray[np.uint8], step: int
 
 
 def hand_over_file(trainer: L.Trainer, path: Path) -> None:
-    """Hand a picture that was written to the loggers that take pictures, under the name of its file."""
+    """Hand a picture that was written to the loggers that take pictures, by its file's name."""
     import cv2
 
     if path.is_file() and any(_takes_pictures(logger) for logger in trainer.loggers):
@@ -91,22 +92,18 @@ def hand_over_file(trainer: L.Trainer, path: Path) -> None:
 def hand_over_table(trainer: L.Trainer, key: str, values: Mapping[str, float]) -> None:
     """Hand named figures to the loggers that take tables."""
     figures = {name: float(value) for name, value in values.items()}
-    for logger in trainer.loggers if figures else ():
-        if isinstance(logger, TensorBoardLogger):
-            lines = [
-                "| name | value |",
-                "|---|---|",
-                *(f"| {name} | {value:.4g} |" for name, value in figures.items()),
-            ]
+    if not figures:
+        return
+    for logger in trainer.loggers:
+        if isinstance(logger, TensorBoardLogger):  # it takes Markdown
+            lines = ["| name | value |", "|---|---|"]
+            lines += [f"| {name} | {value:.4g} |" for name, value in figures.items()]
             logger.experiment.add_text(key, "\n".join(lines), count_logged_steps(trainer))
         elif isinstance(logger, MLFlowLogger):
             logger.experiment.log_dict(logger.run_id, figures, f"{key}.json")
         elif isinstance(logger, TakesTables):
-            logger.log_table(
-                key,
-                columns=["name", "value"],
-                data=[[name, value] for name, value in figures.items()],
-            )
+            rows = [[name, value] for name, value in figures.items()]
+            logger.log_table(key, columns=["name", "value"], data=rows)
 
 
 def _takes_pictures(logger: Logger) -> bool:
@@ -114,9 +111,8 @@ def _takes_pictures(logger: Logger) -> bool:
 
 
 def _to_bytes(images: Tensor) -> NDArray[np.uint8]:
-    """[N, H, W, 3] of images [N, C, H, W]."""
+    """Return images [N, C, H, W] in 0..1 as [N, H, W, 3] uint8."""
     colours = images if images.shape[1] == 3 else images[:, :1].expand(-1, 3, -1, -1)
-    whole: NDArray[np.uint8] = (
-        (colours.clamp(0, 1) * 255).round().byte().permute(0, 2, 3, 1).numpy()
-    )
-    return whole
+    levels = (colours.clamp(0, 1) * 255).round().byte()
+    channels_last: NDArray[np.uint8] = levels.permute(0, 2, 3, 1).numpy()
+    return channels_last

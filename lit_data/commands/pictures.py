@@ -1,4 +1,4 @@
-"""The pictures that fit and show write of any datamodule."""
+"""Pictures that fit and show write of any datamodule."""
 
 import logging
 from pathlib import Path
@@ -39,8 +39,9 @@ def draw_samples(
 def draw_predictions(
     datamodule: BaseDataModule, model: L.LightningModule, path: Path, *, count: int = 8
 ) -> None:
-    """Draw samples of the test split (of the next one if that is empty) beside what the model makes
-    of them.
+    """Draw test samples beside what the model makes of them.
+
+    Where the test split is empty, they are of the validation, else of the training.
 
     Args:
         datamodule: A prepared and opened datamodule.
@@ -56,24 +57,20 @@ def draw_predictions(
     stages: tuple[Stage, ...] = ("test", "val", "train")
     stage = next(stage for stage in stages if len(datamodule.dataset(stage)))
     _, batch = _read_samples(datamodule, stage, 0, task.candidates)
-    asked: Any = AskedModule(model, datamodule)
-    if not task.draw_predictions(
-        asked, batch, path, f"predictions on {stage} samples", count=count
-    ):
-        log.info(
-            "no predictions.png: %s of %s returns no %s",
-            task.method,
-            type(model).__name__,
-            task.predicts,
-        )
+    asked: Any = AskedModule(model, datamodule)  # which gets batches in its own form
+    title = f"predictions on {stage} samples"
+    if not task.draw_predictions(asked, batch, path, title, count=count):
+        name = type(model).__name__
+        log.info("no predictions.png: %s of %s returns no %s", task.method, name, task.predicts)
 
 
 def _read_samples(
     datamodule: BaseDataModule, stage: Stage, epoch: int, most: int
 ) -> tuple[Batch, Batch]:
-    """Some samples, spread over the split: planned, and finished."""
+    """Return some samples, spread evenly over the split: planned, and finished."""
     loader = datamodule.make_loader(stage)
     length = loader.order.length
-    positions = np.unique(np.linspace(0, length - 1, min(length, most)).astype(np.int64))
+    count = min(length, most)
+    positions = np.unique(np.linspace(0, length - 1, count).astype(np.int64))
     planned = datamodule.plan_batch(loader.read(positions, epoch), stage)
     return planned, datamodule.finish_batch(planned, stage)

@@ -1,4 +1,4 @@
-"""``report``: one HTML page of a run, of several, or of a sweep, that needs nothing but a browser; `fit` writes one."""
+"""``report``: one HTML page of a run, of several, or of a sweep, which needs only a browser."""
 
 import argparse
 import csv
@@ -27,10 +27,10 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_json, write_text
 
 _DEEPEST: Final = 4
-_SKIPPED: Final = (".", "replaced")  # a search that proposes other values moves jobs to the latter
+_SKIPPED: Final = (".", "replaced")  # a search moves jobs there whose values it has dropped
 _WHAT_IT_IS: Final = (
-    "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in it; a sweep, or "
-    "runs/fit/NAME, is a folder of runs"
+    "a run is a folder that a command of lit_data wrote, with .hydra/config.yaml or summary.json in "
+    "it; a sweep, or runs/fit/NAME, is a folder of runs"
 )
 
 
@@ -65,7 +65,7 @@ def find_runs(paths: Sequence[Path]) -> list[Path]:
 
 
 def choose_folder(paths: Sequence[Path]) -> Path:
-    """Return the folder of the page: the one that was named, of several the one that holds them all."""
+    """Return the folder of the page: that of the path, of several the one that holds them all."""
     if len(paths) == 1:
         return paths[0]
     return Path(os.path.commonpath([path.resolve() for path in paths]))
@@ -86,8 +86,9 @@ def _find_below(folder: Path, depth: int = 1) -> list[Path]:
 
 def _order(path: Path) -> list[str]:
     """Sort numbers in names as numbers: job 10 behind job 9."""
-    parts = re.split(r"(\d+)", path.name)
-    return [part.zfill(20) if part.isdecimal() else part for part in parts]
+    parts = re.split(r"(\d+)", path.name)  # each second one is a number
+    parts[1::2] = [number.zfill(20) for number in parts[1::2]]
+    return parts
 
 
 @dataclass(frozen=True)
@@ -130,16 +131,18 @@ def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
 FILE: Final = "report.html"
 
 _HELP: Final = """\
-usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME] [--picture-width PX]
+usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
+                                 [--picture-width PX]
 
-Writes one HTML page of what is in the folders, without asking the network for anything, and prints its path.
+Writes one HTML page of what is in the folders, without asking the network for anything, and prints
+its path.
 
   RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe
-  --output FILE          the page; by default report.html in the folder of the run or sweep, of several RUNs in the
-                         folder that holds them all
+  --output FILE          the page; by default report.html in the folder of the run or sweep, of
+                         several RUNs in the folder that holds them all
   --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
-  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200, and of more than
-                         8 runs 640, in the sections of the best 20"""
+  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
+                         and of more than 8 runs 640, in the sections of the best 20"""
 
 _WIDTH_PX: Final = 1200
 _WIDTH_OF_MANY_PX: Final = 640
@@ -162,7 +165,8 @@ def main(words: Sequence[str]) -> None:
     if options.help:
         print(_HELP)
         return
-    metrics = [name.strip() for name in options.metrics.split(",") if name.strip()]
+    names = [name.strip() for name in options.metrics.split(",")]
+    metrics = [name for name in names if name]
     paths = [Path(word) for word in options.runs]
     print(
         write_report(paths, output=options.output, metrics=metrics, width_px=options.picture_width)
@@ -226,7 +230,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
     options = parser.read(words)
     if not options.runs and not options.help:
         raise ConfigError(
-            "report needs the folder of a run or a sweep, such as runs/fit/stripe/2026-01-31_12-00-00"
+            "report needs the folder of a run or a sweep, such as "
+            "runs/fit/stripe/2026-01-31_12-00-00"
         )
     if options.picture_width is not None and options.picture_width < 0:
         raise ConfigError(
@@ -236,12 +241,13 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _name(folders: Sequence[Path]) -> list[str]:
-    """Return the end of each path that tells it from the others; a job of a sweep has but a number."""
+    """Return the end of each path that tells it from the others."""
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own_parts[-length:]) for own_parts in parts]
         if len(set(names)) == len(names):
             break
+    # A job of a sweep has but a number.
     return [f"job {name}" if name.isdecimal() else name for name in names]
 
 
@@ -254,18 +260,18 @@ def _entitle(runs: Sequence[Run]) -> str:
 def _add_pictures(
     runs: Sequence[Run], metrics: Sequence[str], width_px: int
 ) -> tuple[list[Run], list[str]]:
-    """Return the runs with their pictures, and a sentence where only the best of very many have some."""
+    """Return the runs with their pictures, and a note where only the best of many have some."""
     best_first = rank(runs, metrics[0]) if metrics else []
-    others = [place for place in range(len(runs)) if place not in best_first]
+    others = [index for index in range(len(runs)) if index not in best_first]
     pictured = [*best_first, *others][:MOST_PICTURED]
-    shown = []
-    for place, run in enumerate(runs):
-        shown.append(add_pictures(run, width_px) if place in pictured else run)
+    completed = []
+    for index, run in enumerate(runs):
+        completed.append(add_pictures(run, width_px) if index in pictured else run)
     left_out = len(runs) - len(pictured)
     if not left_out or not width_px:
-        return shown, []
+        return completed, []
     reason = "which would make this page too large"
-    return shown, [f"{left_out} runs are shown without their pictures, {reason}."]
+    return completed, [f"{left_out} runs are shown without their pictures, {reason}."]
 
 
 log = logging.getLogger(__name__)
@@ -294,7 +300,7 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
 
 @contextmanager
 def warning_after(command: str, what: str = "the end of the run") -> Iterator[None]:
-    """Let nothing that comes after training end a run: an error is a warning, the exit code stays 0.
+    """Let nothing that comes after training end a run: of an error there is but a warning.
 
     Args:
         command: Errors of commands other than ``fit``, whose result is what they write, pass
@@ -312,7 +318,7 @@ def warning_after(command: str, what: str = "the end of the run") -> Iterator[No
 
 
 def add_report(cfg: DictConfig, folder: Path) -> None:
-    """Write report.html of a run or a sweep where the configuration asks for it; it never fails a run."""
+    """Write report.html of a run or a sweep where the configuration asks for it; never fail."""
     if not cfg.get("report", False):
         return
     try:

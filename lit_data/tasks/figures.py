@@ -1,4 +1,4 @@
-"""Parts that all pictures are made of: a grid of cells, images, masks, outlines, circles, a legend."""
+"""Parts of all pictures: a grid of cells, images, masks, outlines, circles, a legend."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -89,9 +89,9 @@ def show_stored(cell: Axes, pixels: Array) -> None:
 
     Three channels are shown in their colours, otherwise the first one in grey.
     """
-    shown = np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
-    low, high = np.percentile(shown, _PERCENTILES)
-    stretched = (shown.astype(np.float32) - low) / max(high - low, 1e-3)
+    image = np.moveaxis(pixels, 0, -1) if len(pixels) == 3 else pixels[0]
+    low, high = np.percentile(image, _PERCENTILES)
+    stretched = (image.astype(np.float32) - low) / max(high - low, 1e-3)
     cell.imshow(stretched.clip(0, 1), cmap="gray", vmin=0, vmax=1)
 
 
@@ -100,11 +100,11 @@ def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
 
     Pixels that are ignored are grey.
     """
-    shown = np.repeat(mask.numpy()[..., None].clip(0, 1), 3, axis=-1)
+    colours = np.repeat(mask.numpy()[..., None].clip(0, 1), 3, axis=-1)
     for number in range(1, classes + 1):
-        shown[mask.numpy() == number] = to_rgb(colour_of_class(number))
-    shown[mask.numpy() == IGNORED] = 0.5
-    cell.imshow(shown, interpolation="nearest")
+        colours[mask.numpy() == number] = to_rgb(colour_of_class(number))
+    colours[mask.numpy() == IGNORED] = 0.5
+    cell.imshow(colours, interpolation="nearest")
 
 
 def colour_of_class(number: int) -> str:
@@ -201,13 +201,13 @@ def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice
 
 
 def _cut_around(centre: float, length: int, longest: int) -> slice:
-    kept = min(length, longest)
-    start = min(max(round(centre - kept / 2), 0), length - kept)
-    return slice(start, start + kept)
+    size = min(length, longest)
+    start = min(max(round(centre - size / 2), 0), length - size)
+    return slice(start, start + size)
 
 
 def shorten_name(name: str) -> str:
-    """Return the path of an image as it fits over a cell: of a long one the end of the file's name."""
+    """Return the path of an image as it fits over a cell: of a long one the file's name."""
     return name if len(name) <= _LONGEST_NAME else Path(name).name[-_LONGEST_NAME:]
 
 
@@ -260,10 +260,10 @@ def _draw_whole_image(
 ) -> None:
     probability = image.probability[part]
     is_cropped = probability.shape != image.probability.shape
-    place = f", from y {part[0].start}, x {part[1].start}" if is_cropped else ""
+    corner = f", from y {part[0].start}, x {part[1].start}" if is_cropped else ""
     show_stored(cells[0], image.pixels[:, *part])
     count = len(image.defects)
-    counted = f"{count} defect{'' if count == 1 else 's'}{place}"
+    counted = f"{count} defect{'' if count == 1 else 's'}{corner}"
     cells[0].set_title(f"{shorten_name(image.name)}\n{counted}", fontsize=8)
     cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
     cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
@@ -278,7 +278,7 @@ def save_figure(
     legend: Sequence[str],
     colours: Sequence[str] = (TRUE_COLOUR, DISTRACTOR_COLOUR),
 ) -> None:
-    """Write a figure with its title, and with a legend of rings in some colours if there are any."""
+    """Write a figure with its title, and a legend of rings in some colours if there are any."""
     handles = [
         Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
         for colour, label in zip(colours, legend, strict=False)
@@ -320,12 +320,14 @@ def draw_before_after(
         cell_inches: Side of a cell.
 
     Returns:
-        Whether it was drawn: the stage may have no augmentation.
+        True if it was drawn: the stage may have no augmentation.
     """
     before, after = datamodule.inspect(stage).draw(planned), datamodule.finish_batch(planned, stage)
     if before is None:
         return False
-    titles = [f"{name} {moment}".strip() for moment in ("before", "after") for name in columns]
+    titles = []
+    for moment in ("before", "after"):
+        titles += [f"{name} {moment}".strip() for name in columns]
     height_inches, width_inches = cell_inches * len(rows) + 0.7, cell_inches * len(titles)
     figure, axes = new_axes(len(rows), len(titles), height_inches, width_inches=width_inches)
     for cell, title in zip(axes[0], titles, strict=True):

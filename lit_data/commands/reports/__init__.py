@@ -1,1 +1,1 @@
-"""The parts of a report: what a run folder holds, and how it is shown; see `lit_data.commands.report`."""
+"""Parts of a report: what a run folder holds, and its page; see `lit_data.commands.report`."""

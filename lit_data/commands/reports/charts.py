@@ -140,10 +140,12 @@ def draw_chart(
         for line in lines:
             _draw_line(axes, line, axis_range, most_points)
         uri = _write_svg(figure)
-    units = [axis_range.unit, "logarithmic" if axis_range.is_log else ""]
+    units = [axis_range.unit] if axis_range.unit else []
+    if axis_range.is_log:
+        units.append("logarithmic")
     return Chart(
         title=title,
-        unit=", ".join(filter(None, units)),
+        unit=", ".join(units),
         lines=lines,
         uri=uri,
         description=_describe(title, lines),
@@ -152,10 +154,10 @@ def draw_chart(
 
 
 def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
-    shown = values[np.abs(values) < _MOST]
+    drawable = values[np.abs(values) < _MOST]
     low, high = 0.0, 1.0
-    if len(shown):
-        low, high = float(shown.min()), float(shown.max())
+    if len(drawable):
+        low, high = float(drawable.min()), float(drawable.max())
     divisor, name = choose_scale(unit, max(abs(low), abs(high)))
     if not unit and low > _LEAST and high / low > _LOG_RANGE:
         return AxisRange(low / 1.2, high * 1.2, is_log=True)

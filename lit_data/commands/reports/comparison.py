@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
-from lit_data.commands.reports.curves import cut_final_score, find_place
+from lit_data.commands.reports.curves import cut_final_score, find_chart
 from lit_data.commands.reports.results import find_scores, find_sign, read_number
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.reports.settings import flatten
@@ -27,23 +27,30 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     Returns:
         By key, the value in each run; ``-`` where a run has no such key.
     """
-    leaves = [flatten(run.settings.config) for run in runs]
-    given_keys: dict[str, None] = {}  # in the order of the command lines
+    leaves_of = [flatten(run.settings.config) for run in runs]
+    typed_keys: dict[str, None] = {}  # in the order of the command lines
     for run in runs:
-        given_keys |= dict.fromkeys(map(_read_key, run.settings.overrides))
+        typed_keys |= dict.fromkeys(map(_read_key, run.settings.overrides))
     values = {}
-    for key in given_keys:
-        values[key] = [_look_up(run, own, key) for run, own in zip(runs, leaves, strict=True)]
+    for key in typed_keys:
+        pairs = zip(runs, leaves_of, strict=True)
+        values[key] = [_look_up(run, leaves, key) for run, leaves in pairs]
     differing = _keep_differing(values)
     if not differing:
-        all_keys: dict[str, None] = {}
-        for own in leaves:
-            all_keys |= dict.fromkeys(own)
-        values = {
-            key: [_format(own[key]) if key in own else "-" for own in leaves] for key in all_keys
-        }
-        differing = _keep_differing(values)
+        differing = _keep_differing(_tabulate(leaves_of))
     return dict(list(differing.items())[:_MOST_COLUMNS])
+
+
+def _tabulate(leaves_of: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return by each key of any configuration its value in each of them."""
+    all_keys: dict[str, None] = {}
+    for leaves in leaves_of:
+        all_keys |= dict.fromkeys(leaves)
+    values: dict[str, list[str]] = {key: [] for key in all_keys}
+    for key, of_runs in values.items():
+        for leaves in leaves_of:
+            of_runs.append(_format(leaves[key]) if key in leaves else "-")
+    return values
 
 
 def _keep_differing(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
@@ -60,7 +67,7 @@ def _read_key(override: str) -> str:
 
 
 def _look_up(run: Run, leaves: Mapping[str, Any], key: str) -> str:
-    """Return the value of an option in a run: of a group the chosen option, else what the configuration says."""
+    """Return the value of an option in a run, of a group the option that was chosen."""
     if key in run.settings.choices:
         return run.settings.choices[key]
     if key in leaves:
@@ -99,27 +106,27 @@ def rank(runs: Sequence[Run], name: str) -> list[int]:
     """Rank the runs that have a number for a metric.
 
     Returns:
-        Places of the runs, the best first; empty where no direction is known.
+        Indices of the runs, the best first; empty where no direction is known.
     """
     sign = find_sign(runs, name)
     if not sign:
         return []
     numbers = {}
-    for place, run in enumerate(runs):
+    for index, run in enumerate(runs):
         number = read_number(run.values, name)
         if number is not None:
-            numbers[place] = sign * number
-    return sorted(numbers, key=lambda place: -numbers[place])
+            numbers[index] = sign * number
+    return sorted(numbers, key=lambda index: -numbers[index])
 
 
 def find_best(runs: Sequence[Run], metrics: Sequence[str]) -> dict[str, int]:
-    """Find the place of the best run for each metric by which several differ."""
+    """Find the index of the best run for each metric by which several differ."""
     best = {}
     for name in metrics:
-        places = rank(runs, name)
-        numbers = {read_number(runs[place].values, name) for place in places}
+        ranking = rank(runs, name)
+        numbers = {read_number(runs[index].values, name) for index in ranking}
         if len(numbers) > 1:
-            best[name] = places[0]
+            best[name] = ranking[0]
     return best
 
 
@@ -128,16 +135,16 @@ def draw_overlays(runs: Sequence[Run], metrics: Sequence[str]) -> list[Chart]:
     charts = []
     for name in _choose_curves(runs, metrics)[:_MOST_OVERLAYS]:
         lines = []
-        for place, run in enumerate(runs):
+        for index, run in enumerate(runs):
             if name in run.log.series:
                 series = cut_final_score(run.log.series[name])
-                lines.append(ChartLine(name, run.label, series, place))
+                lines.append(ChartLine(name, run.label, series, look=index))  # as in the table
         charts.append(draw_chart(name, lines, most_points=_MOST_POINTS, has_legend=False))
     return charts
 
 
 def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
-    """Choose losses and scores of training and validation, then what the machine did, as far as it changed."""
+    """Choose losses and scores of training and validation, then what changed of the machine."""
     runs_of: dict[str, list[Run]] = {}
     for run in runs:
         for name in run.log.series:
@@ -148,10 +155,10 @@ def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
         longest = max(len(series.values) for series in several)
         if len(several) < 2 or longest < 2:
             continue
-        place = find_place(name)
+        chart = find_chart(name)
         if name in _CURVES and not all(series.is_constant for series in several):
             machine_curves.append(name)
-        elif place.section == "model" and place.stage != "test" and not place.is_baseline:
+        elif chart.section == "model" and chart.stage != "test" and not chart.is_baseline:
             model_curves.append(name)
     model_curves.sort(key=lambda name: ("loss" not in name, name not in metrics))
     return [*model_curves, *sorted(machine_curves, key=_CURVES.index)]

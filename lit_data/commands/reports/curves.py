@@ -209,37 +209,37 @@ def _make_series(rows: Sequence[tuple[int, int, float]]) -> Series:
 
 
 @dataclass(frozen=True)
-class Place:
-    """The chart that a metric is shown in.
+class ChartOf:
+    """Chart that a metric is shown in, and its line there.
 
     Attributes:
         section: Scores of the model, or the machine.
-        chart: Title of the chart.
+        title: Of the chart.
         label: Of the line in it.
         stage: ``train``, ``val`` or ``test``; empty where the name tells none.
         is_baseline: It is what a simple rule scores.
     """
 
     section: Literal["model", "machine"]
-    chart: str
+    title: str
     label: str
     stage: str = ""
     is_baseline: bool = False
 
 
-def find_place(name: str) -> Place:
-    """Return the chart of a metric: stages on one axis, memory in one chart, parts of a step in one."""
+def find_chart(name: str) -> ChartOf:
+    """Return the chart of a metric: stages share one, and so do memory and parts of a step."""
     stage, metric = split_stage(name)
     if stage:
         is_baseline = metric.endswith(_BASELINE)
         label = f"{stage}, baseline" if is_baseline else stage
-        return Place("model", metric.removesuffix(_BASELINE), label, stage, is_baseline)
+        return ChartOf("model", metric.removesuffix(_BASELINE), label, stage, is_baseline)
     group, _, last = name.partition("/")
     if name in _LIMITS:
-        return Place("machine", "memory there is", last.removesuffix("_bytes"))
+        return ChartOf("machine", "memory there is", last.removesuffix("_bytes"))
     if group == "memory" and last.endswith("_bytes"):
-        return Place("machine", "memory in use", last.removesuffix("_bytes"))
+        return ChartOf("machine", "memory in use", last.removesuffix("_bytes"))
     if group == "time" and last.endswith("_s"):
-        return Place("machine", "time of a step", last.removesuffix("_s"))
+        return ChartOf("machine", "time of a step", last.removesuffix("_s"))
     is_of_machine = group in _MACHINE and last != ""
-    return Place("machine" if is_of_machine else "model", name, name)
+    return ChartOf("machine" if is_of_machine else "model", name, name)

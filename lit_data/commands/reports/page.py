@@ -1,4 +1,4 @@
-"""Content of the page of `page.html`: one file that loads nothing, and runs nothing but its own script."""
+"""Content of `page.html`: one file that loads nothing, and runs nothing but its own script."""
 
 import base64
 import hashlib
@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import jinja2
 from markupsafe import Markup
@@ -14,7 +14,7 @@ from markupsafe import Markup
 import lit_data
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.commands.reports.comparison import draw_overlays, find_best, find_differences
-from lit_data.commands.reports.curves import Place, Series, cut_final_score, find_place
+from lit_data.commands.reports.curves import ChartOf, Series, cut_final_score, find_chart
 from lit_data.commands.reports.pictures import Picture
 from lit_data.commands.reports.results import list_results, list_tiles, read_number
 from lit_data.commands.reports.runs import Run, describe_age
@@ -30,10 +30,11 @@ _STATES: Final = {
     "unfinished": ("warn", "not finished"),
 }
 _STAGES: Final = ("train", "val", "test")
+_HEADINGS: Final = {"model": "Losses and scores", "machine": "Speed and memory"}
 _UNPRINTABLE: Final = re.compile(
     "[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]"
 )
-"""Control characters, those that turn the direction of what follows, and halves of surrogate pairs."""
+"""Control characters, those that turn the direction of text, and halves of surrogate pairs."""
 
 
 def make_page(
@@ -56,7 +57,7 @@ def make_page(
         lost: Number, status and reason of jobs of a sweep that left no folder.
     """
     several = len(runs) > 1 or bool(lost)
-    views = [RunView(run, place, several=several) for place, run in enumerate(runs)]
+    views = [RunView(run, index, several=several) for index, run in enumerate(runs)]
     style, script = _read("page.css"), _read("page.js")
     # Nothing but this style and this script holds, so that no text of a run can become one.
     policy = (
@@ -102,14 +103,14 @@ class RunView:
 
     Args:
         run: The run.
-        place: Among all of the page.
+        look: Number of its colour in the charts of all runs.
         several: There are others.
     """
 
-    def __init__(self, run: Run, place: int, *, several: bool) -> None:
+    def __init__(self, run: Run, look: int, *, several: bool) -> None:
         self.run = run
         self.level = 3 if several else 2  # of its headings
-        self.look = place  # of its line in the charts of all runs
+        self.look = look
         self.tiles = list_tiles(run)
         self.results = list_results(run)
         most_points = _POINTS_OF_MANY if several else _POINTS_ALONE
@@ -150,25 +151,31 @@ def draw_curves(run: Run, most_points: int) -> list[tuple[str, list[Chart]]]:
 
     Scores that were taken once are no curves, and stand in the tables.
     """
-    lines: dict[tuple[str, str], list[tuple[Place, str, Series]]] = {}
+    groups: dict[str, dict[str, list[_Curve]]] = {"model": {}, "machine": {}}
     for name, series in run.log.series.items():
-        place = find_place(name)
+        chart = find_chart(name)
         curve = cut_final_score(series)
         is_curve = len(set(curve.steps.tolist())) > 1
         if is_curve and not _is_idle(name, series) and not run.repeats(name):
-            lines.setdefault((place.section, place.chart), []).append((place, name, curve))
+            group = groups[chart.section].setdefault(chart.title, [])
+            group.append(_Curve(chart, name, curve))
     sections = []
-    for section, title in (("model", "Losses and scores"), ("machine", "Speed and memory")):
-        names = sorted((chart for group, chart in lines if group == section), key=_order)
-        charts = []
-        for name in names[:_MOST_CHARTS]:
-            charts.append(_draw_group(name, lines[section, name], run, most_points))
+    for section, heading in _HEADINGS.items():
+        titles = sorted(groups[section], key=_order)[:_MOST_CHARTS]
+        charts = [_draw_group(groups[section][title], run, most_points) for title in titles]
         if charts:
-            sections.append((title, charts))
+            sections.append((heading, charts))
     return sections
 
 
+class _Curve(NamedTuple):
+    chart: ChartOf
+    name: str
+    series: Series
+
+
 def _list_idle(run: Run) -> list[str]:
+    """Return the figures of the machine that never changed, with their values."""
     texts = []
     for name, series in run.log.series.items():
         if _is_idle(name, series) and not run.repeats(name):
@@ -177,38 +184,38 @@ def _list_idle(run: Run) -> list[str]:
 
 
 def _is_idle(name: str, series: Series) -> bool:
-    return series.is_constant and find_place(name).section == "machine"
+    return series.is_constant and find_chart(name).section == "machine"
 
 
-def _order(chart: str) -> tuple[int, str]:
+def _order(title: str) -> tuple[int, str]:
     """Sort losses first, then what should rise, then the rest."""
-    if "loss" in chart:
-        return 0, chart
-    return 2 - find_direction(chart), chart
+    if "loss" in title:
+        return 0, title
+    return 2 - find_direction(title), title
 
 
-def _draw_group(
-    chart: str, curves: list[tuple[Place, str, Series]], run: Run, most_points: int
-) -> Chart:
-    section = curves[0][0].section
-    curves = sorted(curves, key=lambda curve: _rank(curve[0]))
+def _draw_group(curves: list[_Curve], run: Run, most_points: int) -> Chart:
+    curves = sorted(curves, key=_rank)
     lines = []
-    for number, (place, name, series) in enumerate(curves):
+    for number, (chart, name, series) in enumerate(curves):
         # A stage has one colour in all charts, and so has its baseline.
-        look = _STAGES.index(place.stage) if place.stage else number
-        lines.append(ChartLine(name, place.label, series, look, is_dashed=place.is_baseline))
+        look = _STAGES.index(chart.stage) if chart.stage else number
+        lines.append(ChartLine(name, chart.label, series, look, is_dashed=chart.is_baseline))
+    chart = curves[0].chart
     return draw_chart(
-        chart.replace("_", " ") if section == "model" else chart,
+        chart.title.replace("_", " ") if chart.section == "model" else chart.title,
         lines,
         epoch_ends=run.log.epoch_ends,
         most_points=most_points,
-        has_legend=len(lines) > 1 or lines[0].label != chart,
+        has_legend=len(lines) > 1 or lines[0].label != chart.title,
     )
 
 
-def _rank(place: Place) -> tuple[int, bool, str]:
-    stage = _STAGES.index(place.stage) if place.stage else len(_STAGES)
-    return stage, place.is_baseline, place.label
+def _rank(curve: _Curve) -> tuple[int, bool, str]:
+    """Sort train before val before test, each before its baseline."""
+    chart = curve.chart
+    stage = _STAGES.index(chart.stage) if chart.stage else len(_STAGES)
+    return stage, chart.is_baseline, chart.label
 
 
 def _read_template() -> jinja2.Template:

@@ -17,7 +17,7 @@ _MOST_HEIGHT_PX: Final = 8000
 _CAPTIONS: Final = {
     "samples": "Samples as the model sees them",
     "predictions": "Samples, their masks, and what the best checkpoint finds",
-    "worst": "Defects of the lowest scores, and below good images of the highest, each above its probability",
+    "worst": "Defects of the lowest scores, and below good images of the highest scores",
     "families": "Each family of defects on its own",
     "augment": "Samples before and after augmentation",
     "memory": "Memory and batch size over time, with what happened meanwhile",
@@ -109,7 +109,7 @@ def _list_pictures(folder: Path) -> list[Path]:
 
 
 def _find_latest(folder: Path) -> list[Path]:
-    """Return the last picture of each kind that is drawn every so many steps, as ``step-500.png``."""
+    """Return the last of each kind that is drawn every so many steps, as ``step-500.png``."""
     latest: dict[str, tuple[int, Path]] = {}
     for path in folder.glob("*-*.png"):
         kind, _, number = path.stem.rpartition("-")

@@ -1,4 +1,4 @@
-"""Answers at the top of a run's page: headline figures, and tables of scores, images, thresholds and confusions."""
+"""Top of a run's page: headline figures, tables of scores, images, thresholds, confusions."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,7 @@ from lit_data.commands.result import is_score, split_stage
 _MOST_TILES: Final = 4
 _MOST_CLASSES: Final = 30  # rows and columns of a table
 _SPLITS: Final = ("train", "val", "test")
+_SCORE_COLUMNS: Final = ("val", "test", "val, simple rule", "test, simple rule")
 _BASELINE: Final = "_baseline"
 _THRESHOLD: Final = "threshold"
 _HEADLINES: Final = (
@@ -123,8 +124,8 @@ def _is_headline(metric: str) -> bool:
 
 
 def _order(metric: str, monitored: str) -> tuple[bool, int]:
-    place = _HEADLINES.index(metric) if metric in _HEADLINES else len(_HEADLINES)
-    return metric != monitored, place
+    rank = _HEADLINES.index(metric) if metric in _HEADLINES else len(_HEADLINES)
+    return metric != monitored, rank
 
 
 def list_results(run: Run) -> list[ResultTable]:
@@ -148,8 +149,9 @@ def tabulate_images(run: Run) -> ResultTable:
         by_split = [counts[split, kind] for split in splits]
         rows.append([kind or "images", *map(str, by_split), str(sum(by_split))])
     if len(classes) > 1:
-        totals = [sum(counts[split, kind] for kind in classes) for split in splits]
-        rows.append(["all", *map(str, totals), str(sum(totals))])
+        totals = Counter(split for split, _ in run.splits)
+        by_split = [totals[split] for split in splits]
+        rows.append(["all", *map(str, by_split), str(sum(by_split))])
     left_out = len(classes) - _MOST_CLASSES
     note = f"{left_out} more classes are in splits.csv" if left_out > 0 else ""
     return ResultTable("Images", ["class", *splits, "all"], rows, note)
@@ -164,9 +166,8 @@ def tabulate_scores(run: Run) -> ResultTable:
             column = f"{stage}, simple rule" if metric.endswith(_BASELINE) else stage
             row = scores.setdefault(metric.removesuffix(_BASELINE), {})
             row[column] = format_value(name, value)
-    known = {column for row in scores.values() for column in row}
-    every = ("val", "test", "val, simple rule", "test, simple rule")
-    columns = [column for column in every if column in known]
+    known = set().union(*scores.values())
+    columns = [column for column in _SCORE_COLUMNS if column in known]
     monitored = split_stage(run.monitor[0])[1]
     metrics = sorted(scores, key=lambda metric: _order(metric, monitored))
     rows = []
@@ -178,7 +179,10 @@ def tabulate_scores(run: Run) -> ResultTable:
 
 
 def tabulate_confusion(run: Run) -> ResultTable:
-    """Return how many test images of each class the model takes for which; of the validation without a test."""
+    """Return how many test images of each class the model takes for which.
+
+    Without a test split they are of the validation.
+    """
     classes = run.confusion.get("classes")
     stage = "test" if "test" in run.confusion else "val"
     counts = run.confusion.get(stage)
@@ -225,7 +229,7 @@ def read_number(values: Mapping[str, Any], name: str) -> float | None:
 
 
 def find_sign(runs: Sequence[Run], name: str) -> int:
-    """Return 1 if more of a metric is better, -1 if less is, 0 where neither monitors nor its name tell."""
+    """Return 1 if more of a metric is better, -1 if less is, 0 where nothing tells."""
     for run in runs:
         monitored, sign = run.monitor
         if monitored == name and sign:

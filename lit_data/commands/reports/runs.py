@@ -107,7 +107,7 @@ class Run:
 
     @property
     def zero_dice(self) -> list[str]:
-        """Names of the Dice scores of validation and test that are 0: no pixel of a defect was found."""
+        """Names of the Dice scores that are 0: no pixel of a defect was found."""
         return [name for name in ("val/dice", "test/dice") if self.values.get(name) == 0]
 
     @property

@@ -49,10 +49,7 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
     masker.mask_tree(config)
     resolver = _Resolver(config, hydra)
     resolved = {key: resolver.resolve(value, _DEEPEST) for key, value in config.items()}
-    given = as_dict(hydra.get("overrides")).get("task")
-    overrides = (
-        tuple(masker.mask_text(str(one)) for one in given) if isinstance(given, list) else ()
-    )
+    overrides = _read_overrides(hydra, masker)
     choices = as_dict(as_dict(hydra.get("runtime")).get("choices"))
     line = ""
     if overrides or config:
@@ -65,6 +62,13 @@ def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
         choices={str(group): str(option) for group, option in choices.items()},
         command_line=line,
     )
+
+
+def _read_overrides(hydra: Mapping[str, Any], masker: Masker) -> tuple[str, ...]:
+    words = as_dict(hydra.get("overrides")).get("task")
+    if not isinstance(words, list):
+        return ()
+    return tuple(masker.mask_text(str(word)) for word in words)
 
 
 def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what YAML may hold
@@ -125,11 +129,11 @@ class _Resolver:
             return value
         if not depth or len(value) > _MOST_CHARACTERS:
             return value
-        whole = _REFERENCE.fullmatch(value)  # which may stand for a number or a node
-        target = self._look_up(whole[1]) if whole else None
+        reference = _REFERENCE.fullmatch(value)  # which may stand for a number or a node
+        target = self._look_up(reference[1]) if reference else None
         if target is not None:
             return self.resolve(target, depth - 1)
-        return _REFERENCE.sub(lambda reference: self._fill(reference, depth - 1), value)
+        return _REFERENCE.sub(lambda match: self._fill(match, depth - 1), value)
 
     def _fill(self, reference: re.Match[str], depth: int) -> str:
         target = self._look_up(reference[1])

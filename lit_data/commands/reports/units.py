@@ -1,4 +1,4 @@
-"""Units of metrics, which their names tell: how a number is written, and which values are better."""
+"""Units of metrics, which their names tell, and which of their values are better."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""Files of a run folder that may be anybody's: regular files inside of it only, of bounded size and depth."""
+"""Files of a run folder that may be anybody's, of bounded size and depth, without secrets."""
 
 import errno
 import json
@@ -79,7 +79,7 @@ class Masker:
     def mask_text(self, text: str) -> str:
         """Return a text without secrets.
 
-        These are known ones, assignments to such names, logins in URLs, and keys that look like some.
+        Secrets are known ones, assignments to such names, logins in URLs, and what looks like keys.
         """
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, MASK)
@@ -116,7 +116,8 @@ def _mask_assignment(match: re.Match[str]) -> str:
 
 def _split_key(key: str) -> list[str]:
     """Return the words of a key in lower case: of ``apiToken`` api and token."""
-    return [word.lower() for word in _SPLIT.split(key) if word]
+    words = filter(None, _SPLIT.split(key))
+    return [word.lower() for word in words]
 
 
 _MOST_BYTES: Final = 2**24

@@ -1,4 +1,4 @@
-"""One job of a sweep, as Hydra's launcher calls it: skip it, go on with it or run it, and record its end."""
+"""One job of a sweep, as Hydra's launcher calls it: skip it, go on with it or run it."""
 
 import gc
 import json
@@ -208,7 +208,7 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
 
 
 def find_last_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a run's folder from which `fit` can go on; None without one."""
+    """Return the newest whole checkpoint from which `fit` can go on; None without one."""
     paths = [folder / "checkpoints" / name for name in _WHOLE_STATES]
     existing = [path for path in paths if path.is_file()]
     for path in sorted(existing, key=lambda path: path.stat().st_mtime_ns, reverse=True):
@@ -220,8 +220,8 @@ def find_last_checkpoint(folder: Path) -> Path | None:
 
 def _describe(record: JobRecord, sweep: Sweep) -> str:
     shared = sweep.shared
-    own = [word for word in record.overrides if word not in shared]
-    return " ".join(word.lstrip("+") for word in own or record.overrides) or "no overrides"
+    words = [word for word in record.overrides if word not in shared] or record.overrides
+    return " ".join(word.lstrip("+") for word in words) or "no overrides"
 
 
 def _find_earlier(folder: Path, record: JobRecord, sweep: Sweep) -> JobRecord | None:

@@ -41,12 +41,12 @@ class SweepOptions:
 
     def __post_init__(self) -> None:
         if "" in (self.metric, self.resume):
-            given = f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}"
-            raise ConfigError(f"{given}: give text or null")
+            options = f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}"
+            raise ConfigError(f"{options}: give text or null")
 
 
 def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
-    """Return the metric that decides which checkpoint is the best one, and which of its values is."""
+    """Return the metric that decides which checkpoint is the best, and its direction."""
     callbacks = cfg.get("callbacks") or {}
     # The callback `checkpoint` first, as others such as early stopping have a monitor too.
     for name in sorted(callbacks, key=lambda name: name != "checkpoint"):
@@ -61,7 +61,7 @@ def find_monitor(cfg: DictConfig) -> tuple[str | None, Direction | None]:
 def choose_metric(
     options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
 ) -> str | None:
-    """Return the key of summary.json to compare jobs by, or None where a job has nothing of the kind."""
+    """Return the key of summary.json to compare jobs by, or None where a job has none."""
     if options.metric is not None:
         return options.metric
     if monitor is not None and is_number(metrics.get(monitor)):
@@ -104,7 +104,8 @@ def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptio
     direction = _DIRECTIONS.get(str(typed))
     if typed is not None and direction is None:
         raise ConfigError(
-            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or leave it out"
+            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or leave it "
+            "out"
         )
     if direction is not None and options.mode not in ("auto", direction):
         raise ConfigError(

@@ -232,7 +232,7 @@ def _ran_out_of_memory(error: Exception) -> bool:
 
 
 def _count_kernel_kills() -> int:
-    """Return how many processes of this container the kernel ended for want of memory, if it says so."""
+    """Return how many processes of this container the kernel ended for want of memory."""
     with suppress(OSError, ValueError):
         lines = dict(line.split() for line in OUT_OF_MEMORY_EVENTS.read_text().splitlines())
         return int(lines.get("oom_kill", 0))

@@ -1,4 +1,4 @@
-"""End of a sweep: a table on the console, sweep.csv, sweep.png, and sweep.json, whose path is printed last."""
+"""End of a sweep: a table on the console, sweep.csv, sweep.png and sweep.json."""
 
 import csv
 import io
@@ -100,16 +100,21 @@ def _settle(record: JobRecord, *, is_stopped: bool) -> JobRecord:
 
 def _find_swept(overrides: Sequence[Mapping[str, str]]) -> list[str]:
     """Return the keys that are not the same in all jobs."""
-    values: dict[str, set[str | None]] = {}
+    all_keys: dict[str, None] = {}  # in the order of the command line
     for of_job in overrides:
-        values |= {key: set() for key in of_job if key not in values}
-    for key, different in values.items():
-        different.update(of_job.get(key) for of_job in overrides)
-    return [key for key, different in values.items() if len(different) > 1]
+        all_keys |= dict.fromkeys(of_job)
+    swept = []
+    for key in all_keys:
+        different_values = {of_job.get(key) for of_job in overrides}
+        if len(different_values) > 1:
+            swept.append(key)
+    return swept
 
 
 def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, seconds: float) -> None:
-    """Print the table and the path of sweep.json, and write sweep.csv, sweep.png and report.html too.
+    """Print the table, write sweep.csv, sweep.png, sweep.json and report.html.
+
+    The last line is the path of sweep.json.
 
     Args:
         jobs: of the sweep, at least one.
@@ -160,8 +165,8 @@ def _find_best(
 
 
 def _value(job: ReportedJob, metric: str | None) -> float | None:
-    value = job.metrics.get(metric or "")
-    return float(value) if value is not None and is_number(value) else None
+    value: Any = job.metrics.get(metric or "")
+    return float(value) if is_number(value) else None
 
 
 def _summarise(
@@ -267,7 +272,10 @@ def format_value(value: object) -> str:
 def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
     swept = list(jobs[0].swept)
     known = KEYS[2:]  # without command and experiment
-    more = sorted({key for job in jobs for key in job.metrics} - set(KEYS))
+    all_keys: set[str] = set()
+    for job in jobs:
+        all_keys |= job.metrics.keys()
+    more = sorted(all_keys - set(KEYS))
     metrics = [key for key in (*known, *more) if key != "seconds"]
     text = io.StringIO(newline="")
     rows = csv.writer(text, lineterminator="\n")

@@ -170,8 +170,8 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
     if options.resume is None:
         if read_records(folder):
             raise ConfigError(
-                f"{folder} holds a sweep already: go on with sweep.resume={folder}, or give another "
-                "folder"
+                f"{folder} holds a sweep already: go on with sweep.resume={folder}, or give "
+                "another folder"
             )
         return folder
     if options.resume == "latest":

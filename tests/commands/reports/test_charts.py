@@ -15,10 +15,10 @@ from lit_data.commands.reports.charts import (
     draw_chart,
 )
 from lit_data.commands.reports.curves import (
-    Place,
+    ChartOf,
     Series,
     cut_final_score,
-    find_place,
+    find_chart,
     read_log,
     thin,
 )
@@ -240,17 +240,17 @@ def test_thinning_keeps_mean_range_and_gaps() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "place"),
+    ("name", "chart"),
     [
-        ("val/dice", Place("model", "dice", "val", "val")),
-        ("valid_iou", Place("model", "iou", "val", "val")),
-        ("val/dice_baseline", Place("model", "dice", "val, baseline", "val", is_baseline=True)),
-        ("lr-AdamW", Place("model", "lr-AdamW", "lr-AdamW")),
-        ("memory/rss_bytes", Place("machine", "memory in use", "rss")),
-        ("memory/limit_bytes", Place("machine", "memory there is", "limit")),
-        ("time/forward_s", Place("machine", "time of a step", "forward")),
-        ("batch/size", Place("machine", "batch/size", "batch/size")),
+        ("val/dice", ChartOf("model", "dice", "val", "val")),
+        ("valid_iou", ChartOf("model", "iou", "val", "val")),
+        ("val/dice_baseline", ChartOf("model", "dice", "val, baseline", "val", is_baseline=True)),
+        ("lr-AdamW", ChartOf("model", "lr-AdamW", "lr-AdamW")),
+        ("memory/rss_bytes", ChartOf("machine", "memory in use", "rss")),
+        ("memory/limit_bytes", ChartOf("machine", "memory there is", "limit")),
+        ("time/forward_s", ChartOf("machine", "time of a step", "forward")),
+        ("batch/size", ChartOf("machine", "batch/size", "batch/size")),
     ],
 )
-def test_stages_of_a_metric_share_a_chart(name: str, place: Place) -> None:
-    assert find_place(name) == place
+def test_stages_of_a_metric_share_a_chart(name: str, chart: ChartOf) -> None:
+    assert find_chart(name) == chart

@@ -76,6 +76,7 @@ def draw_throughput(history: Throughput, path: Path, title: str) -> None:
     """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(11, 7), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
@@ -84,6 +85,7 @@ def draw_throughput(history: Throughput, path: Path, title: str) -> None:
     _draw_parts(lower, history.parts)
     steps, _ = history.speed.read()
     lower.set_xlim(steps[0], max(steps[-1], steps[0] + 1))
+    lower.xaxis.set_major_locator(MaxNLocator(integer=True))  # also of a few batches
     lower.set_xlabel("training batches")
     figure.suptitle(fill(title[:1].upper() + title[1:], 110), fontsize=11)
     figure.savefig(path, format="png")

@@ -1,6 +1,7 @@
 from pathlib import Path
 
 import pytest
+from matplotlib.figure import Figure
 
 from lit_data.callbacks.timing.plot import Throughput, draw_throughput
 from lit_data.callbacks.timing.step_clock import PARTS
@@ -27,6 +28,15 @@ def test_out_of_memory_is_marked_once_a_step() -> None:
     for step in (1, 1, 2, 5, 5, 9):
         history.mark_oom(step)
     assert history.speed.marks["oom"].spans == [(1, 1), (2, 2), (5, 5), (9, 9)]
+
+
+def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    draw_throughput(make_history(3, 2), tmp_path / "throughput.png", "the model takes most")
+    ticks = drawn[0].axes[1].xaxis.get_majorticklocs()
+    assert len(ticks) > 1
+    assert all(float(tick).is_integer() for tick in ticks)
 
 
 @pytest.mark.parametrize(

@@ -5,5 +5,6 @@ import faulthandler
 from lit_data.cli import main
 
 if __name__ == "__main__":
-    faulthandler.enable()  # a mapped file that is cut short ends the process: at least its line is told
+    # A mapped file that is cut short ends the process: at least the line is printed.
+    faulthandler.enable()
     raise SystemExit(main())

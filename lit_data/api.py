@@ -32,7 +32,7 @@ _OF_FIT: Final = ("resume", "report", "ckpt")
 
 @dataclass(frozen=True)
 class Run:
-    """What a command left in its folder.
+    """Results of a command in its folder.
 
     Attributes:
         folder: The run folder.
@@ -67,8 +67,9 @@ class Run:
         return path
 
     def load_model(self) -> "L.LightningModule":
-        """The module of the run with the weights of its best checkpoint, in evaluation mode, on the
-        host.
+        """Load the module of the run with the weights of its best checkpoint.
+
+        It is in evaluation mode, on the host.
 
         Raises:
             LitDataError: There is no such checkpoint, or the configuration is refused.
@@ -78,15 +79,19 @@ class Run:
         return load_trained(self.folder, self.best, self.packages)
 
     def predict(self, *overrides: str) -> "Run":
-        """Predict with the best checkpoint, set up as this run; `overrides` come on top, such as ``data.root=new``."""
+        """Predict with the best checkpoint, set up as this run.
+
+        `overrides` come on top, such as ``data.root=new``.
+        """
         return self._go_on("predict", overrides)
 
     def test(self, *overrides: str) -> "Run":
-        """Score the best checkpoint on the test split, set up as this run; `overrides` come on top."""
+        """Score the best checkpoint on the test split, set up as this run and `overrides`."""
         return self._go_on("test", overrides)
 
     def _go_on(self, command: str, overrides: Sequence[str]) -> "Run":
         started = read_started(self.folder)
+        # In quotes, as a path may hold what Hydra's grammar reads as something else.
         words = started.replace([*overrides, f"ckpt='{self.best.absolute()}'"], without=_OF_FIT)
         return start(command, *words, packages=self.packages, config_dir=started.config_dir)
 
@@ -113,8 +118,9 @@ def fit(
 def start(
     command: str, *overrides: str, packages: Sequence[str] = (), config_dir: str | None = None
 ) -> Run:
-    """Run any command with a configuration: ``fit``, ``validate``, ``test``, ``predict``,
-    ``prepare``, ``show``, ...
+    """Run any command with a configuration.
+
+    Such as ``fit``, ``validate``, ``test``, ``predict``, ``prepare`` and ``show``.
 
     Args:
         command: The word on the command line.
@@ -181,7 +187,8 @@ def open_run(folder: str | Path, *, packages: Sequence[str] = ()) -> Run:
 
 @contextmanager
 def _as_command() -> Iterator[None]:
-    """Let Lightning start further ranks with our command line, not with the script that stands in ``__main__``."""
+    """Let Lightning start ranks with our command line, not with the script in ``__main__``."""
+    # Its launcher runs the module of __main__ again, where that has a spec.
     main: Any = sys.modules["__main__"]
     before = getattr(main, "__spec__", None)
     main.__spec__ = find_spec("lit_data.__main__")

@@ -11,8 +11,8 @@ from lit_data.errors import ConfigError, LitDataError
 
 Made = TypeVar("Made")
 
-_SHOWN: Final = {"None": "null", "True": "true", "False": "false"}  # as YAML has them
-_SAID: Final = {
+_IN_YAML: Final = {"None": "null", "True": "true", "False": "false"}
+_KINDS: Final[Mapping[Any, str]] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
@@ -24,7 +24,7 @@ _LISTS: Final = (list, tuple, set, frozenset, Sequence, Collection, Iterable)
 
 
 def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
-    """Refuse what is not one of some values; 1 is not True.
+    """Refuse a value that is not one of some; 1 is not True.
 
     Args:
         name: Of the option.
@@ -34,13 +34,22 @@ def check_choice(name: str, value: object, choices: Sequence[object]) -> None:
     Raises:
         ConfigError: It is none of them.
     """
-    if not any(value == choice and type(value) is type(choice) for choice in choices):
-        shown = ", ".join(_SHOWN.get(str(choice), str(choice)) for choice in choices)
-        raise ConfigError(f"{name}={value!r} is unknown: choose one of {shown}")
+    if not _is_choice(value, choices):
+        raise ConfigError(f"{name}={value!r} is unknown: choose one of {_list_choices(choices)}")
+
+
+def _is_choice(value: object, choices: Sequence[object]) -> bool:
+    return any(value == choice and type(value) is type(choice) for choice in choices)
+
+
+def _list_choices(choices: Sequence[object]) -> str:
+    """Return values as YAML has them, in one line."""
+    names = map(str, choices)
+    return ", ".join(_IN_YAML.get(name, name) for name in names)
 
 
 def check_count(name: str, value: object, least: int) -> None:
-    """Refuse what is no whole number of at least `least`.
+    """Refuse a value that is no whole number of at least `least`.
 
     Raises:
         ConfigError: It is not.
@@ -52,7 +61,7 @@ def check_count(name: str, value: object, least: int) -> None:
 
 
 def check_share(name: str, value: float) -> None:
-    """Refuse what is no share above 0 and up to 1.
+    """Refuse a value that is no share above 0 and up to 1.
 
     Raises:
         ConfigError: It is not.
@@ -82,34 +91,34 @@ def check_outside_root(folder: Path, root: object, key: str) -> None:
 
 
 def call_checked(
-    target: Callable[..., Made], args: Sequence[object], given: Mapping[str, object], key: str
+    target: Callable[..., Made], args: Sequence[object], options: Mapping[str, object], key: str
 ) -> Made:
-    """Call a function or class that checks its arguments itself; then, and where it fails, check
-    their kinds.
+    """Call a function or class that checks its arguments itself; then check their kinds.
+
+    Where it fails, too: a wrong kind says more than the error that it leads to.
 
     Args:
         target: What is called.
         args: Arguments that are not checked.
-        given: Arguments that are.
+        options: Arguments that are.
         key: Of the node that they come from, for messages.
 
     Raises:
         ConfigError: See `check_types`.
     """
     try:
-        made = target(*args, **given)
+        result = target(*args, **options)
     except LitDataError:
         raise
     except Exception:
-        check_types(target, given, key)
+        check_types(target, options, key)
         raise
-    check_types(target, given, key)
-    return made
+    check_types(target, options, key)
+    return result
 
 
-def check_types(target: Callable[..., Any], given: Mapping[str, object], key: str = "") -> None:
-    """Refuse arguments that a function or class does not have, or that are of another kind than
-    their annotations.
+def check_types(target: Callable[..., Any], options: Mapping[str, object], key: str = "") -> None:
+    """Refuse arguments that a function or class does not have, or of another kind than annotated.
 
     A list may stand for a tuple and a whole number for a number, as in YAML; text is no list of
     letters. What cannot be told from the annotation, such as a name in quotes or a protocol,
@@ -117,61 +126,68 @@ def check_types(target: Callable[..., Any], given: Mapping[str, object], key: st
 
     Args:
         target: What is called.
-        given: Arguments by their names.
+        options: Arguments by their names.
         key: Of the node that they come from, for messages.
 
     Raises:
         ConfigError: Names the key, the value and what may be given.
     """
     parameters = inspect.signature(target).parameters
-    open_ended = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
-    if unknown := not open_ended and sorted(given.keys() - parameters.keys()):
+    takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
+    unknown = sorted(options.keys() - parameters.keys())
+    if unknown and not takes_any:
         raise ConfigError(f"'{key}' has no '{unknown[0]}': choose from {', '.join(parameters)}")
-    for name, value in given.items():
+    for name, value in options.items():
         hint = parameters[name].annotation if name in parameters else Any
         if hint is not inspect.Parameter.empty and not _fits(value, hint):
-            raise ConfigError(
-                f"'{f'{key}.{name}'.lstrip('.')}' is {value!r}: give {_describe(hint)}"
-            )
+            full_key = f"{key}.{name}".lstrip(".")
+            raise ConfigError(f"'{full_key}' is {value!r}: give {_describe(hint)}")
 
 
 def _fits(value: object, hint: Any) -> bool:  # noqa: ANN401 - any annotation
+    """Return True if a value is of the kind of an annotation, or that cannot be told."""
     kind, inner = get_origin(hint) or hint, list(get_args(hint))
     if kind in (Union, UnionType):
         return any(_fits(value, each) for each in inner)
     if kind is Literal:
-        return any(value == choice and type(value) is type(choice) for choice in inner)
+        return _is_choice(value, inner)
     if not inspect.isclass(kind) or kind in (Any, object):
         return True
     if kind in (int, float):
-        return isinstance(value, Integral if kind is int else Real) and not isinstance(value, bool)
+        number = Integral if kind is int else Real
+        return isinstance(value, number) and not isinstance(value, bool)
     if kind in _MAPPINGS:
-        return isinstance(value, Mapping) and all(
-            _all_fit(item, inner or [Any, Any]) for item in value.items()
-        )
+        if not isinstance(value, Mapping):
+            return False
+        pair = inner or [Any, Any]
+        return all(_all_fit(item, pair) for item in value.items())
     if kind in _LISTS:
         if isinstance(value, str | Mapping) or not isinstance(value, Collection):
             return False
-        return _all_fit([*value], inner if kind is tuple or not inner else [*inner, ...])
+        has_own_kinds = kind is tuple or not inner  # of a list all entries are of one kind
+        return _all_fit([*value], inner if has_own_kinds else [*inner, ...])
     return getattr(kind, "_is_protocol", False) or isinstance(value, kind)
 
 
 def _all_fit(values: Sequence[object], hints: Sequence[Any]) -> bool:
-    if not hints or hints[-1] is ...:
-        return all(_fits(value, hint) for value in values for hint in hints[:1])
+    if not hints:
+        return True
+    if hints[-1] is ...:
+        return all(_fits(value, hints[0]) for value in values)
     return len(values) == len(hints) and all(map(_fits, values, hints))
 
 
 def _describe(hint: Any) -> str:  # noqa: ANN401 - any annotation
+    """Say in words what an annotation asks for."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(_describe, inner)))
     if kind is Literal:
-        return "one of " + ", ".join(_SHOWN.get(str(choice), str(choice)) for choice in inner)
+        return f"one of {_list_choices(inner)}"
     if kind is tuple and ... not in inner:
         return f"[{', '.join(map(_describe, inner))}]"
     if kind in _MAPPINGS:
         return "names with values"
     if kind in _LISTS:
         return f"a list, each {_describe(inner[0])}" if inner else "a list"
-    return _SAID.get(kind, f"a {getattr(kind, '__name__', kind)}")
+    return _KINDS.get(kind, f"a {getattr(kind, '__name__', kind)}")

@@ -26,6 +26,7 @@ from lit_data.errors import (
     settle_lines,
 )
 
+_SHOWING_TRACEBACKS = ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR")
 _ENDINGS = {128 + signal.SIGINT: "interrupted", 128 + signal.SIGTERM: "stopped by SIGTERM"}
 
 
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         except BaseException as error:
             code = _choose_exit_code(error)
     if received.sigterm:
-        code = 128 + signal.SIGTERM
+        code = 128 + signal.SIGTERM  # whatever Lightning made of it
     if code in _ENDINGS:
         print(f"lit_data: {_ENDINGS[code]}.", file=sys.stderr)
     return code
@@ -57,14 +58,14 @@ def _dispatch(words: Sequence[str]) -> int:
         with _ending_with_reader():
             _serve_shell(words[0], words[1:])
         return 0
-    if words and words[0] in TOOLS:
+    if words and words[0] in TOOLS:  # they have options of their own and no configuration
         import_module(f"lit_data.commands.{words[0].replace('-', '_')}").main(words[1:])
         return 0
     options = _parse(words)
     if not (options.version or options.help or options.cfg or not words):
         _run(_check_command(options.words), options)
         return 0
-    with _ending_with_reader():
+    with _ending_with_reader():  # not around a run, which a closed pipe would end
         return _print(words, options)
 
 
@@ -83,7 +84,7 @@ def _print(words: Sequence[str], options: argparse.Namespace) -> int:
 
 @contextmanager
 def _ending_with_reader() -> Iterator[None]:
-    """As with other programs, ``--help | head`` ends without a word."""
+    """End without a word where the reader ends, as other programs: ``--help | head``."""
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "SIGPIPE"):
         yield
         return
@@ -120,7 +121,8 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def _check_command(words: Sequence[str]) -> str:
-    command, known = words[0] if words else "", [*COMMANDS, *TOOLS]
+    command = words[0] if words else ""
+    known = [*COMMANDS, *TOOLS]
     if command not in known:
         hint = did_you_mean(nearest(command, known))
         raise ConfigError(f"unknown command '{command}'.{hint} Commands: {', '.join(known)}.")
@@ -132,38 +134,38 @@ def _check_command(words: Sequence[str]) -> str:
 
 
 def _run(command: str, options: argparse.Namespace) -> None:
-    from lit_data.commands.run import (
-        print_config,
-        run,
-    )  # Hydra is imported only here, to keep --help quick
+    # Hydra is imported only here, to keep --help quick.
+    from lit_data.commands.run import print_config, run
 
-    places = {
+    flags = {
         "config_dir": options.config_dir,
         "packages": options.package,
         "multirun": options.multirun,
     }
+    overrides = options.words[1:]
     if options.cfg:
-        print_config(
-            command, options.words[1:], part=options.cfg, resolve=options.resolve, **places
-        )
+        print_config(command, overrides, part=options.cfg, resolve=options.resolve, **flags)
     else:
-        run(command, options.words[1:], **places)
+        run(command, overrides, **flags)
 
 
 @contextmanager
 def _note_sigterm() -> Iterator[SimpleNamespace]:
-    """Stop at SIGTERM; while Lightning trains it finishes the step and cleans up first, unless a second one comes."""
-    note, own_pid = SimpleNamespace(sigterm=False), os.getpid()
+    """Stop at SIGTERM.
+
+    While Lightning trains, it finishes the step and cleans up first, unless a second one comes.
+    """
+    note = SimpleNamespace(sigterm=False)
+    main_pid = os.getpid()
 
     def stop(signum: int, frame: FrameType | None) -> None:
-        if os.getpid() != own_pid:  # a forked worker inherits the handler
+        if os.getpid() != main_pid:  # a forked worker inherits the handler
             signal.signal(signum, signal.SIG_DFL)
             os.kill(os.getpid(), signum)
-        wait = (
-            signal.getsignal(signum) is not stop and not note.sigterm
-        )  # Lightning's handler calls this one
+        is_called_by_lightning = signal.getsignal(signum) is not stop
+        is_first = not note.sigterm
         note.sigterm = True
-        if not wait:
+        if not (is_called_by_lightning and is_first):
             raise SystemExit(128 + signum)
 
     if threading.current_thread() is not threading.main_thread():
@@ -177,24 +179,31 @@ def _note_sigterm() -> Iterator[SimpleNamespace]:
 
 
 def _choose_exit_code(error: BaseException) -> int:
-    stop = error if isinstance(error, SystemExit) else None
-    cause = error.__cause__ if stop else error
+    # Hydra's job is left by SystemExit, whose cause is the error.
+    cause = error.__cause__ if isinstance(error, SystemExit) else error
     if isinstance(cause, LitDataError):
         _report(cause)
         return cause.exit_code
+    # Lightning turns Ctrl-C into SystemExit(1).
     if isinstance(error, KeyboardInterrupt) or isinstance(error.__context__, KeyboardInterrupt):
-        return 128 + signal.SIGINT  # Lightning turns Ctrl-C into SystemExit(1)
-    if full := _find_full_disk(error):
+        return 128 + signal.SIGINT
+    full = _find_full_disk(error)
+    if full is not None:
         _report(full)
         return full.exit_code
-    if stop is None:
+    if not isinstance(error, SystemExit):
         _print_traceback(error)
         return 1
-    return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
+    if isinstance(error.code, int):
+        return error.code
+    return 0 if error.code is None else 1
 
 
 def _find_full_disk(error: BaseException | None) -> LitDataError | None:
-    """Whoever wrote when a disk or a quota was full, Hydra, a logger or a library: it is no fault of the program."""
+    """Find an error of a full disk or quota behind another one.
+
+    Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
+    """
     while error is not None:
         if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
             where = f" ({error.filename})" if error.filename else ""
@@ -210,10 +219,11 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
 
 
 def _report(error: LitDataError) -> None:
-    if "1" in (os.environ.get("LIT_DATA_TRACEBACK"), os.environ.get("HYDRA_FULL_ERROR")):
+    if any(os.environ.get(name) == "1" for name in _SHOWING_TRACEBACKS):
         _print_traceback(error)
     text = settle_lines(str(error))
-    print(text.replace(find_headline(text), f"lit_data: {find_headline(text)}", 1), file=sys.stderr)
+    headline = find_headline(text)
+    print(text.replace(headline, f"lit_data: {headline}", 1), file=sys.stderr)
 
 
 def _print_traceback(error: BaseException) -> None:

@@ -39,17 +39,24 @@ def check_version(version: str = L.__version__) -> None:
 
 
 def automatic_loop(trainer: L.Trainer) -> _AutomaticOptimization:
-    """The loop that runs ``training_step``, backward and the optimizer: its ``_make_closure``, ``_optimizer_step``."""
+    """Return the loop that runs ``training_step``, backward and the optimizer.
+
+    Callbacks wrap its `CLOSURE` and its `OPTIMIZER_STEP`.
+    """
     return trainer.fit_loop.epoch_loop.automatic_optimization
 
 
 def closure_parts(closure: Closure) -> tuple[Any, Any, Any]:
-    """The step, backward and zero_grad functions of a closure."""
+    """Return the step, backward and zero_grad functions of a closure."""
     return closure._step_fn, closure._backward_fn, closure._zero_grad_fn
 
 
 def save_progress(trainer: L.Trainer) -> Callable[[], None]:
-    """Keep Lightning's counts of gradients zeroed, which a repeated step counts again; the result puts them back."""
+    """Keep Lightning's counts of gradients zeroed, which a repeated step counts again.
+
+    Returns:
+        A function that puts them back.
+    """
     progress = automatic_loop(trainer).optim_progress.optimizer.zero_grad
     total, current = dict(vars(progress.total)), dict(vars(progress.current))
 
@@ -61,24 +68,24 @@ def save_progress(trainer: L.Trainer) -> Callable[[], None]:
 
 
 def results_of(trainer: L.Trainer) -> _ResultCollection | None:
-    """What was logged in the loop that runs."""
+    """Return the values logged in the loop that runs."""
     return trainer._results
 
 
 def number_batch(trainer: L.Trainer) -> int:
-    """Which batch of its epoch arrives next."""
+    """Number of the batch of its epoch that arrives next."""
     loop: Any = trainer._active_loop
     loop = getattr(loop, "epoch_loop", loop)
     return int(loop.batch_progress.current.ready) if loop is not None else 0
 
 
 def is_accumulating(trainer: L.Trainer) -> bool:
-    """Whether the step under way only adds to the gradients."""
+    """Return True if the step under way only adds to the gradients."""
     return bool(trainer.fit_loop._should_accumulate())
 
 
 Results = _ResultCollection
-"""What was logged in a loop: its values by name, and the batch that they are of."""
+"""Values logged in a loop by their names, and the batch that they are of."""
 Metric = _ResultMetric
 """One logged value."""
 CLOSURE: Final = "_make_closure"
@@ -92,7 +99,7 @@ AFTER_FETCH: Final = "_on_after_fetch"
 
 
 def shown_value(metric: Metric) -> Any:  # noqa: ANN401 - a tensor, or nothing
-    """What a logged value shows at this step."""
+    """Return what a logged value shows at this step."""
     return metric._forward_cache
 
 
@@ -102,22 +109,25 @@ def show_value(metric: Metric, value: Any) -> None:  # noqa: ANN401
 
 
 def count_logged_steps(trainer: L.Trainer) -> int:
-    """The step that loggers count by: batches whose gradients were stepped with."""
+    """Return the step that loggers count by: batches whose gradients were stepped with."""
     return int(trainer.fit_loop.epoch_loop._batches_that_stepped)
 
 
 def logs_now(trainer: L.Trainer) -> bool:
-    """Whether what is logged in this step goes to the loggers."""
+    """Return True if what is logged in this step goes to the loggers."""
     return bool(trainer._logger_connector.should_update_logs)
 
 
 def set_stop(trainer: L.Trainer, stop: bool) -> None:
-    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not; it has no public switch."""
+    """Let Lightning raise its SIGTERMException after all that belongs to this step, or not.
+
+    It has no public switch.
+    """
     trainer._signal_connector.received_sigterm = stop
 
 
 def call_module_hook(trainer: L.Trainer, hook: str, *args: Any) -> Any:  # noqa: ANN401 - any hook
-    """A hook of the LightningModule, run as Lightning runs it: under its profiler, with its name noted."""
+    """Run a hook of the LightningModule as Lightning does: under its profiler, its name noted."""
     return _call_lightning_module_hook(trainer, hook, *args)
 
 
@@ -132,7 +142,7 @@ def choose_hooks(
     Args:
         trainer: Which is about to run the datamodule.
         datamodule: Whose hooks come first.
-        both: Whether the datamodule runs the module's hook of a name by itself.
+        both: Returns True if the datamodule runs the module's hook of a name by itself.
 
     Returns:
         The module of the run; `None` where there is none, or no Trainer.
@@ -146,7 +156,7 @@ def choose_hooks(
 
 
 class _Selector(_DataHookSelector):
-    """Lightning's answer to whose hook it calls."""
+    """Chooses whose hook Lightning calls."""
 
     def __init__(
         self,
@@ -165,6 +175,10 @@ class _Selector(_DataHookSelector):
 
 
 def count_trained(trainer: L.Trainer) -> tuple[int, int]:
-    """The epoch under way, and the batches whose step is done: not those that are only fetched."""
+    """Return the epoch under way, and the number of its batches whose step is done.
+
+    Lightning fetches batches ahead of their steps; those are not counted.
+    """
     loop: Any = trainer.fit_loop  # its progress is typed without `processed`
-    return loop.epoch_progress.current.processed, loop.epoch_loop.batch_progress.current.processed
+    epoch = loop.epoch_progress.current.processed
+    return epoch, loop.epoch_loop.batch_progress.current.processed

@@ -232,7 +232,10 @@ def build_any_datamodule(cfg: DictConfig) -> L.LightningDataModule:
 
 
 def prepare(datamodule: L.LightningDataModule) -> None:
-    """Let the first process of each machine prepare a datamodule of ours; a Trainer does so for any other."""
+    """Let the first process of each machine prepare a datamodule of ours.
+
+    A Trainer does so for any other.
+    """
     if isinstance(datamodule, BaseDataModule) and is_first_of_machine():
         datamodule.prepare_data()
 
@@ -251,7 +254,9 @@ def name_classes(cfg: DictConfig, datamodule: L.LightningDataModule) -> None:
 
 
 def build_model(cfg: DictConfig, *, trained: bool = False) -> L.LightningModule:
-    """Build the module of `cfg.model`, with weights that depend on the seed and `model.net.weights` alone.
+    """Build the module of `cfg.model`.
+
+    Its weights depend on the seed and `model.net.weights` alone.
 
     Args:
         cfg: The configuration.
@@ -297,7 +302,7 @@ def _wrong_kind(key: str, built: object, kind: str) -> ConfigError:
 
 
 def build_callbacks(cfg: DictConfig) -> dict[str, L.Callback]:
-    """Build the callbacks of the configuration, by their names there; those that are null are left out."""
+    """Build the callbacks of the configuration, by their names there; null stands for none."""
     callbacks: dict[str, L.Callback | None] = instantiate(cfg.callbacks) or {}
     return {name: callback for name, callback in callbacks.items() if callback is not None}
 
@@ -341,7 +346,7 @@ def _choose_callbacks(cfg: DictConfig) -> list[L.Callback]:
 
 
 def build_lone_trainer(cfg: DictConfig, callbacks: Sequence[L.Callback]) -> L.Trainer:
-    """Build a Trainer of one process, which writes files and tables alone and reads images in order.
+    """Build a Trainer of one process, which writes files alone and reads images in their order.
 
     Args:
         cfg: The configuration.

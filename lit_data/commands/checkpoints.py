@@ -1,4 +1,4 @@
-"""Checkpoints: how they are written, what they say of their training, which one a command takes, and its weights."""
+"""Checkpoints: their files, their record of a training, the choice of one, and its weights."""
 
 import logging
 import traceback
@@ -140,6 +140,7 @@ class TrainedRecord(L.Callback):
         data = self._data
         root = data.get("root")
         names = find_task_of(type(trainer.datamodule)).trained_data  # type: ignore[attr-defined]  # of the data connector
+        # Plain values only: checkpoints are read without unpickling anything else.
         checkpoint[_KEY] = {
             "version": _VERSION,
             "experiment": self._experiment,
@@ -183,7 +184,7 @@ def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
 
 
 def _is_record(record: object) -> bool:
-    """Return True if it has the parts of a record, of plain values: a checkpoint may be anybody's."""
+    """Return True for the parts of a record, of plain values: a checkpoint may be anybody's."""
     if not isinstance(record, Mapping) or not _is_plain(record):
         return False
     for name, kind in _RECORD.items():
@@ -342,7 +343,9 @@ def _check_training(path: Path) -> Path:
 
 
 def load_weights(model: L.LightningModule, path: Path) -> None:
-    """Give a model the weights of a checkpoint, and nothing else of it; only plain data is unpickled.
+    """Give a model the weights of a checkpoint, and nothing else of it.
+
+    Only plain data is unpickled.
 
     Raises:
         StoreError: The file is no checkpoint, or that of another model.

@@ -1,7 +1,11 @@
-"""Completion of words in a shell: ``lit-data --install-completion bash|zsh|fish``, and what its script asks for."""
+"""Completion of words in a shell: ``lit-data --install-completion bash|zsh|fish``.
+
+Its script asks for the words with ``lit-data --complete``.
+"""
 
 import os
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +24,13 @@ _OPTIONS: Final = (
     "--resolve",
 )
 _NO_GROUPS: Final = ("hydra", "cluster", "paths")
+_DEFAULTS: Final = {
+    "data": "stripe",
+    "model": "segmentation",
+    "trainer": "auto",
+    "callbacks": "default",
+}
+"""Groups whose keys are completed, and their options where none is chosen."""
 
 _BASH: Final = """\
 _lit_data() {
@@ -68,16 +79,16 @@ def install(shell: str) -> Path:
         ConfigError: Another one.
     """
     check_choice("--install-completion", shell, tuple(_SHELLS))
-    script, place, then = _SHELLS[shell]
-    path = Path(place).expanduser()
+    script, file_name, next_step = _SHELLS[shell]
+    path = Path(file_name).expanduser()
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, script)
-    print(f"{path}\n{then}")
+    print(f"{path}\n{next_step}")
     return path
 
 
 def complete(words: Sequence[str]) -> list[str]:
-    """What the last word may become.
+    """List what the last word may become.
 
     Args:
         words: The command line as far as it is typed, the program's name first; the last one may be
@@ -87,65 +98,81 @@ def complete(words: Sequence[str]) -> list[str]:
         Whole words; keys end in ``=``.
     """
     *before, word = words[1:] or [""]
-    plus, name = ("+", word[1:]) if word.startswith("+") else ("", word)
+    # Hydra's + before a key that is new is typed already and stays.
+    name = word.removeprefix("+")
+    plus = word[: len(word) - len(name)]
+    matches = [option for option in _list_candidates(before, name) if option.startswith(name)]
+    return sorted({f"{plus}{match}" for match in matches})
+
+
+def _list_candidates(before: Sequence[str], name: str) -> Sequence[str]:
+    """Return what may stand behind some words, where the next one begins as `name`."""
     if not before:
-        found: Iterator[str] = iter([*COMMANDS, *TOOLS, *_OPTIONS])
-    elif word.startswith("-"):
-        found = iter(_OPTIONS)
-    elif before[0] not in COMMANDS:
+        return [*COMMANDS, *TOOLS, *_OPTIONS]
+    if name.startswith("-"):
+        return _OPTIONS
+    if before[0] not in COMMANDS:
         return []
-    elif "=" in name:
-        found = (
-            f"{name.partition('=')[0]}={value}"
-            for value in _list_values(name.partition("=")[0], before)
-        )
-    else:
-        found = (f"{key}=" for key in _list_keys(before))
-    return sorted({f"{plus}{one}" for one in found if one.startswith(name)})
+    key, equals, _ = name.partition("=")
+    if equals:
+        return [f"{key}={value}" for value in _list_values(key, before)]
+    return [f"{key}=" for key in _list_keys(before)]
 
 
 def _list_values(key: str, words: Sequence[str]) -> Iterator[str]:
     """Options of a group, else what the comment of a key offers: ``one_cycle | cosine | none``."""
-    for folder in _folders(words):
-        options = (path.stem for path in (folder / key).glob("*.yaml"))
-        yield from (option for option in options if not option.startswith("base"))
-    for known, value, comment in _read_all(words):
-        if known == key:
-            yield from [value, *_read_choices(comment)]
+    for folder in _list_folders(words):
+        for path in (folder / key).glob("*.yaml"):
+            if not path.stem.startswith("base"):  # those are parts of others
+                yield path.stem
+    for known_key, value, comment in _read_all(words):
+        if known_key == key:
+            yield value
+            yield from _read_choices(comment)
 
 
 def _read_choices(comment: str) -> list[str]:
-    """``of the run: one_cycle | cosine`` and ``split: the batch stays | resize: it moves`` name two values each."""
+    """Return the values that a comment offers; none without ``|``.
+
+    ``of the run: one_cycle | cosine`` and ``split: the batch stays | resize: it moves`` name two
+    each.
+    """
     first, *rest = (part.split() for part in comment.split(" | "))
     if not rest:
         return []
-    named = first[0] if first[0].endswith(":") else first[-1]
-    return [word.strip(":;,.") for word in (named, *(part[0] for part in rest))]
+    # Words before the first value say what it is of; with a colon, its meaning follows.
+    first_value = first[0] if first[0].endswith(":") else first[-1]
+    values = [first_value, *(words[0] for words in rest)]
+    return [value.strip(":;,.") for value in values]
 
 
 def _list_keys(words: Sequence[str]) -> Iterator[str]:
-    for folder in _folders(words):
-        yield from (path.name for path in folder.glob("[!_]*/") if path.name not in _NO_GROUPS)
-    yield from (key for key, _, _ in _read_all(words) if not key.endswith("_target_"))
+    for folder in _list_folders(words):  # groups are chosen as keys are given: data=ct
+        for path in folder.glob("[!_]*/"):
+            if path.name not in _NO_GROUPS:
+                yield path.name
+    for key, _, _ in _read_all(words):
+        if not key.endswith("_target_"):
+            yield key
 
 
 def _read_all(words: Sequence[str]) -> Iterator[tuple[str, str, str]]:
-    """Keys of the command, of all commands, and of the options that are chosen, with values and comments."""
+    """Yield keys, values and comments of the command, of all commands, and of chosen options."""
     for name in (words[0], "base"):
-        yield from read_keys(CONF / f"{name}.yaml") if (CONF / f"{name}.yaml").is_file() else ()
-    for group, option in {
-        "data": "stripe",
-        "model": "segmentation",
-        "trainer": "auto",
-        "callbacks": "default",
-    }.items():
-        path = CONF / group / f"{choose_option(group, words, option)}.yaml"
-        for key, value, comment in read_option(path) if path.is_file() else ():
-            yield f"{group}.{key}", value, comment
+        path = CONF / f"{name}.yaml"
+        if path.is_file():
+            yield from read_keys(path)
+    for group, default in _DEFAULTS.items():
+        path = CONF / group / f"{choose_option(group, words, default)}.yaml"
+        if path.is_file():
+            for key, value, comment in read_option(path):
+                yield f"{group}.{key}", value, comment
 
 
-def _folders(words: Sequence[str]) -> list[Path]:
-    own = [
-        words[place + 1] for place, word in enumerate(words[:-1]) if word in ("--config-dir", "-cd")
-    ]
-    return [CONF, *(Path(os.path.expandvars(folder)).expanduser() for folder in own)]
+def _list_folders(words: Sequence[str]) -> list[Path]:
+    """Return the folders of configurations: ours, and those of ``--config-dir``."""
+    folders = [CONF]
+    for word, following in pairwise(words):
+        if word in ("--config-dir", "-cd"):
+            folders.append(Path(os.path.expandvars(following)).expanduser())
+    return folders

@@ -1,4 +1,4 @@
-"""Write a rendered set to a folder: images, masks and COCO annotations, as training sees them in one epoch."""
+"""Write a rendered set to a folder: images, masks and COCO annotations of one epoch of training."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ export.json        what the set was made from
 
 
 def export_set(
-    datamodule: BaseDataModule, folder: Path, *, stage: Stage, epoch: int, about: dict[str, Any]
+    datamodule: BaseDataModule, folder: Path, *, stage: Stage, epoch: int, origin: dict[str, Any]
 ) -> dict[str, int]:
     """Write all samples of a stage as they are drawn for an epoch.
 
@@ -44,7 +44,7 @@ def export_set(
         folder: An empty or new folder.
         stage: Whose samples.
         epoch: The epoch they are drawn for.
-        about: What `export.json` says beside that.
+        origin: What `export.json` holds beside that.
 
     Returns:
         Numbers of samples, defects and distractors.
@@ -61,8 +61,8 @@ def export_set(
         book.add(batch)
     book.write_lists()
     (folder / "README.txt").write_text(README, encoding="utf-8")
-    about = about | {"stage": stage, "epoch": epoch}
-    (folder / "export.json").write_text(json.dumps(about, indent=1), encoding="utf-8")
+    origin = origin | {"stage": stage, "epoch": epoch}
+    (folder / "export.json").write_text(json.dumps(origin, indent=1), encoding="utf-8")
     log.info("exported %d samples to %s", len(book.images), folder)
     return {
         "samples": len(book.images),
@@ -83,37 +83,38 @@ class _Book:
     def add(self, batch: Batch) -> None:
         """Write the samples of a batch that the loader gave."""
         planned = self.datamodule.plan_batch(batch, self.stage)
-        found = self.inspection.annotate(planned)
+        annotated = self.inspection.annotate(planned)
         finished = self.datamodule.finish_batch(planned, self.stage)
         if "mask" not in finished:
             raise ConfigError(f"the {self.stage} samples have no masks: there is nothing to export")
         first = len(self.images)
         for row in range(len(finished["index"])):
             self._write_sample(finished, row)
-        if found is None:
+        if annotated is None:  # defects are those of the files, whose masks are written
             return
-        plan, annotations = found
-        change, severity = annotations.change.tolist(), annotations.severity.tolist()
+        plan, annotations = annotated
         for number in range(len(plan)):
             row = int(plan.row[number])
-            shows = annotations.labels[row] == number + 1
-            entry = _outline(shows) | {
-                "image_id": first + row,
-                "category_id": _category(plan, number),
-            }
-            strength = {"change": round(change[number], 5), "severity": round(severity[number], 3)}
-            channels = {"channels": shows.flatten(1).any(1).nonzero().flatten().tolist()}
+            is_shown = annotations.labels[row] == number + 1  # 0 is the background
+            entry = _outline(is_shown)
+            if not entry["area"]:
+                continue
+            entry["image_id"] = first + row
+            entry["category_id"] = _category(plan, number)
+            entry["change"] = round(float(annotations.change[number]), 5)
+            entry["severity"] = round(float(annotations.severity[number]), 3)
             is_true = bool(plan.is_true[number])
-            if entry["area"]:
-                self.lists[is_true].append(entry | strength | ({} if is_true else channels))
+            if not is_true:
+                channels = is_shown.flatten(1).any(1).nonzero()
+                entry["channels"] = channels.flatten().tolist()
+            self.lists[is_true].append(entry)
 
     def write_lists(self) -> None:
         """Write the annotations."""
         categories = [{"id": number, "name": name} for number, name in enumerate(FAMILIES, start=1)]
         for is_true, name in ((True, "annotations.json"), (False, "distractors.json")):
-            entries = [
-                {"id": number} | entry for number, entry in enumerate(self.lists[is_true], start=1)
-            ]
+            numbered = enumerate(self.lists[is_true], start=1)
+            entries = [{"id": number} | entry for number, entry in numbered]
             content = {"images": self.images, "categories": categories, "annotations": entries}
             (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
 
@@ -122,18 +123,24 @@ class _Book:
         image, mask = finished["image"][row], finished["mask"][row]
         name = write_image(self.folder / "images" / f"{index:08d}", self._to_pixels(image))
         write_image(self.folder / "masks" / f"{index:08d}", (mask.numpy() * 255).astype(np.uint8))
-        known = finished.keys() & {"image_index", "position"}
-        place: dict[str, Any] = {key: finished[key][row].tolist() for key in sorted(known)}
-        size = {"height": image.shape[1], "width": image.shape[2]}
-        self.images.append(
-            {"id": len(self.images), "file_name": f"images/{name}", "index": index, **size, **place}
-        )
+        entry: dict[str, Any] = {
+            "id": len(self.images),
+            "file_name": f"images/{name}",
+            "index": index,
+            "height": image.shape[1],
+            "width": image.shape[2],
+        }
+        for key in ("image_index", "position"):  # of samples that are parts of an image
+            if key in finished:
+                entry[key] = finished[key][row].tolist()
+        self.images.append(entry)
 
     def _to_pixels(self, image: Tensor) -> Array:
-        whole = self.inspection.whole_values()
-        if whole is None:
+        """Return a finished sample in the values of its files, where those are whole numbers."""
+        pixel_values = self.inspection.whole_values()
+        if pixel_values is None:
             return image.numpy()
-        dtype, values = whole
+        dtype, values = pixel_values
         pixels = torch.round(image.double() * values.scale + values.low)
         return pixels.numpy().astype(dtype)
 
@@ -150,16 +157,17 @@ def _category(plan: Any, number: int) -> int:  # noqa: ANN401 - a DefectPlan
     return list(FAMILIES).index(plan.spec.members[int(plan.family[number])].name) + 1
 
 
-def _outline(shows: Tensor) -> dict[str, Any]:
+def _outline(is_shown: Tensor) -> dict[str, Any]:
     """Box, area and run lengths of a defect in any of the images that show it: [C, H, W] bool."""
-    mask: NDArray[np.bool_] = shows.any(0).numpy()
-    rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    box = [0, 0, 0, 0]
+    mask: NDArray[np.bool_] = is_shown.any(0).numpy()
+    rows = np.flatnonzero(mask.any(1))
+    columns = np.flatnonzero(mask.any(0))
+    box_px = [0, 0, 0, 0]  # left, top, width, height
     if rows.size:
         top, left = int(rows[0]), int(columns[0])
-        box = [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1]
+        box_px = [left, top, int(columns[-1]) - left + 1, int(rows[-1]) - top + 1]
     return {
-        "bbox": box,
+        "bbox": box_px,
         "area": int(mask.sum()),
         "iscrowd": 0,
         "segmentation": {"size": list(mask.shape), "counts": _run_lengths(mask)},
@@ -167,8 +175,10 @@ def _outline(shows: Tensor) -> dict[str, Any]:
 
 
 def _run_lengths(mask: NDArray[np.bool_]) -> list[int]:
-    """Lengths of the runs of a mask, column by column, that of background first: COCO's uncompressed form."""
+    """Lengths of the runs of a mask by columns, background first: COCO's uncompressed form."""
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
-    lengths = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist()
-    return [0, *lengths] if flat.size and flat[0] else lengths
+    lengths: list[int] = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist()
+    if flat.size and flat[0]:  # the first run of background is empty
+        return [0, *lengths]
+    return lengths

@@ -103,9 +103,10 @@ def _draw_data(training: Run) -> None:
 
 def _train(training: Run) -> None:
     trainer, model, start = training.trainer, training.model, training.start
+    datamodule = training.datamodule
     try:
         with restoring(start, trainer, model):
-            trainer.fit(model, training.datamodule, ckpt_path=start, weights_only=True)
+            trainer.fit(model, datamodule=datamodule, ckpt_path=start, weights_only=True)
     finally:
         # Also of a training that failed, whose report shows it.
         if trainer.is_global_zero:
@@ -147,7 +148,7 @@ def _collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
 
 
 def _take_best(training: Run) -> ModelMaker | None:
-    """Return what gives the model with the weights of the best checkpoint; None if those are in pieces.
+    """Return a maker of the model with the weights of the best checkpoint; None if in pieces.
 
     A strategy that spreads the weights over the ranks changes the model for good, so each use then
     gets a new one.

@@ -38,14 +38,13 @@ _OBSERVER: Final = "child-process-observer"
 _POLL_S: Final = 0.2
 PROBLEMS: Final = "problems.txt"
 GRACE_S: Final = 5.0  # for the first rank to say itself what is wrong, and for the others to end
-_TOLD_S: Final = 60.0  # for the first rank to save, where another was told to stop
+_STOPPED_S: Final = 60.0  # for the first rank to save, where another was stopped by a signal
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
-_TOLD: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class RankWatch(threading.Thread):
-    """Takes over the processes that Lightning has started and would watch, and ends this one with
-    them.
+    """Takes over the processes that Lightning would watch, and ends this one with them.
 
     Attributes:
         children: The other ranks of this machine, from rank 1 on.
@@ -61,8 +60,10 @@ class RankWatch(threading.Thread):
         while not self._done.wait(_POLL_S):
             self._take_over()
             failed = self._find_failed()
-            told = failed is not None and failed[1] in _TOLD
-            if failed and not self._done.wait(_TOLD_S if told else GRACE_S):
+            if failed is None:
+                continue
+            wait_s = _STOPPED_S if failed[1] in _STOPPED else GRACE_S
+            if not self._done.wait(wait_s):
                 self.end_others(wait_s=0)
                 print(f"lit_data: {_describe(*failed)}", file=sys.stderr, flush=True)
                 os._exit(WorkerDiedError.exit_code)  # the main thread hangs in a collective
@@ -74,14 +75,19 @@ class RankWatch(threading.Thread):
         self._take_over()
 
     def describe_dead(self, *, wait_s: float) -> str:
-        """Which rank has failed and how, or nothing if none fails within this time."""
+        """Say which rank has failed and how; empty if none fails within this time."""
         until_s = time.monotonic() + wait_s
-        while self._waits_for_cause(failed := self._find_failed()) and time.monotonic() < until_s:
+        failed = self._find_failed()
+        while self._waits_for_cause(failed) and time.monotonic() < until_s:
             time.sleep(_POLL_S / 10)
+            failed = self._find_failed()
         return _describe(*failed) if failed else ""
 
     def end_others(self, *, wait_s: float) -> None:
-        """Wait for the ranks that are left, then kill them; they may hang in a collective and heed nothing else."""
+        """Wait for the ranks that are left, then kill them.
+
+        They may hang in a collective and heed nothing else.
+        """
         until_s = time.monotonic() + wait_s
         while any(child.poll() is None for child in self.children) and time.monotonic() < until_s:
             time.sleep(_POLL_S / 10)
@@ -92,10 +98,14 @@ class RankWatch(threading.Thread):
 
     def _find_failed(self) -> tuple[int, int] | None:
         """Rank and exit code of one that failed, if possible not just because another did."""
-        failed = [
-            (rank, code) for rank, child in enumerate(self.children, 1) if (code := child.poll())
-        ]
-        return min(failed, key=lambda found: found[1] == WorkerDiedError.exit_code, default=None)
+        consequence = None
+        for rank, child in enumerate(self.children, start=1):
+            code = child.poll()
+            if code and code != WorkerDiedError.exit_code:
+                return rank, code
+            if code and consequence is None:
+                consequence = rank, code
+        return consequence
 
     def _waits_for_cause(self, failed: tuple[int, int] | None) -> bool:
         running = any(child.poll() is None for child in self.children)
@@ -111,7 +121,7 @@ class RankWatch(threading.Thread):
 
 @contextmanager
 def watching_ranks() -> Iterator[None]:
-    """Around a job that may start other ranks, or be one.
+    """Watch the ranks of a job that may start other ones, or be one.
 
     Raises:
         WorkerDiedError: Another rank died, and this one lost its connection for that.
@@ -124,32 +134,27 @@ def watching_ranks() -> Iterator[None]:
         if not _is_lost_connection(error):
             raise
         watch.stop()
-        dead = watch.describe_dead(wait_s=GRACE_S)
-        raise WorkerDiedError(
-            dead or f"the connection to another rank broke{_ELSEWHERE}"
-        ) from error
+        cause = watch.describe_dead(wait_s=GRACE_S)
+        cause = cause or f"the connection to another rank broke{_ELSEWHERE}"
+        raise WorkerDiedError(cause) from error
     finally:
         watch.stop()
         watch.end_others(wait_s=GRACE_S)
 
 
 def _is_lost_connection(error: Exception) -> bool:
-    dist = sys.modules.get(
-        "torch.distributed"
-    )  # where nothing has loaded it there is no connection
+    dist = sys.modules.get("torch.distributed")  # not loaded, there is no connection
+    if dist is not None and isinstance(error, dist.DistError):
+        return True
     text = str(error)
-    return (dist is not None and isinstance(error, dist.DistError)) or (
-        isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
-    )
+    return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
 
 
 def _describe(rank: int, code: int) -> str:
-    how = (
-        f"failed with exit code {code}"
-        if code > 0
-        else f"was killed by {signal.Signals(-code).name}"
-    )
-    return f"rank {rank} of this machine {how}{_ELSEWHERE}"
+    end = f"failed with exit code {code}"
+    if code < 0:
+        end = f"was killed by {signal.Signals(-code).name}"
+    return f"rank {rank} of this machine {end}{_ELSEWHERE}"
 
 
 class _Guard(logging.Filter):
@@ -219,8 +224,7 @@ _WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 @naming_unfit_torchvision()
 def run_job(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
-    """Run the command of a composed configuration inside Hydra's job and print the path of its
-    summary.
+    """Run the command of a configuration inside Hydra's job and print the path of its summary.
 
     Args:
         cfg: the configuration without Hydra's node.
@@ -236,6 +240,7 @@ def _run_command(
     cfg: DictConfig, folder: Path, *, flags: Sequence[str], packages: Sequence[str]
 ) -> None:
     started = time.perf_counter()
+    failure = None
     module = import_module(f"lit_data.commands.{_SHARED_MODULES.get(cfg.command, cfg.command)}")
     try:
         with (
@@ -243,9 +248,10 @@ def _run_command(
             allow_packages(packages),
             _as_first_of_ranks(cfg.command, flags),
         ):
-            metrics, failure = module.run(cfg), None
+            metrics = module.run(cfg)
     except PartlyDoneError as error:
-        metrics, failure = error.metrics, error
+        metrics = error.metrics
+        failure = error
     measured = {
         **metrics,
         "seconds": time.perf_counter() - started,
@@ -281,14 +287,14 @@ def _as_first_of_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
 
 @contextmanager
 def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
-    """Let Lightning's launcher start the other ranks with this job's own command line and run
-    folder.
+    """Let Lightning's launcher start the other ranks with this job's command line and folder.
 
     It runs `sys.argv[1:]` again and adds `hydra.run.dir`, read from Hydra's configuration. With the
     words as typed, every rank of a sweep's job would start the whole sweep again
     (Lightning-AI/pytorch-lightning#11300).
     """
-    before, hydra = sys.argv, HydraConfig.get()
+    before = sys.argv
+    hydra = HydraConfig.get()
     sys.argv = [before[0], *list_job_words(command, flags)]
     with read_write(hydra):  # type: ignore[arg-type]  # a DictConfig typed as its schema
         hydra.run.dir = hydra.runtime.output_dir
@@ -299,15 +305,19 @@ def _command_line_for_ranks(command: str, flags: Sequence[str]) -> Iterator[None
 
 
 def list_job_words(command: str, flags: Sequence[str]) -> list[str]:
-    """The command line of the job that runs now, without the words that are for the sweep it belongs to."""
-    hydra = HydraConfig.get()
-    words = [*_read_words(hydra.overrides.hydra), *_read_words(hydra.overrides.task)]
-    return [command, *flags, *(word for word in words if not word.startswith(_WORDS_OF_A_SWEEP))]
+    """Return the command line of the job that runs now, without words for the sweep around it."""
+    overrides = HydraConfig.get().overrides
+    words = [*_read_words(overrides.hydra), *_read_words(overrides.task)]
+    job_words = [word for word in words if not word.startswith(_WORDS_OF_A_SWEEP)]
+    return [command, *flags, *job_words]
 
 
 @contextmanager
 def _leaving_no_ranks() -> Iterator[None]:
-    """Put the environment back and end the process group, or the next job of a sweep would not start its ranks."""
+    """Put the environment back and end the process group.
+
+    Or the next job of a sweep would not start its ranks.
+    """
     before = dict(os.environ)
     try:
         yield
@@ -320,17 +330,12 @@ def _leaving_no_ranks() -> Iterator[None]:
 
 
 def _read_words(overrides: object) -> list[str]:
-    return cast(
-        list[str], OmegaConf.to_container(overrides, resolve=False)
-    )  # interpolations stay as typed
+    # Interpolations stay as typed.
+    return cast(list[str], OmegaConf.to_container(overrides, resolve=False))
 
 
 def _measure_peak_rss_bytes() -> int:
-    unit_bytes = (
-        1 if sys.platform == "darwin" else 1024
-    )  # getrusage(2): bytes on macOS, KiB on Linux
-    own, ended = (
-        resource.getrusage(who).ru_maxrss
-        for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
-    )
-    return (own + ended) * unit_bytes
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    peak_of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    unit_bytes = 1 if sys.platform == "darwin" else 1024  # getrusage(2): KiB on Linux
+    return (peak + peak_of_children) * unit_bytes

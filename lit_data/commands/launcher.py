@@ -1,5 +1,4 @@
-"""What torchrun, srun or Lightning say of this process before there is a Trainer: which one it is,
-and where it writes.
+"""Rank and run folder of this process before there is a Trainer, by torchrun, srun or Lightning.
 
 Lightning starts ranks with the run folder of the first on their command line. torchrun and srun
 start all of them with the same words, and a folder named by the time would be another one for each.
@@ -14,26 +13,22 @@ from omegaconf import DictConfig, OmegaConf
 
 from lit_data.errors import ConfigError
 
-_RANKS = (
-    "RANK",
-    "LOCAL_RANK",
-    "SLURM_PROCID",
-    "JSM_NAMESPACE_RANK",
-)  # in the order Lightning reads them
+_RANKS = ("RANK", "LOCAL_RANK", "SLURM_PROCID", "JSM_NAMESPACE_RANK")
+"""In the order in which Lightning reads them."""
 _LOCAL_RANKS = ("LOCAL_RANK", "SLURM_LOCALID", "JSM_NAMESPACE_LOCAL_RANK")
 _NODES = ("NODE_RANK", "GROUP_RANK")  # with ranks of a machine only: those of Lightning
 _WAIT_S = 300.0  # machines of one job need not start at the same time
 
 
 def is_first_rank() -> bool:
-    """Whether this is the first process of the run, on the first machine."""
+    """Return True for the first process of the run, on the first machine."""
     if "RANK" in os.environ:
         return os.environ["RANK"] == "0"
     return _read(_RANKS) == "0" and _read(_NODES) == "0"
 
 
 def is_first_of_machine() -> bool:
-    """Whether this is the first process of the run on its machine."""
+    """Return True for the first process of the run on its machine."""
     return _read(_LOCAL_RANKS) == "0"
 
 
@@ -46,7 +41,7 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
 
     Args:
         cfg: The composed configuration with Hydra's node.
-        sweeps: Whether this is a sweep.
+        sweeps: True for a sweep.
 
     Returns:
         Overrides; none where one process was started, which starts the others itself.
@@ -62,31 +57,28 @@ def place_run(cfg: DictConfig, *, sweeps: bool) -> list[str]:
             f"{launcher} started {world_size} processes, and each would run the whole sweep: start "
             "the sweep alone and let trainer=ddp start the ranks of each job"
         )
-    own = (
-        []
-        if is_first_rank()
-        else [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
-    )
     folder = Path(cfg.hydra.run.dir)
-    if "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False)):
-        named = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
-        folder = named if launcher == "srun" else Path(_share(str(folder)))
-    return [f"hydra.run.dir='{folder}'", *own]
+    is_named_by_time = "${now:" in str(OmegaConf.to_container(cfg.hydra.run, resolve=False))
+    if is_named_by_time and launcher == "srun":
+        folder = folder.parent / f"slurm_{os.environ.get('SLURM_JOB_ID', 0)}"
+    elif is_named_by_time:
+        folder = Path(_share(str(folder)))
+    words = [f"hydra.run.dir='{folder}'"]
+    if not is_first_rank():  # it has a log of its own, and leaves .hydra to the first
+        words += [f"hydra.job.name=rank_{_read(_RANKS)}", "hydra.output_subdir=null"]
+    return words
 
 
 def _find_launcher() -> tuple[str, int]:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         return "torchrun", int(os.environ.get("WORLD_SIZE", 1))
-    interactive = os.environ.get("SLURM_JOB_NAME") in (
-        "bash",
-        "interactive",
-    )  # as Lightning tells it
-    return "srun", 1 if interactive else int(os.environ.get("SLURM_NTASKS", 1))
+    # As Lightning tells an interactive job, in which srun has started one process.
+    is_interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    return "srun", 1 if is_interactive else int(os.environ.get("SLURM_NTASKS", 1))
 
 
 def _share(text: str) -> str:
-    """What the first process says, in each of them; the agents of torchrun keep a store for their
-    processes.
+    """Return the text of the first process in all of them, by the store of torchrun's agents.
 
     Where they keep none, the ranks find out later that their folders differ.
     """
@@ -101,8 +93,8 @@ def _share(text: str) -> str:
     store = dist.TCPStore(address, port, is_master=False, timeout=wait)  # type: ignore[attr-defined]  # it is public
     if is_first_rank():
         store.set(key, text)
-    found: bytes = store.get(key)
-    return found.decode()
+    shared: bytes = store.get(key)
+    return shared.decode()
 
 
 def _read(names: Sequence[str]) -> str:

@@ -58,17 +58,20 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         folder = Path(options.folder)
         check_outside_root(folder, root, "predict.folder")
     _refuse_links(folder)
+    # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
     datamodule = build_input_data(cfg, options.on_bad)
     model = build_model(cfg, trained=True)
     datamodule.setup("predict")
     warn_of_other_data(record, root, getattr(datamodule, "bank", None))
     task = find_task(datamodule)
+    # Thresholds that validation chose lie among the weights.
     load_weights(model, checkpoint)
     options = _take_threshold(model, options)
     if "image_threshold" not in task.unused:
         options = _take_image_threshold(model, options)
     _warn_of_nothing_to_resume(folder, options)
+    # What decides the predictions beside the options: a run goes on with the same only.
     data = to_plain(cfg.data)
     identity = {
         "checkpoint_sha256": find_sha256(checkpoint),
@@ -127,6 +130,7 @@ def _refuse_links(folder: Path) -> None:
 
 
 def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:
+    """Return the options with the model's threshold, where they name none."""
     chosen = getattr(model, "predict_threshold", None)
     if options.threshold is not None or chosen is None:
         return options
@@ -141,12 +145,12 @@ def _take_image_threshold(model: L.LightningModule, options: PredictOptions) -> 
         ConfigError: The threshold was chosen for another score.
     """
     if options.image_score_fraction is None:
-        options = replace(
-            options, image_score_fraction=getattr(model, "image_score_fraction", None)
-        )
+        fraction_of_model = getattr(model, "image_score_fraction", None)
+        options = replace(options, image_score_fraction=fraction_of_model)
     chosen = float(getattr(model, "image_threshold", _NOT_CHOSEN))
     if options.image_threshold is not None or chosen == _NOT_CHOSEN:
         return options
+    # A threshold holds for scores of the fraction of pixels that it was chosen with.
     fraction = float(getattr(model, "image_threshold_fraction", options.top_fraction))
     if not math.isclose(fraction, options.top_fraction, rel_tol=1e-5):
         raise ConfigError(

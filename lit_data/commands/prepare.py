@@ -188,6 +188,6 @@ def _export(
             folder,
             stage=options.export_stage,
             epoch=options.export_epoch,
-            about=source,
+            origin=source,
         )
     return {f"exported_{key}": value for key, value in counts.items()}

@@ -1,4 +1,4 @@
-"""``rerun``: start a run or a sweep again from what its folder says of its command line, with changes if any."""
+"""``rerun``: start a run or a sweep again with the command line of its folder, and changes."""
 
 import os
 import re
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from yaml import YAMLError
 
@@ -25,9 +25,12 @@ words of Hydra itself such as hydra/launcher=slurm, and what writes outside of
 paths.runs or sends results to a server. --print shows the command line and stops."""
 
 
+_IS_OF_HYDRA: Final = re.compile(r"hydra\b").match
+
+
 @dataclass(frozen=True)
 class Started:
-    """How a run was started.
+    """Command line of a run, and where it was given.
 
     Attributes:
         command: The word on the command line.
@@ -35,7 +38,7 @@ class Started:
             anybody's.
         config_dir: The user's own folder of configurations, if any.
         folder: Where it was started.
-        sweeps: Whether it is a sweep.
+        sweeps: True for a sweep.
     """
 
     command: str
@@ -45,23 +48,31 @@ class Started:
     sweeps: bool
 
     def replace(self, typed: Sequence[str], *, without: Sequence[str] = ()) -> tuple[str, ...]:
-        """The overrides with those that are typed now in place of those of the same key; some keys are left out."""
-        keys = {_key(word) for word in typed} | set(without)
-        return (*(word for word in self.words if _key(word) not in keys), *typed)
+        """Return the overrides with those that are typed now in place of those of the same key.
+
+        Args:
+            typed: Overrides.
+            without: Keys that are left out.
+        """
+        keys = {_read_key(word) for word in typed} | set(without)
+        remaining = [word for word in self.words if _read_key(word) not in keys]
+        return (*remaining, *typed)
 
     def list_read(self, run: Path, typed: Sequence[str]) -> list[str]:
-        """The overrides that hold as a file's: those that are not typed now, but for the place where the run lies."""
-        keys = {_key(word) for word in typed}
+        """Return the overrides that hold as a file's: those that are not typed now.
+
+        The place where the run lies is known anyway, so it holds as typed.
+        """
+        keys = {_read_key(word) for word in typed}
         runs = (run.resolve() / "../../..").resolve()  # COMMAND/NAME/TIME lie below it
-        return [
-            word
-            for word in self.words
-            if _key(word) not in keys
-            and (
-                _key(word) != "paths.runs"
-                or (self.folder / word.partition("=")[2]).resolve() != runs
-            )
-        ]
+        words = []
+        for word in self.words:
+            key = _read_key(word)
+            folder = (self.folder / word.partition("=")[2]).resolve()
+            is_place = key == "paths.runs" and folder == runs
+            if key not in keys and not is_place:
+                words.append(word)
+        return words
 
 
 def read_started(run: Path) -> Started:
@@ -70,28 +81,36 @@ def read_started(run: Path) -> Started:
     Raises:
         DataError: The folder is none, or does not say.
     """
-    sweeps = (run / "multirun.yaml").is_file()
-    names = ("multirun.yaml",) * 2 if sweeps else (".hydra/hydra.yaml", ".hydra/config.yaml")
+    is_sweep = (run / "multirun.yaml").is_file()
+    hydra_file, config_file = ".hydra/hydra.yaml", ".hydra/config.yaml"
+    if is_sweep:
+        hydra_file = config_file = "multirun.yaml"
     try:
-        said, config = (as_dict(parse_yaml(read_text(run, run / name))) for name in names)
+        hydra = as_dict(_read_yaml(run, hydra_file).get("hydra"))
+        config = _read_yaml(run, config_file)
     except FileNotFoundError as error:
         raise DataError(
-            f"{run} is no run and no sweep of lit_data: there is no {names[0]} in it"
+            f"{run} is no run and no sweep of lit_data: there is no {hydra_file} in it"
         ) from error
     except (OSError, ValueError, YAMLError, RecursionError) as error:
         raise DataError(
             f"{run} does not say how it was started: {str(error).splitlines()[0]}"
         ) from error
-    hydra = as_dict(said.get("hydra"))
-    words, command = as_dict(hydra.get("overrides")).get("task"), config.get("command")
+    words = as_dict(hydra.get("overrides")).get("task")
+    command = config.get("command")
     if not isinstance(words, list) or not isinstance(command, str):
         raise DataError(
             f"{run} does not say how it was started: its configuration is not one of lit_data"
         )
     folder = Path(str(as_dict(hydra.get("runtime")).get("cwd")))
-    config_dir = dict(zip(*[iter(find_config_dir(hydra))] * 2, strict=True)).get("--config-dir")
-    plain = tuple(str(word) for word in words if not re.match(r"hydra\b", _key(str(word))))
-    return Started(command, plain, config_dir, folder, sweeps)
+    flag_words = find_config_dir(hydra)  # --config-dir FOLDER for each; the last one counts
+    config_dir = flag_words[-1] if flag_words else None
+    overrides = [str(word) for word in words if not _IS_OF_HYDRA(_read_key(str(word)))]
+    return Started(command, tuple(overrides), config_dir, folder, is_sweep)
+
+
+def _read_yaml(run: Path, name: str) -> dict[str, Any]:
+    return as_dict(parse_yaml(read_text(run, run / name)))
 
 
 def main(words: Sequence[str]) -> None:
@@ -116,9 +135,10 @@ def main(words: Sequence[str]) -> None:
             "rerun needs the folder of a run or a sweep, such as "
             "runs/fit/stripe/2026-01-31_12-00-00"
         )
-    place, typed = Path(options.words[0]), options.words[1:]
-    started = read_started(place)
-    read = started.list_read(place, typed)
+    run_folder = Path(options.words[0])
+    typed = options.words[1:]
+    started = read_started(run_folder)
+    words_read = started.list_read(run_folder, typed)
     overrides = started.replace(typed)
     line = _join(started, overrides, options.package)
     if options.print:
@@ -126,27 +146,33 @@ def main(words: Sequence[str]) -> None:
         return
     print(line, file=sys.stderr)
     if started.folder.is_dir():
-        sys.path[:] = [
-            place or str(Path.cwd()) for place in sys.path
-        ]  # imports nothing of the folder that it goes to
+        # Nothing is imported from the folder that it goes to.
+        sys.path[:] = [folder or str(Path.cwd()) for folder in sys.path]
         os.chdir(started.folder)
     from lit_data.commands.run import run  # Hydra is imported only here
 
-    places = {
-        "config_dir": started.config_dir,
-        "packages": options.package,
-        "multirun": started.sweeps,
-        "read": read,
-    }
-    run(started.command, overrides, **places)
+    run(
+        started.command,
+        overrides,
+        config_dir=started.config_dir,
+        packages=options.package,
+        multirun=started.sweeps,
+        read=words_read,
+    )
 
 
 def _join(started: Started, overrides: Sequence[str], packages: Sequence[str]) -> str:
-    flags = [word for name in packages for word in ("--package", name)]
-    flags += ["--config-dir", started.config_dir] if started.config_dir else []
-    words = [started.command, *["-m"] * started.sweeps, *overrides, *flags]
-    return shlex.join(["python", "-m", "lit_data", *words])
+    words = ["python", "-m", "lit_data", started.command]
+    if started.sweeps:
+        words.append("-m")
+    words += overrides
+    for name in packages:
+        words += ["--package", name]
+    if started.config_dir:
+        words += ["--config-dir", started.config_dir]
+    return shlex.join(words)
 
 
-def _key(word: str) -> str:
+def _read_key(word: str) -> str:
+    """Return the key of an override."""
     return word.lstrip("+~").partition("=")[0]

@@ -164,5 +164,5 @@ def _make_plain(value: Value) -> str | int | float | None:
         return value
     if isinstance(value, Integral):
         return int(value)
-    number = float(value)
+    number = float(value)  # JSON has neither NaN nor infinity
     return number if math.isfinite(number) else None

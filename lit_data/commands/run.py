@@ -38,8 +38,7 @@ def run(
     multirun: bool = False,
     read: Sequence[str] = (),
 ) -> Path:
-    """Check the command line, then run the command in Hydra's run folder, once or for each job of a
-    sweep.
+    """Check the command line, then run the command, once or for each job of a sweep.
 
     Args:
         command: one of `lit_data.commands.COMMANDS`.
@@ -61,29 +60,34 @@ def run(
         cfg, words = check_run(
             hydra, command, overrides, multirun=multirun, packages=packages, read=read
         )
-        sweeps = multirun or cfg.hydra.mode is RunMode.MULTIRUN
-        options, placed = (
-            read_options(SweepOptions, cfg.get("sweep", {}), "sweep"),
-            place_run(cfg, sweeps=sweeps),
-        )
-        folder = Path(cfg.hydra.sweep.dir if sweeps else cfg.hydra.run.dir).absolute()
-        _check_place(folder)
-        flags = [word for name in packages for word in ("--package", name)]
-        flags += (
-            ["--config-dir", str(Path(config_dir).absolute())] if config_dir is not None else []
-        )
-        if sweeps:
-            options, settled = settle_direction(cfg, options)
-            run_sweep(
-                hydra, cfg, [*words, *settled], options=options, flags=flags, packages=packages
-            )
+        is_sweep = multirun or cfg.hydra.mode is RunMode.MULTIRUN
+        options = read_options(SweepOptions, cfg.get("sweep", {}), "sweep")
+        place_words = place_run(cfg, sweeps=is_sweep)
+        folder = Path(cfg.hydra.sweep.dir if is_sweep else cfg.hydra.run.dir).absolute()
+        _check_writable(folder)
+        flags = _list_flags(config_dir, packages)
+        if is_sweep:
+            options, direction_words = settle_direction(cfg, options)
+            words = [*words, *direction_words]
+            run_sweep(hydra, cfg, words, options=options, flags=flags, packages=packages)
             return folder
         if options.resume is not None:
             raise ConfigError("sweep.resume goes on with a sweep: add -m.")
         task = functools.partial(_run_alone, flags=tuple(flags), packages=tuple(packages))
-        done = hydra.run(command, task, [*words, *placed, "hydra.mode=RUN"])
-        left: Any = done.hydra_cfg
-        return Path(left.hydra.runtime.output_dir)
+        # Hydra composes once more, makes the run folder and sets its logs up.
+        job = hydra.run(command, task, [*words, *place_words, "hydra.mode=RUN"])
+        job_cfg: Any = job.hydra_cfg
+        return Path(job_cfg.hydra.runtime.output_dir)
+
+
+def _list_flags(config_dir: str | None, packages: Sequence[str]) -> list[str]:
+    """Options of the command line that ranks and jobs of a sweep need too."""
+    flags = []
+    for name in packages:
+        flags += ["--package", name]
+    if config_dir is not None:
+        flags += ["--config-dir", str(Path(config_dir).absolute())]
+    return flags
 
 
 def build_training(
@@ -132,10 +136,14 @@ def print_config(
     """
     with open_hydra(config_dir) as hydra:
         cfg, _ = check_run(hydra, command, overrides, multirun=multirun, packages=packages)
-        keys = [str(key) for key in cfg if part == "all" or (key == "hydra") == (part == "hydra")]
-        chosen = OmegaConf.masked_copy(cfg, keys)
-        chosen._set_parent(cfg)
-        print(OmegaConf.to_yaml(chosen, resolve=resolve), end="")
+        keys = [str(key) for key in cfg]
+        if part == "hydra":
+            keys = ["hydra"]
+        elif part == "job":
+            keys.remove("hydra")
+        printed = OmegaConf.masked_copy(cfg, keys)
+        printed._set_parent(cfg)  # interpolations look there
+        print(OmegaConf.to_yaml(printed, resolve=resolve), end="")
 
 
 def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]) -> None:
@@ -143,28 +151,40 @@ def _run_alone(cfg: DictConfig, *, flags: Sequence[str], packages: Sequence[str]
         run_job(cfg, flags=flags, packages=packages)
     except LitDataError as error:
         if isinstance(error, ConfigError) and is_first_rank():
-            _take_back(Path(HydraConfig.get().runtime.output_dir), Path(cfg.paths.runs).absolute())
+            folder = Path(HydraConfig.get().runtime.output_dir)
+            _remove_unused(folder, Path(cfg.paths.runs).absolute())
         raise SystemExit(error.exit_code) from error  # the one exception that Hydra leaves alone
 
 
-def _take_back(folder: Path, runs: Path) -> None:
-    """Remove the folder of a run that came no further than a wrong value: what Hydra and the log put there, no more."""
+def _remove_unused(folder: Path, runs: Path) -> None:
+    """Remove the folder of a run that came no further than a wrong value.
+
+    It holds what Hydra and the log put there, or it stays.
+    """
     hydra = HydraConfig.get()
-    own = {hydra.output_subdir, f"{hydra.job.name}.log", "failure.json", "report.html", PROBLEMS}
-    if folder.is_symlink() or not {path.name for path in folder.iterdir()} <= own:
+    removable = {hydra.output_subdir, f"{hydra.job.name}.log", PROBLEMS}
+    removable |= {"failure.json", "report.html"}
+    names = {path.name for path in folder.iterdir()}
+    if folder.is_symlink() or not names <= removable:
         return
-    for handler in [h for h in logging.getLogger().handlers if isinstance(h, logging.FileHandler)]:
-        if Path(handler.baseFilename).parent == folder:
-            logging.getLogger().removeHandler(handler)
+    root_logger = logging.getLogger()
+    for handler in list(root_logger.handlers):
+        path = Path(getattr(handler, "baseFilename", ""))  # of those that write files
+        if path.parent == folder:
+            root_logger.removeHandler(handler)
             handler.close()
     for path in folder.iterdir():
-        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    parents = [path for path in folder.parents if path.is_relative_to(runs)]
     with suppress(OSError):  # until one holds other runs
-        for parent in (folder, *(path for path in folder.parents if path.is_relative_to(runs))):
-            parent.rmdir()
+        for path in (folder, *parents):
+            path.rmdir()
 
 
-def _check_place(folder: Path) -> None:
+def _check_writable(folder: Path) -> None:
     """Refuse a run folder that cannot be made; nothing is left behind."""
     check_local("the run folder", folder)
     parent = next(path for path in (folder, *folder.parents) if path.exists())

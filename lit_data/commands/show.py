@@ -1,4 +1,4 @@
-"""``show``: draw what a model will see, with the plan of each patch, the families of defects and the augmentation."""
+"""``show``: draw what a model will see: plans of patches, families of defects, augmentation."""
 
 import logging
 from collections.abc import Sequence

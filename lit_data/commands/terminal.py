@@ -1,8 +1,9 @@
-"""What a person sees of a run: lines above the bar, a bar with short names, and one table at the end."""
+"""Output for a person at a terminal: lines above the bar, short names, and one table at the end."""
 
 import logging
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -19,25 +20,33 @@ from lit_data.errors import escape
 _NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
 _LONGEST: Final = 12
+_COLUMNS: Final = ("validation", "test", "baseline")
 
 
 class RunBar(RichProgressBar):
-    """Lightning's bar, with short names of metrics, ``ap`` for ``val/average_precision``, and epochs counted from 1."""
+    """Lightning's bar, with short names of metrics and epochs counted from 1.
+
+    ``val/average_precision`` is ``ap`` there.
+    """
 
     @override
     def get_metrics(self, trainer: L.Trainer, pl_module: L.LightningModule) -> dict[str, Any]:
-        found = super().get_metrics(trainer, pl_module)
-        short = [shorten(name) for name in found]
-        return {
-            name if short.count(name) == 1 else full: value
-            for name, (full, value) in zip(short, found.items(), strict=True)
-        }
+        metrics = super().get_metrics(trainer, pl_module)
+        counts = Counter(map(shorten, metrics))
+        shown_metrics = {}
+        for name, value in metrics.items():
+            short_name = shorten(name)
+            is_unique = counts[short_name] == 1
+            shown_metrics[short_name if is_unique else name] = value
+        return shown_metrics
 
     @override
     def _get_train_description(self, current_epoch: int) -> str:
+        text = f"Epoch {current_epoch + 1}"
         most = self.trainer.max_epochs
-        told = f"Epoch {current_epoch + 1}" + (f"/{most}" if most is not None and most > 0 else "")
-        return told.ljust(len(self.validation_description))  # bars of one length do not flicker
+        if most is not None and most > 0:
+            text += f"/{most}"
+        return text.ljust(len(self.validation_description))  # bars of one length do not flicker
 
 
 class LogInterval(L.Callback):
@@ -49,20 +58,21 @@ class LogInterval(L.Callback):
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        batches, every_n_steps = trainer.num_training_batches, trainer.log_every_n_steps  # type: ignore[attr-defined]
-        if 0 < batches < every_n_steps:
+        batches = trainer.num_training_batches
+        if 0 < batches < trainer.log_every_n_steps:  # type: ignore[attr-defined]
             trainer.log_every_n_steps = int(batches)  # type: ignore[attr-defined]  # its logger connector set it
 
 
 def shorten(name: str) -> str:
-    """A metric's name without its stage, in at most 12 characters."""
-    plain = split_stage(split_stage(name)[1].rpartition("/")[2])[1]
-    return _SHORT.get(plain, plain)[:_LONGEST]
+    """Return a metric's name without its stage, in at most 12 characters."""
+    _, name = split_stage(name)
+    # Some models name the stage once more behind a slash.
+    _, name = split_stage(name.rpartition("/")[2])
+    return _SHORT.get(name, name)[:_LONGEST]
 
 
 def quieten() -> None:
-    """Leave out what others say in every run and nobody can act on, and write lines above the bar,
-    not into it.
+    """Leave out lines of every run that nobody can act on, and write the others above the bar.
 
     A live bar takes over `sys.stdout`, but a log handler keeps the stream that it was made with.
     """
@@ -74,20 +84,16 @@ def quieten() -> None:
     warnings.filterwarnings(
         "ignore", "Precision .* is not supported by the model summary", UserWarning
     )
-    for name in (
-        "lightning",
-        "lightning.pytorch",
-        "lightning.fabric",
-    ):  # imported before there were handlers
+    # Imported before the root logger had handlers, these got some of their own, which would print
+    # every line a second time, or past the filter.
+    for name in ("lightning", "lightning.pytorch", "lightning.fabric"):
         logger = logging.getLogger(name)
-        logger.handlers.clear()  # they would print every line a second time, or past the filter
+        logger.handlers.clear()
         logger.propagate = True
+    standard_outputs = (sys.stdout, sys.__stdout__)
     for handler in logging.getLogger().handlers:
         handler.addFilter(_is_no_noise)
-        if type(handler) is logging.StreamHandler and handler.stream in (
-            sys.stdout,
-            sys.__stdout__,
-        ):
+        if type(handler) is logging.StreamHandler and handler.stream in standard_outputs:
             handler.setStream(_CurrentStdout())
 
 
@@ -98,53 +104,52 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
         metrics: Those of summary.json.
         folder: Of the run.
     """
-    table = Table(title="best checkpoint", title_justify="left")
-    table.add_column("metric", overflow="fold")
     rows = _arrange(metrics)
-    columns = [
-        name
-        for name in ("validation", "test", "baseline")
-        if any(name in row for row in rows.values())
-    ]
-    for name in columns:
-        table.add_column(name, justify="right")
-    for name, row in rows.items():
-        table.add_row(escape(name), *(row.get(column, "") for column in columns))
-    console = Console()
     if rows:
-        console.print(table)
+        _print_scores(rows)
+    text = f"{metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
-    said = [
-        f"{metrics['seconds']:.0f} s",
-        *([f"{speed:.0f} samples/s in training"] if speed else []),
-    ]
-    print(", ".join(said))
+    if speed:
+        text += f", {speed:.0f} samples/s in training"
+    print(text)
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
 
 
+def _print_scores(rows: Mapping[str, Mapping[str, str]]) -> None:
+    table = Table(title="best checkpoint", title_justify="left")
+    table.add_column("metric", overflow="fold")
+    present = {column for row in rows.values() for column in row}
+    columns = [column for column in _COLUMNS if column in present]
+    for column in columns:
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        table.add_row(escape(name), *(row.get(column, "") for column in columns))
+    Console().print(table)
+
+
 def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:
-    """Scores as rows: those of validation and test, and of our baseline on the last of them, side by side."""
+    """Scores as rows: validation and test side by side, then our baseline on the last of them."""
     rows: dict[str, dict[str, str]] = {}
     for key, value in metrics.items():
         if not is_score(key, value):
             continue
         stage, name = split_stage(key)
-        name = (
-            split_stage(name)[1] if stage else name
-        )  # test/val_loss is of a model that calls both so
-        is_plain = (
-            not stage and f"test/{key}" in metrics
-        )  # then the name itself is that of validation
-        column = "validation" if is_plain or stage == "val" else "test"
-        is_baseline = name.endswith("_baseline")
+        if stage:
+            _, name = split_stage(name)  # test/val_loss is of a model that calls both so
+        column = "test"
+        # A model that calls both alike has its plain name for the first of them.
+        if stage == "val" or (not stage and f"test/{key}" in metrics):
+            column = "validation"
+        if name.endswith("_baseline"):
+            column = "baseline"
         row = rows.setdefault(name.removesuffix("_baseline") or key, {})
-        row["baseline" if is_baseline else column] = f"{float(value):.4g}"
+        row[column] = f"{float(value):.4g}"
     return rows
 
 
 class _CurrentStdout:
-    """Whatever `sys.stdout` is now."""
+    """A stream that writes to what `sys.stdout` is at that moment."""
 
     def write(self, text: str) -> int:
         return sys.stdout.write(text)

@@ -83,7 +83,10 @@ def _read_options(cfg: DictConfig) -> dict[str, Any]:
 def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     """Return one line: which data, how many epochs, which scores."""
     root = record.get("root") or "a drawn set"
-    text = f"{checkpoint}: experiment {record['experiment']}, trained on {root}, {record['epochs']} epochs"
+    text = (
+        f"{checkpoint}: experiment {record['experiment']}, trained on {root}, "
+        f"{record['epochs']} epochs"
+    )
     scores = list(record["scores"].items())[:_MOST_SCORES]
     if not scores:
         return text
@@ -91,7 +94,7 @@ def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
 
 
 def find_doubt(record: Mapping[str, Any] | None) -> str | None:
-    """Return why a model can tell nothing by its scores in validation; None where it can, or nothing is known."""
+    """Return why the scores of validation say that a model is of no use; None where they do not."""
     scores = {} if record is None else record.get("scores", {})
     for name, least in _LEAST_SCORES.items():
         score = scores.get(name)

@@ -70,7 +70,7 @@ def test_an_export_reads_back_as_what_training_saw(
     options = {"synthesis": synthesis, "augment": StripeAugment() if augment else None}
     datamodule = _open(_write_images(tmp_path / "images", dtype), tmp_path / "cache", **options)
     folder = tmp_path / "export"
-    done = export_set(datamodule, folder, stage="train", epoch=EPOCH, about={})
+    done = export_set(datamodule, folder, stage="train", epoch=EPOCH, origin={})
     seen = _samples(datamodule, EPOCH)
     assert done["samples"] == len(seen) == len(list((folder / "images").iterdir()))
     splits = {
@@ -101,7 +101,7 @@ def test_annotations_say_what_the_masks_show(tmp_path: Path) -> None:
         synthesis=DefectSpec(probability=1.0, true_count=(1, 1), families=families),
     )
     done = export_set(
-        datamodule, tmp_path / "export", stage="train", epoch=EPOCH, about={"name": "x"}
+        datamodule, tmp_path / "export", stage="train", epoch=EPOCH, origin={"name": "x"}
     )
     content = json.loads((tmp_path / "export" / "annotations.json").read_text())
     names = {category["id"]: category["name"] for category in content["categories"]}
@@ -133,7 +133,7 @@ def test_an_export_goes_into_a_new_folder_only(tmp_path: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"prepare.export=.*images is not empty: name a new folder"
     ):
-        export_set(datamodule, tmp_path / "images", stage="train", epoch=0, about={})
+        export_set(datamodule, tmp_path / "images", stage="train", epoch=0, origin={})
 
 
 @pytest.mark.slow

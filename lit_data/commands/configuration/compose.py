@@ -33,6 +33,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.remote import check_plain, check_words
 
 _PACKAGED = Path(__file__).parents[2] / "conf"
+_LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
 
 class _Common(NamedTuple):
@@ -50,8 +51,9 @@ def compose(
     config_dir: str | Path | None = None,
     packages: Sequence[str] = (),
 ) -> DictConfig:
-    """The checked configuration of a command, without Hydra's own node; for notebooks and tests.
+    """Return the checked configuration of a command, for notebooks and tests.
 
+    It is without Hydra's own node.
     `paths.run` names Hydra's run folder, which exists inside a run only: give `paths.run=FOLDER` to
     use the result.
 
@@ -119,85 +121,96 @@ def _as_config_errors(tree: ConfigTree | None = None, words: Sequence[str] = ())
             yield
     except ConfigError:
         raise
-    except Exception as error:  # also what Hydra and OmegaConf raise by mistake: it is the user's text that they read
-        raise ConfigError((tree and find_unknown(tree, words)) or explain(error, tree)) from error
+    except Exception as error:
+        # Also what Hydra and OmegaConf raise by mistake: it is the user's text that they read.
+        unknown = find_unknown(tree, words) if tree else None
+        raise ConfigError(unknown or explain(error, tree)) from error
 
 
 def _normalise(tree: ConfigTree, override: Override, overrides: Sequence[Override]) -> str:
-    """Refuse options that leave the group's folder, and add the + that Hydra wants before experiments."""
+    """Refuse options that leave the group's folder, and add the + that Hydra wants of a group."""
     word, group = str(override.input_line), override.key_or_group
-    value = word.partition("=")[2]
-    if isinstance(override.value(), dict) or override.is_delete() or not tree.is_group(group):
+    value = override.value()
+    if isinstance(value, dict) or override.is_delete() or not tree.is_group(group):
         return word
-    if re.search(r"\.\.|(^|[\[,(\s'\"])[/\\~]", value):
+    if _LEAVING.search(word.partition("=")[2]):
         raise ConfigError(
             f"'{word}': an option is a name of the group '{group}', without '..' or a leading '/'."
         )
-    if not (override.is_sweep_override() or isinstance(override.value(), str | list)):
+    if not (override.is_sweep_override() or isinstance(value, str | list)):
         raise ConfigError(
             f"'{word}': '{group}' is a group; choose one of: {', '.join(tree.options(group))}."
         )
-    chosen = _has_option_already(tree, group, overrides)
-    if override.is_add() and chosen and override.package is None:
+    has_option = _has_option_already(tree, group, overrides)
+    if override.is_add() and has_option and override.package is None:
         raise ConfigError(
             f"'{word}': '{group}' has an option already; write {word[1:]} to replace it."
         )
-    return word if chosen or word.startswith("+") or override.package is not None else f"+{word}"
+    if has_option or word.startswith("+") or override.package is not None:
+        return word
+    return f"+{word}"
 
 
 def _has_option_already(tree: ConfigTree, group: str, overrides: Sequence[Override]) -> bool:
-    """Whether the command's own files choose an option of the group, or one that is chosen for a group around it."""
+    """Return True if the command's own files choose an option of the group.
+
+    Or one that is chosen for a group around it.
+    """
     if group in tree.base.hydra.runtime.choices:
         return True
-    words = [
-        str(override.input_line)
-        for override in overrides
-        if group.startswith(f"{override.key_or_group}/")
-    ]
+    words = []
+    for override in overrides:
+        if group.startswith(f"{override.key_or_group}/"):
+            words.append(str(override.input_line))
+    if not words:
+        return False
     with _as_config_errors(tree, words):
-        return bool(words) and group in tree.compose(words).hydra.runtime.choices
+        return group in tree.compose(words).hydra.runtime.choices
 
 
 def _plan_jobs(tree: ConfigTree, words: Sequence[str], *, multirun: bool) -> Iterator[list[str]]:
-    """The first job of a sweep, then one more for every other option of a swept group."""
-    parsed = tree.parse(words)
+    """Yield the first job of a sweep, then one more for every other option of a swept group."""
+    overrides = tree.parse(words)
     if multirun:
-        parsed = [*_read_sweeper_params(tree, parsed), *parsed]
-    first = [_take_values(override)[0] for override in parsed]
-    for override in parsed:
+        overrides = [*_read_sweeper_params(tree, overrides), *overrides]
+    first = [_list_words(override)[0] for override in overrides]
+    for override in overrides:
         if override.is_sweep_override() and not multirun:
             raise ConfigError(
                 f"'{override.input_line}' has several values: add -m to run each, write key=[a,b] "
                 "for a list or quote the value."
             )
     yield first
-    for place, override in enumerate(parsed):
+    for index, override in enumerate(overrides):
         if override.is_sweep_override() and tree.is_group(override.key_or_group):
-            for word in _take_values(override)[1:]:
-                yield [*first[:place], word, *first[place + 1 :]]
+            for word in _list_words(override)[1:]:
+                yield [*first[:index], word, *first[index + 1 :]]
 
 
-def _read_sweeper_params(tree: ConfigTree, parsed: Sequence[Override]) -> list[Override]:
+def _read_sweeper_params(tree: ConfigTree, overrides: Sequence[Override]) -> list[Override]:
+    words = []
+    for override in overrides:
+        if not override.is_sweep_override():
+            words.append(str(override.input_line))
     with _as_config_errors():
-        cfg = tree.compose(
-            [str(override.input_line) for override in parsed if not override.is_sweep_override()]
-        )
+        cfg = tree.compose(words)
     params = OmegaConf.select(cfg, "hydra.sweeper.params") or {}
     return tree.parse([f"{key}={value}" for key, value in params.items()])
 
 
-def _take_values(override: Override) -> list[str]:
+def _list_words(override: Override) -> list[str]:
+    """Return one override for each value of a sweep; any other override stands for itself."""
     if not override.is_sweep_override():
         return [str(override.input_line)]
     value = override.value()
-    values = (
-        [str(value.start)]
-        if isinstance(value, IntervalSweep)
-        else list(override.sweep_string_iterator())
-    )
+    if isinstance(value, IntervalSweep):
+        values = [str(value.start)]
+    else:
+        values = list(override.sweep_string_iterator())
     if not values:
         raise ConfigError(f"'{override.input_line}' matches nothing.")
-    return [f"{override.get_key_element()}={value}" for value in values]
+    key = override.get_key_element()
+    return [f"{key}={value}" for value in values]
 
 
 def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> DictConfig:
@@ -206,13 +219,15 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
         paths, left_open = tree.read_files(words)
         _fill_runtime(cfg)
         job, hydra = _resolve(_take_job(cfg)), _resolve(_take_hydra(cfg))
-    if leaving := [path for path in paths if ".." in path.split("/")]:
-        raise ConfigError(
-            f"the defaults list names '{leaving[0]}': '..' leaves the configuration folders."
-        )
+    for path in paths:
+        if ".." in path.split("/"):
+            raise ConfigError(
+                f"the defaults list names '{path}': '..' leaves the configuration folders."
+            )
     _check_shadowing(cfg)
     _check_top_level(tree, cfg)
-    if missing := [*left_open, *sorted(OmegaConf.missing_keys(_take_job(cfg)))]:
+    missing = [*left_open, *sorted(OmegaConf.missing_keys(_take_job(cfg)))]
+    if missing:
         raise ConfigError(missing_value(missing[0]))
     if cfg.command != tree.command:
         raise ConfigError(
@@ -222,6 +237,7 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
     check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
     _check_numbers(job)
+    # Names come before what Hydra's node says, for which they are imported.
     check_targets({"hydra": hydra})
     check_targets(job)
     check_hydra_node(hydra, typed)
@@ -235,7 +251,7 @@ def _take_job(cfg: DictConfig) -> DictConfig:
 
 
 def _take_hydra(cfg: DictConfig) -> DictConfig:
-    """Hydra's node without the overrides, whose interpolations stay as typed."""
+    """Return Hydra's node without the overrides, whose interpolations stay as typed."""
     node = OmegaConf.masked_copy(cfg.hydra, [str(key) for key in cfg.hydra if key != "overrides"])
     node._set_parent(cfg)
     return node
@@ -246,56 +262,52 @@ def _resolve(node: DictConfig) -> dict[str, Any]:
 
 
 def _fill_runtime(cfg: DictConfig) -> None:
-    """Give the values that Hydra knows only inside a job a stand-in, so that everything else can be resolved."""
+    """Give a stand-in to values that Hydra knows inside a job only, so that all resolve."""
     with read_write(cfg.hydra), open_dict(cfg.hydra):
-        cfg.hydra.job.id, cfg.hydra.job.num = "0", 0
-        HydraConfig.instance().set_config(cfg)
+        cfg.hydra.job.id = "0"
+        cfg.hydra.job.num = 0
+        HydraConfig.instance().set_config(cfg)  # the run folder refers to it
         OmegaConf.set_readonly(cfg.hydra, False)
         cfg.hydra.runtime.output_dir = str(Path(cfg.hydra.run.dir).absolute())
     HydraConfig.instance().set_config(cfg)
 
 
 def _check_shadowing(cfg: DictConfig) -> None:
-    folders = [
-        Path(source.path) for source in cfg.hydra.runtime.config_sources if source.schema == "file"
-    ]
+    """Refuse a user's file that has the name of a packaged one."""
+    sources = cfg.hydra.runtime.config_sources
+    folders = [Path(source.path) for source in sources if source.schema == "file"]
     for packaged in _PACKAGED.rglob("*.yaml"):
         for folder in folders:
-            own = folder / packaged.relative_to(_PACKAGED)
-            if own.is_file() and not own.samefile(packaged):
+            path = folder / packaged.relative_to(_PACKAGED)
+            if path.is_file() and not path.samefile(packaged):
                 raise ConfigError(
-                    f"{own} would never be read, for lit_data has a file of that name: rename "
+                    f"{path} would never be read, for lit_data has a file of that name: rename "
                     "yours."
                 )
 
 
 def _check_numbers(node: object, key: str = "") -> None:
-    """Refuse values that are not a number: each would be found late, in the middle of a run, or never."""
+    """Refuse NaN, which would fail late, in the middle of a run, or never."""
     if isinstance(node, float) and math.isnan(node):
         raise ConfigError(f"'{key}' is nan: give a number.")
-    entries = (
-        node.items()
-        if isinstance(node, Mapping)
-        else enumerate(node)
-        if isinstance(node, list)
-        else ()
-    )
-    for name, value in entries:
-        _check_numbers(value, join_key(key, name))
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            _check_numbers(value, join_key(key, name))
+    elif isinstance(node, list):
+        for index, value in enumerate(node):
+            _check_numbers(value, join_key(key, index))
 
 
 def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:
     """Refuse keys that nothing reads; a key of one's own must be used in an interpolation."""
     text = OmegaConf.to_yaml(_take_job(cfg))
-    for key in (str(key) for key in cfg if key not in tree.base):
-        if re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
+    for key in map(str, cfg):
+        if key in tree.base or re.search(rf"\${{[^}}]*\b{re.escape(key)}\b", text):
             continue
         groups = tree.options("", ObjectType.GROUP)
         if key in groups:
             raise ConfigError(
                 f"the file chosen for '{key}' must start with the line '# @package _global_'."
             )
-        known = [*map(str, tree.base), *groups]
-        raise ConfigError(
-            f"unknown key '{key}'.{did_you_mean(nearest(key, known))} No command reads it."
-        )
+        near = nearest(key, [*map(str, tree.base), *groups])
+        raise ConfigError(f"unknown key '{key}'.{did_you_mean(near)} No command reads it.")

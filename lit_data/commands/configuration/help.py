@@ -1,14 +1,13 @@
-"""``--help``: the page of all commands, and for each command the keys that it reads, as their YAML
-files explain them.
+"""``--help``: the page of all commands, and for each command the keys that it reads.
 
-The files are read line by line, because a YAML reader drops comments, and so that Hydra need not be
-imported.
+Their YAML files explain them. The files are read line by line, because a YAML reader drops
+comments, and so that Hydra need not be imported.
 """
 
 import re
 import shutil
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -68,21 +67,22 @@ _LINE: Final = re.compile(
     r"(?P<indent> *)(?P<key>[A-Za-z_]\w*):(?: +(?P<value>[^ #].*?))?(?:  # (?P<comment>.*))?$"
 )
 _TRAINS: Final = ("fit", "validate", "test", "predict")
+_NO_GROUPS: Final = ("hydra", "cluster")
 _COLUMN: Final = 34
 
 
 def format_help(config_dir: str | None) -> str:
-    """The page of all commands.
+    """Return the page of all commands.
 
     Args:
         config_dir: The user's own folder, whose experiments are listed too.
     """
-    folders = [CONF, *([Path(config_dir)] if config_dir else [])]
-    experiments = {
-        path.relative_to(folder / "experiment").with_suffix("").as_posix(): read_first_comment(path)
-        for folder in folders
-        for path in sorted((folder / "experiment").rglob("*.yaml"))
-    }
+    experiments = {}
+    for folder in [CONF, *([Path(config_dir)] if config_dir else [])]:
+        root = folder / "experiment"
+        for path in sorted(root.rglob("*.yaml")):
+            name = path.relative_to(root).with_suffix("").as_posix()
+            experiments[name] = read_first_comment(path)
     return _PAGE.format(
         commands=_format_table({**COMMANDS, **TOOLS}),
         experiments=_format_table(experiments) or "  none",
@@ -90,23 +90,17 @@ def format_help(config_dir: str | None) -> str:
 
 
 def format_command_help(command: str, words: Sequence[str]) -> str:
-    """The page of one command: its keys and groups, with what their files say.
+    """Return the page of one command: its keys and groups, with what their files say.
 
     Args:
         command: One of `lit_data.commands.COMMANDS`.
         words: Overrides; ``data=NAME`` and ``experiment=NAME`` choose whose keys are listed.
     """
     data = choose_option("data", words, "stripe")
-    trainer = f"\nkeys of trainer, and any argument of Trainer:\n{_list_keys('trainer/auto.yaml', 'trainer.')}\n"
-    groups = {
-        folder.name: ", ".join(
-            sorted(path.stem for path in folder.glob("*.yaml") if not path.stem.startswith("base"))
-        )
-        for folder in sorted(CONF.iterdir())
-        if folder.is_dir()
-        and folder.name not in ("hydra", "cluster")
-        and any(folder.glob("*.yaml"))
-    }
+    trainer_keys = ""
+    if command in _TRAINS:
+        keys = _list_keys("trainer/auto.yaml", "trainer.")
+        trainer_keys = f"\nkeys of trainer, and any argument of Trainer:\n{keys}\n"
     return _COMMAND_PAGE.format(
         command=command,
         what=COMMANDS[command],
@@ -114,86 +108,116 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
         shared=_list_keys("base.yaml"),
         data=data,
         of_data=_list_keys(f"data/{data}.yaml", "data."),
-        of_trainer=trainer if command in _TRAINS else "",
-        groups=_format_rows(groups.items()),
+        of_trainer=trainer_keys,
+        groups=_format_rows(_list_groups()),
     )
+
+
+def _list_groups() -> Iterator[tuple[str, str]]:
+    """Yield the groups of ``conf`` and their options."""
+    for folder in sorted(CONF.iterdir()):
+        if not folder.is_dir() or folder.name in _NO_GROUPS:
+            continue
+        names = sorted(path.stem for path in folder.glob("*.yaml"))
+        if names:  # those that begin with base are parts of others
+            options = [name for name in names if not name.startswith("base")]
+            yield folder.name, ", ".join(options)
 
 
 def choose_option(group: str, words: Sequence[str], default: str) -> str:
-    """The option of a group that the words choose, by themselves or by their experiment; else the default one."""
-    chosen = {key.lstrip("+"): value for key, _, value in (word.partition("=") for word in words)}
-    path = CONF / "experiment" / f"{chosen.get('experiment', '')}.yaml"
-    found = chosen.get(group)
+    """Return the option of a group that words or their experiment choose; else the default one."""
+    overrides = {}
+    for word in words:
+        key, _, value = word.partition("=")
+        overrides[key.lstrip("+")] = value
+    option = overrides.get(group)
+    path = CONF / "experiment" / f"{overrides.get('experiment', '')}.yaml"
     for _ in range(2):  # an experiment may build on another one
         text = path.read_text(encoding="utf-8") if path.is_file() else ""
-        override = re.search(rf"override /{group}: (\w+)", text)
-        found = found or (override[1] if override else None)
+        match = re.search(rf"override /{group}: (\w+)", text)
+        if match and not option:
+            option = match[1]
         base = re.search(r"^  - (\w+)$", text, re.MULTILINE)
-        path = path.with_name(f"{base[1]}.yaml") if base else path
-    return found if found and (CONF / group / f"{found}.yaml").is_file() else default
+        if base:
+            path = path.with_name(f"{base[1]}.yaml")
+    if option and (CONF / group / f"{option}.yaml").is_file():
+        return option
+    return default
 
 
 def _list_keys(name: str, prefix: str = "") -> str:
-    return _format_rows(
-        (f"{prefix}{key}={value}", comment)
-        for key, value, comment in read_option(CONF / name)
-        if not key.endswith("_target_") and key.split(".")[0] not in ("defaults", "command")
-    )
+    rows = []
+    for key, value, comment in read_option(CONF / name):
+        is_option = key.split(".")[0] not in ("defaults", "command")
+        if is_option and not key.endswith("_target_"):
+            rows.append((f"{prefix}{key}={value}", comment))
+    return _format_rows(rows)
 
 
 def read_option(path: Path) -> Iterator[tuple[str, str, str]]:
-    """As `read_keys`, with the keys of the files of its group that the defaults list of an option names."""
+    """Yield as `read_keys`, with the keys of files of its group that an option builds on."""
     text = path.read_text(encoding="utf-8")
-    parents = re.findall(r"^  - (base\w*)$", text, re.MULTILINE) if path.parent != CONF else []
+    parents: list[str] = []
+    if path.parent != CONF:
+        parents = re.findall(r"^  - (base\w*)$", text, re.MULTILINE)
     rows: dict[str, tuple[str, str, str]] = {}
     for parent in parents:
-        rows |= {row[0]: row for row in read_option(path.with_name(f"{parent}.yaml"))}
-    rows |= {row[0]: row for row in read_keys(path)}
+        for row in read_option(path.with_name(f"{parent}.yaml")):
+            rows[row[0]] = row
+    for row in read_keys(path):
+        rows[row[0]] = row
     yield from rows.values()
 
 
 def read_keys(path: Path) -> Iterator[tuple[str, str, str]]:
-    """Dotted key, value and comment of each line of a file of ``conf`` that has a value; a comment may stand above."""
-    parents: list[tuple[int, str]] = []
-    above = ""
+    """Yield dotted key, value and comment of each line of a file of ``conf`` that has a value.
+
+    A comment may stand above its line.
+    """
+    parents: list[tuple[int, str]] = []  # indentation and key
+    comment_above = ""
     for line in path.read_text(encoding="utf-8").splitlines():
         match = _LINE.fullmatch(line)
         if match is None:
-            above = (
-                line.strip().removeprefix("# ") if line.strip().startswith("# ") and parents else ""
-            )
+            text = line.strip()
+            # Comments before the first key are about the file.
+            is_comment = text.startswith("# ") and parents
+            comment_above = text.removeprefix("# ") if is_comment else ""
             continue
         depth = len(match["indent"])
         while parents and parents[-1][0] >= depth:
             parents.pop()
         parents.append((depth, match["key"]))
         if match["value"] is not None:
-            yield ".".join(key for _, key in parents), match["value"], match["comment"] or above
-        above = ""
+            key = ".".join(name for _, name in parents)
+            yield key, match["value"], match["comment"] or comment_above
+        comment_above = ""
 
 
 def _format_rows(rows: Iterable[tuple[str, str]]) -> str:
-    """A column of words beside what they mean, in the width of the terminal."""
-    width = max(60, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    """Return a column of words beside what they mean, in the width of the terminal."""
+    columns = shutil.get_terminal_size((100, 24)).columns
+    width = max(60, min(columns, 120)) - _COLUMN
     lines: list[str] = []
     for word, text in rows:
-        wrapped = textwrap.wrap(text, width - _COLUMN) or [""]
-        if len(word) > _COLUMN - 4:
+        wrapped = textwrap.wrap(text, width) or [""]
+        if len(word) > _COLUMN - 4:  # its text begins below it
             lines.append(f"  {word}")
-            lines += [" " * _COLUMN + part for part in wrapped if part]
         else:
-            lines.append(f"  {word:{_COLUMN - 2}}{wrapped[0]}".rstrip())
-            lines += [" " * _COLUMN + part for part in wrapped[1:]]
+            lines.append(f"  {word:{_COLUMN - 2}}{wrapped.pop(0)}".rstrip())
+        lines += [" " * _COLUMN + line for line in wrapped if line]
     return "\n".join(lines)
 
 
-def _format_table(rows: dict[str, str]) -> str:
+def _format_table(rows: Mapping[str, str]) -> str:
     width = max(map(len, rows), default=0)
     return "\n".join(f"  {name:{width}}  {text}".rstrip() for name, text in rows.items())
 
 
 def read_first_comment(path: Path) -> str:
-    """What a file of ``conf`` says of itself in its first line."""
-    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
-    comments = (line.removeprefix("#").strip() for line in lines if line.startswith("#"))
-    return next((comment for comment in comments if not comment.startswith("@package")), "")
+    """Return what a file of ``conf`` says of itself in its first line."""
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+        comment = line.removeprefix("#").strip()
+        if line.startswith("#") and not comment.startswith("@package"):
+            return comment
+    return ""

@@ -1,4 +1,7 @@
-"""What a configuration may say under `hydra`, and where its files may write and send: less than what is typed."""
+"""Limits of what files of a configuration say: under `hydra`, and where to write and send.
+
+The command line may say more.
+"""
 
 import itertools
 import os
@@ -35,14 +38,11 @@ _EXTRAS = {
     "hydra_plugins.hydra_optuna_sweeper": "hydra-optuna-sweeper",
     "optuna": "hydra-optuna-sweeper",
 }
+_LOG_GROUPS = ("hydra_logging", "job_logging")
 _SHELL_KEYS = ("setup", "additional_parameters")
 _FACTORY_KEYS = ("()", "class", "queue", "listener")
-_CODE_PATHS = (
-    "LD_",
-    "DYLD_",
-    "PYTHON",
-    "PATH",
-)  # variables that decide which code a child process loads
+_CODE_PATHS = ("LD_", "DYLD_", "PYTHON", "PATH")
+"""Beginnings of variables that decide which code a child process loads."""
 
 _SECTIONS: Final = ("callbacks", "extra_callbacks", "logger", "trainer")
 _WRITERS: Final = ("lightning", "lit_data.callbacks")
@@ -71,8 +71,7 @@ def find_typed() -> set[str]:
 
 
 def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> None:
-    """Refuse launchers, sweepers, callbacks, log handlers and variables that would run something
-    else.
+    """Refuse launchers, sweepers, log handlers and variables that would run something else.
 
     Args:
         hydra: the resolved node as plain data; the names of its targets are checked already.
@@ -90,43 +89,53 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
             resolve_target(str(target), key)
     _check_launcher(hydra.get("launcher") or {}, typed)
     _check_sweeper(hydra.get("sweeper") or {})
-    for group in ("hydra_logging", "job_logging"):
+    for group in _LOG_GROUPS:
         for key, name in _find_factories(hydra.get(group), f"hydra.{group}"):
             if name not in _LOGGING_NAMES:
                 raise ConfigError(
                     f"'{key}' is {name!a}, which is not allowed. Allowed: "
                     f"{', '.join(_LOGGING_NAMES)}."
                 )
-    _check_files(hydra, typed)
+    _check_output_subdir(hydra, typed)
+    _check_log_files(hydra, typed)
     for name in hydra.get("job", {}).get("env_set") or {}:
-        is_path = str(name).upper().startswith(_CODE_PATHS)
-        if is_path or not _is_typed(f"hydra.job.env_set.{name}", typed):
-            raise ConfigError(
-                f"'hydra.job.env_set.{name}' is not allowed{'' if is_path else ' in a file'}; set "
-                f"{name} in the shell that starts the run."
-            )
+        _check_variable(str(name), typed)
 
 
-def _check_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """Refuse a file that leads what a run writes by itself out of its folder: a shell reads some names at its start."""
-    folder = Path(str(hydra.get("runtime", {}).get("output_dir", ".")))
-    inner = hydra.get("output_subdir")
-    if inner and not _is_typed("hydra.output_subdir", typed) and len(Path(str(inner)).parts) != 1:
-        raise ConfigError(f"'hydra.output_subdir' is {inner!r}: it must be a plain name.")
-    for group in ("hydra_logging", "job_logging"):
+def _check_variable(name: str, typed: Sequence[str]) -> None:
+    where = " in a file"
+    if name.upper().startswith(_CODE_PATHS):
+        where = ""  # not on the command line either
+    elif _is_typed(f"hydra.job.env_set.{name}", typed):
+        return
+    raise ConfigError(
+        f"'hydra.job.env_set.{name}' is not allowed{where}; set {name} in the shell that starts "
+        "the run."
+    )
+
+
+def _check_output_subdir(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
+    subdir = hydra.get("output_subdir")
+    if not subdir or _is_typed("hydra.output_subdir", typed):
+        return
+    if len(Path(str(subdir)).parts) != 1:
+        raise ConfigError(f"'hydra.output_subdir' is {subdir!r}: it must be a plain name.")
+
+
+def _check_log_files(hydra: Mapping[str, Any], typed: Sequence[str]) -> None:
+    """Refuse logs that a file leads out of the run folder: a shell reads some as it starts."""
+    run_folder = Path(str(hydra.get("runtime", {}).get("output_dir", "."))).absolute()
+    for group in _LOG_GROUPS:
         for name, handler in ((hydra.get(group) or {}).get("handlers") or {}).items():
             key = f"hydra.{group}.handlers.{name}.filename"
-            path = handler.get("filename") if isinstance(handler, Mapping) else None
-            if path is None or _is_typed(key, typed):
+            filename = handler.get("filename") if isinstance(handler, Mapping) else None
+            if filename is None or _is_typed(key, typed):
                 continue
-            place = Path(str(path))
-            if (
-                place.suffix != ".log"
-                or place.name.startswith(".")
-                or place.absolute().parent != folder.absolute()
-            ):
+            path = Path(str(filename))
+            is_log = path.suffix == ".log" and not path.name.startswith(".")
+            if not is_log or path.absolute().parent != run_folder:
                 raise ConfigError(
-                    f"'{key}' is {str(path)!a}: a file may only name a .log in the run folder; "
+                    f"'{key}' is {str(filename)!a}: a file may only name a .log in the run folder; "
                     "give others on the command line."
                 )
 
@@ -148,8 +157,8 @@ def check_run_name(job: Mapping[str, Any]) -> None:
         )
     check_local("paths.runs", paths["runs"])
     check_local("paths.cache", paths.get("cache"))
-    parts = Path(name).parts
-    if not parts or ".." in parts or Path(name).is_absolute():
+    path = Path(name)
+    if not path.parts or ".." in path.parts or path.is_absolute():
         raise ConfigError(
             f"name={name!r} is part of the run folder: choose a plain name, without '..' or a "
             "leading /"
@@ -175,8 +184,7 @@ def check_places(
     typed: Sequence[str],
     packaged_runs: object = None,
 ) -> None:
-    """Refuse what only the command line may say: to write outside of `paths.runs`, and to send
-    anything anywhere.
+    """Refuse what only the command line may say: to write outside of `paths.runs`, and to send.
 
     Args:
         job: the resolved configuration as plain data.
@@ -187,29 +195,36 @@ def check_places(
     Raises:
         ConfigError: names the key and the value.
     """
-    paths, output = job.get("paths") or {}, (hydra.get("runtime") or {}).get("output_dir")
+    paths = job.get("paths") or {}
     if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
-    sweep = hydra.get("sweep") or {}
-    folders = {
-        "hydra.run.dir": (hydra.get("run") or {}).get("dir"),
-        "hydra.sweep.dir": sweep.get("dir"),
-    }
-    folders["hydra.sweep.subdir"] = os.path.join(str(sweep.get("dir")), str(sweep.get("subdir")))  # noqa: PTH118
-    folders |= {
-        key: (job.get(key.partition(".")[0]) or {}).get(key.partition(".")[2]) for key in _PLACES
-    }
+    # What passes here may hold what comes behind it.
     roots = [paths.get("runs")]
-    for key, folder in folders.items():  # what passes here may hold what comes behind it
+    for key, folder in _list_folders(job, hydra).items():
         if folder is not None and not _is_typed(key, typed) and not _is_below(str(folder), roots):
             raise _untyped(key, folder, "write outside of paths.runs")
-        roots += [output, folder] if key == "hydra.run.dir" else [folder]
-    own = [
-        _list_texts(hydra.get(name), f"hydra.{name}", writes=True)
-        for name in ("launcher", "sweeper")
-    ]
-    for key, text in itertools.chain(_list_texts(job), *own):
+        if key == "hydra.run.dir":
+            roots.append((hydra.get("runtime") or {}).get("output_dir"))
+        roots.append(folder)
+    texts = [_list_texts(job)]
+    for name in ("launcher", "sweeper"):
+        texts.append(_list_texts(hydra.get(name), f"hydra.{name}", writes=True))
+    for key, text in itertools.chain(*texts):
         _check_text(key, text, roots, typed)
+
+
+def _list_folders(job: Mapping[str, Any], hydra: Mapping[str, Any]) -> dict[str, Any]:
+    """Folders that a run writes to by its own options, by their keys, outer ones first."""
+    sweep = hydra.get("sweep") or {}
+    folders: dict[str, Any] = {
+        "hydra.run.dir": (hydra.get("run") or {}).get("dir"),
+        "hydra.sweep.dir": sweep.get("dir"),
+        "hydra.sweep.subdir": os.path.join(str(sweep.get("dir")), str(sweep.get("subdir"))),  # noqa: PTH118
+    }
+    for key in _PLACES:
+        group, _, name = key.partition(".")
+        folders[key] = (job.get(group) or {}).get(name)
+    return folders
 
 
 def _check_text(key: str, text: str, roots: Sequence[object], typed: Sequence[str]) -> None:
@@ -227,26 +242,29 @@ def _check_text(key: str, text: str, roots: Sequence[object], typed: Sequence[st
 
 
 def _list_texts(node: object, key: str = "", *, writes: bool = False) -> Iterator[tuple[str, str]]:
-    """Texts below the nodes of what writes or sends."""
+    """Yield texts below the nodes of what writes or sends."""
+    inner_writes = writes or key in _SECTIONS
     if isinstance(node, Mapping):
-        writes = writes or key in _SECTIONS or str(node.get("_target_", "")).startswith(_WRITERS)
+        inner_writes = inner_writes or str(node.get("_target_", "")).startswith(_WRITERS)
         for name, value in node.items():
-            yield from _list_texts(value, join_key(key, name), writes=writes)
+            yield from _list_texts(value, join_key(key, name), writes=inner_writes)
     elif isinstance(node, Sequence) and not isinstance(node, str):
-        for place, value in enumerate(node):
-            yield from _list_texts(value, f"{key}[{place}]", writes=writes or key in _SECTIONS)
+        for index, value in enumerate(node):
+            yield from _list_texts(value, f"{key}[{index}]", writes=inner_writes)
     elif writes and isinstance(node, str):
         yield key, node
 
 
 def _is_below(path: str, roots: Sequence[object]) -> bool:
-    """Whether a path is one of some folders or lies in one, as it is spelt."""
-    place = Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - takes .. away and follows no link
-    return not _ADDRESS.fullmatch(path) and any(
-        place.is_relative_to(os.path.abspath(Path(str(root)).expanduser()))  # noqa: PTH100
-        for root in roots
-        if root is not None
-    )
+    """Return True if a path is one of some folders or lies in one, as it is spelt."""
+    if _ADDRESS.fullmatch(path):
+        return False
+    normal = _normalise(path)
+    return any(normal.is_relative_to(_normalise(str(root))) for root in roots if root is not None)
+
+
+def _normalise(path: str) -> Path:
+    return Path(os.path.abspath(Path(path).expanduser()))  # noqa: PTH100 - takes .. away and follows no link
 
 
 def _untyped(key: str, value: object, what: str) -> ConfigError:
@@ -257,13 +275,14 @@ def _untyped(key: str, value: object, what: str) -> ConfigError:
 
 
 def _is_typed(key: str, typed: Sequence[str]) -> bool:
-    words = [word.lstrip("+").partition("=") for word in typed]
-    return any(
-        word == key
-        or word.startswith(f"{key}.")
-        or (key.startswith(f"{word}.") and re.search(r"(?<!\$)\{", value))
-        for word, _, value in words
-    )
+    """Return True if the command line gives a key, a part of it, or a dict that it lies in."""
+    for word in typed:
+        name, _, value = word.lstrip("+").partition("=")
+        if name == key or name.startswith(f"{key}."):
+            return True
+        if key.startswith(f"{name}.") and re.search(r"(?<!\$)\{", value):
+            return True
+    return False
 
 
 def _check_installed(target: str, key: str) -> None:
@@ -282,7 +301,7 @@ def _is_installed(module: str) -> bool:
 
 
 def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
-    """A launcher's texts become lines of a shell script."""
+    """Refuse texts of a file that would become lines of a shell script."""
     for name in _SHELL_KEYS:
         key = f"hydra.launcher.{name}"
         if launcher.get(name) and not _is_typed(key, typed):
@@ -295,7 +314,7 @@ def _check_launcher(launcher: Mapping[str, Any], typed: Sequence[str]) -> None:
 
 
 def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
-    """What a sweeper imports by itself, and values whose options would not be looked at."""
+    """Refuse what a sweeper imports by itself, and values whose options would not be checked."""
     if sweeper.get("search_space"):
         raise ConfigError(
             "'hydra.sweeper.search_space' is outdated: write 'hydra.sweeper.params', KEY: "
@@ -315,7 +334,7 @@ def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:
             else:
                 yield from _find_factories(value, f"{key}.{name}")
     elif isinstance(node, Sequence) and not isinstance(node, str):
-        for place, value in enumerate(node):
-            yield from _find_factories(value, f"{key}[{place}]")
+        for index, value in enumerate(node):
+            yield from _find_factories(value, f"{key}[{index}]")
     elif isinstance(node, str) and "://" in node:
         yield key, node

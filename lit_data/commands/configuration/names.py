@@ -70,7 +70,7 @@ _FUNCTIONS = frozenset(
         "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy",
     }
 )
-"""All functions that a configuration may name without a package of its own: they only build what they return."""
+"""All functions that may be named without a package of one's own: they only build something."""
 _NAME = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)+")
 _PRIVATE = re.compile(r"(^|\.)_")
 _PACKAGE = re.compile(r"(?!.*__)[A-Za-z_][A-Za-z0-9_]*(\.[A-Za-z_][A-Za-z0-9_]*)*")
@@ -134,12 +134,13 @@ def resolve_targets(plain: object, key: str) -> dict[str, Callable[..., Any]]:
         _check_name(target, target_key)
     resolved = {}
     for target_key, target in targets:
-        resolved[str(target)] = resolve_target(str(target), target_key)
+        name = str(target)
+        resolved[name] = resolve_target(name, target_key)
     return resolved
 
 
 def resolve_target(target: str, key: str) -> Callable[..., Any]:
-    """Import what a checked name stands for, and check that under its own name.
+    """Check a name, import what it stands for, and check that under its own name.
 
     Args:
         target: A dotted name.
@@ -149,6 +150,7 @@ def resolve_target(target: str, key: str) -> Callable[..., Any]:
         ConfigError: nothing is there, or it is not a public class at an allowed place, nor a
             function that is listed.
     """
+    _check_name(target, key)
     resolved = _locate(target, key)
     if not _is_class_or_function(resolved):
         raise ConfigError(
@@ -234,7 +236,7 @@ def _is_class_or_function(located: object) -> TypeGuard[type | FunctionType]:
 
 
 def _is_public(resolved: object, true_name: str) -> bool:
-    """Return True for a class that its package offers; of lit_data only if it is made for configurations."""
+    """Return True for a class that its package offers; of lit_data for those of configurations."""
     if not isinstance(resolved, type) or resolved.__name__.startswith("_"):
         return False
     package, _, rest = true_name.partition(".")

@@ -11,22 +11,27 @@ _LEAST_RATIO = 0.6  # difflib's own default for get_close_matches
 
 
 def nearest(word: str, names: Iterable[str]) -> str | None:
-    """The name most like `word`, or None when none is alike."""
-    best = max(names, key=lambda name: _score_likeness(word, name), default=None)
-    return best if best is not None and _score_likeness(word, best) >= _LEAST_RATIO else None
+    """Return the name most like `word`, or None when none is alike."""
+    scores = {name: _score_likeness(word, name) for name in names}
+    best = max(scores, key=scores.__getitem__, default=None)
+    return best if best is not None and scores[best] >= _LEAST_RATIO else None
 
 
 def nearest_key(key: str, keys: Iterable[str]) -> str | None:
-    """The dotted key whose last part is most like that of `key`; the same parent wins among equals."""
+    """Return the dotted key whose last part is most like that of `key`.
+
+    The same parent wins among equals.
+    """
     last = key.rpartition(".")[2]
-    alike = [
-        name for name in keys if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO
-    ]
-    return max(alike, key=lambda name: _score_key(key, name), default=None)
+    scores = {}
+    for name in keys:
+        if _score_likeness(last, name.rpartition(".")[2]) >= _LEAST_RATIO:
+            scores[name] = _score_key(key, name)
+    return max(scores, key=scores.__getitem__, default=None)
 
 
 def did_you_mean(name: str | None) -> str:
-    """`" Did you mean 'name'?"`, or nothing when there is no name to offer."""
+    """Return `" Did you mean 'name'?"`, or nothing when there is no name to offer."""
     return f" Did you mean '{name}'?" if name else ""
 
 

@@ -198,7 +198,7 @@ def read_options(kind: Callable[..., Made], node: Container | Mapping[str, Any],
 
 
 def _check_special(plain: Mapping[str, Any], key: str) -> None:
-    """Refuse values of the keys with underscores that are of no use, and keys that Hydra alone has."""
+    """Refuse special keys that hold nothing usable, and those that Hydra alone has."""
     args, is_partial = plain.get("_args_", []), plain.get("_partial_", False)
     if not isinstance(args, list | tuple):
         raise ConfigError(f"'{key}._args_' is {args!r}; it must be a list.")
@@ -241,7 +241,7 @@ def _check_arguments(
 def _find_unknown(
     signature: inspect.Signature, kwargs: Mapping[str, object]
 ) -> tuple[str | None, list[str]]:
-    """Return the first argument that a signature does not have, if any, and the names that it has."""
+    """Return the first argument that a signature does not have, and the names that it has."""
     names = []
     for name, parameter in signature.parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

@@ -1,11 +1,11 @@
-"""Hydra's engine on the packaged configuration, and what it knows about groups, options and keys."""
+"""Hydra's engine on the packaged configuration: its groups, options and keys."""
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Self, cast
+from typing import Any, Self, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -31,8 +31,9 @@ from lit_data.errors import ConfigError
 
 @contextmanager
 def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
-    """Hydra on `pkg://lit_data.conf` and the user's folder, as `hydra.main` would set it up; global
-    state is put back.
+    """Open Hydra on `pkg://lit_data.conf` and the user's folder, as `hydra.main` would.
+
+    Global state is put back.
 
     `hydra.main` itself reads `sys.argv` and turns every error into exit code 1, so its engine is
     used directly.
@@ -43,7 +44,7 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     Raises:
         ConfigError: there is no such folder.
     """
-    version.setbase("1.3")
+    version.setbase("1.3")  # Hydra warns of a base that is not set
     search_path = create_config_search_path("pkg://lit_data.conf")
     if config_dir is not None:
         folder = Path(config_dir).expanduser().resolve()
@@ -54,38 +55,41 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
             path=f"file://{folder}",
             anchor=SearchPathQuery(provider="schema"),
         )
-    engine, job = GlobalHydra.instance(), HydraConfig.instance()
-    before = engine.hydra, job.cfg
+    engine = GlobalHydra.instance()
+    job = HydraConfig.instance()
+    engine_before = engine.hydra
+    job_before = job.cfg
     engine.clear()
     try:
         hydra = Hydra.create_main_hydra2(task_name="lit_data", config_search_path=search_path)
         cast(ConfigLoaderImpl, hydra.config_loader).repository = FilesReadOnce(search_path)
         yield hydra
     finally:
-        engine.hydra, job.cfg = before
+        engine.hydra = engine_before
+        job.cfg = job_before
 
 
 class FilesReadOnce(ConfigRepository):
-    """The files below a search path, each parsed once however often a configuration is composed of them."""
+    """Files below a search path, each parsed once however often a configuration is composed."""
 
     def __init__(self, config_search_path: ConfigSearchPath) -> None:
         self._read: dict[tuple[object, ...], ConfigResult | None] = {}
         super().__init__(config_search_path)
 
     def __deepcopy__(self, memo: object) -> Self:
-        return copy.copy(
-            self
-        )  # Hydra gives each composition its own, as it may look for files in other places
+        # Hydra gives each composition its own, as it may look for files in other places.
+        return copy.copy(self)
 
     @override
     def load_config(self, config_path: str) -> ConfigResult | None:
         key = (config_path, *((source.provider, source.path) for source in self.sources))
         if key not in self._read:
             self._read[key] = super().load_config(config_path)
-        found = self._read[key]
-        return found and replace(
-            found, config=copy.deepcopy(found.config)
-        )  # what is composed takes its nodes away
+        result = self._read[key]
+        if result is None:
+            return None
+        # What is composed takes the nodes of its files away.
+        return replace(result, config=copy.deepcopy(result.config))
 
 
 class ConfigTree:
@@ -101,9 +105,10 @@ class ConfigTree:
     def __init__(self, hydra: Hydra, command: str, words: Sequence[str]) -> None:
         self._hydra = hydra
         self.command = command
-        self._search_words = [
-            word for word in words if word.lstrip("+").startswith("hydra.searchpath=")
-        ]
+        self._search_words: list[str] = []
+        for word in words:
+            if word.lstrip("+").startswith("hydra.searchpath="):
+                self._search_words.append(word)
         self.base = self.compose([])
 
     def parse(self, words: Sequence[str]) -> list[Override]:
@@ -113,83 +118,86 @@ class ConfigTree:
             ConfigError: one is not in Hydra's grammar.
         """
         parser = OverridesParser.create(config_loader=self._hydra.config_loader)
-        parsed = []
+        overrides = []
         for word in words:
             try:
-                parsed += parser.parse_overrides([word])
+                overrides += parser.parse_overrides([word])
             except HydraException as error:
                 lines = str(error).removeprefix(f"Error parsing override '{word}'\n").splitlines()
                 reason = lines[0].removeprefix("LexerNoViableAltException: ")
-                quoting = (
-                    """; a text that holds = is quoted: 'key="a=b"'"""
-                    if word.count("=") > 1
-                    else ""
-                )
+                quoting = ""
+                if word.count("=") > 1:
+                    quoting = """; a text that holds = is quoted: 'key="a=b"'"""
                 raise ConfigError(
                     f"cannot read the override '{word}' ({reason}). Write key=value{quoting}."
                 ) from error
-        return parsed
+        return overrides
 
     def compose(self, words: Sequence[str]) -> DictConfig:
-        """The whole configuration with its `hydra` node; raises what Hydra raises."""
-        words = [*self._search_words, *(word for word in words if word not in self._search_words)]
+        """Return the whole configuration with its `hydra` node; raises what Hydra raises."""
+        # Hydra looks for groups where the words in front say.
+        others = [word for word in words if word not in self._search_words]
+        words = [*self._search_words, *others]
         return self._hydra.compose_config(self.command, words, RunMode.RUN, from_shell=False)
 
     def options(self, group: str, kind: ObjectType = ObjectType.CONFIG) -> list[str]:
-        """Names of the files (or of the groups) below a group; none when there is no such group."""
+        """Return names of the files (or groups) below a group; none if there is no such group."""
         loader = self._hydra.config_loader
         return loader.get_group_options(
             group, kind, config_name=self.command, overrides=list(self._search_words)
         )
 
     def has_option(self, group: str, option: str) -> bool:
-        """Whether a group, or a folder within it, holds the file `option`."""
+        """Return True if a group, or a folder within it, holds the file `option`."""
         folder, _, name = f"{group}/{option}".rpartition("/")
         return name.removesuffix(".yaml") in self.options(folder)
 
     def list_groups(self, parent: str = "") -> list[str]:
-        """Every group and group within a group."""
-        found = []
+        """Return every group and group within a group."""
+        groups = []
         for name in self.options(parent, ObjectType.GROUP):
             group = f"{parent}/{name}" if parent else name
-            found += [group, *self.list_groups(group)]
-        return found
+            groups.append(group)
+            groups += self.list_groups(group)
+        return groups
 
     def is_group(self, key: str) -> bool:
-        """Whether an override of `key` chooses a file of a group."""
+        """Return True if an override of `key` chooses a file of a group."""
         parent, _, name = key.rpartition("/")
         return name in self.options(parent, ObjectType.GROUP)
 
     def read_files(self, words: Sequence[str]) -> tuple[list[str], list[str]]:
-        """Paths of all files that a configuration is made of, and the keys that the last file to
-        name them left open.
+        """Return paths of all files of a configuration, and keys that the last file left open.
 
         OmegaConf keeps an earlier file's value under a later file's `???`, so an experiment that
         asks for `data.root` would run without it.
         """
         loader = cast(ConfigLoaderImpl, self._hydra.config_loader)
         parsed, files = loader._parse_overrides_and_create_caching_repo(self.command, list(words))
-        paths, left_open = [], set[str]()
-        for default in create_defaults_list(
+        defaults = create_defaults_list(
             files, self.command, parsed, prepend_hydra=True, skip_missing=False
-        ).defaults:
+        ).defaults
+        paths = []
+        left_open = set()
+        for default in defaults:
             paths.append(str(default.config_path))
-            leaves = walk_leaves(loader._load_single_config(default, files).config)
-            for key, value in leaves.items():
-                (left_open.add if value == "???" else left_open.discard)(key)
-        given = [f"{override.key_or_group}." for override in parsed]
-        return paths, [
-            key for key in sorted(left_open) if not f"{key}.".startswith(("hydra.", *given))
-        ]
+            content = loader._load_single_config(default, files).config
+            for key, value in walk_leaves(content).items():
+                if value == "???":
+                    left_open.add(key)
+                else:
+                    left_open.discard(key)
+        closed = ("hydra.", *(f"{override.key_or_group}." for override in parsed))
+        return paths, [key for key in sorted(left_open) if not f"{key}.".startswith(closed)]
 
 
 def list_keys(cfg: Container) -> list[str]:
-    """Every dotted key of a configuration, inner nodes included."""
+    """Return every dotted key of a configuration, inner nodes included."""
     return [key for key, _ in _walk(cfg)]
 
 
 def walk_leaves(cfg: Container) -> dict[str, object]:
-    """The values of a configuration by their dotted keys, interpolations as typed."""
+    """Return the values of a configuration by their dotted keys, interpolations as typed."""
     return {key: value for key, value in _walk(cfg) if not isinstance(value, Mapping | list)}
 
 
@@ -199,11 +207,9 @@ def _walk(cfg: Container) -> Iterator[tuple[str, object]]:
         key, value = stack.pop()
         if key:
             yield key, value
-        inner = (
-            value.items()
-            if isinstance(value, Mapping)
-            else enumerate(value)
-            if isinstance(value, list)
-            else ()
-        )
+        inner: Iterable[tuple[Any, object]] = ()
+        if isinstance(value, Mapping):
+            inner = value.items()
+        elif isinstance(value, list):
+            inner = enumerate(value)
         stack += [(join_key(key, name), item) for name, item in inner]

@@ -7,7 +7,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from lit_data.commands.configuration import names
-from lit_data.commands.configuration.names import allow_packages, check_targets
+from lit_data.commands.configuration.names import allow_packages, check_targets, resolve_target
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import PatchGrid
@@ -107,6 +107,8 @@ def test_hostile_name_is_refused_before_import(target: object) -> None:
             check_targets(OmegaConf.create(cfg))
     with pytest.raises(ConfigError, match=r"_target_' is .* not allowed"):
         instantiate({"_target_": target})
+    with pytest.raises(ConfigError, match=r"'model' is .* not allowed"):
+        resolve_target(target, "model")  # type: ignore[arg-type]  # a file may hold anything
 
 
 @pytest.mark.usefixtures("no_import")

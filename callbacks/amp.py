@@ -3,7 +3,7 @@
 import functools
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import lightning as L
@@ -11,7 +11,7 @@ import torch
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from lightning.pytorch.utilities import rank_zero_info
 from lightning.pytorch.utilities.types import STEP_OUTPUT
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from typing_extensions import override
 
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def check_replaceable(trainer: L.Trainer) -> LightningPrecision:
-    """The Trainer's plugin, if it is the plain one.
+    """Return the Trainer's plugin, if it is the plain one.
 
     Raises:
         ConfigError: It mixes precisions itself, or belongs to ``pytorch_lightning``, the other
@@ -49,9 +49,8 @@ def check_replaceable(trainer: L.Trainer) -> LightningPrecision:
 def _sets_precision(trainer: L.Trainer) -> bool:
     """Return True if a Trainer of this package mixes precisions, or its strategy must."""
     plugin_type = type(trainer.strategy.precision_plugin)
-    return plugin_type is not LightningPrecision and not plugin_type.__module__.startswith(
-        "pytorch_lightning."
-    )
+    is_of_this_package = not plugin_type.__module__.startswith("pytorch_lightning.")
+    return is_of_this_package and plugin_type is not LightningPrecision
 
 
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
@@ -77,21 +76,16 @@ class AMP(L.Callback):
     - ``amp/grad_norm``: L2 norm of the gradients over all parameters of the optimizers that stepped
       in this batch (where one stepped more than once: of its last step), unscaled, before clipping;
       not finite in a skipped step.
-    - ``amp/scale_<i>``, ``amp/skipped_steps_<i>``: of optimizer i where each has a scaler;
-      ``amp/scale`` is then the smallest and ``amp/skipped_steps`` the sum.
 
     What the steps found stays on the device until the Trainer logs, or the epoch ends. Then skipped
     steps are told with their batches (when gradients are accumulated, the whole window), and it is
     decided whether to fall back.
 
-    For a gradient penalty name the method that computes it in `keep_fp32`, or compute it from
-    float32 inputs under ``torch.autocast(device_type, enabled=False)``: ``torch.autograd.grad``
-    itself is subject to autocast, too.
+    Compute a gradient penalty from float32 inputs under ``torch.autocast(device_type,
+    enabled=False)``: ``torch.autograd.grad`` itself is subject to autocast, too.
 
-    With several scalers (`scaler_per_optimizer`, for manual optimisation) a loss is scaled for the
-    optimizer given to ``self.trainer.strategy.backward(loss, optimizer)``, or else the one whose
-    ``step(closure)`` runs, or else the one that is toggled; any other loss is an error. The hook
-    ``on_before_backward`` gets these losses unscaled.
+    Several optimizers (manual optimisation) share one loss scale, which may change at each of their
+    steps: call ``manual_backward`` for one of them after the step of the one before.
 
     A checkpoint holds the loss scale (under Lightning's key: a run can go on with
     ``Trainer(precision="16-mixed")`` and the other way round), the counts, and the precision the
@@ -99,9 +93,8 @@ class AMP(L.Callback):
 
     Args:
         precision: ``auto``, ``bf16``, ``fp16`` or ``fp32``.
-        keep_fp32: What runs in float32 with float32 inputs: names of submodules as in
-            ``named_modules`` (their ``forward``, and all modules below) and of methods, or a
-            predicate of a submodule's name and itself.
+        keep_fp32: Names of submodules, as in ``named_modules``, that run in float32 with float32
+            inputs, and all modules below them.
         init_scale: First loss scale (fp16).
         growth_interval: The loss scale doubles after so many steps without overflow (fp16).
         fall_back_after: Give a precision up once so many steps of one optimizer in a row were
@@ -110,87 +103,67 @@ class AMP(L.Callback):
         fall_back_to: ``auto``: bf16 where that is fast, else fp32; ``bf16`` or ``fp32``: that one;
             ``raise``: stop with an error. If none of these is left, this is told and training goes
             on.
-        scaler_per_optimizer: Each optimizer has a loss scale of its own.
+
+    Raises:
+        ConfigError: A value is out of range; in `setup` and later: the Trainer mixes precisions
+            itself, the device knows no autocast, or there is no submodule of a name.
+        LitDataError: `fall_back_to` is ``raise``, and it is time to.
     """
 
     def __init__(
         self,
         precision: Literal["auto", "bf16", "fp16", "fp32"] = "auto",
         *,
-        keep_fp32: Sequence[str] | Callable[[str, nn.Module], bool] = (),
+        keep_fp32: Sequence[str] = (),
         init_scale: float = 65536.0,
         growth_interval: int = 2000,
         fall_back_after: int = 20,
         fall_back_to: Literal["auto", "bf16", "fp32", "raise"] = "auto",
-        scaler_per_optimizer: bool = False,
     ) -> None:
+        is_list = not isinstance(keep_fp32, str)
         _check("precision", precision, ", ".join(_PRECISIONS), precision in _PRECISIONS)
-        _check(
-            "keep_fp32", keep_fp32, "a list of names, or a function", not isinstance(keep_fp32, str)
-        )
+        _check("keep_fp32", keep_fp32, "a list of names", is_list)
         _check("init_scale", init_scale, "above 0 and finite", 0 < init_scale < math.inf)
         _check("growth_interval", growth_interval, "1 or more", growth_interval >= 1)
         _check("fall_back_after", fall_back_after, "1 or more", fall_back_after >= 1)
         _check("fall_back_to", fall_back_to, ", ".join(_FALL_BACKS), fall_back_to in _FALL_BACKS)
-        self.precision, self.fall_back_to, self.fall_back_after = (
-            precision,
-            fall_back_to,
-            fall_back_after,
-        )
-        self.keep_fp32 = keep_fp32 if callable(keep_fp32) else tuple(keep_fp32)
-        self.init_scale, self.growth_interval, self.scaler_per_optimizer = (
-            init_scale,
-            growth_interval,
-            scaler_per_optimizer,
-        )
+        self.precision = precision
+        self.keep_fp32 = tuple(keep_fp32)
+        self.init_scale = init_scale
+        self.growth_interval = growth_interval
+        self.fall_back_after = fall_back_after
+        self.fall_back_to = fall_back_to
         self._history = StepHistory()
         self._fallen_to: Precision | None = None
-        self._norms: dict[
-            int, Tensor | None
-        ] = {}  # of steps that are to be logged; none without a logger
+        # Of the steps that are to be logged, by the id of the optimizer; none without a logger.
+        self._norms: dict[int, Tensor | None] = {}
         self._plugin: MixedPrecision | None = None
-        self._told: Precision | None = None
-        self._replaced: LightningPrecision | None = None
+        self._logged_precision: Precision | None = None
+        self._replaced_plugin: LightningPrecision | None = None
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        is_float32_already = (
-            self.precision == "fp32" and trainer.precision == "32-true"
-        )  # as FSDP's own plugin is
+        # FSDP has a plugin of its own for float32.
+        is_float32_already = self.precision == "fp32" and trainer.precision == "32-true"
         if (self.precision == "auto" or is_float32_already) and _sets_precision(trainer):
             self._plugin = None
             rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
             return
-        replaced, device_type = check_replaceable(trainer), trainer.strategy.root_device.type
+        replaced_plugin = check_replaceable(trainer)
+        device_type = trainer.strategy.root_device.type
         if self._plugin is None or self._plugin.device != device_type:
-            scaler = functools.partial(
+            make_scaler = functools.partial(
                 WatchedScaler, device_type, self.init_scale, self.growth_interval
             )
-            note = self._history.add_loss
-            self._plugin = MixedPrecision(
-                self.precision,
-                device_type,
-                scaler,
-                self.keep_fp32,
-                note,
-                per_optimizer=self.scaler_per_optimizer,
-            )
-        self._plugin.forget_failed_step()
+            self._plugin = MixedPrecision(self.precision, device_type, make_scaler, self.keep_fp32)
+        if self._plugin.scaler is not None:
+            self._plugin.scaler.forget_failed_step()
         self._history.forget_windows()
         self._norms.clear()
         self._plugin.make_safer(self._fallen_to)
-        if self._told != self._plugin.in_use and trainer.is_global_zero:
-            self._told, why = (
-                self._plugin.in_use,
-                "chosen for it" if self.precision == "auto" else "as configured",
-            )
-            log.info(
-                "AMP: %s on %s, %s",
-                self._told,
-                device_type,
-                "fallen back to" if self._fallen_to else why,
-            )
-        self._replaced, trainer.strategy.precision_plugin = replaced, self._plugin
+        self._log_precision(trainer)
+        self._replaced_plugin = replaced_plugin
+        trainer.strategy.precision_plugin = self._plugin
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -207,13 +180,19 @@ class AMP(L.Callback):
         self._history.forget_windows()
 
     @override
+    def on_before_backward(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, loss: Tensor
+    ) -> None:
+        if self._is_on and self._active.scaler is None:  # which sees overflows by itself
+            self._history.add_loss(loss)
+
+    @override
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
         if self._is_on and logs_now(trainer):
-            self._norms[id(optimizer)] = (
-                self._active.measure_norm(optimizer) if trainer.loggers else None
-            )
+            norm = self._active.measure_norm(optimizer) if trainer.loggers else None
+            self._norms[id(optimizer)] = norm
 
     @override
     def on_train_batch_end(
@@ -226,11 +205,12 @@ class AMP(L.Callback):
     ) -> None:
         if not self._is_on:
             return
-        if self._active.scalers:
-            self._history.add_steps(batch_idx, len(trainer.optimizers), self._active.take_found())
+        scaler = self._active.scaler
+        if scaler is not None:
+            self._history.add_steps(batch_idx, trainer.optimizers, scaler.take_overflows())
         else:
             self._history.add_losses(batch_idx)
-        if self._norms:
+        if self._norms:  # an optimizer stepped, and the Trainer logs
             self._judge(trainer, pl_module)
             if trainer.loggers:
                 log_metrics(trainer, self._metrics())
@@ -256,13 +236,13 @@ class AMP(L.Callback):
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        if (
-            self._replaced is None and self._plugin is not None and self._plugin.scalers
-        ):  # saved after the run
+        is_after_run = self._replaced_plugin is None
+        if is_after_run and self._plugin is not None and self._plugin.scaler is not None:
+            # As Lightning does while the plugin is in place.
             checkpoint[type(self._plugin).__qualname__] = self._plugin.state_dict()
 
     def summary(self) -> dict[str, float | int | str]:
-        """``amp/precision``, the last one, and ``amp/skipped_steps``; empty before the first run."""
+        """Return ``amp/precision``, the last one, and ``amp/skipped_steps``; empty before the first run."""
         if self._plugin is None:
             return {}
         self._history.read()
@@ -274,7 +254,7 @@ class AMP(L.Callback):
     @property
     def _is_on(self) -> bool:
         """False where the Trainer sets the precision."""
-        return self._replaced is not None
+        return self._replaced_plugin is not None
 
     @property
     def _active(self) -> MixedPrecision:
@@ -282,61 +262,61 @@ class AMP(L.Callback):
         return self._plugin
 
     def _put_back(self, trainer: L.Trainer) -> None:
-        if self._replaced is not None:
+        if self._replaced_plugin is not None:
             self._active.teardown()
-            self._replaced, trainer.strategy.precision_plugin = None, self._replaced
+            trainer.strategy.precision_plugin = self._replaced_plugin
+            self._replaced_plugin = None
+
+    def _log_precision(self, trainer: L.Trainer) -> None:
+        """Log the precision in use, once until it changes."""
+        precision = self._active.in_use
+        if precision == self._logged_precision or not trainer.is_global_zero:
+            return
+        self._logged_precision = precision
+        reason = "chosen for it" if self.precision == "auto" else "as configured"
+        if self._fallen_to:
+            reason = "fallen back to"
+        log.info("AMP: %s on %s, %s", precision, self._active.device, reason)
 
     def _metrics(self) -> dict[str, float]:
-        scales, skipped = (
-            [scaler.get_scale() for scaler in self._active.scalers],
-            self._history.skipped,
-        )
-        norms = torch.stack([norm for norm in self._norms.values() if norm is not None])
-        values = {"amp/grad_norm": norms.norm().item()}
-        values |= {
-            "amp/scale": min(scales, default=1.0),
-            "amp/skipped_steps": float(skipped.total()),
+        scaler = self._active.scaler
+        norms = [norm for norm in self._norms.values() if norm is not None]
+        return {
+            "amp/grad_norm": torch.stack(norms).norm().item(),
+            "amp/scale": scaler.get_scale() if scaler is not None else 1.0,
+            "amp/skipped_steps": float(self._history.skipped.total()),
         }
-        if len(scales) > 1:
-            values |= {f"amp/scale_{index}": scale for index, scale in enumerate(scales)}
-            values |= {
-                f"amp/skipped_steps_{index}": float(skipped[index]) for index in range(len(scales))
-            }
-        return values
 
     def _judge(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Read what happened and tell it; fall back on all ranks if it was too much on one."""
+        """Read what happened and log it; fall back on all ranks if it was too much on one."""
         self._history.read()
-        if where := self._history.describe_bad():
-            self._tell(trainer, f"batch {where} of epoch {trainer.current_epoch}")
-        too_many = max(self._history.rows.values(), default=0) >= self.fall_back_after
+        bad_batches = self._history.describe_bad()
+        if bad_batches:
+            self._warn(trainer, f"batch {bad_batches} of epoch {trainer.current_epoch}")
+        longest_row = max(self._history.rows.values(), default=0)
+        too_many = longest_row >= self.fall_back_after
         if trainer.strategy.reduce_boolean_decision(too_many, all=False):
             self._fall_back(trainer, pl_module)
 
-    def _tell(self, trainer: L.Trainer, where: str) -> None:
-        scale = min((scaler.get_scale() for scaler in self._active.scalers), default=None)
-        if scale is None:
-            log.warning("AMP: the loss is not finite in %s", where)
+    def _warn(self, trainer: L.Trainer, batches: str) -> None:
+        scaler = self._active.scaler
+        if scaler is None:
+            log.warning("AMP: the loss is not finite in %s", batches)
             return
-        text = f"AMP: gradients overflowed and optimizer steps were skipped in {where}; the loss scale is {scale:g} now"
+        scale = scaler.get_scale()
+        text = (
+            f"AMP: gradients overflowed and optimizer steps were skipped in {batches}; the loss "
+            f"scale is {scale:g} now"
+        )
         if trainer.is_global_zero:  # all ranks have the same gradients
             log.warning(text)
         announce(trainer, Event("precision", text, {"scale": scale}))
 
     def _fall_back(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        before, target = self._active.in_use, self._active.choose_safer(self.fall_back_to)
+        before = self._active.in_use
+        target = self._active.choose_safer(self.fall_back_to)
         self._history.rows.clear()
-        what = (
-            "optimizer steps in a row were skipped"
-            if before == "fp16"
-            else "batches in a row had no finite loss"
-        )
-        spoilt = (
-            ""
-            if _has_finite_weights(pl_module)
-            else " and the weights are not finite: go on from a checkpoint"
-        )
-        text = f"AMP: {self.fall_back_after} or more {what} in {before}{spoilt}"
+        text = self._describe_row(before, pl_module)
         if self.fall_back_to == "raise":
             raise LitDataError(f"{text} - allowed: fewer than fall_back_after - {_REMEDY}")
         if target is None:
@@ -349,11 +329,20 @@ class AMP(L.Callback):
         log.warning("%s; going on in %s. To avoid it, %s", text, target, _REMEDY)
         announce(trainer, Event("precision", f"{text}; going on in {target}", {"scale": 1.0}))
 
+    def _describe_row(self, precision: Precision, pl_module: L.LightningModule) -> str:
+        if precision == "fp16":
+            problem = "optimizer steps in a row were skipped"
+        else:
+            problem = "batches in a row had no finite loss"
+        text = f"AMP: {self.fall_back_after} or more {problem} in {precision}"
+        if _has_finite_weights(pl_module):
+            return text
+        return f"{text} and the weights are not finite: go on from a checkpoint"
+
 
 def _has_finite_weights(pl_module: L.LightningModule) -> bool:
-    weights = [
-        parameter.detach() for parameter in pl_module.parameters() if parameter.is_floating_point()
-    ]
+    parameters = [parameter.detach() for parameter in pl_module.parameters()]
+    weights = [parameter for parameter in parameters if parameter.is_floating_point()]
     return bool(torch.nn.utils.get_total_norm(weights).isfinite())
 
 

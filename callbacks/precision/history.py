@@ -1,51 +1,78 @@
-"""Which optimizer steps overflowed and which losses were not finite: kept on the device, read many at a time."""
+"""Optimizer steps that overflowed and losses that were not finite: kept on the device, read many at a time."""
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from typing_extensions import override
 
 _LOSS: Final = -1  # counted like an optimizer of its own
-_SHOWN: Final = 20
+_LISTED_BATCHES: Final = 20
 
 
 class WatchedScaler(torch.amp.GradScaler):
-    """torch's scaler, which also keeps what each update found: one scalar on the device, read by
-    nobody yet.
+    """torch's scaler, which also keeps what each update met: one scalar on the device, read by nobody yet.
 
-    Attributes:
-        found: Of each optimizer step since the last `take`: ``id`` of the optimizer, and how many
-            devices met a gradient that is not finite ([] float32).
+    Args:
+        device_type: Where it scales.
+        init_scale: First loss scale.
+        growth_interval: Steps without an overflow before it doubles.
     """
 
     def __init__(self, device_type: str, init_scale: float, growth_interval: int) -> None:
         super().__init__(device_type, init_scale=init_scale, growth_interval=growth_interval)
-        self.found: list[tuple[int, Tensor]] = []
+        self._overflows: list[tuple[int, Tensor]] = []
 
     @override
     def update(self, new_scale: float | Tensor | None = None) -> None:
-        for key, state in self._per_optimizer_states.items():
-            if infs := list(state["found_inf_per_device"].values()):
-                total = infs[0].clone()  # torch adds to the first one in place
-                for other in infs[1:]:
-                    total += other.to(total.device, non_blocking=True)
-                self.found.append((key, total))
+        for optimizer_id, state in self._per_optimizer_states.items():
+            overflows = list(state["found_inf_per_device"].values())
+            if overflows:
+                total = overflows[0].clone()  # torch adds to the first one in place
+                for overflow in overflows[1:]:
+                    total += overflow.to(total.device, non_blocking=True)
+                self._overflows.append((optimizer_id, total))
         super().update(new_scale)
 
-    def take(self) -> list[tuple[int, Tensor]]:
-        """What was found since the last time."""
-        found, self.found = self.found, []
-        return found
+    def take_overflows(self) -> list[tuple[int, Tensor]]:
+        """Return what the optimizer steps since the last call met.
+
+        Returns:
+            For each step the ``id`` of its optimizer, and how many devices had a gradient that is
+            not finite ([] float32).
+        """
+        overflows, self._overflows = self._overflows, []
+        return overflows
+
+    def forget_failed_step(self) -> None:
+        """Begin anew after a run that an error ended within a step."""
+        self._overflows.clear()
+        self._per_optimizer_states.clear()
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Take over scale and growth tracker; the growth interval is this run's."""
-        kept = {"growth_interval": self._growth_interval}
-        super().load_state_dict({**state_dict, **kept})
+        super().load_state_dict({**state_dict, "growth_interval": self._growth_interval})
+
+
+class _Unread(NamedTuple):
+    """A step or a loss that nobody has read yet.
+
+    Attributes:
+        key: Index of the optimizer, or `_LOSS`.
+        first: First batch of its window.
+        last: Last batch of its window.
+        value: [] on the device; of a step 0 where nothing overflowed.
+    """
+
+    key: int
+    first: int
+    last: int
+    value: Tensor
 
 
 class StepHistory:
@@ -61,87 +88,96 @@ class StepHistory:
     def __init__(self) -> None:
         self.skipped: Counter[int] = Counter()
         self.rows: Counter[int] = Counter()
-        self._bad: list[str] = []
-        self._starts: dict[int, int] = {}
+        self._bad_windows: list[str] = []
+        self._window_starts: dict[int, int] = {}
         self._losses: list[Tensor] = []
-        self._unread: list[
-            tuple[int, int, int, Tensor]
-        ] = []  # optimizer, first and last batch, found
+        self._unread: list[_Unread] = []
 
     def forget_windows(self) -> None:
-        """No window reaches over the end of an epoch, or of a run."""
-        self._starts.clear()
+        """End all windows: none reaches over the end of an epoch, or of a run."""
+        self._window_starts.clear()
         self._losses.clear()
 
     def add_steps(
-        self, batch_idx: int, optimizers: int, found: Iterable[tuple[int, Tensor]]
+        self,
+        batch_idx: int,
+        optimizers: Sequence[Optimizer],
+        overflows: Sequence[tuple[int, Tensor]],
     ) -> None:
         """Note the steps of a batch, which is the first in the window of each optimizer that
         stepped in the one before.
 
         Args:
             batch_idx: The batch that ends.
-            optimizers: How many there are.
-            found: Index of the optimizer of each step, which was skipped if the number ([] float32)
-                is not 0.
+            optimizers: All of them.
+            overflows: As `WatchedScaler.take_overflows` returns them; a step was skipped if its
+                number is not 0.
         """
-        for index in range(optimizers):
-            self._starts.setdefault(index, batch_idx)
-        for optimizer, number in found:
-            self._unread.append(
-                (optimizer, self._starts.pop(optimizer, batch_idx), batch_idx, number)
-            )
+        indices = {id(optimizer): index for index, optimizer in enumerate(optimizers)}
+        for index in indices.values():
+            self._window_starts.setdefault(index, batch_idx)
+        for optimizer_id, overflow in overflows:
+            index = indices.get(optimizer_id, 0)
+            # A second step within the batch has a window of this batch alone.
+            first = self._window_starts.pop(index, batch_idx)
+            self._unread.append(_Unread(index, first, batch_idx, overflow))
 
     def add_loss(self, loss: Tensor) -> None:
         """Note a loss of the batch under way; what is kept is one number."""
         loss = loss.detach()
-        self._losses.append(
-            loss.clone() if loss.ndim == 0 else (loss * 0).sum()
-        )  # a copy alone costs half as much
+        # A copy of one number costs half as much as a product.
+        self._losses.append(loss.clone() if loss.ndim == 0 else (loss * 0).sum())
 
     def add_losses(self, batch_idx: int) -> None:
         """Note the losses of a batch that ends as one, which is not finite unless all are."""
-        if self._losses:
-            loss = (
-                self._losses[0] if len(self._losses) == 1 else (torch.stack(self._losses) * 0).sum()
-            )
-            self._unread.append((_LOSS, batch_idx, batch_idx, loss))
-            self._losses.clear()
+        if not self._losses:
+            return
+        loss = self._losses[0]
+        if len(self._losses) > 1:
+            loss = (torch.stack(self._losses) * 0).sum()  # 0, or NaN
+        self._unread.append(_Unread(_LOSS, batch_idx, batch_idx, loss))
+        self._losses.clear()
 
     def read(self) -> None:
         """Wait for the device and count what was noted."""
         if not self._unread:
             return
-        values = torch.stack([value for *_, value in self._unread]).tolist()
-        for (key, first, last, _), value in zip(self._unread, values, strict=True):
-            if math.isfinite(value) if key == _LOSS else value == 0:
-                self.rows[key] = 0
+        values = torch.stack([unread.value for unread in self._unread]).tolist()
+        for unread, value in zip(self._unread, values, strict=True):
+            is_loss = unread.key == _LOSS
+            is_good = math.isfinite(value) if is_loss else value == 0
+            if is_good:
+                self.rows[unread.key] = 0
                 continue
-            self.rows[key] += 1
-            self._bad.append(f"{last}" if first == last else f"{first}-{last}")
-            if key != _LOSS:
-                self.skipped[key] += 1
+            self.rows[unread.key] += 1
+            if unread.first == unread.last:
+                self._bad_windows.append(f"{unread.last}")
+            else:
+                self._bad_windows.append(f"{unread.first}-{unread.last}")
+            if not is_loss:
+                self.skipped[unread.key] += 1
         self._unread.clear()
 
     def describe_bad(self) -> str:
-        """Which batches were bad since the last time; empty if none was."""
-        shown, more = ", ".join(self._bad[:_SHOWN]), len(self._bad) - _SHOWN
-        self._bad.clear()
-        return f"{shown} and {more} more" if more > 0 else shown
+        """List the batches that were bad since the last time; empty if none was."""
+        listed = ", ".join(self._bad_windows[:_LISTED_BATCHES])
+        more = len(self._bad_windows) - _LISTED_BATCHES
+        self._bad_windows.clear()
+        return f"{listed} and {more} more" if more > 0 else listed
 
     def state_dict(self) -> dict[str, Any]:
-        """The counts, of plain types."""
+        """Return the counts, of plain types."""
         self.read()
-        return {
-            name: {str(key): n for key, n in counts.items()}
-            for name, counts in self._counts().items()
-        }
+        state: dict[str, Any] = {}
+        for name, counts in self._counts().items():
+            state[name] = {str(key): count for key, count in counts.items()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on counting from there."""
         for name, counts in self._counts().items():
             counts.clear()
-            counts.update({int(key): n for key, n in state[name].items()})
+            counts.update({int(key): count for key, count in state[name].items()})
 
     def _counts(self) -> dict[str, Counter[int]]:
         return {"skipped_steps": self.skipped, "in_a_row": self.rows}

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.events import Event
 from lit_data.callbacks.precision import plugin
-from lit_data.callbacks.precision.history import StepHistory
+from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
 from lit_data.errors import ConfigError, LitDataError
 from tests.notes import Notes
 
@@ -356,3 +356,59 @@ def test_what_was_chosen_is_said_once(caplog: pytest.LogCaptureFixture, fast_bf1
         stage(Model(), loader())  # type: ignore[operator]
     said = [record.message for record in caplog.records if record.message.startswith("AMP: ")]
     assert said == [f"AMP: {'bf16' if fast_bf16 else 'fp32'} on cpu, chosen for it"]
+
+
+class Pair(L.LightningModule):
+    """Two optimizers under manual optimisation; both losses overflow in the given batches, or one of them."""
+
+    def __init__(self, bad: range = range(0), worse: int | None = None) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.automatic_optimization = False
+        self.nets = torch.nn.ModuleList([torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)])
+        self.bad, self.worse = bad, worse
+        self.notes = Notes("amp/")
+
+    def training_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        for index, optimizer in enumerate(self.optimizers()):
+            overflows = batch_idx in self.bad and self.worse in (index, None)
+            optimizer.zero_grad()
+            loss = self.nets[1](self.nets[0](batch)).float().square().mean()
+            self.manual_backward(loss * (math.inf if overflows else 1.0))
+            optimizer.step()
+
+    def configure_optimizers(self) -> Any:
+        return [torch.optim.SGD(net.parameters(), 0.01) for net in self.nets]
+
+
+@pytest.mark.parametrize("worse", [0, 1])
+def test_optimizers_share_a_scale_and_step_apart(worse: int) -> None:
+    model, amp = Pair(range(2, 4), worse), AMP("fp16", init_scale=SCALE)
+    before = [net.weight.detach().clone() for net in model.nets]
+    train(model, amp, limit_train_batches=4)
+    last = model.notes.rows[-1]
+    assert (last["amp/scale"], last["amp/skipped_steps"]) == (SCALE / 4, 2)
+    assert set(last) == {"amp/scale", "amp/skipped_steps", "amp/grad_norm"}
+    for net, weight in zip(model.nets, before, strict=True):
+        assert not torch.equal(net.weight, weight)
+
+
+def test_a_row_is_counted_for_each_optimizer() -> None:
+    model = Pair(range(1, 6))
+    amp = AMP("fp16", init_scale=SCALE, fall_back_after=3, fall_back_to="fp32")
+    train(model, amp, limit_train_batches=6)
+    scales = [values["amp/scale"] for values in model.notes.rows]
+    assert scales == [SCALE, SCALE / 4, SCALE / 16, 1, 1, 1]
+    assert amp.summary() == {"amp/precision": "fp32", "amp/skipped_steps": 6}
+
+
+def test_the_scaler_is_where_other_callbacks_look() -> None:
+    class Look(L.Callback):
+        def on_before_optimizer_step(self, trainer: L.Trainer, *_: Any) -> None:
+            plugin: Any = trainer.strategy.precision_plugin
+            self.scalers = plugin.scaler, trainer.scaler
+
+    look = Look()
+    train(Model(), AMP("fp16"), look)
+    assert type(look.scalers[0]) is WatchedScaler
+    assert look.scalers[0] is look.scalers[1]

@@ -33,24 +33,17 @@ class Net(nn.Module):
 
 
 class Model(L.LightningModule):
-    """Trained on the output and a gradient penalty; notes the dtypes of outputs and of the penalty."""
+    """Notes the dtypes of outputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.critic = Net()
         self.dtypes: set[torch.dtype] = set()
-        self.penalties: list[float] = []
 
     def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
-        return self.penalty(batch.requires_grad_())
-
-    def penalty(self, images: Tensor) -> Tensor:
-        score = self.critic(images)
-        (slope,) = torch.autograd.grad(score.sum(), images, create_graph=True)
-        penalty: Tensor = (slope.norm(dim=1) - 1).square().mean()
+        score = self.critic(batch)
         self.dtypes.add(score.dtype)
-        self.penalties.append(penalty.item())
-        return penalty
+        return score.float().mean()
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
         return torch.optim.SGD(self.parameters(), 0.1)
@@ -98,8 +91,6 @@ HALF, FULL = torch.bfloat16, torch.float32
         (("body",), [FULL, FULL, HALF]),
         (("body.1", "head"), [HALF, FULL, FULL]),
         (("body", "body.0"), [FULL, FULL, HALF]),
-        (lambda name, module: isinstance(module, nn.Linear) and name != "head", [FULL, FULL, HALF]),
-        (lambda name, module: False, [HALF, HALF, HALF]),
     ],
 )
 def test_chosen_modules_stay_in_float32(keep: Any, dtypes: list[torch.dtype]) -> None:
@@ -110,13 +101,6 @@ def test_chosen_modules_stay_in_float32(keep: Any, dtypes: list[torch.dtype]) ->
     assert run(net, ())[0] == [HALF] * 3
 
 
-def test_a_method_of_a_submodule_is_kept() -> None:
-    model = Model()
-    keep_in_float32(model, ("critic.forward",), "cpu")
-    with torch.autocast("cpu", torch.bfloat16):
-        assert model.critic(DATA[0]).dtype == FULL
-
-
 def test_a_module_called_by_itself_is_kept_too() -> None:
     net = Net()
     keep_in_float32(net, ("body",), "cpu")
@@ -124,9 +108,9 @@ def test_a_module_called_by_itself_is_kept_too() -> None:
         assert net.body[0](DATA[0]).dtype == FULL
 
 
-@pytest.mark.parametrize("name", ["haed", "body.2", "", "critic", "critic.forward", "training"])
+@pytest.mark.parametrize("name", ["haed", "body.2", "", "critic", "head.forward", "training"])
 def test_an_unknown_name_is_refused(name: str) -> None:
-    message = f"keep_fp32 has '{name}', which is no submodule or method of Net - allowed: .* - the nearest: .*(head|body)"
+    message = f"keep_fp32 has '{name}', which is no submodule of Net - allowed: .* - the nearest: .*(head|body)"
     with pytest.raises(ConfigError, match=message):
         keep_in_float32(Net(), (name,), "cpu")
 
@@ -185,16 +169,6 @@ def test_compiled_modules_are_kept(full: bool) -> None:
     assert torch.equal(compiled, plain)
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_gradient_penalty_is_that_of_float32(precision: Any) -> None:
-    plain, model = Model(), Model()
-    train(AMP("fp32"), plain)
-    train(AMP(precision, keep_fp32=["penalty"], init_scale=1024.0), model)
-    assert model.dtypes == {FULL}
-    assert model.penalties == plain.penalties
-    assert "penalty" not in vars(model)
-
-
 def test_modules_built_late_are_known() -> None:
     class Late(Model):
         def configure_model(self) -> None:
@@ -208,3 +182,13 @@ def test_modules_built_late_are_known() -> None:
     model = Late()
     train(AMP("bf16", keep_fp32=["late"]), model)
     assert model.dtypes == {FULL}
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_run_keeps_what_is_named_and_leaves_no_trace(precision: str) -> None:
+    plain, kept = Model(), Model()
+    train(AMP(precision), plain)
+    train(AMP(precision, keep_fp32=["critic.head"]), kept)
+    assert plain.dtypes == {torch.bfloat16 if precision == "bf16" else torch.float16}
+    assert kept.dtypes == {FULL}
+    assert "forward" not in vars(kept.critic.head)

@@ -172,11 +172,10 @@ def test_the_penalty_is_that_of_the_paper() -> None:
     ("options", "callbacks"),
     [
         ({"precision": "bf16-mixed"}, []),
-        ({}, [partial(AMP, "bf16", scaler_per_optimizer=True)]),
-        ({}, [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]),
+        ({}, [partial(AMP, "bf16")]),
         ({}, [partial(AMP, "fp16", init_scale=1024.0)]),
     ],
-    ids=["trainer-bf16", "amp-bf16", "amp-fp16-two-scalers", "amp-fp16-one-scaler"],
+    ids=["trainer-bf16", "amp-bf16", "amp-fp16"],
 )
 @pytest.mark.parametrize("make", [_module, _rays])
 def test_mixed_precision_finds_the_gradients_of_float32(
@@ -211,9 +210,7 @@ def test_mixed_precision_finds_the_gradients_of_float32(
         assert float((found - wanted).norm() / wanted.norm()) < (0.5 if make is _rays else 0.05)
 
 
-@pytest.mark.parametrize(
-    "callbacks", [[], [partial(AMP, "fp16", scaler_per_optimizer=True, init_scale=1024.0)]]
-)
+@pytest.mark.parametrize("callbacks", [[], [partial(AMP, "fp16", init_scale=1024.0)]])
 def test_gradients_are_clipped_without_the_loss_scale(callbacks: Any) -> None:
     module = _module(
         gradient_clip_norm=1e-3,

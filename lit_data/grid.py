@@ -1,4 +1,4 @@
-"""Which patch is number i: arithmetic instead of a list, so memory does not grow with the number of patches."""
+"""Grids of patches by arithmetic instead of lists: memory does not grow with their number."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _SHOWN: Final = 100
 
 
 def count_positions(lengths_px: ArrayLike, patch_px: int, stride_px: int, edges: Edges) -> Ints:
-    """How many patches fit along one axis.
+    """Return the number of patches along one axis.
 
     The positions are 0, stride, 2 * stride, ... up to the last one <= length - patch. Where a tail
     stays uncovered, `cover` adds the position length - patch, `pad` the next multiple of the stride
@@ -59,9 +59,9 @@ class PatchGrid:
         widths_px: [n] image widths.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches, one number or (vertical, horizontal).
-        edges: What happens to the tail of an axis: `cover` (a last patch flush with the edge),
-            `drop`, or `pad` (reflected past the edge). See `count_positions`.
-        name: Gives an image's name for a message.
+        edges: Rule for the tail of an axis: `cover` (a last patch flush with the edge), `drop`, or
+            `pad` (reflected past the edge). See `count_positions`.
+        name: Returns an image's name for a message.
 
     Raises:
         ConfigError: A size is not positive, or the rule is unknown.
@@ -82,12 +82,14 @@ class PatchGrid:
         check_choice("edges", edges, get_args(Edges))
         self.heights_px = np.ascontiguousarray(heights_px, dtype=np.int64)
         self.widths_px = np.ascontiguousarray(widths_px, dtype=np.int64)
-        patch, stride = pair_px("patch_px", patch_px), pair_px("stride_px", stride_px)
-        self.vertical, self.horizontal = Axis(patch[0], stride[0]), Axis(patch[1], stride[1])
+        patch_height, patch_width = pair_px("patch_px", patch_px)
+        vertical_stride, horizontal_stride = pair_px("stride_px", stride_px)
+        self.vertical = Axis(patch_height, vertical_stride)
+        self.horizontal = Axis(patch_width, horizontal_stride)
         self.edges: Edges = edges
         self._check_sizes(name)
-        self.rows = count_positions(self.heights_px, *patch[:1], stride[0], edges)
-        self.columns = count_positions(self.widths_px, *patch[1:], stride[1], edges)
+        self.rows = count_positions(self.heights_px, patch_height, vertical_stride, edges)
+        self.columns = count_positions(self.widths_px, patch_width, horizontal_stride, edges)
         self._ends = np.cumsum(self.rows * self.columns)
 
     @property
@@ -105,7 +107,7 @@ class PatchGrid:
         return int(image[0]), int(y[0]), int(x[0])
 
     def locate(self, indices: ArrayLike) -> tuple[Ints, Ints, Ints]:
-        """Image number, y and x (top left corner, px) of many patches at once.
+        """Return image number, y and x (top left corner, px) of many patches at once.
 
         Args:
             indices: [N] patch indices, 0 <= index < len(grid).
@@ -124,67 +126,72 @@ class PatchGrid:
         )
 
     def patches_of(self, image: int) -> range:
-        """The patch indices of one image."""
+        """Return the patch indices of one image."""
         end = int(self._ends[image])
         return range(end - int(self.rows[image] * self.columns[image]), end)
 
     def nearest(self, image: Ints, y: Ints, x: Ints) -> Ints:
-        """[N] indices of the patches that lie nearest to places in images.
+        """Return [N] indices of the patches that lie nearest to corners in images.
 
         Args:
             image: [N] image numbers.
             y: [N] top edges, px.
             x: [N] left edges, px.
         """
-        row = np.minimum(
-            np.rint(y / self.vertical.stride_px).astype(np.int64), self.rows[image] - 1
-        )
-        column = np.minimum(
-            np.rint(x / self.horizontal.stride_px).astype(np.int64), self.columns[image] - 1
-        )
+        row = np.rint(y / self.vertical.stride_px).astype(np.int64)
+        row = np.minimum(row, self.rows[image] - 1)
+        column = np.rint(x / self.horizontal.stride_px).astype(np.int64)
+        column = np.minimum(column, self.columns[image] - 1)
         index: Ints = self._ends[image] - (self.rows[image] - row) * self.columns[image] + column
         return index
 
     def _start(self, step: Ints, axis: Axis, length_px: Ints) -> Ints:
         start = step * axis.stride_px
-        return np.minimum(start, length_px - axis.patch_px) if self.edges == "cover" else start
+        if self.edges == "cover":
+            start = np.minimum(start, length_px - axis.patch_px)
+        return start
 
     def _check_sizes(self, name: Callable[[int], str]) -> None:
         height, width = self.patch_px
-        # A reflection cannot be longer than the image without its edge row.
-        least = (
-            ((height + 1) // 2 + 1, (width + 1) // 2 + 1)
-            if self.edges == "pad"
-            else (height, width)
-        )
-        small = np.flatnonzero((self.heights_px < least[0]) | (self.widths_px < least[1])).tolist()
-        if small:
-            sizes = [f"{self.heights_px[image]} x {self.widths_px[image]} px" for image in small]
-            raise list_problems([*zip(map(name, small), sizes, strict=True)]).make_error(
-                f"{len(small)} of {self.heights_px.size} images are too small for patches of {height} x {width} px",
+        least_height, least_width = height, width
+        if self.edges == "pad":
+            # A reflection cannot be longer than the image without its edge row.
+            least_height, least_width = (height + 1) // 2 + 1, (width + 1) // 2 + 1
+        is_small = (self.heights_px < least_height) | (self.widths_px < least_width)
+        problems = []
+        for image in np.flatnonzero(is_small).tolist():
+            size = f"{self.heights_px[image]} x {self.widths_px[image]} px"
+            problems.append((name(image), size))
+        if problems:
+            raise list_problems(problems).make_error(
+                f"{len(problems)} of {self.heights_px.size} images are too small for patches of "
+                f"{height} x {width} px",
                 "choose a smaller patch_px or edges=pad (which reflects up to half a patch)",
             )
 
 
 def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
-    """A positive size as (height, width); one number stands for both.
+    """Return a positive size as (height, width); one number stands for both.
 
     Raises:
         ConfigError: It is not one or two positive whole numbers.
     """
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2 or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in pair
-    ):
+    if len(pair) != 2 or not all(map(_is_length, pair)):
         raise ConfigError(
             f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)"
         )
     return pair[0], pair[1]
 
 
+def _is_length(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
 def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-    """One patch; where it reaches past an edge, the image is mirrored without its edge row, as
-    often as need be.
+    """Cut one patch out of an image.
+
+    Past an edge the image is reflected without its edge row, as often as need be.
 
     Args:
         image: [C, H, W].
@@ -206,7 +213,12 @@ def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int])
 
 
 def mirror(start: int, length: int, limit: int) -> Ints:
-    """Numbers of `length` rows from `start` on in an image of `limit` rows; the edge row is not repeated."""
-    period = max(1, 2 * (limit - 1))
-    place = np.arange(start, start + length) % period
-    return np.minimum(place, period - place) if limit > 1 else np.zeros(length, np.int64)
+    """Return the numbers of `length` rows from `start` on, reflected into `limit` rows.
+
+    The edge row is not repeated.
+    """
+    if limit <= 1:
+        return np.zeros(length, np.int64)
+    period = 2 * (limit - 1)
+    row = np.arange(start, start + length) % period
+    return np.minimum(row, period - row)

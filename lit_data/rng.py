@@ -1,11 +1,10 @@
-"""Counter-based randomness: every random number is a pure function of (seed, stream, index, epoch,
-draw number).
+"""Counter-based randomness: each number is a pure function of its seed and its place.
 
-Philox 4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011) turns a
-128-bit counter and a 64-bit key into 128 random bits without any state, so a sample comes out the
-same in whichever worker, batch or rank it is made. The key is the seed; the counter holds (block,
-index, epoch, stream | index >> 32), so two different samples, epochs, streams or draws can never
-share a number: nothing is added to a seed.
+The place is (stream, index, epoch, draw number). Philox 4x32-10 (Salmon et al., "Parallel random
+numbers: as easy as 1, 2, 3", SC 2011) turns a 128-bit counter and a 64-bit key into 128 random bits
+without any state, so a sample comes out the same in whichever worker, batch or rank it is made. The
+key is the seed; the counter holds (block, index, epoch, stream | index >> 32), so two different
+samples, epochs, streams or draws can never share a number: nothing is added to a seed.
 """
 
 import random
@@ -33,7 +32,7 @@ _FEISTEL_ROUNDS: Final = 8
 
 
 class Stream(IntEnum):
-    """What a number is drawn for. A stream keeps its number for ever: changing one changes every sample."""
+    """Purpose of a number. A stream keeps its number for ever: another one changes every sample."""
 
     ORDER = 0
     SPLIT = 1
@@ -69,7 +68,7 @@ def check_seed(seed: int) -> int:
 
 
 def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np.uint32]:
-    """Philox 4x32-10 of many counters under one key.
+    """Return Philox 4x32-10 of many counters under one key.
 
     Args:
         counter: [4, N] uint32, the four words of each counter.
@@ -79,10 +78,10 @@ def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np
         [4, N] uint32 random words.
     """
     multipliers = np.array(_MULTIPLIERS, dtype=np.uint64)[:, None]
-    keys = np.arange(_ROUNDS, dtype=np.uint64)[:, None] * np.array(
-        _KEY_STEPS, np.uint64
-    ) + np.array(key, np.uint64)
+    rounds = np.arange(_ROUNDS, dtype=np.uint64)[:, None]
+    keys = rounds * np.array(_KEY_STEPS, np.uint64) + np.array(key, np.uint64)
     round_keys = (keys & np.uint64(_WORD)).astype(np.uint32)[:, :, None]
+    # Words 0 and 2 are multiplied, 1 and 3 are mixed in; the products are read as two halves.
     even = np.ascontiguousarray(counter[::2])
     odd: NDArray[np.uint32] = counter[1::2]
     for round_key in round_keys:
@@ -97,14 +96,14 @@ def philox_4x32(counter: NDArray[np.uint32], key: tuple[int, int]) -> NDArray[np
 def random_words(
     seed: int, stream: int, index: ArrayLike, epoch: int, words: int
 ) -> NDArray[np.uint32]:
-    """Random 32-bit words of each index.
+    """Return random 32-bit words of each index.
 
     Args:
         seed: 0 <= seed < 2**64.
-        stream: What the words are for, see `Stream`.
+        stream: Purpose of the words, see `Stream`.
         index: [B] sample indices, 0 <= index < 2**48.
         epoch: 0 <= epoch < 2**32.
-        words: How many words each index gets.
+        words: Number of words of each index.
 
     Returns:
         [B, words] uint32.
@@ -117,38 +116,35 @@ def random_words(
     counter[2] = epoch
     counter[3] = ((indices >> 32) | (stream << 16))[:, None]
     random = philox_4x32(counter.reshape(4, -1), _key_of(seed))
-    return (
-        random.reshape(4, indices.size, blocks)
-        .transpose(1, 2, 0)
-        .reshape(indices.size, -1)[:, :words]
-    )
+    by_index = random.reshape(4, indices.size, blocks).transpose(1, 2, 0)
+    return by_index.reshape(indices.size, -1)[:, :words]
 
 
 def uniform(
     seed: int, stream: int, index: ArrayLike, epoch: int, draws: int
 ) -> NDArray[np.float32]:
-    """Uniform numbers of each index: `random_words` scaled to [0, 1) with 24 bits, exact in
-    float32.
+    """Return uniform numbers of each index.
+
+    They are `random_words` scaled to [0, 1) with 24 bits, which are exact in float32.
 
     Returns:
         [B, draws] float32 in [0, 1).
     """
-    return (random_words(seed, stream, index, epoch, draws) >> np.uint32(8)).astype(
-        np.float32
-    ) * np.float32(2.0**-24)
+    words = random_words(seed, stream, index, epoch, draws) >> np.uint32(8)
+    return words.astype(np.float32) * np.float32(2.0**-24)
 
 
 def uniform_torch(
     seed: int, stream: int, index: "torch.Tensor", epoch: int, draws: int
 ) -> "torch.Tensor":
-    """`uniform` computed on the device of the index, bit for bit the same numbers.
+    """Return the numbers of `uniform`, bit for bit, computed on the device of the index.
 
     Args:
         seed: 0 <= seed < 2**64.
-        stream: What the numbers are for, see `Stream`.
+        stream: Purpose of the numbers, see `Stream`.
         index: [B] int64 sample indices.
         epoch: 0 <= epoch < 2**32.
-        draws: How many numbers each index gets.
+        draws: Number of numbers of each index.
 
     Returns:
         [B, draws] float32 in [0, 1) on the device of `index`.
@@ -157,13 +153,11 @@ def uniform_torch(
 
     blocks = -(-draws // 4)
     block = torch.arange(blocks, device=index.device).expand(index.shape[0], blocks)
-    low, high = (index & _WORD)[:, None], ((index >> 32) | (stream << 16))[:, None]
-    x0, x1, x2, x3 = (
-        block,
-        low.expand_as(block),
-        torch.full_like(block, epoch),
-        high.expand_as(block),
-    )
+    # The four words of the counter.
+    x0 = block
+    x1 = (index & _WORD)[:, None].expand_as(block)
+    x2 = torch.full_like(block, epoch)
+    x3 = ((index >> 32) | (stream << 16))[:, None].expand_as(block)
     k0, k1 = _key_of(seed)
     for _ in range(_ROUNDS):
         # int64 products wrap, which leaves the 64 bits right; the shift is arithmetic, hence the
@@ -177,7 +171,7 @@ def uniform_torch(
 
 
 def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArray[np.int64]:
-    """The sample at each position of the epoch's random order, without holding the order in memory.
+    """Return the sample at each position of the epoch's random order, which is never in memory.
 
     A Feistel network over a * b >= length cells with addition modulo a and b; a value that falls
     outside is sent through again (cycle walking), which keeps it a permutation (Black and Rogaway,
@@ -204,9 +198,8 @@ def shuffled(positions: ArrayLike, length: int, seed: int, epoch: int) -> NDArra
 
 @lru_cache(maxsize=16)
 def _draw_round_keys(seed: int, epoch: int) -> NDArray[np.uint64]:
-    keys: NDArray[np.uint64] = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)[
-        0
-    ].astype(np.uint64)
+    words = random_words(seed, Stream.ORDER, 0, epoch, _FEISTEL_ROUNDS)
+    keys: NDArray[np.uint64] = words[0].astype(np.uint64)
     return keys
 
 
@@ -228,7 +221,10 @@ def _feistel(
 
 
 def _mix(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Finaliser of splitmix64 (Steele, Lea, Flood, OOPSLA 2014), cut to 48 bits so that the sum above cannot wrap."""
+    """Mix bits as the finaliser of splitmix64 does (Steele, Lea, Flood, OOPSLA 2014).
+
+    The result is cut to 48 bits, so that the sum above cannot wrap.
+    """
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return (values ^ (values >> np.uint64(31))) >> np.uint64(16)
@@ -250,7 +246,11 @@ def seed_generators(words: NDArray[np.uint32]) -> None:
 
 @contextmanager
 def unchanged_generators() -> Iterator[Callable[[], bool]]:
-    """Put the global generators back at the end; gives a function that says whether they moved so far."""
+    """Put the global generators back at the end.
+
+    Yields:
+        A function that returns True if they have moved so far.
+    """
     before = _take_states()
     try:
         yield lambda: not _are_equal(before, _take_states())
@@ -258,9 +258,8 @@ def unchanged_generators() -> Iterator[Callable[[], bool]]:
         _put_states(before)
 
 
-_States = tuple[
-    "torch.Tensor", tuple[Any, ...], tuple[Any, ...]
-]  # of torch's generator of the CPU, NumPy's, `random`'s
+_States = tuple["torch.Tensor", tuple[Any, ...], tuple[Any, ...]]
+"""States of torch's generator of the CPU, NumPy's, and that of `random`."""
 
 
 def _take_states() -> _States:
@@ -278,6 +277,9 @@ def _put_states(states: _States) -> None:
 
 
 def _are_equal(before: _States, after: _States) -> bool:
-    (_, key, *place), (_, key_after, *place_after) = before[1], after[1]
-    numpy_is_equal = place == place_after and np.array_equal(key, key_after)
-    return numpy_is_equal and before[2] == after[2] and before[0].equal(after[0])
+    _, key, *position = before[1]
+    _, key_after, *position_after = after[1]
+    # The cheap comparisons first: this is asked for each micro-batch.
+    if position != position_after or before[2] != after[2]:
+        return False
+    return np.array_equal(key, key_after) and before[0].equal(after[0])

@@ -1,4 +1,7 @@
-"""Defects drawn on clean images: a plan holds all randomness and no pixels, a renderer draws it on any device."""
+"""Synthetic defects on clean images.
+
+A plan holds all randomness and no pixels; a renderer draws it on any device.
+"""
 
 from typing import TYPE_CHECKING
 

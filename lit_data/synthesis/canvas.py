@@ -1,4 +1,4 @@
-"""Pixels of a batch, of any dtype, read and added to by their place."""
+"""Pixels of a batch, of any dtype, read and added to by their number."""
 
 import threading
 from typing import Final
@@ -12,7 +12,7 @@ _memory: Final = threading.local()
 
 
 class Canvas:
-    """The pixels of a batch.
+    """Pixels of a batch.
 
     Args:
         images: [B, C, H, W], contiguous; changed in place by `add`. uint8, uint16, int16 or
@@ -24,7 +24,8 @@ class Canvas:
     """
 
     def __init__(self, images: Tensor, values: ValueRange) -> None:
-        self.values, self.device = values, images.device
+        self.values = values
+        self.device = images.device
         self.channels, self.height_px, self.width_px = images.shape[1:]
         # torch has few kernels for uint16: its bits are moved as int16.
         self._unsigned16 = images.dtype == torch.uint16
@@ -34,14 +35,14 @@ class Canvas:
         )
 
     def read(self, index: Tensor) -> Tensor:
-        """Pixel values within the value range: float32, of the shape of the index."""
+        """Return pixel values within the value range: float32, of the shape of the index."""
         stored = self._flat[index]
         if self._unsigned16:
             stored = stored.to(torch.int32) & 0xFFFF
         return stored.to(torch.float32).clamp_(*self.values.bounds)
 
     def read_target(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        """The target in 0..1, mirrored at the edges.
+        """Return the target in 0..1, reflected at the edges.
 
         Args:
             row: [n] samples.
@@ -54,7 +55,7 @@ class Canvas:
         return self._to_unit(self.read(self.find(row, y, x)))
 
     def read_channels(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        """All channels in 0..1, mirrored at the edges; the arguments are those of `read_target`.
+        """Return all channels in 0..1, reflected at the edges; arguments as for `read_target`.
 
         Returns:
             [..., C] float32.
@@ -62,14 +63,15 @@ class Canvas:
         return self._to_unit(self.read(self.find(row, y, x)[..., None] + self.planes))
 
     def find(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
-        """Numbers of pixels of the target; the arguments are those of `read_target`."""
+        """Return the numbers of pixels of the target; arguments as for `read_target`."""
         pixel = mirror(y, self.height_px) * self.width_px + mirror(x, self.width_px)
         first = row * (self.channels * self.height_px * self.width_px)
         return first.view(-1, *[1] * (pixel.ndim - 1)) + pixel
 
     def add(self, index: Tensor, steps: Tensor) -> None:
-        """Add to pixels, which may occur several times: the sum over all of them first, the bounds
-        last.
+        """Add to pixels, which may occur several times.
+
+        The sum over all of them comes first, the bounds last.
 
         Args:
             index: [K] int64.
@@ -82,13 +84,14 @@ class Canvas:
             self._accumulate(self._flat, index, steps)
             self._flat[index] = self.read(index)
             return
-        zeros = _zeros(self._flat.numel(), self.device)
-        self._accumulate(zeros, index, steps)
-        after = (before + zeros[index]).clamp_(*self.values.bounds)
-        zeros[index] = 0
-        self._flat[index] = (after.to(torch.int32) if self._unsigned16 else after).to(
-            self._flat.dtype
-        )
+        # Whole numbers are summed in a plane of float32: a sum may leave the range of the dtype.
+        sums = _zeros(self._flat.numel(), self.device)
+        self._accumulate(sums, index, steps)
+        after = (before + sums[index]).clamp_(*self.values.bounds)
+        sums[index] = 0
+        if self._unsigned16:
+            after = after.to(torch.int32)  # whose lower bits then become an int16
+        self._flat[index] = after.to(self._flat.dtype)
 
     def _to_unit(self, pixels: Tensor) -> Tensor:
         return pixels.sub_(self.values.low).div_(self.values.scale)
@@ -103,13 +106,16 @@ class Canvas:
 
 
 def mirror(index: Tensor, length_px: int) -> Tensor:
-    """Rows or columns outside of an image as those inside that they mirror, without the edge itself."""
+    """Return rows or columns reflected into an image, without repeating its edge."""
     last = length_px - 1
     return last - (last - index.abs()).abs_().clamp_(max=last)
 
 
 def _zeros(size: int, device: torch.device) -> Tensor:
-    """Zeros that this thread keeps, and leaves zero: clearing whole images would cost more than drawing."""
+    """Return zeros that this thread keeps, to be left zero.
+
+    Clearing planes as large as the batch would cost more than drawing.
+    """
     if device.type != "cpu":
         return torch.zeros(size, device=device)
     zeros: Tensor | None = getattr(_memory, "zeros", None)

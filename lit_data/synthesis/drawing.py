@@ -1,8 +1,7 @@
-"""Draw spots into rows of integer pixels, on the host: what a worker does while it holds the
-samples in its cache.
+"""Drawing of spots into rows of integer pixels, on the host.
 
-The renderer does the same for every family; for micro-batches of small spots NumPy takes a third of
-its time.
+A worker does that while it holds the samples in its cache. The renderer does the same for every
+family; for micro-batches of small spots NumPy takes a third of its time.
 """
 
 import threading
@@ -34,54 +33,51 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
     top, left, kernels = _place_kernels(plan)
     rows = top[:, None] + np.arange(kernels.shape[1])
     columns = left[:, None] + np.arange(kernels.shape[2])
-    inside = ((rows >= 0) & (rows < height))[:, :, None] & ((columns >= 0) & (columns < width))[
-        :, None, :
-    ]
-    touched = inside & (kernels > 0)
+    row_inside = (rows >= 0) & (rows < height)
+    column_inside = (columns >= 0) & (columns < width)
+    touched = row_inside[:, :, None] & column_inside[:, None, :] & (kernels > 0)
     pixel = rows[:, :, None] * width + columns[:, None, :]
 
     amplitude = _turn_inwards(images, plan, values)
     steps = np.rint(kernels * amplitude[:, None, None] * np.float32(values.scale)).astype(np.int32)
     defect, channel = np.nonzero(plan.channels)
     plane = (plan.row[defect] * channels + channel) * (height * width)
-    where = touched[defect]
-    _add(
-        images.reshape(-1),
-        (plane[:, None, None] + pixel[defect])[where],
-        steps[defect][where],
-        values,
-    )
+    index = plane[:, None, None] + pixel[defect]
+    drawn = touched[defect]
+    _add(images.reshape(-1), index[drawn], steps[defect][drawn], values)
 
+    mask_plane = plan.row * (height * width)
+    mask_index = mask_plane[:, None, None] + pixel
     marked = touched & plan.is_true[:, None, None]
-    masks.reshape(-1)[((plan.row * (height * width))[:, None, None] + pixel)[marked]] = 1
+    masks.reshape(-1)[mask_index[marked]] = 1
 
 
 def _place_kernels(
     plan: DefectPlan,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
-    """Top and left of each window [N], and its kernel [N, Kh, Kw]."""
-    nearest_y, nearest_x = np.floor(plan.y + np.float32(0.5)), np.floor(plan.x + np.float32(0.5))
+    """Return top and left of each window [N], and its kernel [N, Kh, Kw]."""
+    nearest_y = np.floor(plan.y + np.float32(0.5))
+    nearest_x = np.floor(plan.x + np.float32(0.5))
     offset_y = ((plan.y - nearest_y + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
     offset_x = ((plan.x - nearest_x + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
     spot: Any = plan.spec.members[0]
     kernels = spot_kernels(spot.shapes)
-    top, left = (
-        nearest.astype(np.int64) - window_start(size)
-        for nearest, size in zip((nearest_y, nearest_x), kernels.shape[3:], strict=True)
-    )
-    return top, left, kernels[plan.values[:, 0].astype(np.int64), offset_y, offset_x]
+    height, width = kernels.shape[3:]
+    top = nearest_y.astype(np.int64) - window_start(height)
+    left = nearest_x.astype(np.int64) - window_start(width)
+    shape = plan.values[:, 0].astype(np.int64)
+    return top, left, kernels[shape, offset_y, offset_x]
 
 
 def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArray[np.float32]:
-    """[N] amplitudes, negated where the peak would leave the range."""
+    """Return [N] amplitudes, negated where the peak would leave the range."""
     height, width = images.shape[-2:]
     y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
     x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
     low, high = values.bounds
     amplitude: NDArray[np.float32] = plan.amplitude
-    peak = np.clip(images[plan.row, 0, y, x], low, high) + np.rint(
-        amplitude * np.float32(values.scale)
-    )
+    step = np.rint(amplitude * np.float32(values.scale))
+    peak = np.clip(images[plan.row, 0, y, x], low, high) + step
     return np.where((peak < low) | (peak > high), -amplitude, amplitude)
 
 
@@ -89,7 +85,7 @@ def _add(
     flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange
 ) -> None:
     """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
-    low, high = (int(bound) for bound in values.bounds)
+    low, high = int(values.bounds[0]), int(values.bounds[1])
     sums = _zeros(flat.size)
     np.add.at(sums, index, steps)
     before = np.clip(flat[index], low, high).astype(np.int32)
@@ -98,7 +94,10 @@ def _add(
 
 
 def _zeros(size: int) -> NDArray[np.int32]:
-    """Zeros that this thread keeps, and leaves zero: clearing whole images would cost more than drawing."""
+    """Return zeros that this thread keeps, to be left zero.
+
+    Clearing planes as large as the batch would cost more than drawing.
+    """
     zeros: NDArray[np.int32] | None = getattr(_memory, "zeros", None)
     if zeros is None or zeros.size < size:
         zeros = _memory.zeros = np.zeros(size, np.int32)

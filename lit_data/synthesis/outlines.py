@@ -1,4 +1,4 @@
-"""Outlines of regions, how much of each pixel of a window a defect covers, and the smooth fields that shape them."""
+"""Outlines of regions as coverage of the pixels of a window, and the smooth fields in them."""
 
 from functools import lru_cache
 from pathlib import Path
@@ -24,16 +24,15 @@ TILE_PX: Final = 64
 LEAST_AREA_PX: Final = 9
 """Smaller pieces of a mask say nothing of a shape."""
 BORDER: Final = 0.9
-"""Share of a tile that the longer side of a shape takes."""
+"""Fraction of a tile that the longer side of a shape takes."""
 
 
 @lru_cache(maxsize=8)
 def load_shapes(folder: str) -> NDArray[np.float32]:
-    """Every connected piece of every mask below a folder, each scaled to a tile; whatever is not 0
-    is defect.
+    """Load every connected piece of every mask below a folder, each scaled to a tile.
 
     Args:
-        folder: PNG, TIFF, BMP or .npy masks, any depth.
+        folder: PNG, TIFF, BMP or .npy masks, any depth; whatever is not 0 is defect.
 
     Returns:
         [S, TILE_PX, TILE_PX] float32 coverage in 0..1, in the order of the paths.
@@ -45,11 +44,9 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
         raise DataError(
             f"shapes_from={folder} is not a folder: give one that holds masks of defects"
         )
-    shapes = [
-        tile
-        for path in find_images(Path(folder)).paths
-        for tile in _cut_tiles(read_image(path)[0] != 0)
-    ]
+    shapes: list[NDArray[np.float32]] = []
+    for path in find_images(Path(folder)).paths:
+        shapes += _cut_tiles(read_image(path)[0] != 0)
     if not shapes:
         raise DataError(
             f"shapes_from={folder}: no mask has a piece of {LEAST_AREA_PX} px: are they all 0?"
@@ -59,7 +56,7 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
 
 @lru_cache(maxsize=8)
 def shapes_on(folder: str, device: "torch.device") -> "Tensor":
-    """`load_shapes` on a device."""
+    """Return the shapes of `load_shapes` on a device."""
     import torch
 
     with torch.inference_mode(mode=False):
@@ -72,37 +69,39 @@ def _cut_tiles(mask: NDArray[np.bool_]) -> list[NDArray[np.float32]]:
     _, labels, boxes, _ = cv2.connectedComponentsWithStats(mask.astype(np.uint8), connectivity=8)
     tiles = []
     for number, (left, top, width, height, area) in enumerate(boxes.tolist()):
-        if number and area >= LEAST_AREA_PX:
-            piece = (labels[top : top + height, left : left + width] == number).astype(np.float32)
-            tiles.append(_fit(piece))
+        if number == 0 or area < LEAST_AREA_PX:  # 0 is the ground
+            continue
+        piece = labels[top : top + height, left : left + width] == number
+        tiles.append(_fit(piece.astype(np.float32)))
     return tiles
 
 
 def _fit(piece: NDArray[np.float32]) -> NDArray[np.float32]:
-    """A piece in the middle of a tile, its longer side `BORDER` of it."""
+    """Scale a piece into the middle of a tile, so that its longer side takes `BORDER` of it."""
     import cv2
 
     scale = BORDER * TILE_PX / max(piece.shape)
     padded = np.pad(piece, 1)
-    # Middle to middle; a pixel's place is that of its own middle.
-    down, across = ((TILE_PX - 1) / 2 - scale * (length - 1) / 2 for length in padded.shape)
+    height, width = padded.shape
+    # Middle to middle; the place of a pixel is that of its own middle.
+    down = (TILE_PX - 1) / 2 - scale * (height - 1) / 2
+    across = (TILE_PX - 1) / 2 - scale * (width - 1) / 2
     matrix = np.array([[scale, 0, across], [0, scale, down]], np.float64)
-    return np.asarray(
-        cv2.warpAffine(padded, matrix, (TILE_PX, TILE_PX), flags=cv2.INTER_LINEAR), np.float32
-    )
+    tile = cv2.warpAffine(padded, matrix, (TILE_PX, TILE_PX), flags=cv2.INTER_LINEAR)
+    return np.asarray(tile, np.float32)
 
 
 WOBBLE = 0.25
-"""How far the edge of a blob strays, in shares of its radius."""
+"""Distance that the edge of a blob strays, in fractions of its radius."""
 
 
 def band(distance_px: "Tensor", half_width_px: "Tensor") -> "Tensor":
-    """Coverage of a band around a line, with an edge of one pixel: 1 inside, 0 outside."""
+    """Return the coverage of a band around a line: 1 inside, 0 outside, an edge of one pixel."""
     return (half_width_px + 0.5 - distance_px.abs()).clamp_(0, 1)
 
 
 def stretch(windows: "Windows", p: "Parameters") -> "Tensor":
-    """A rectangle along the stripes.
+    """Return the coverage of a rectangle along the stripes.
 
     Args:
         windows: The windows of n defects.
@@ -116,12 +115,12 @@ def stretch(windows: "Windows", p: "Parameters") -> "Tensor":
 
 
 def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
-    """An ellipse with a wavy edge.
+    """Return the coverage of an ellipse with a wavy edge.
 
     Args:
         windows: The windows of n defects.
         p: ``half_px`` and ``half_across_px`` (of the axes), ``angle``, ``seed_y`` and ``seed_x``.
-        soft: Width of the edge in shares of the smaller half axis; 0 is an edge of one pixel.
+        soft: Width of the edge in fractions of the smaller half axis; 0 is an edge of one pixel.
 
     Returns:
         [n, h, w] in 0..1.
@@ -130,13 +129,12 @@ def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
     radius = ((along / p["half_px"]).square() + (across / p["half_across_px"]).square()).sqrt_()
     waves = look_up(windows, p["seed_y"], p["seed_x"], CELL_PX / p["half_px"])
     edge_px = (p["half_across_px"] * soft).clamp(min=1.0)
-    return (
-        (1 + WOBBLE * waves.clamp_(-2, 2) - radius) * p["half_across_px"] / edge_px + 0.5
-    ).clamp_(0, 1)
+    depth = 1 + WOBBLE * waves.clamp_(-2, 2) - radius  # in half axes, from the wavy edge inwards
+    return (depth * p["half_across_px"] / edge_px + 0.5).clamp_(0, 1)
 
 
 def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
-    """The outline of a real defect, turned and scaled.
+    """Return the coverage of a real defect, turned and scaled.
 
     Args:
         windows: The windows of n defects.
@@ -148,13 +146,12 @@ def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
     """
     shapes = shapes_on(folder, windows.device)
     along, across = windows.turned(p["angle"])
-    column, row = ((way * BORDER / p["half_px"] + 1) * (TILE_PX / 2) for way in (along, across))
+    column = (along * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
+    row = (across * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
-    chosen = (p["seed_y"] * len(shapes)).long()
-    return (
-        shapes[chosen, row.long().clamp_(0, TILE_PX - 1), column.long().clamp_(0, TILE_PX - 1)]
-        * inside
-    )
+    shape = (p["seed_y"] * len(shapes)).long()
+    last = TILE_PX - 1
+    return shapes[shape, row.long().clamp_(0, last), column.long().clamp_(0, last)] * inside
 
 
 FIELD_PX: Final = 512
@@ -165,22 +162,24 @@ _OCTAVES: Final = 3
 
 @lru_cache(maxsize=1)
 def smooth_field() -> NDArray[np.float32]:
-    """Gradient noise with three octaves (Perlin, "An image synthesizer", SIGGRAPH 1985), which
-    repeats at its edges.
+    """Return gradient noise with three octaves, which repeats at its edges.
+
+    After Perlin, "An image synthesizer", SIGGRAPH 1985.
 
     Returns:
         [FIELD_PX, FIELD_PX] float32 with mean 0 and variance 1.
     """
-    octaves = [
-        _perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave for octave in range(_OCTAVES)
-    ]
+    octaves = []
+    for octave in range(_OCTAVES):
+        # Each octave has bumps of half the width and half the height of the one before.
+        octaves.append(_perlin(FIELD_PX, CELL_PX >> octave, octave) / 2**octave)
     field = np.sum(octaves, axis=0)
     standard: NDArray[np.float32] = ((field - field.mean()) / field.std()).astype(np.float32)
     return standard
 
 
 def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") -> "Tensor":
-    """The field in windows, at a place and scale of each.
+    """Return the field in windows, at a place and scale of each.
 
     Args:
         windows: The windows of n defects.
@@ -197,6 +196,7 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
 
 
 def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
+    """Return one octave: at each corner of a cell a random slope, blended in between."""
     cells = size_px // cell_px
     angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
     gradients = np.stack((np.sin(angle), np.cos(angle)))
@@ -207,17 +207,13 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     def slope(
         rows: NDArray[np.int64], columns: NDArray[np.int64], dy: float, dx: float
     ) -> NDArray[np.float64]:
-        gradient = gradients[:, rows[:, None], columns[None, :]]
-        return np.asarray(
-            gradient[0] * (inside[:, None] - dy) + gradient[1] * (inside[None, :] - dx)
-        )
+        down, across = gradients[:, rows[:, None], columns[None, :]]
+        return np.asarray(down * (inside[:, None] - dy) + across * (inside[None, :] - dx))
 
-    above = slope(first, first, 0, 0) + blend[None, :] * (
-        slope(first, second, 0, 1) - slope(first, first, 0, 0)
-    )
-    below = slope(second, first, 1, 0) + blend[None, :] * (
-        slope(second, second, 1, 1) - slope(second, first, 1, 0)
-    )
+    above_left, above_right = slope(first, first, 0, 0), slope(first, second, 0, 1)
+    below_left, below_right = slope(second, first, 1, 0), slope(second, second, 1, 1)
+    above = above_left + blend[None, :] * (above_right - above_left)
+    below = below_left + blend[None, :] * (below_right - below_left)
     return np.asarray(above + blend[:, None] * (below - above))
 
 

@@ -1,4 +1,4 @@
-"""The pixels that the defects of one family touch: what is computed for each of them, and for no others."""
+"""Pixels that the defects of one family touch, and the values that are computed for them alone."""
 
 from functools import cached_property
 
@@ -20,16 +20,17 @@ class Pixels:
         cover: [n, h, w].
 
     Attributes:
-        windows: Where they come from.
+        windows: Windows of the pixels.
         defect: [K] int64, number of the defect in the windows.
         at: The defect, and row and column in its window: [K] int64 each.
         y, x: [K] int64, row and column in the image; some may lie outside of it on a device.
-        cover: [K] float32, how far (and in which direction, if it has a sign) the defect covers the
-            pixel; 0 outside.
+        cover: [K] float32, fraction of the pixel that the defect covers, with a sign if it has a
+            direction; 0 outside.
     """
 
     def __init__(self, windows: Windows, cover: Tensor) -> None:
-        self.windows, cover = windows, cover * windows.inside
+        self.windows = windows
+        cover = cover * windows.inside
         if windows.device.type == "cpu":
             self.at = torch.nonzero(cover, as_tuple=True)
             self.cover = cover[self.at]
@@ -37,7 +38,8 @@ class Pixels:
             self.at = tuple(index.reshape(-1) for index in _number(cover))
             self.cover = cover.reshape(-1)
         self.defect, row, column = self.at
-        self.y, self.x = row + windows.top[self.defect], column + windows.left[self.defect]
+        self.y = row + windows.top[self.defect]
+        self.x = column + windows.left[self.defect]
 
     @cached_property
     def row(self) -> Tensor:
@@ -55,7 +57,7 @@ class Pixels:
         return self.look(self.y, self.x)
 
     def look(self, y: Tensor, x: Tensor) -> Tensor:
-        """Pixels of the same samples elsewhere, mirrored at the edges.
+        """Return pixels of the same samples elsewhere, reflected at the edges.
 
         Args:
             y: [K, ...] int64.
@@ -67,23 +69,26 @@ class Pixels:
         return self.windows.canvas.read_channels(self.row, y, x)
 
     def spread_out(self, values: Tensor) -> Tensor:
-        """Root mean square of values over each pixel and its neighbours that are covered too: [K, J] each."""
-        windows = values.new_zeros(
-            (len(self.windows.row), *self.windows.size_px, values.shape[1] + 1)
-        )
+        """Return the root mean square over each pixel and its covered neighbours: [K, J].
+
+        Args:
+            values: [K, J].
+        """
+        shape = (len(self.windows.row), *self.windows.size_px, values.shape[1] + 1)
+        windows = values.new_zeros(shape)
         covered = (self.cover != 0).to(values.dtype)[:, None]
+        # The last channel counts the covered pixels: its mean is their fraction of the nine.
         windows[self.at] = torch.cat((values.square() * covered, covered), dim=1)
-        means = avg_pool2d(windows.permute(0, 3, 1, 2), 3, stride=1, padding=1).permute(0, 2, 3, 1)[
-            self.at
-        ]
+        means = avg_pool2d(windows.permute(0, 3, 1, 2), 3, stride=1, padding=1)
+        means = means.permute(0, 2, 3, 1)[self.at]
         return (means[:, :-1] / means[:, -1:].clamp(min=1 / 9)).sqrt_()
 
     def of_each(self, values: Tensor) -> Tensor:
-        """Values of the defects, [n, ...], for each pixel: [K, ...]."""
+        """Return values of the defects, [n, ...], for each pixel: [K, ...]."""
         return values[self.defect]
 
 
 def _number(cover: Tensor) -> list[Tensor]:
-    """Defect, row and column of every pixel, [n, h, w] each."""
+    """Return defect, row and column of every pixel, [n, h, w] each."""
     axes = [torch.arange(size, device=cover.device) for size in cover.shape]
     return list(torch.meshgrid(*axes, indexing="ij"))

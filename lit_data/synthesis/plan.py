@@ -1,4 +1,4 @@
-"""Where, how strong and in which images defects appear: all the randomness of synthesis, and no pixels."""
+"""Plan of synthetic defects: places, strengths and channels; all the randomness, and no pixels."""
 
 import itertools
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ _SIDE_BITS: Final = 20
 
 
 class Group(NamedTuple):
-    """Defects of a plan that are drawn together: those from `start` to `stop`, in windows of one size."""
+    """Defects of a plan that are drawn together: from `start` to `stop`, in windows of one size."""
 
     family: int
     height_px: int
@@ -32,21 +32,20 @@ class Group(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DefectPlan:
-    """N defects of a batch; the arrays are NumPy arrays, or tensors on the device where they will
-    be drawn.
+    """N defects of a batch, in NumPy arrays, or in tensors on the device where they will be drawn.
 
     Args:
         row: [N] int64, the sample in the batch.
         y: [N] float32, centre in px from the top.
         x: [N] float32, centre in px from the left.
-        family: [N] int64, which of the specification's families.
+        family: [N] int64, number of the family in the specification.
         amplitude: [N] float32, signed strength, in the unit that the specification says for the
             family.
         channels: [N, C] bool, the channels that carry the defect.
-        is_true: [N] bool, whether it belongs to the mask.
+        is_true: [N] bool, True where it belongs to the mask.
         values: [N, DRAWS] float32, the family's parameters in their order.
-        groups: What is drawn together; the defects lie in the order of the groups, and in each by
-            sample.
+        groups: Groups that are drawn together; the defects lie in the order of the groups, and in
+            each by sample.
         spec: The specification that the defects were drawn from.
     """
 
@@ -65,18 +64,15 @@ class DefectPlan:
         return len(self.row)
 
     def arrays(self) -> dict[str, Any]:
-        """The arrays by name."""
-        return {
-            item.name: getattr(self, item.name)
-            for item in fields(self)
-            if item.name not in ("groups", "spec")
-        }
+        """Return the arrays by name."""
+        names = [field.name for field in fields(self) if field.name not in ("groups", "spec")]
+        return {name: getattr(self, name) for name in names}
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "DefectPlan":
-        """The plan with tensors on a device, which takes one copy.
+        """Return the plan with tensors on a device, which takes one copy.
 
         Args:
-            device: Where to.
+            device: The device.
             non_blocking: Do not wait for the copy.
         """
         import torch
@@ -87,23 +83,23 @@ class DefectPlan:
         return self._with_arrays(tensors)
 
     def select(self, chosen: Any) -> "DefectPlan":  # noqa: ANN401 - an array or tensor on the host
-        """Some of the defects.
+        """Return the plan of some of the defects.
 
         Args:
             chosen: [N] bool, on the host.
         """
-        counts = [int(chosen[group.start : group.stop].sum()) for group in self.groups]
-        stops = np.cumsum([0, *counts]).tolist()
-        groups = tuple(
-            group._replace(start=start, stop=stop)
-            for group, start, stop in zip(self.groups, stops, stops[1:], strict=False)
-            if stop > start
-        )
+        groups = []
+        start = 0
+        for group in self.groups:
+            stop = start + int(chosen[group.start : group.stop].sum())
+            if stop > start:
+                groups.append(group._replace(start=start, stop=stop))
+            start = stop
         some = self._with_arrays({name: array[chosen] for name, array in self.arrays().items()})
-        return replace(some, groups=groups)
+        return replace(some, groups=tuple(groups))
 
     def slice_samples(self, start: int, stop: int) -> "DefectPlan":
-        """The plan of the samples from `start` to `stop` alone, which are counted from 0 then."""
+        """Return the plan of the samples from `start` to `stop` alone, counted from 0."""
         row = self.row if isinstance(self.row, np.ndarray) else self.row.cpu().numpy()
         some = self.select((row >= start) & (row < stop))
         return replace(some, row=some.row - start)
@@ -123,61 +119,70 @@ def sample_plan(
         epoch: The epoch, 0 for stages that must not change.
         index: [B] sample indices.
         shape: (C, H, W) of a sample; channel 0 is the target, the others are references.
-
-    Returns:
-        The plan.
     """
     channels, height_px, width_px = shape
+    most = spec.count[1]
     draws = uniform(seed, Stream.DEFECTS, index, epoch, spec.draws)
     present, is_true = _draw_counts(spec, draws[:, :SAMPLE_DRAWS], has_references=channels > 1)
+    # Every sample draws for the most defects: those it has do not depend on how many they are.
     row, slot = np.nonzero(present)
-    each = draws[:, SAMPLE_DRAWS:].reshape(len(draws), spec.count[1], DEFECT_DRAWS)[row, slot].T
-    true = is_true[row, slot]
+    defect_draws = draws[:, SAMPLE_DRAWS:].reshape(len(draws), most, DEFECT_DRAWS)[row, slot]
+    down, across, kind_level, strength_level, sign, carrier = defect_draws.T
+    shape_draws = defect_draws
+    if spec.shape_draws:
+        shape_draws = uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * most)
+        shape_draws = shape_draws.reshape(len(draws), most, -1)[row, slot]
     upper, families, variants = spec.kinds
-    kind = np.searchsorted(upper, each[2], side="right")
-    shapes = (
-        uniform(seed, Stream.SHAPES, index, epoch, spec.shape_draws * spec.count[1])
-        if spec.shape_draws
-        else draws
-    )
-    shapes = (
-        shapes.reshape(len(draws), spec.count[1], -1)[row, slot] if spec.shape_draws else each.T
-    )
+    kind = np.searchsorted(upper, kind_level, side="right")
     family = families[kind]
-    y, x = _place(each[0], height_px, spec.subpixel), _place(each[1], width_px, spec.subpixel)
+    y = _place(down, height_px, spec.subpixel)
+    x = _place(across, width_px, spec.subpixel)
     values = np.zeros((len(row), DRAWS), np.float32)
-    windows_px = _shape(spec, family, variants[kind], shapes, (y, x, values), (height_px, width_px))
-    strength = _draw_strength(spec, family, each[3], each[4])
-    carriers = _choose_channels(true, each[5], channels)
+    windows_px = _shape(spec, family, variants[kind], shape_draws, (y, x, values), shape[1:])
     order, groups = _group(family, windows_px)
-    plan = DefectPlan(row, y, x, family, strength, carriers, true, values, groups, spec)
-    return (
-        plan
-        if order is None
-        else replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
+    plan = DefectPlan(
+        row=row,
+        y=y,
+        x=x,
+        family=family,
+        amplitude=_draw_strength(spec, family, strength_level, sign),
+        channels=_choose_channels(is_true[row, slot], carrier, channels),
+        is_true=is_true[row, slot],
+        values=values,
+        groups=groups,
+        spec=spec,
     )
+    if order is None:
+        return plan
+    return replace(plan, **{name: array[order] for name, array in plan.arrays().items()})
 
 
 def copy_packed(
     tensors: "Mapping[str, torch.Tensor]", device: "torch.device", non_blocking: bool
 ) -> "dict[str, torch.Tensor]":
-    """The same tensors on a device by a single copy; every number in a plan is exact in float32."""
+    """Return the same tensors on a device by a single copy.
+
+    Every number in a plan is exact in float32.
+    """
     import torch
 
-    widths = [tensor[:1].numel() or 1 for tensor in tensors.values()]
-    flat = [
-        t.reshape(len(t), width).to(torch.float32)
-        for t, width in zip(tensors.values(), widths, strict=True)
-    ]
-    packed = torch.cat(flat, dim=1).to(device, non_blocking=non_blocking)
-    parts = zip(tensors.items(), torch.split(packed, widths, dim=1), strict=True)
-    return {name: part.to(tensor.dtype).reshape(tensor.shape) for (name, tensor), part in parts}
+    widths = []
+    columns = []
+    for tensor in tensors.values():
+        width = tensor[:1].numel() or 1
+        widths.append(width)
+        columns.append(tensor.reshape(len(tensor), width).to(torch.float32))
+    packed = torch.cat(columns, dim=1).to(device, non_blocking=non_blocking)
+    copies = {}
+    parts = torch.split(packed, widths, dim=1)
+    for (name, tensor), part in zip(tensors.items(), parts, strict=True):
+        copies[name] = part.to(tensor.dtype).reshape(tensor.shape)
+    return copies
 
 
 @lru_cache
 def distractor_patterns(channels: int) -> NDArray[np.bool_]:
-    """Every set of channels that a distractor may occupy: target with references, or one reference
-    alone.
+    """Return every set of channels of a distractor: target with references, or one reference.
 
     Args:
         channels: Number of channels, the first of which is the target.
@@ -185,21 +190,24 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
-    patterns = [
-        p
-        for p in itertools.product((False, True), repeat=channels)
-        if any(p[1:]) and (p[0] or sum(p) == 1)
-    ]
+    patterns = []
+    for pattern in itertools.product((False, True), repeat=channels):
+        in_target, *in_references = pattern
+        if any(in_references) and (in_target or sum(in_references) == 1):
+            patterns.append(pattern)
     return np.array(patterns, dtype=bool).reshape(-1, channels)
 
 
 def _draw_counts(
     spec: DefectSpec, draws: Floats, *, has_references: bool
 ) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+    """Return [B, most] which defects a sample has, and which of them are true ones."""
     slot = np.arange(spec.count[1])
-    true = slot < _integer(draws[:, 2:3], spec.true_count)
+    is_true = slot < _integer(draws[:, 2:3], spec.true_count)
     present = (draws[:, :1] < spec.probability) & (slot < _integer(draws[:, 1:2], spec.count))
-    return (present if has_references else present & true), true
+    if not has_references:
+        present = present & is_true
+    return present, is_true
 
 
 def _integer(draws: Floats, bounds: tuple[int, int]) -> NDArray[np.int64]:
@@ -216,7 +224,7 @@ def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
 def _draw_strength(
     spec: DefectSpec, family: NDArray[np.int64], draws: Floats, signs: Floats
 ) -> Floats:
-    """[N] signed strengths."""
+    """Return [N] signed strengths."""
     low, span = spec.strengths
     sign = np.where(signs < spec.bright_fraction, np.float32(1), np.float32(-1))
     strength: Floats = sign * (low[family] + draws * span[family])
@@ -231,7 +239,11 @@ def _shape(
     filled: tuple[Floats, Floats, Floats],
     shape_px: tuple[int, int],
 ) -> NDArray[np.int64]:
-    """Fill in parameters [N, DRAWS] and move centres y, x [N] where their family wants it; windows [N, 2] or [2]."""
+    """Fill in parameters [N, DRAWS], and move centres y, x [N] where their family does.
+
+    Returns:
+        [N, 2] windows, or [2] where all have one size.
+    """
     if len(spec.members) == 1:
         return _shape_some(spec.members[0], slice(None), variant, draws, filled, shape_px)
     windows = np.empty((len(family), 2), np.int64)
@@ -262,7 +274,7 @@ def _shape_some(
 def _group(
     family: NDArray[np.int64], windows_px: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64] | None, tuple[Group, ...]]:
-    """The order in which defects of one family and window lie together, none if they do already, and the groups."""
+    """Return the groups, and the order in which their defects lie together; None as they lie."""
     if not len(family):
         return None, ()
     if windows_px.ndim == 1:
@@ -272,9 +284,12 @@ def _group(
     order = np.argsort(key, kind="stable")
     stops = [*(np.flatnonzero(np.diff(key[order])) + 1).tolist(), len(family)]
     starts = [0, *stops[:-1]]
-    first = order[starts]
-    columns = (family[first].tolist(), *windows_px[first].T.tolist(), starts, stops)
-    return order, tuple(itertools.starmap(Group, zip(*columns, strict=True)))
+    groups = []
+    for start, stop in zip(starts, stops, strict=True):
+        first = order[start]
+        height, width = windows_px[first].tolist()
+        groups.append(Group(int(family[first]), height, width, start, stop))
+    return order, tuple(groups)
 
 
 def _choose_channels(is_true: NDArray[np.bool_], draws: Floats, channels: int) -> NDArray[np.bool_]:

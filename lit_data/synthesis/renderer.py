@@ -1,4 +1,4 @@
-"""Draw a plan into images, on the device where they are. Nothing random happens here."""
+"""Renderer of a plan into images, on the device where they are; nothing random happens here."""
 
 from typing import Final
 
@@ -27,7 +27,7 @@ def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple
         values: The value range of the images, by default 0..1.
 
     Returns:
-        images: the same tensor; what was touched lies within the range.
+        images: the same tensor; touched pixels lie within the range.
         masks: [B, 1, H, W] float32 in {0, 1}, 1 where true defects change the target.
     """
     batch, _, height, width = images.shape
@@ -38,7 +38,7 @@ def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple
 
 @torch.no_grad()
 def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) -> None:
-    """`render` into given masks, and for images of any dtype that holds the value range.
+    """Do the same as `render` into existing masks, for images of any dtype of the value range.
 
     Args:
         images: [B, C, H, W] uint8, uint16, int16 or float32, contiguous; changed in place.
@@ -54,17 +54,18 @@ def draw(images: Tensor, masks: Tensor, plan: DefectPlan, values: ValueRange) ->
     _mark(masks, canvas, plan, touches)
     carried = plan.channels[touches.defect]
     if canvas.device.type == "cpu":
-        pixel, channel = torch.nonzero(carried, as_tuple=True)
-        canvas.add(touches.place[pixel] + canvas.planes[channel], touches.steps[pixel, channel])
-    else:  # the number of those pixels would have to be waited for: add 0 to the others
-        canvas.add(
-            (touches.place[:, None] + canvas.planes).view(-1), (touches.steps * carried).view(-1)
-        )
+        touch, channel = torch.nonzero(carried, as_tuple=True)
+        canvas.add(touches.pixel[touch] + canvas.planes[channel], touches.steps[touch, channel])
+    else:
+        # The number of those pixels would have to be waited for: 0 is added to the others.
+        index = touches.pixel[:, None] + canvas.planes
+        canvas.add(index.view(-1), (touches.steps * carried).view(-1))
 
 
 def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> None:
-    others = (canvas.channels - 1) * canvas.height_px * canvas.width_px
-    index = touches.place - plan.row[touches.defect] * others
+    """Set the masks where true defects show; a mask has one channel in place of all."""
+    other_channels_px = (canvas.channels - 1) * canvas.height_px * canvas.width_px
+    index = touches.pixel - plan.row[touches.defect] * other_channels_px
     marked = touches.shows[:, 0] & plan.is_true[touches.defect]
     if canvas.device.type == "cpu":
         masks.view(-1)[index[marked]] = 1

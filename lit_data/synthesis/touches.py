@@ -1,4 +1,4 @@
-"""What a plan does to the pixels: where each defect shows, found by its family from the images as they are."""
+"""Effects of a plan on the pixels: each defect's family finds them from the clean images."""
 
 import sys
 from collections.abc import Iterator, Sequence
@@ -29,43 +29,44 @@ class Touches:
 
     Attributes:
         defect: [K] int64, number of the defect in the plan.
-        place: [K] int64, number of the pixel in the target, see `Canvas.find`.
+        pixel: [K] int64, number of the pixel in the target, see `Canvas.find`.
         steps: [K, C] float32 that the defect adds, in pixel values.
-        change: [K, J] float32 in units of the 0..1 value range: what becomes of that within the
-            value range.
-        shows: [K, J] bool, whether the change can be seen, so that a mask holds the pixel.
+        change: [K, J] float32 in units of the 0..1 value range: the change within the value range.
+        shows: [K, J] bool, True where the change can be seen, so that a mask holds the pixel.
     """
 
     defect: Tensor
-    place: Tensor
+    pixel: Tensor
     steps: Tensor
     change: Tensor
     shows: Tensor
 
 
 def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1)) -> Touches:
-    """What a plan does; nothing is written.
+    """Find the effects of a plan; nothing is written.
 
     Args:
         canvas: The images.
         plan: N > 0 defects, with tensors on the device of the images.
-        judged: The channels J of which it is told what can be seen; by default the target.
+        judged: The channels J whose visible changes are found; by default the target.
     """
     surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
     strengths = _find_strengths(surroundings, plan)
-    on_cpu = canvas.device.type == "cpu"
-    groups = merge_windows(plan.groups, most_px=WORTH_PX if on_cpu else sys.maxsize)
-    groups = list(split_windows(groups)) if on_cpu else groups
+    if canvas.device.type == "cpu":
+        groups = list(split_windows(merge_windows(plan.groups, most_px=WORTH_PX)))
+    else:
+        groups = merge_windows(plan.groups, most_px=sys.maxsize)
     parts = [_touch(surroundings, strengths, plan, group, judged) for group in groups]
     return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tensor, Tensor]:
-    """[N] signed strengths in units of the 0..1 value range: as planned, and turned inwards.
+    """Return [N] signed strengths in units of 0..1: as planned, and turned inwards.
 
     Turned inwards means negated where the centre of the target would leave the value range.
     """
-    canvas, strength = surroundings.canvas, plan.amplitude
+    canvas = surroundings.canvas
+    strength = plan.amplitude
     relative = plan.spec.relative
     if relative.any():
         in_noise = torch.from_numpy(relative).to(canvas.device)[plan.family]
@@ -73,9 +74,9 @@ def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tenso
     y = surroundings.nearest_y.clamp(max=canvas.height_px - 1)
     x = surroundings.nearest_x.clamp(max=canvas.width_px - 1)
     step = strength * canvas.values.scale
-    peak = canvas.read(canvas.find(plan.row, y, x)) + (
-        torch.round(step) if canvas.values.whole else step
-    )
+    if canvas.values.whole:
+        step = torch.round(step)
+    peak = canvas.read(canvas.find(plan.row, y, x)) + step
     low, high = canvas.values.bounds
     return strength, torch.where((peak < low) | (peak > high), -strength, strength)
 
@@ -87,30 +88,29 @@ def _touch(
     group: Group,
     judged: slice,
 ) -> tuple[Tensor, ...]:
-    """The columns of `Touches` for one group."""
-    family, chosen = plan.spec.members[group.family], slice(group.start, group.stop)
-    windows = Windows(
-        surroundings, strengths[family.turns_inwards], chosen, (group.height_px, group.width_px)
-    )
-    parameters = dict(zip(family.parameters, plan.values[chosen].T[:, :, None, None], strict=False))
+    """Return the columns of `Touches` for one group."""
+    family = plan.spec.members[group.family]
+    members = slice(group.start, group.stop)
+    size_px = group.height_px, group.width_px
+    windows = Windows(surroundings, strengths[family.turns_inwards], members, size_px)
+    columns = plan.values[members].T[:, :, None, None]
+    parameters = dict(zip(family.parameters, columns, strict=False))
     pixels = Pixels(windows, family.cover(windows, parameters))
-    canvas, values = windows.canvas, windows.canvas.values
+    canvas = windows.canvas
+    values = canvas.values
     steps = family.change(pixels, parameters).expand(-1, canvas.channels) * values.scale
-    steps = steps.round_() if values.whole else steps
-    place = canvas.find(pixels.row, pixels.y, pixels.x)
-    before = canvas.read(place[:, None] + canvas.planes[judged])
-    change = ((before + steps[:, judged]).clamp_(*values.bounds) - before).abs_().div_(values.scale)
-    return (
-        pixels.defect + group.start,
-        place,
-        steps,
-        change,
-        _see(family, pixels, change, plan.spec.least_change),
-    )
+    if values.whole:
+        steps = steps.round_()
+    pixel = canvas.find(pixels.row, pixels.y, pixels.x)
+    before = canvas.read(pixel[:, None] + canvas.planes[judged])
+    after = (before + steps[:, judged]).clamp_(*values.bounds)
+    change = (after - before).abs_().div_(values.scale)
+    shows = _see(family, pixels, change, plan.spec.least_change)
+    return pixels.defect + group.start, pixel, steps, change, shows
 
 
 def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
-    """Which pixels show their defect: [K, J] bool."""
+    """Return which pixels show their defect: [K, J] bool."""
     covered = (pixels.cover != 0)[:, None]
     if family.marks_all:
         return covered.expand_as(change)
@@ -119,33 +119,39 @@ def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) ->
         return shows
     # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean
     # square.
-    return shows & (
-        pixels.spread_out(change) >= _STANDS_OUT * pixels.of_each(pixels.windows.noise)[:, None]
-    )
+    noise = pixels.of_each(pixels.windows.noise)[:, None]
+    return shows & (pixels.spread_out(change) >= _STANDS_OUT * noise)
 
 
 def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
-    """Groups of square windows of one family made one where it needs at most `most_px` pixels more.
+    """Merge groups of square windows of one family that then have at most `most_px` pixels more.
 
-    A device would always rather compute more than be told more often.
+    A device would always rather compute more pixels than start more kernels.
     """
     merged: list[Group] = []
     for group in groups:
-        last = merged[-1] if merged else group
-        squares = last.height_px == last.width_px and group.height_px == group.width_px
-        side_px = max(last.height_px, group.height_px)
-        more_px = sum(
-            (side_px**2 - one.height_px**2) * (one.stop - one.start) for one in (last, group)
-        )
-        if merged and squares and last.family == group.family and more_px <= most_px:
+        if merged and _can_merge(merged[-1], group, most_px):
+            last = merged[-1]
+            side_px = max(last.height_px, group.height_px)
             merged[-1] = group._replace(height_px=side_px, width_px=side_px, start=last.start)
         else:
             merged.append(group)
     return merged
 
 
+def _can_merge(last: Group, group: Group, most_px: int) -> bool:
+    are_square = last.height_px == last.width_px and group.height_px == group.width_px
+    if last.family != group.family or not are_square:
+        return False
+    side_px = max(last.height_px, group.height_px)
+    added_px = 0
+    for part in (last, group):
+        added_px += (side_px**2 - part.height_px**2) * (part.stop - part.start)
+    return added_px <= most_px
+
+
 def split_windows(groups: Sequence[Group]) -> Iterator[Group]:
-    """The same in groups of at most `CACHED_PX` pixels, or one window."""
+    """Yield the same in groups of at most `CACHED_PX` pixels, or one window."""
     for group in groups:
         step = max(1, CACHED_PX // (group.height_px * group.width_px))
         for start in range(group.start, group.stop, step):
@@ -154,7 +160,7 @@ def split_windows(groups: Sequence[Group]) -> Iterator[Group]:
 
 @dataclass(frozen=True, slots=True)
 class Annotations:
-    """What a plan does to a batch.
+    """Effects of a plan on a batch.
 
     Attributes:
         labels: [B, C, H, W] int32: for each channel the number of the defect in the plan, counted
@@ -171,7 +177,7 @@ class Annotations:
 
 @torch.no_grad()
 def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotations:
-    """Find out what `render` would change; nothing is drawn.
+    """Find the changes that `render` would make; nothing is drawn.
 
     Args:
         images: [B, C, H, W] clean images of any dtype that holds the value range, contiguous.
@@ -184,12 +190,11 @@ def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotation
         return Annotations(labels, change, change)
     canvas, plan = Canvas(images, values), plan.to(images.device)
     touches = find_touches(canvas, plan, judged=slice(None))
-    place = touches.place[:, None] + canvas.planes
+    index = touches.pixel[:, None] + canvas.planes
     shows = touches.shows & plan.channels[touches.defect]
     number = ((touches.defect + 1)[:, None] * shows).to(torch.int32)
-    labels.view(-1).scatter_reduce_(0, place.view(-1), number.view(-1), "amax")
+    labels.view(-1).scatter_reduce_(0, index.view(-1), number.view(-1), "amax")
     pixels = torch.zeros_like(change).index_add_(0, touches.defect, shows.sum(1).float())
     change.index_add_(0, touches.defect, (touches.change * shows).sum(1)).div_(pixels.clamp_(min=1))
-    return Annotations(
-        labels, change, change / Surroundings(canvas, plan.row, plan.y, plan.x).noise
-    )
+    noise = Surroundings(canvas, plan.row, plan.y, plan.x).noise
+    return Annotations(labels, change, change / noise)

@@ -1,4 +1,4 @@
-"""The value grid of images, on which defects are drawn."""
+"""Value range of images, on whose whole numbers defects are drawn."""
 
 import math
 from dataclasses import dataclass

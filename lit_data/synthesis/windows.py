@@ -1,4 +1,4 @@
-"""The windows in which the defects of one family are drawn, and what is around each before anything is drawn."""
+"""Windows of the defects of one family, and the clean surroundings of each."""
 
 from functools import cached_property
 from typing import Final
@@ -10,28 +10,19 @@ from lit_data.devices import constant, widest_float
 from lit_data.synthesis.canvas import Canvas
 
 _LATTICE_PX: Final = (-11, -8, -5, -2, 1, 4, 8, 12)
-"""Rows and columns of the 64 places around a defect that tell about its surroundings.
+"""Rows and columns of the 64 places around a defect at which its surroundings are measured.
 
 Not equally far apart: stripes whose period is a multiple of the step would be seen at few of their
 phases. Of all with 3 px between them these see most phases of stripes of 4 to 32 px.
 """
-_LAPLACIAN: Final = (
-    1.0,
-    -2.0,
-    1.0,
-    -2.0,
-    4.0,
-    -2.0,
-    1.0,
-    -2.0,
-    1.0,
-)  # of two, their difference: 3 x 3
+_LAPLACIAN: Final = (1.0, -2.0, 1.0, -2.0, 4.0, -2.0, 1.0, -2.0, 1.0)
+"""3 x 3, the difference of two Laplacians."""
 LEAST_NOISE: Final = 0.002
 """Half a grey level of 8 bits: less noise than that cannot be told from none."""
 
 
 class Surroundings:
-    """The surroundings of n defects.
+    """Surroundings of n defects.
 
     Args:
         canvas: The pixels.
@@ -44,15 +35,16 @@ class Surroundings:
     """
 
     def __init__(self, canvas: Canvas, row: Tensor, centre_y: Tensor, centre_x: Tensor) -> None:
-        self.canvas, self.row, self.centre_y, self.centre_x = canvas, row, centre_y, centre_x
-        self.nearest_y, self.nearest_x = (
-            torch.floor(centre_y + 0.5).long(),
-            torch.floor(centre_x + 0.5).long(),
-        )
+        self.canvas = canvas
+        self.row = row
+        self.centre_y = centre_y
+        self.centre_x = centre_x
+        self.nearest_y = torch.floor(centre_y + 0.5).long()
+        self.nearest_x = torch.floor(centre_x + 0.5).long()
 
     @cached_property
     def runs_down(self) -> Tensor:
-        """[n] bool, whether stripes run down the image there: grey values change more from left to right."""
+        """[n] bool, True where stripes run down: grey values change more from left to right."""
         around = self._neighbourhoods
         across = _sum(around[..., 1, 2] - around[..., 1, 0]) + _sum(around[..., 1, 1].diff(dim=2))
         down = _sum(around[..., 2, 1] - around[..., 0, 1]) + _sum(around[..., 1, 1].diff(dim=1))
@@ -60,8 +52,7 @@ class Surroundings:
 
     @cached_property
     def noise(self) -> Tensor:
-        """[n] float32, standard deviation of the noise of the target, in units of the 0..1 value
-        range.
+        """[n] float32, standard deviation of the noise of the target, in units of 0..1.
 
         A difference of two Laplacians is blind to slopes and straight edges (Immerkaer, "Fast noise
         variance estimation", CVIU 1996); its median over 64 places is blind to what few of them
@@ -69,30 +60,28 @@ class Surroundings:
         """
         weights = constant(_LAPLACIAN, self.row.device).view(3, 3)
         response = (self._neighbourhoods * weights).sum((-2, -1)).abs_().flatten(1)
-        middle = response.sort(1).values[
-            :, (response.shape[1] - 1) // 2
-        ]  # `median` has no deterministic kernel
+        # `median` has no deterministic kernel on a GPU.
+        middle = response.sort(1).values[:, (response.shape[1] - 1) // 2]
         return (middle / (6 * 0.6745)).clamp_(min=LEAST_NOISE)
 
     @cached_property
     def brightness(self) -> Tensor:
         """[n, C] float32 in 0..1, mean of each channel."""
-        read = self.canvas.read_channels(self.row, *self._lattice)
-        return (
-            read.to(widest_float(read.device)).mean((1, 2)).float()
-        )  # in double: the same in any order
+        pixels = self.canvas.read_channels(self.row, *self._lattice)
+        exact = pixels.to(widest_float(pixels.device))  # in double: the same in any order
+        return exact.mean((1, 2)).float()
 
     @cached_property
     def _lattice(self) -> tuple[Tensor, Tensor]:
         """Rows [n, 8, 1] and columns [n, 1, 8] of the places around each defect."""
         offset = constant(_LATTICE_PX, self.row.device, torch.int64)
-        return self.nearest_y[:, None, None] + offset[:, None], self.nearest_x[
-            :, None, None
-        ] + offset
+        rows = self.nearest_y[:, None, None] + offset[:, None]
+        columns = self.nearest_x[:, None, None] + offset
+        return rows, columns
 
     @cached_property
     def _neighbourhoods(self) -> Tensor:
-        """The target at the 3 x 3 pixels of the places around each defect: [n, 8, 8, 3, 3]."""
+        """Target at the 3 x 3 pixels of the places around each defect: [n, 8, 8, 3, 3]."""
         step = torch.arange(-1, 2, device=self.row.device)
         rows, columns = self._lattice
         return self.canvas.read_target(
@@ -101,27 +90,26 @@ class Surroundings:
 
 
 def _sum(changes: Tensor) -> Tensor:
-    return changes.abs_().sum(
-        (-2, -1), dtype=widest_float(changes.device)
-    )  # in double: the same in any order
+    # In double: the same in any order.
+    return changes.abs_().sum((-2, -1), dtype=widest_float(changes.device))
 
 
 SEARCH_PX: Final = 6
-"""How far from where it was put a defect looks for an edge."""
+"""Farthest distance of the edge that a defect looks for, from its centre."""
 _TIE: Final = 1e-6
 
 
 def find_edge(windows: "Windows") -> tuple["Tensor", "Tensor"]:
-    """Where the target changes most, from the centre of each defect: [n] float32 whole px each."""
+    """Return where the target changes most, from the centre: [n] float32 whole px each."""
     import torch
 
     offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=windows.device)
     rows = (windows.nearest_y[:, None] + offset)[:, :, None]
     columns = (windows.nearest_x[:, None] + offset)[:, None, :]
     target = windows.canvas.read_target(windows.row, rows, columns)
-    change = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_() + (
-        target[:, 1:-1, 2:] - target[:, 1:-1, :-2]
-    ).abs_()
+    change_down = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_()
+    change_across = (target[:, 1:-1, 2:] - target[:, 1:-1, :-2]).abs_()
+    change = change_down + change_across
     side = 2 * SEARCH_PX + 1
     # Equal edges are common; the first of them is taken on every device.
     best = (change.flatten(1) - torch.arange(side**2, device=windows.device) * _TIE).argmax(1)
@@ -129,12 +117,12 @@ def find_edge(windows: "Windows") -> tuple["Tensor", "Tensor"]:
 
 
 class Windows:
-    """The windows of n defects, [h, w] pixels each.
+    """Windows of n defects, [h, w] pixels each.
 
     Args:
-        surroundings: Of all defects of a plan.
-        strength: Of all of them, signed, in units of the 0..1 value range.
-        chosen: Those that the windows are of.
+        surroundings: Surroundings of all defects of a plan.
+        strength: Strength of all of them, signed, in units of the 0..1 value range.
+        chosen: The defects of these windows.
         size_px: (h, w).
 
     Attributes:
@@ -150,43 +138,41 @@ class Windows:
     def __init__(
         self, surroundings: Surroundings, strength: Tensor, chosen: slice, size_px: tuple[int, int]
     ) -> None:
-        self._surroundings, self._chosen, self.size_px = surroundings, chosen, size_px
+        self._surroundings = surroundings
+        self._chosen = chosen
+        self.size_px = size_px
         self.canvas: Canvas = surroundings.canvas
-        self.row, self.strength = surroundings.row[chosen], strength[chosen]
-        self.centre_y, self.centre_x = surroundings.centre_y[chosen], surroundings.centre_x[chosen]
-        self.nearest_y, self.nearest_x = (
-            surroundings.nearest_y[chosen],
-            surroundings.nearest_x[chosen],
-        )
-        self.top, self.left = (
-            self.nearest_y - (size_px[0] - 1) // 2,
-            self.nearest_x - (size_px[1] - 1) // 2,
-        )
+        self.row = surroundings.row[chosen]
+        self.strength = strength[chosen]
+        self.centre_y = surroundings.centre_y[chosen]
+        self.centre_x = surroundings.centre_x[chosen]
+        self.nearest_y = surroundings.nearest_y[chosen]
+        self.nearest_x = surroundings.nearest_x[chosen]
+        self.top = self.nearest_y - (size_px[0] - 1) // 2
+        self.left = self.nearest_x - (size_px[1] - 1) // 2
         self.rows, self.columns = self.find_pixels(0)
-        self.y, self.x = (
-            self.rows - self.centre_y[:, None, None],
-            self.columns - self.centre_x[:, None, None],
-        )
+        self.y = self.rows - self.centre_y[:, None, None]
+        self.x = self.columns - self.centre_x[:, None, None]
 
     @property
     def inside(self) -> Tensor:
-        """[n, h, w] bool, whether each pixel lies in the image."""
+        """[n, h, w] bool, True where a pixel lies in the image."""
         down = self.rows == self.rows.clamp(0, self.canvas.height_px - 1)
         return down & (self.columns == self.columns.clamp(0, self.canvas.width_px - 1))
 
     @property
     def device(self) -> torch.device:
-        """Where the pixels are."""
+        """Device of the pixels."""
         return self.canvas.device
 
     @property
     def runs_down(self) -> Tensor:
-        """[n] bool, whether stripes run down the image there."""
+        """[n] bool, True where stripes run down the image."""
         return self._surroundings.runs_down[self._chosen]
 
     @cached_property
     def edge(self) -> tuple[Tensor, Tensor]:
-        """The strongest edge near each defect, measured from its centre: [n] float32 whole px each."""
+        """Strongest edge near each defect, from its centre: [n] float32 whole px each."""
         return find_edge(self)
 
     @property
@@ -200,14 +186,18 @@ class Windows:
         return self._surroundings.brightness[self._chosen]
 
     def find_pixels(self, margin_px: int) -> tuple[Tensor, Tensor]:
-        """Rows [n, h + 2 margin, 1] and columns [n, 1, w + 2 margin] of the windows with a margin around them."""
-        rows, columns = (
-            torch.arange(-margin_px, size + margin_px, device=self.device) for size in self.size_px
-        )
-        return self.top[:, None, None] + rows[:, None], self.left[:, None, None] + columns
+        """Return the pixels of the windows with a margin around them.
+
+        Returns:
+            Rows [n, h + 2 margin, 1], and columns [n, 1, w + 2 margin].
+        """
+        height, width = self.size_px
+        down = torch.arange(-margin_px, height + margin_px, device=self.device)
+        across = torch.arange(-margin_px, width + margin_px, device=self.device)
+        return self.top[:, None, None] + down[:, None], self.left[:, None, None] + across
 
     def turned(self, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """Coordinates along and across a direction, from the centre: [n, h, w] each, px.
+        """Return coordinates along and across a direction, from the centre: [n, h, w] each, px.
 
         Args:
             angle: [n, 1, 1] rad, from the x axis towards the y axis.
@@ -216,6 +206,6 @@ class Windows:
         return self.x * cosine + self.y * sine, self.y * cosine - self.x * sine
 
     def along_stripes(self) -> tuple[Tensor, Tensor]:
-        """Coordinates along and across the stripes, [n, h, w] each, px."""
+        """Return coordinates along and across the stripes, [n, h, w] each, px."""
         down = self.runs_down[:, None, None]
         return torch.where(down, self.y, self.x), torch.where(down, self.x, self.y)

@@ -132,7 +132,7 @@ def see_slowly(
         return change >= np.float32(plan.spec.least_change)
     canvas, tensors = Canvas(images.contiguous(), values), plan.to("cpu")
     flat = torch.zeros(images.numel(), dtype=torch.bool)
-    flat[find_touches(canvas, tensors).place] = True
+    flat[find_touches(canvas, tensors).pixel] = True
     covered = flat.view(images.shape)[:, :1].expand(images.shape).numpy()
     total, count = np.zeros(images.shape), np.zeros(images.shape)
     height, width = images.shape[2:]

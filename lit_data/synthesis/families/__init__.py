@@ -14,42 +14,40 @@ from lit_data.synthesis.families.spot import Spot
 from lit_data.synthesis.families.stripe_break import ExtraStripe, StripeBreak
 from lit_data.synthesis.families.texture import Texture
 
-FAMILIES: Final[Mapping[str, type[Family]]] = {
-    family.name: family
-    for family in (
-        Spot, Scratch, StripeBreak, ExtraStripe, Stain, Relief, Line, CutPaste, Texture, Nick, Shift, Blur,
-    )
-}  # fmt: skip
+_CLASSES: Final[tuple[type[Family], ...]] = (
+    *(Spot, Scratch, StripeBreak, ExtraStripe, Stain, Relief),
+    *(Line, CutPaste, Texture, Nick, Shift, Blur),
+)
+FAMILIES: Final[Mapping[str, type[Family]]] = {family.name: family for family in _CLASSES}
 """A family keeps its name for ever: it is its class in exported annotations."""
 
 
-def build_families(given: Mapping[str, Any] | tuple[Family, ...]) -> tuple[Family, ...]:
-    """Families from their names.
+def build_families(specs: Mapping[str, Any] | tuple[Family, ...]) -> tuple[Family, ...]:
+    """Build families from their names.
 
     Args:
-        given: For each name the options of its class, a family, or none to leave it out; or
+        specs: For each name the options of its class, a family, or none to leave it out; or
             families.
 
     Raises:
         ConfigError: A name or an option is unknown, or nothing is left.
     """
-    named = (
-        given.items() if isinstance(given, Mapping) else ((family.name, family) for family in given)
-    )
-    families = tuple(_build(str(name), value) for name, value in named if value is not None)
+    if not isinstance(specs, Mapping):
+        specs = {family.name: family for family in specs}
+    families = [_build(str(name), spec) for name, spec in specs.items() if spec is not None]
     if not families:
         raise ConfigError(
             f"families is empty: give at least one of {', '.join(FAMILIES)}, or leave synthesis out"
         )
-    return families
+    return tuple(families)
 
 
-def _build(name: str, given: Any) -> Family:  # noqa: ANN401 - options or a family
-    if isinstance(given, Family):
-        return given
+def _build(name: str, spec: Any) -> Family:  # noqa: ANN401 - options or a family
+    if isinstance(spec, Family):
+        return spec
     if name not in FAMILIES:
         raise ConfigError(f"families.{name} is unknown: choose from {', '.join(FAMILIES)}")
-    known = [field.name for field in fields(FAMILIES[name])]
-    if not isinstance(given, Mapping) or not given.keys() <= set(known):
-        raise ConfigError(f"families.{name}={given!r}: its options are {', '.join(known)}")
-    return call_checked(FAMILIES[name], (), given, f"families.{name}")
+    options = [field.name for field in fields(FAMILIES[name])]
+    if not isinstance(spec, Mapping) or not spec.keys() <= set(options):
+        raise ConfigError(f"families.{name}={spec!r}: its options are {', '.join(options)}")
+    return call_checked(FAMILIES[name], (), spec, f"families.{name}")

@@ -1,4 +1,4 @@
-"""What every family of defects has: how often, how strong, which numbers it draws, how it changes pixels."""
+"""Base of the families of defects: frequency, strength, drawn parameters, changes of pixels."""
 
 import math
 from abc import ABC, abstractmethod
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from lit_data.synthesis.windows import Windows
 
 DRAWS: Final = 8
-"""Random numbers that a defect takes for its shape, and most parameters that a family has."""
+"""Random numbers for the shape of a defect, and the most parameters of a family."""
 
 _SIZES: Final = ("size_px", "length_px", "width_px", "radius_px", "sigma_px", "beat_px")
 _LIMITS: Final[dict[str, tuple[float, float]]] = {
@@ -28,7 +28,7 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
     "opacity": (0.0, 1.0),
     "taper": (0.0, 1.0),
 }
-"""Between what the ranges with these names must lie; all others must not be negative."""
+"""Limits of the ranges with these names; all others must not be negative."""
 
 Floats = NDArray[np.float32]
 Range = tuple[float, float]
@@ -41,11 +41,11 @@ class Family(ABC):
     """One kind of defect.
 
     A family says which parameters a defect has (`sample`, on the host, NumPy), how large a window
-    they need (`window_px`), how far it covers the pixels of that window, and what it adds to those
+    they need (`window_px`), the coverage of the pixels of that window, and the change of those
     (`cover` and `change`, on the device of the images).
 
     Args:
-        weight: How often this family is chosen, relative to the others.
+        weight: Frequency of this family, relative to the others.
         amplitude: Smallest and largest strength, in units of the 0..1 value range; none takes that
             of the specification.
         contrast: The same in standard deviations of the noise around the defect; it takes the place
@@ -63,43 +63,43 @@ class Family(ABC):
     parameters: ClassVar[tuple[str, ...]]
     """Names of the columns that `sample` returns, `DRAWS` at most."""
     draws: ClassVar[int] = DRAWS
-    """Random numbers that `sample` looks at."""
+    """Random numbers that `sample` uses."""
     turns_inwards: ClassVar[bool] = False
-    """Whether the sign changes where the centre would leave the value range."""
+    """The sign changes where the centre would leave the value range."""
     marks_all: ClassVar[bool] = False
-    """Whether the mask holds every pixel that is covered at all, and not only those that are changed visibly."""
+    """The mask holds every pixel that is covered at all, and not only those that change visibly."""
     replaces: ClassVar[bool] = False
-    """Whether other pixels take the place of those that were there, noise and all: a change must stand out from it."""
+    """Pixels are replaced by others, noise and all: a change must stand out from that noise."""
 
     def __post_init__(self) -> None:
         """Accept lists, as a configuration gives them, and check every range and the weight."""
         if not isinstance(self.weight, Real) or not self.weight > 0:
             raise ConfigError(
-                f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family out"
+                f"weight={self.weight!r} of {self.name} must be greater than 0: leave the family "
+                "out"
             )
         for field in fields(self):
             value = getattr(self, field.name)
+            default = field.default
             is_strength = field.name in ("amplitude", "contrast") and value is not None
-            if is_strength or (
-                isinstance(field.default, tuple) and isinstance(field.default[0], int | float)
-            ):
+            is_range = isinstance(default, tuple) and isinstance(default[0], int | float)
+            if is_strength or is_range:
                 limits = _LIMITS.get(field.name, (0.0, math.inf))
-                object.__setattr__(
-                    self, field.name, check_range(f"{self.name}.{field.name}", value, limits)
-                )
+                bounds = check_range(f"{self.name}.{field.name}", value, limits)
+                object.__setattr__(self, field.name, bounds)
 
     @property
     def variants(self) -> tuple[float, ...]:
-        """Weights of the fixed forms that this family chooses from."""
+        """Weights of the fixed forms of this family."""
         return (1.0,)
 
     @abstractmethod
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        """Parameters of n defects.
+        """Return the parameters of n defects.
 
         Args:
             draws: [n, DRAWS] in [0, 1).
-            variant: [n] which of `variants`.
+            variant: [n] numbers of `variants`.
 
         Returns:
             [n] for each of `parameters`.
@@ -109,34 +109,33 @@ class Family(ABC):
     def window_px(
         self, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> NDArray[np.int64]:
-        """Size of the window that holds each defect: [n, 2] (height, width), or [2] for all of them."""
+        """Return the window of each defect: [n, 2] (height, width), or [2] for all of them."""
 
     def place(
         self, y: Floats, x: Floats, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> tuple[Floats, Floats]:
-        """Centre of the window of each defect, where that is not where the defect was put."""
+        """Return the centre of the window of each defect, by default that of the defect."""
         return y, x
 
     @abstractmethod
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        """How far each pixel is covered.
+        """Return the coverage of each pixel.
 
         Args:
             windows: The windows of n defects.
             parameters: Their parameters.
 
         Returns:
-            [n, h, w] float32 in 0..1, or in -1..1 for what brightens on one side and darkens on the
-            other.
+            [n, h, w] float32 in 0..1, or in -1..1 for defects that brighten on one side and darken
+            on the other.
         """
 
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        """What is added to covered pixels: by default the strength of the defect times the cover,
-        for all channels.
+        """Return the numbers to add to covered pixels: by default strength times coverage.
 
         Args:
             pixels: K pixels.
-            parameters: Those of the defects, see `Pixels.of_each`.
+            parameters: Parameters of the defects, see `Pixels.of_each`.
 
         Returns:
             [K, C] float32 in units of the 0..1 value range; or [K, 1], the same for all channels.
@@ -144,20 +143,22 @@ class Family(ABC):
         return (pixels.strength * pixels.cover)[:, None]
 
 
-def check_range(name: str, bounds: Any, limits: Range = (0.0, math.inf)) -> tuple[Any, Any]:  # noqa: ANN401 - a user's
+def check_range(
+    name: str,
+    bounds: Any,  # noqa: ANN401 - a user's
+    limits: Range = (0.0, math.inf),
+) -> tuple[Any, Any]:
     """Return (smallest, largest) if they are in order, not negative, and within the limits.
 
     Raises:
         ConfigError: They are not.
     """
     pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
-    if (
-        len(pair) != 2
-        or not all(isinstance(bound, Real) for bound in pair)
-        or not 0 <= pair[0] <= pair[1]
-    ):
+    is_pair = len(pair) == 2 and all(isinstance(bound, Real) for bound in pair)
+    if not is_pair or not 0 <= pair[0] <= pair[1]:
         raise ConfigError(
-            f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= largest"
+            f"{name}={list(pair)} is not a range: give [smallest, largest] with 0 <= smallest <= "
+            "largest"
         )
     if pair[0] < limits[0] or pair[1] > limits[1]:
         raise ConfigError(f"{name}={list(pair)} must lie between {limits[0]:g} and {limits[1]:g}")
@@ -165,15 +166,15 @@ def check_range(name: str, bounds: Any, limits: Range = (0.0, math.inf)) -> tupl
 
 
 def spread(draws: Floats, bounds: Range) -> Floats:
-    """Uniform numbers in [0, 1) as numbers between bounds."""
+    """Spread uniform numbers in [0, 1) between bounds."""
     low, high = bounds
     return np.float32(low) + draws * np.float32(high - low)
 
 
 def square_window(half_px: NDArray[np.floating]) -> NDArray[np.int64]:
-    """Square windows that reach `half_px` from their centre, of few different sizes: [n, 2]."""
-    needed = (
-        2 * np.ceil(half_px + 0.5) + 1
-    )  # odd, so that the exponent is that of the next power of 2
-    side = np.maximum(16, 1 << np.frexp(needed)[1].astype(np.int64))
+    """Return square windows that reach `half_px` from their centre, of few sizes: [n, 2]."""
+    # Odd, so that the exponent is that of the next power of 2.
+    least_px = 2 * np.ceil(half_px + 0.5) + 1
+    _, exponent = np.frexp(least_px)
+    side = np.maximum(16, 1 << exponent.astype(np.int64))
     return np.repeat(side[:, None], 2, axis=1)

@@ -57,10 +57,10 @@ class Line(Family):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        columns = {"rows": 0.0, "columns": 1.0, "both": 0.5}[self.along]
+        column_fraction = {"rows": 0.0, "columns": 1.0, "both": 0.5}[self.along]
         low, high = self.width_px
         return {
-            "is_column": (draws[:, 0] < columns).astype(np.float32),
+            "is_column": (draws[:, 0] < column_fraction).astype(np.float32),
             "width_px": low + np.floor(draws[:, 1] * np.float32(high - low + 1)),
             "opacity": spread(draws[:, 2], self.opacity),
         }
@@ -69,28 +69,23 @@ class Line(Family):
     def window_px(
         self, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> NDArray[np.int64]:
-        thick = np.full(len(parameters["width_px"]), self.width_px[1] + 2)
         is_column = parameters["is_column"] > 0
-        return np.stack(
-            (
-                np.where(is_column, shape_px[0] + 1, thick),
-                np.where(is_column, thick, shape_px[1] + 1),
-            ),
-            axis=1,
-        )
+        thickness_px = self.width_px[1] + 2
+        height = np.where(is_column, shape_px[0] + 1, thickness_px)
+        width = np.where(is_column, thickness_px, shape_px[1] + 1)
+        return np.stack((height, width), axis=1)
 
     @override
     def place(
         self, y: Floats, x: Floats, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> tuple[Floats, Floats]:
         is_column = parameters["is_column"] > 0
-        middle_y, middle_x = (np.float32(length // 2) for length in shape_px)
+        middle_y, middle_x = np.float32(shape_px[0] // 2), np.float32(shape_px[1] // 2)
         # A line of even width lies between two pixels.
         half = np.where(parameters["width_px"] % 2 == 0, np.float32(0.5), np.float32(0))
-        return (
-            np.where(is_column, middle_y, np.floor(y) + half),
-            np.where(is_column, np.floor(x) + half, middle_x),
-        )
+        centre_y = np.where(is_column, middle_y, np.floor(y) + half)
+        centre_x = np.where(is_column, np.floor(x) + half, middle_x)
+        return centre_y, centre_x
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
@@ -99,14 +94,14 @@ class Line(Family):
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        level = (pixels.strength > 0).to(pixels.cover.dtype)[:, None]
-        share = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (level - pixels.before) * share[:, None]
+        level = (pixels.strength > 0).to(pixels.cover.dtype)[:, None]  # white or black
+        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
+        return (level - pixels.before) * opacity[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scratch(Family):
-    """A curve whose width tapers towards its ends, whole or interrupted.
+    """A curve whose width tapers towards its ends, solid or interrupted.
 
     Args:
         weight: See `Family`.
@@ -115,8 +110,8 @@ class Scratch(Family):
         length_px: From end to end.
         width_px: In the middle.
         bend_rad: Largest change of direction from end to end.
-        taper: Share of the width that is lost at the ends, 0 to 1.
-        interrupted: Share of scratches that come and go along their way.
+        taper: Fraction of the width that is lost at the ends, 0 to 1.
+        interrupted: Fraction of scratches that come and go along their way.
         beat_px: Length of one piece of those, with its gap.
     """
 
@@ -140,50 +135,47 @@ class Scratch(Family):
     turns_inwards: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        """Check the share too."""
+        """Check the fraction too."""
         if not 0 <= self.interrupted <= 1:
             raise ConfigError(f"scratch.interrupted={self.interrupted!r} must lie between 0 and 1")
         Family.__post_init__(self)
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        whole = draws[:, 6] >= self.interrupted
+        is_solid = draws[:, 6] >= self.interrupted
         side = np.where(draws[:, 4] < 0.5, np.float32(-1), np.float32(1))
         return {
             "length_px": spread(draws[:, 0], self.length_px),
             "width_px": spread(draws[:, 1], self.width_px),
             "angle": draws[:, 2] * np.float32(np.pi),
             "bend": side * spread(draws[:, 3], self.bend_rad),
+            # Of the same draw as the side: its next bits.
             "swing": (draws[:, 4] * 4 % 2 - 1) * np.float32(self.bend_rad[1] / 2),
             "taper": spread(draws[:, 5], self.taper),
-            "beat_px": np.where(whole, np.float32(0), spread(draws[:, 7], self.beat_px)),
+            "beat_px": np.where(is_solid, np.float32(0), spread(draws[:, 7], self.beat_px)),
         }
 
     @override
     def window_px(
         self, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> NDArray[np.int64]:
-        reach = np.hypot(np.float32(0.5), parameters["bend"] / 8)  # of its ends, in lengths
-        return square_window(parameters["length_px"] * reach + parameters["width_px"] / 2)
+        # Distance of the ends from the centre, in lengths.
+        end_distance = np.hypot(np.float32(0.5), parameters["bend"] / 8)
+        return square_window(parameters["length_px"] * end_distance + parameters["width_px"] / 2)
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         p = parameters
         along, across = windows.turned(p["angle"])
-        share = along / p["length_px"]
-        squared = share.square()
+        t = along / p["length_px"]  # -1/2 and 1/2 at the ends
+        squared = t.square()
         # A parabola for the bend, and a cubic that swings back: near enough to arcs, and cheap in
         # closed form.
-        middle = p["length_px"] * (p["bend"] * squared / 2 + p["swing"] * share * (squared - 0.25))
-        slope = p["bend"] * share + p["swing"] * (3 * squared - 0.25)
+        middle = p["length_px"] * (p["bend"] * squared / 2 + p["swing"] * t * (squared - 0.25))
+        slope = p["bend"] * t + p["swing"] * (3 * squared - 0.25)
         distance = (across - middle) / (1 + slope.square()).sqrt_()
         half_width = p["width_px"] / 2 * (1 - p["taper"] * (4 * squared).clamp_(max=1))
         cover = band(distance, half_width) * band(along, p["length_px"] / 2)
-        wave = (
-            (along * (2 * np.pi) / p["beat_px"].clamp(min=1))
-            .cos_()
-            .mul_(1.5)
-            .add_(0.5)
-            .clamp_(0, 1)
-        )
+        phase = along * (2 * np.pi) / p["beat_px"].clamp(min=1)
+        wave = phase.cos_().mul_(1.5).add_(0.5).clamp_(0, 1)
         return cover * wave.where(p["beat_px"] > 0, wave.new_ones(()))

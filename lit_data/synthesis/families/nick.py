@@ -32,15 +32,14 @@ _COMPASS_X: Final = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nick(Family):
-    """A disc at the strongest edge nearby, filled with what is on the dark (or on the bright) side
-    of it.
+    """A disc at the strongest edge nearby, filled with the grey of its dark (or bright) side.
 
     Args:
         weight: See `Family`.
         amplitude: Not used: the strength is `opacity`.
         contrast: Not used.
-        radius_px: Of the disc.
-        opacity: Share of the edge that is gone.
+        radius_px: Radius of the disc.
+        opacity: Fraction of the edge that is gone.
     """
 
     radius_px: Range = (1.5, 4.0)
@@ -65,44 +64,41 @@ class Nick(Family):
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        shift_y, shift_x = windows.edge
-        radius = (
-            (windows.y - shift_y[:, None, None]).square()
-            + (windows.x - shift_x[:, None, None]).square()
-        ).sqrt_()
-        return band(radius, parameters["radius_px"])
+        edge_y, edge_x = windows.edge
+        y = windows.y - edge_y[:, None, None]
+        x = windows.x - edge_x[:, None, None]
+        return band((y.square() + x.square()).sqrt_(), parameters["radius_px"])
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         windows = pixels.windows
-        shift_y, shift_x = windows.edge
-        radius = parameters["radius_px"].view(-1) + 1
-        y = (windows.nearest_y + shift_y)[:, None] + radius[:, None] * constant(
-            _COMPASS_Y, radius.device
-        )
-        x = (windows.nearest_x + shift_x)[:, None] + radius[:, None] * constant(
-            _COMPASS_X, radius.device
-        )
-        sign = windows.strength.sign()[:, None]
+        edge_y, edge_x = windows.edge
+        radius = parameters["radius_px"].view(-1, 1) + 1
+        compass_y = radius * constant(_COMPASS_Y, radius.device)
+        compass_x = radius * constant(_COMPASS_X, radius.device)
+        y = (windows.nearest_y + edge_y)[:, None] + compass_y
+        x = (windows.nearest_x + edge_x)[:, None] + compass_x
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
+        # With the sign of the strength the largest value is the brightest, or the darkest.
+        sign = windows.strength.sign()[:, None]
         level = (around * sign[..., None]).amax(1) * sign
-        share = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (pixels.of_each(level) - pixels.before) * share[:, None]
+        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
+        return (pixels.of_each(level) - pixels.before) * opacity[:, None]
 
 
 _LEAST_SLOPE: Final = 1 / 256
 """Less of it cannot be seen in 8 bits."""
 _REACH_SIGMAS: Final = 3.85
-"""Where the slope has fallen to that."""
+"""Distance at which the slope has fallen to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Relief(Family):
-    """A Gaussian bump (positive) or pit (negative): bright on the side that faces the light, dark
-    on the other.
+    """A Gaussian bump (positive) or pit (negative).
 
-    The brightness of a flat Lambertian surface changes with its slope towards the light; the slope
-    of a Gaussian is steepest one sigma from its top, where the change is `amplitude`.
+    It is bright on the side that faces the light and dark on the other. The brightness of a flat
+    Lambertian surface changes with its slope towards the light; the slope of a Gaussian is
+    steepest one sigma from its top, where the change is `amplitude`.
 
     Args:
         weight: See `Family`.
@@ -110,7 +106,7 @@ class Relief(Family):
         contrast: See `Family`.
         sigma_px: Standard deviation along the longer axis.
         elongation: Longer axis over shorter one.
-        light_deg: Where the light comes from, from the x axis towards the y axis; none draws it for
+        light_deg: Direction of the light, from the x axis towards the y axis; none draws it for
             each defect.
     """
 
@@ -124,12 +120,15 @@ class Relief(Family):
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
         sigma = spread(draws[:, 0], self.sigma_px)
-        light = draws[:, 3] * 360 if self.light_deg is None else np.full_like(sigma, self.light_deg)
+        if self.light_deg is None:
+            light_deg = draws[:, 3] * 360
+        else:
+            light_deg = np.full_like(sigma, self.light_deg)
         return {
             "sigma_px": sigma,
             "sigma_across_px": sigma / spread(draws[:, 1], self.elongation),
             "angle": draws[:, 2] * np.float32(np.pi),
-            "light": np.deg2rad(light).astype(np.float32),
+            "light": np.deg2rad(light_deg).astype(np.float32),
         }
 
     @override
@@ -141,10 +140,9 @@ class Relief(Family):
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         p = parameters
-        along, across = (
-            way / p[name]
-            for way, name in zip(windows.turned(p["angle"]), self.parameters, strict=False)
-        )
+        along, across = windows.turned(p["angle"])
+        along = along / p["sigma_px"]
+        across = across / p["sigma_across_px"]
         turn = p["light"] - p["angle"]
         towards = along * turn.cos() + across * turn.sin()
         slope = towards * (0.5 - (along.square() + across.square()) / 2).exp_()

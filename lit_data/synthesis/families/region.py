@@ -1,4 +1,4 @@
-"""What the families share that change a region of a surface: its outline."""
+"""Families that change a region of a surface, and their outlines."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Final
@@ -44,7 +44,7 @@ class Region(Family):
 
     outline: ClassVar[tuple[str, ...]] = ("half_px", "half_across_px", "angle", "seed_y", "seed_x")
     soft: ClassVar[float] = 0.0
-    """Width of the edge in shares of the shorter half axis."""
+    """Width of the edge in fractions of the shorter half axis."""
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
@@ -63,10 +63,10 @@ class Region(Family):
     ) -> NDArray[np.int64]:
         if self.shapes_from is not None:
             return square_window(parameters["half_px"] * np.float32(np.sqrt(2)))
-        edge_px = np.maximum(
-            parameters["half_px"] * self.soft, parameters["half_px"] / parameters["half_across_px"]
-        )
-        return square_window(parameters["half_px"] * np.float32(1 + 2 * WOBBLE) + edge_px / 2)
+        half_px = parameters["half_px"]
+        # An edge of a pixel across is stretched along with the ellipse.
+        edge_px = np.maximum(half_px * self.soft, half_px / parameters["half_across_px"])
+        return square_window(half_px * np.float32(1 + 2 * WOBBLE) + edge_px / 2)
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
@@ -100,26 +100,24 @@ class Blur(Region):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return super(Blur, self).sample(draws, variant) | {
-            "sigma_px": spread(draws[:, 5], self.sigma_px)
-        }
+        sigma = {"sigma_px": spread(draws[:, 5], self.sigma_px)}
+        return super(Blur, self).sample(draws, variant) | sigma
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         import torch
 
-        windows, (height, width) = pixels.windows, pixels.windows.size_px
+        windows = pixels.windows
         offset = torch.arange(2 * REACH_PX + 1, device=windows.device) - REACH_PX
         weights = (-(offset.square() / (2 * parameters["sigma_px"].square()))).exp_()
         weights = weights / weights.sum(2, keepdim=True)
         # Whole windows: neighbours share nearly all that is read for them.
         blurred = windows.canvas.read_channels(windows.row, *windows.find_pixels(REACH_PX))
-        for axis, length in ((1, height), (2, width)):
-            shifted = (
-                blurred.narrow(axis, n, length) * weights[:, :, n, None, None]
-                for n in range(len(offset))
-            )
-            blurred = sum(shifted, start=blurred.new_zeros(()))
+        for axis, length in enumerate(windows.size_px, start=1):
+            total = blurred.new_zeros(())
+            for n in range(len(offset)):
+                total = total + blurred.narrow(axis, n, length) * weights[:, :, n, None, None]
+            blurred = total
         return (blurred[pixels.at] - pixels.before) * pixels.cover[:, None]
 
 
@@ -134,7 +132,7 @@ class CutPaste(Region):
         size_px: See `Region`.
         elongation: See `Region`.
         shapes_from: See `Region`.
-        distance_px: How far away that place is, along any direction.
+        distance_px: Distance of that place, along any direction.
     """
 
     distance_px: Range = (10.0, 48.0)
@@ -145,26 +143,25 @@ class CutPaste(Region):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        way, distance = draws[:, 5] * np.float32(2 * np.pi), spread(draws[:, 6], self.distance_px)
+        direction = draws[:, 5] * np.float32(2 * np.pi)
+        distance = spread(draws[:, 6], self.distance_px)
         shift = {
-            "shift_y": np.rint(distance * np.sin(way)),
-            "shift_x": np.rint(distance * np.cos(way)),
+            "shift_y": np.rint(distance * np.sin(direction)),
+            "shift_x": np.rint(distance * np.cos(direction)),
         }
         return super(CutPaste, self).sample(draws, variant) | shift
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        shift_y, shift_x = (
-            pixels.of_each(parameters[name]).view(-1).long() for name in ("shift_y", "shift_x")
-        )
-        return (pixels.look(pixels.y + shift_y, pixels.x + shift_x) - pixels.before) * pixels.cover[
-            :, None
-        ]
+        shift_y = pixels.of_each(parameters["shift_y"]).view(-1).long()
+        shift_x = pixels.of_each(parameters["shift_x"]).view(-1).long()
+        source = pixels.look(pixels.y + shift_y, pixels.x + shift_x)
+        return (source - pixels.before) * pixels.cover[:, None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shift(CutPaste):
-    """A region that was printed a few pixels out of place; the arguments are those of `CutPaste`."""
+    """A region that was printed a few pixels out of place; arguments as for `CutPaste`."""
 
     size_px: Range = (12.0, 40.0)
     distance_px: Range = (1.5, 4.0)
@@ -174,7 +171,7 @@ class Shift(CutPaste):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stain(Region):
-    """A region with a soft edge that is brighter or darker than its surroundings; see `Region` for the arguments."""
+    """A region with a soft edge, brighter or darker; the arguments are those of `Region`."""
 
     name: ClassVar[str] = "stain"
     parameters: ClassVar[tuple[str, ...]] = Region.outline

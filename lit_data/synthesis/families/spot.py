@@ -45,17 +45,16 @@ class Spot(Family):
 
     def __post_init__(self) -> None:
         """Accept mappings, as a configuration gives them."""
-        shapes = tuple(
-            call_checked(SpotShape, (), shape, "spot.shapes")
-            if isinstance(shape, Mapping)
-            else shape
-            for shape in self.shapes
-        )
+        shapes = []
+        for shape in self.shapes:
+            if isinstance(shape, Mapping):
+                shape = call_checked(SpotShape, (), shape, "spot.shapes")
+            shapes.append(shape)
         if not shapes:
             raise ConfigError(
                 "spot.shapes is empty: give at least one shape, or leave the family out"
             )
-        object.__setattr__(self, "shapes", shapes)
+        object.__setattr__(self, "shapes", tuple(shapes))
         Family.__post_init__(self)
 
     @property
@@ -76,15 +75,16 @@ class Spot(Family):
     def window_px(
         self, parameters: dict[str, Floats], shape_px: tuple[int, int]
     ) -> NDArray[np.int64]:
-        return np.array((max(s.height_px for s in self.spots), max(s.width_px for s in self.spots)))
+        height = max(shape.height_px for shape in self.spots)
+        width = max(shape.width_px for shape in self.spots)
+        return np.array((height, width))
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
         offset_y = ((windows.centre_y - windows.nearest_y + 0.5) * SUBPIXELS).long()
         offset_x = ((windows.centre_x - windows.nearest_x + 0.5) * SUBPIXELS).long()
-        return _table(self.spots, windows.device)[
-            parameters["shape"].long().view(-1), offset_y, offset_x
-        ]
+        shape = parameters["shape"].long().view(-1)
+        return _table(self.spots, windows.device)[shape, offset_y, offset_x]
 
 
 @lru_cache(maxsize=16)

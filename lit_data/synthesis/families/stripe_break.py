@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraStripe(Family):
-    """A straight bright or dark band along the stripes, whose way is found in the image.
+    """A straight bright or dark band along the stripes, whose direction is found in the image.
 
     Args:
         weight: See `Family`.
@@ -66,8 +66,8 @@ class ExtraStripe(Family):
 class StripeBreak(Family):
     """A stretch of a stripe where the ground shows through.
 
-    Bright stripes get the darkest value across, dark ones the brightest; which way they run is
-    found in the image.
+    Bright stripes get the darkest value across, dark ones the brightest; their direction is found
+    in the image.
 
     Args:
         weight: See `Family`.
@@ -75,8 +75,8 @@ class StripeBreak(Family):
         contrast: Not used.
         length_px: Along the stripes; more than the patch is long takes a stripe away.
         width_px: Across them.
-        opacity: Share of the stripe that is gone.
-        reach_px: How far across the ground is looked for; half the distance of stripes at least.
+        opacity: Fraction of the stripe that is gone.
+        reach_px: Distance across in which the ground is looked for; at least half that of stripes.
     """
 
     length_px: Range = (3.0, 12.0)
@@ -96,8 +96,11 @@ class StripeBreak(Family):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        ranges = (self.length_px, self.width_px, self.opacity)
-        return {name: spread(draws[:, n], ranges[n]) for n, name in enumerate(self.parameters)}
+        return {
+            "length_px": spread(draws[:, 0], self.length_px),
+            "width_px": spread(draws[:, 1], self.width_px),
+            "opacity": spread(draws[:, 2], self.opacity),
+        }
 
     @override
     def window_px(
@@ -113,10 +116,12 @@ class StripeBreak(Family):
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         import torch
 
-        down = pixels.of_each(pixels.windows.runs_down)[:, None]
-        way = torch.arange(-self.reach_px, self.reach_px + 1, device=pixels.y.device)
-        y, x = pixels.y[:, None] + way * ~down, pixels.x[:, None] + way * down
+        runs_down = pixels.of_each(pixels.windows.runs_down)[:, None]
+        across = torch.arange(-self.reach_px, self.reach_px + 1, device=pixels.y.device)
+        y = pixels.y[:, None] + across * ~runs_down
+        x = pixels.x[:, None] + across * runs_down
+        # With the sign of the strength the largest value is the brightest, or the darkest.
         sign = pixels.strength.sign()[:, None]
         ground = (pixels.look(y, x) * sign[..., None]).amax(1) * sign
-        share = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (ground - pixels.before) * share[:, None]
+        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
+        return (ground - pixels.before) * opacity[:, None]

@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
 TEXTURE_PX: Final = 256
 _STRIDE: Final = 4
-"""The smooth field is taken at every fourth pixel, else its bumps were larger than most defects."""
+"""The smooth field is read at every fourth pixel, else its bumps were larger than most defects."""
 
 
 @lru_cache(maxsize=8)
 def load_textures(folder: str | None) -> NDArray[np.float32]:
-    """The middle of every image below a folder: first channel, mirrored where it is too small.
+    """Load the middle of every image below a folder: first channel, reflected where too small.
 
     Args:
         folder: Images of any depth; none gives smooth noise.
@@ -47,12 +47,13 @@ def load_textures(folder: str | None) -> NDArray[np.float32]:
         return smooth_field()[rows[:, None], rows[None, :]][None]
     if not Path(folder).is_dir():
         raise DataError(f"textures_from={folder} is not a folder: give one that holds images")
-    return np.stack([_standardise(read_image(path)[0]) for path in find_images(Path(folder)).paths])
+    paths = find_images(Path(folder)).paths
+    return np.stack([_standardise(read_image(path)[0]) for path in paths])
 
 
 @lru_cache(maxsize=8)
 def textures_on(folder: str | None, device: "torch.device") -> "Tensor":
-    """`load_textures` on a device."""
+    """Return the textures of `load_textures` on a device."""
     import torch
 
     with torch.inference_mode(mode=False):
@@ -60,19 +61,19 @@ def textures_on(folder: str | None, device: "torch.device") -> "Tensor":
 
 
 def _standardise(image: NDArray[np.generic]) -> NDArray[np.float32]:
+    """Cut the middle out of an image, and give it mean 0 and variance 1."""
     pixels = image.astype(np.float32)
     for axis, length in enumerate(pixels.shape):
-        start, index = max(0, length - TEXTURE_PX) // 2, np.arange(TEXTURE_PX)
+        start = max(0, length - TEXTURE_PX) // 2
         period = max(1, 2 * (length - 1))
-        folded = (index + start) % period
+        folded = (np.arange(TEXTURE_PX) + start) % period
         pixels = pixels.take(np.minimum(folded, period - folded), axis=axis)
     return np.asarray((pixels - pixels.mean()) / max(float(pixels.std()), 1e-6), np.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Texture(Region):
-    """A region whose surface is another texture of the same mean brightness, behind a mask of
-    Perlin noise.
+    """A region with another texture of the same mean brightness, behind a mask of Perlin noise.
 
     After Zavrtanik et al., "DRAEM", ICCV 2021: there the texture is an image of another data set
     and the mask thresholded Perlin noise.
@@ -84,7 +85,7 @@ class Texture(Region):
         size_px: See `Region`.
         elongation: See `Region`.
         shapes_from: See `Region`.
-        textures_from: Folder of images, of which random places are taken; none takes smooth noise.
+        textures_from: Folder of images, of which random places are used; none uses smooth noise.
     """
 
     textures_from: str | None = None
@@ -95,8 +96,8 @@ class Texture(Region):
 
     @override
     def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        place = {"texture_y": draws[:, 5], "texture_x": draws[:, 6], "texture": draws[:, 7]}
-        return super(Texture, self).sample(draws, variant) | place
+        texture = {"texture_y": draws[:, 5], "texture_x": draws[:, 6], "texture": draws[:, 7]}
+        return super(Texture, self).sample(draws, variant) | texture
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
@@ -106,20 +107,17 @@ class Texture(Region):
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         textures = textures_on(self.textures_from, pixels.cover.device)
-        place = [
-            pixels.of_each(parameters[name]).view(-1)
-            for name in ("texture_y", "texture_x", "texture")
-        ]
-        row, column = (
-            (start * TEXTURE_PX).long() + way
-            for start, way in zip(place, (pixels.y, pixels.x), strict=False)
-        )
-        tile = textures[(place[2] * len(textures)).long(), row % TEXTURE_PX, column % TEXTURE_PX]
-        source = pixels.of_each(pixels.windows.brightness) + (pixels.strength.abs() * tile)[:, None]
+        top = (pixels.of_each(parameters["texture_y"]).view(-1) * TEXTURE_PX).long()
+        left = (pixels.of_each(parameters["texture_x"]).view(-1) * TEXTURE_PX).long()
+        number = (pixels.of_each(parameters["texture"]).view(-1) * len(textures)).long()
+        row = (top + pixels.y) % TEXTURE_PX
+        column = (left + pixels.x) % TEXTURE_PX
+        grain = pixels.strength.abs() * textures[number, row, column]
+        source = pixels.of_each(pixels.windows.brightness) + grain[:, None]
         return (source - pixels.before) * pixels.cover[:, None]
 
 
 def _perlin_mask(windows: "Windows", p: Parameters) -> "Tensor":
-    """Islands that hold three quarters of a surface, with an edge of about a pixel: [n, h, w] in 0..1."""
+    """Return islands on three quarters of a surface, with edges of a pixel: [n, h, w] in 0..1."""
     waves = look_up(windows, p["seed_x"], p["seed_y"], 2 * CELL_PX / p["half_px"])
     return (waves.add(0.67) * p["half_px"] / 2 + 0.5).clamp_(0, 1)

@@ -1,4 +1,7 @@
-"""Text watermarks: a plan holds all randomness and no pixels; glyphs are drawn once, marks warped, then blended."""
+"""Text watermarks.
+
+A plan holds all randomness and no pixels; glyphs are drawn once, marks warped, then blended.
+"""
 
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks

@@ -37,7 +37,7 @@ _CHROMA: Final = (
 
 @torch.no_grad()
 def compress(images: Tensor, quality: Tensor) -> Tensor:
-    """Images as they come out of JPEG files.
+    """Return images as they come out of JPEG files.
 
     Args:
         images: [J, 3, H, W] float32 in 0..1, R, G, B.
@@ -48,82 +48,93 @@ def compress(images: Tensor, quality: Tensor) -> Tensor:
     """
     height, width = images.shape[-2:]
     right, below = -width % _MCU_PX, -height % _MCU_PX
-    padded = F.pad(images, (0, right, 0, below), mode="replicate") if right or below else images
+    padded = images
+    if right or below:
+        padded = F.pad(images, (0, right, 0, below), mode="replicate")
     luma, cb, cr = _split_colours(padded.mul(255).round_())
     luma = _quantise(luma[:, None], _scale_table(_LUMA, quality)).add_(128)[:, 0]
     halved = _quantise(torch.stack((cb, cr), dim=1), _scale_table(_CHROMA, quality))
-    cb, cr = (
-        F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)
-        .round_()
-        .unbind(1)
-    )
-    whole = torch.empty_like(padded)
-    torch.add(luma, cr * 1.402, out=whole[:, 0])
-    torch.sub(luma, (cb * 0.344136).add_(cr * 0.714136), out=whole[:, 1])
-    torch.add(luma, cb * 1.772, out=whole[:, 2])
-    return whole.round_().clamp_(0, 255).div_(255)[..., :height, :width]
+    chroma = F.interpolate(halved, scale_factor=2, mode="bilinear", align_corners=False)
+    cb, cr = chroma.round_().unbind(1)
+    pixels = torch.empty_like(padded)
+    torch.add(luma, cr * 1.402, out=pixels[:, 0])
+    torch.sub(luma, (cb * 0.344136).add_(cr * 0.714136), out=pixels[:, 1])
+    torch.add(luma, cb * 1.772, out=pixels[:, 2])
+    return pixels.round_().clamp_(0, 255).div_(255)[..., :height, :width]
 
 
 def _split_colours(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Y - 128 [J, h, w], and Cb - 128 and Cr - 128 [J, h/2, w/2], from whole numbers [J, 3, h, w]
-    in 0..255.
+    """Return Y - 128 [J, h, w], and Cb - 128 and Cr - 128 [J, h/2, w/2].
 
     Weights of Y are whole numbers too, so that neither order nor fused arithmetic can turn a tie.
+
+    Args:
+        images: [J, 3, h, w], whole numbers in 0..255.
     """
     red, green, blue = images.unbind(1)
     luma = (red * 299).add_(green * 587).add_(blue * 114).div_(1000).round_()
-    cb, cr = (
-        _halve(colour - luma).div_(4 * unit).round_()
-        for colour, unit in ((blue, 1.772), (red, 1.402))
-    )
+    cb = _halve(blue - luma).div_(4 * 1.772).round_()
+    cr = _halve(red - luma).div_(4 * 1.402).round_()
     return luma.sub_(128), cb, cr
 
 
 def _halve(planes: Tensor) -> Tensor:
-    """[J, h, w] to [J, h/2, w/2], the sums of four."""
+    """Return the sums of four pixels: [J, h, w] becomes [J, h/2, w/2]."""
     columns = planes[..., ::2] + planes[..., 1::2]
     return columns[:, ::2] + columns[:, 1::2]
 
 
 def _quantise(planes: Tensor, tables: Tensor) -> Tensor:
-    """[J, C, h, w] whole numbers in -128..127 after their coefficients were rounded to multiples of [J, 64]."""
+    """Round the coefficients of blocks to multiples of their tables, as JPEG does.
+
+    Args:
+        planes: [J, C, h, w] whole numbers in -128..127.
+        tables: [J, 64].
+
+    Returns:
+        [J, C, h, w] whole numbers in -128..127.
+    """
     count, channels, height, width = planes.shape
     rows, columns = height // _BLOCK, width // _BLOCK
     exact = torch.float64 if planes.is_cuda else torch.float32  # TF32 on a GPU would not be exact
-    weights, table = _transform(planes.device, exact), tables.to(exact)[:, None]
-    blocks = (
-        planes.reshape(count, channels, rows, _BLOCK, columns, _BLOCK).transpose(3, 4).to(exact)
-    )
-    flat = blocks.reshape(count, -1, _BLOCK * _BLOCK)
+    weights = _transform(planes.device, exact)
+    table = tables.to(exact)[:, None]
+    blocks = planes.reshape(count, channels, rows, _BLOCK, columns, _BLOCK).transpose(3, 4)
+    flat = blocks.to(exact).reshape(count, -1, _BLOCK * _BLOCK)
     coefficients = (flat @ weights.T).div_(table * _UNIT).round_().mul_(table)
     pixels = (coefficients @ weights).div_(_UNIT).round_().clamp_(-128, 127).to(planes.dtype)
-    whole = pixels.reshape(count, channels, rows, columns, _BLOCK, _BLOCK).transpose(3, 4)
-    return whole.reshape(planes.shape)
+    blocks = pixels.reshape(count, channels, rows, columns, _BLOCK, _BLOCK)
+    return blocks.transpose(3, 4).reshape(planes.shape)
 
 
 def _scale_table(table: tuple[int, ...], quality: Tensor) -> Tensor:
-    """[J, 64]: the table for each quality, as ``jpeg_set_quality`` of libjpeg scales it."""
+    """Return the table for each quality, [J, 64], scaled like ``jpeg_set_quality`` of libjpeg."""
     scale = torch.where(quality < 50, torch.floor(5000 / quality), 200 - 2 * quality)[:, None]
     return torch.floor((constant(table, quality.device) * scale + 50) / 100).clamp_(1, 255)
 
 
 @lru_cache(maxsize=8)
 def _transform(device: torch.device, dtype: torch.dtype) -> Tensor:
-    """[64, 64]: the two-dimensional cosine transform of a block as one matrix of whole numbers, times `_UNIT`."""
-    frequency, place = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
-    line = torch.cos((2 * place + 1) * frequency * math.pi / 16) / 2
+    """Return the cosine transform of a block as one matrix of whole numbers, times `_UNIT`.
+
+    Returns:
+        [64, 64].
+    """
+    frequency, pixel = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    line = torch.cos((2 * pixel + 1) * frequency * math.pi / 16) / 2
     line[0] /= math.sqrt(2)
     return (torch.kron(line, line) * _UNIT).round().to(device, dtype)
 
 
 _IN_CACHE: Final = 2
-"""Samples that are blended at a time on a CPU, whose cache holds so many: in all, less than half the time."""
+"""Samples that are blended at a time on a CPU, whose cache holds so many: half of the time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """How the watermarks of a batch look; a few numbers for each sample, which move to a device as
-    a tensor does.
+    """Look of the watermarks of a batch: a few numbers for each sample.
+
+    They move to a device like a tensor.
 
     Attributes:
         opacity: [B] float32.
@@ -131,7 +142,7 @@ class Look:
         below: [B, 3] float32.
         above: [B, 3] float32.
         compressed: [J] int64, the samples that are compressed.
-        quality: [J] float32, theirs.
+        quality: [J] float32, qualities of those.
     """
 
     opacity: Tensor
@@ -143,30 +154,27 @@ class Look:
 
     @classmethod
     def of(cls, plan: WatermarkPlan) -> "Look":
-        """The look of planned watermarks."""
+        """Make the look of planned watermarks."""
         rows = np.flatnonzero(plan.quality)
         parts = (plan.opacity, *find_lines(plan.colour, plan.mode), rows, plan.quality[rows])
         return cls(*(torch.from_numpy(np.ascontiguousarray(part)) for part in parts))
 
     def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "Look":
-        """The same on a device."""
-        moved = (
-            getattr(self, item.name).to(device, non_blocking=non_blocking) for item in fields(self)
-        )
-        return Look(*moved)
+        """Return the same on a device."""
+        tensors = [getattr(self, field.name) for field in fields(self)]
+        return Look(*(tensor.to(device, non_blocking=non_blocking) for tensor in tensors))
 
     def slice_samples(self, start: int, stop: int) -> "Look":
-        """The look of the samples from `start` to `stop` alone, which are counted from 0 then."""
-        own = (self.compressed >= start) & (self.compressed < stop)
-        here = slice(start, stop)
-        compressed, quality = self.compressed[own] - start, self.quality[own]
+        """Return the look of the samples from `start` to `stop` alone, counted from 0."""
+        samples = slice(start, stop)
+        in_slice = (self.compressed >= start) & (self.compressed < stop)
         return Look(
-            self.opacity[here],
-            self.base[here],
-            self.below[here],
-            self.above[here],
-            compressed,
-            quality,
+            opacity=self.opacity[samples],
+            base=self.base[samples],
+            below=self.below[samples],
+            above=self.above[samples],
+            compressed=self.compressed[in_slice] - start,
+            quality=self.quality[in_slice],
         )
 
 
@@ -176,8 +184,8 @@ def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
 
     Args:
         images: [B, 3, H, W] uint8.
-        cover: [B, 1, H, W] uint8, how far each pixel is covered.
-        look: Of these B samples.
+        cover: [B, 1, H, W] uint8, coverage of each pixel.
+        look: Look of these B samples.
 
     Returns:
         [B, 3, H, W] float32 in 0..1: whole multiples of 1/255, as files hold them, so that marks do
@@ -195,11 +203,11 @@ def blend(images: Tensor, cover: Tensor, look: Look) -> Tensor:
 
 @torch.no_grad()
 def degrade(images: Tensor, look: Look) -> Tensor:
-    """Compress the samples that are to be, as JPEG files do.
+    """Compress the samples that the look names, as JPEG files do.
 
     Args:
         images: [B, 3, H, W] float32 in 0..1; changed in place.
-        look: Of these B samples.
+        look: Look of these B samples.
     """
     if len(look.compressed):
         images[look.compressed] = compress(images[look.compressed], look.quality)
@@ -207,7 +215,8 @@ def degrade(images: Tensor, look: Look) -> Tensor:
 
 
 def _blend(images: Tensor, cover: Tensor, numbers: tuple[Tensor, ...]) -> Tensor:
-    """Products and sums are operations of their own: fused ones would round by the place of a pixel in the batch."""
+    # Products and sums are operations of their own: fused ones would round by the place of a pixel
+    # in the batch.
     opacity, base, below, above = (part[..., None, None] for part in numbers)
     ground = torch.div(images, 255.0)
     marked = ground.clamp(max=0.5).mul_(below).add_(base)

@@ -1,4 +1,4 @@
-"""Watermarks as coverage, each text one warp of its bitmap, on the host; and colours by which all of them are seen."""
+"""Watermarks as coverage, each text one warp of its bitmap, and colours that stay visible."""
 
 import math
 from dataclasses import replace
@@ -16,7 +16,7 @@ _LEAST_SOFT_PX: Final = 0.2  # less cannot be seen
 
 
 def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
-    """Draw how far each pixel is covered by the watermark of its sample.
+    """Draw the coverage of each pixel by the watermark of its sample.
 
     Args:
         rows: [M, H, W] uint8, written: 0 is not covered, 255 is covered.
@@ -27,34 +27,38 @@ def draw_cover(rows: Array, plan: WatermarkPlan, bank: GlyphBank) -> None:
 
     rows[...] = 0
     for number, row in enumerate(plan.row.tolist()):
-        (_tile if plan.tiled[row] else _place)(rows[row], plan, bank, number)
-    for row in np.flatnonzero(plan.present & (plan.soft_px > _LEAST_SOFT_PX)).tolist():
+        if plan.tiled[row]:
+            _tile(rows[row], plan, bank, number)
+        else:
+            _place(rows[row], plan, bank, number)
+    is_soft = plan.present & (plan.soft_px > _LEAST_SOFT_PX)
+    for row in np.flatnonzero(is_soft).tolist():
         sigma_px = float(plan.soft_px[row])
         rows[row] = cv2.GaussianBlur(rows[row], (0, 0), sigma_px)
 
 
 def _place(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> None:
-    """One text, in the window that holds it."""
+    """Draw one text, in the window that holds it."""
     import cv2
 
     bitmap, scale = _get_bitmap(plan, bank, number)
-    half_px = _half_extents(bitmap, scale, float(plan.angle_deg[number]))
-    centre = plan.centre[number].tolist()
-    top, left = (max(0, math.floor(c - half)) for c, half in zip(centre, half_px, strict=True))
-    bottom, right = (
-        min(size, math.ceil(c + half) + 1)
-        for c, half, size in zip(centre, half_px, rows.shape, strict=True)
-    )
+    half_height, half_width = _half_extents(bitmap, scale, float(plan.angle_deg[number]))
+    y, x = plan.centre[number].tolist()
+    height, width = rows.shape
+    top, bottom = max(0, math.floor(y - half_height)), min(height, math.ceil(y + half_height) + 1)
+    left, right = max(0, math.floor(x - half_width)), min(width, math.ceil(x + half_width) + 1)
     window = rows[top:bottom, left:right]
     matrix = _find_matrix(plan, number, bitmap, scale, (top, left))
-    drawn = cv2.warpAffine(
-        bitmap, matrix, (right - left, bottom - top), flags=cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
-    )
-    np.maximum(window, drawn, out=window)
+    flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
+    text = cv2.warpAffine(bitmap, matrix, (right - left, bottom - top), flags=flags)
+    np.maximum(window, text, out=window)  # texts of a sample may overlap
 
 
 def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> None:
-    """One text over the whole sample, each line shifted by half a text: the warp reads a cell that has no end."""
+    """Draw one text all over the sample, each line shifted by half a text.
+
+    The warp reads a cell of two lines, which repeats without end.
+    """
     import cv2
 
     bitmap, scale = _get_bitmap(plan, bank, number)
@@ -71,8 +75,9 @@ def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> Non
 
 
 def _get_bitmap(plan: WatermarkPlan, bank: GlyphBank, number: int) -> tuple[Array, float]:
-    """A text as it was drawn, and the factor from its pixels to those of the sample."""
-    size_px, outline = float(plan.size_px[number]), float(plan.outline[plan.row[number]])
+    """Return the bitmap of a text, and the factor from its pixels to those of the sample."""
+    size_px = float(plan.size_px[number])
+    outline = float(plan.outline[plan.row[number]])
     level = level_of(size_px)
     outline_px = max(1, round(outline * size_of(level))) if outline else 0
     font = int(plan.font[number] * np.float32(len(bank.fonts)))
@@ -80,34 +85,39 @@ def _get_bitmap(plan: WatermarkPlan, bank: GlyphBank, number: int) -> tuple[Arra
 
 
 def _half_extents(bitmap: Array, scale: float, angle_deg: float) -> tuple[float, float]:
-    """(vertical, horizontal) px that a turned text reaches from its middle."""
-    height, width = (scale * side / 2 for side in bitmap.shape)
-    sine, cosine = abs(math.sin(math.radians(angle_deg))), abs(math.cos(math.radians(angle_deg)))
+    """Return the (vertical, horizontal) px that a turned text reaches from its middle."""
+    height, width = scale * bitmap.shape[0] / 2, scale * bitmap.shape[1] / 2
+    angle = math.radians(angle_deg)
+    sine, cosine = abs(math.sin(angle)), abs(math.cos(angle))
     return width * sine + height * cosine, width * cosine + height * sine
 
 
 def _find_matrix(
     plan: WatermarkPlan, number: int, bitmap: Array, scale: float, origin_px: tuple[int, int]
 ) -> Array:
-    """[2, 3]: from (x, y) px of a window of the sample to those of the bitmap."""
-    angle, (y, x) = math.radians(float(plan.angle_deg[number])), plan.centre[number].tolist()
+    """Return the matrix from (x, y) px of a window of the sample to those of the bitmap: [2, 3]."""
+    angle = math.radians(float(plan.angle_deg[number]))
     sine, cosine = math.sin(angle) / scale, math.cos(angle) / scale
     turn = np.array([[cosine, -sine], [sine, cosine]])
+    y, x = plan.centre[number].tolist()
+    centre = np.array([x - origin_px[1], y - origin_px[0]])
     middle = np.array([(bitmap.shape[1] - 1) / 2, (bitmap.shape[0] - 1) / 2])
-    return np.column_stack((turn, middle - turn @ np.array([x - origin_px[1], y - origin_px[0]])))
+    return np.column_stack((turn, middle - turn @ centre))
 
 
 PROBES: Final = 32
-"""Pixels that are looked at under each mark."""
+"""Pixels that are read under each mark."""
 
-_COVERED: Final = 63  # of 255: thin letters cover no pixel wholly
-_LEAST_SHARE: Final = 0.7  # of them that must change
+_COVERED: Final = 63
+"""Of 255: thin letters cover no pixel fully."""
+_LEAST_FRACTION: Final = 0.7
+"""Fraction of the pixels under a mark that must change."""
 _NORMAL: Final = MODES.index("normal")
 _OTHERS: Final = (0.0, 1.0, 0.5)  # black, white and, where both are under the mark, grey
 
 
 def probe_under(images: Array, cover: Array) -> Array:
-    """Colours of each image where its mark lies, spread evenly over the mark.
+    """Return colours of each image under its mark, spread evenly over the mark.
 
     Args:
         images: [M, 3, H, W] uint8.
@@ -120,17 +130,18 @@ def probe_under(images: Array, cover: Array) -> Array:
     width = images.shape[-1]
     for row, mask in enumerate(cover):
         covered = np.flatnonzero(mask > _COVERED)
-        if len(covered):
-            rows, columns = np.divmod(covered[np.arange(PROBES) * len(covered) // PROBES], width)
-            under[row] = images[row][:, rows, columns].T
+        if not len(covered):
+            continue
+        probes = covered[np.arange(PROBES) * len(covered) // PROBES]
+        rows, columns = np.divmod(probes, width)
+        under[row] = images[row][:, rows, columns].T
     return under
 
 
 def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
-    """Paint marks in black, white or grey that would leave too much of what lies under them as it
-    is.
+    """Paint marks in black, white or grey that would change too little of the ground under them.
 
-    What then is still too faint for the contrast of the ground gets more opacity, at most the
+    Marks that are then still too faint for the contrast of the ground get more opacity, at most the
     largest of the specification.
 
     Args:
@@ -138,54 +149,61 @@ def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
         under: [B, PROBES, 3] uint8, colours under each.
     """
     ground = under.astype(np.float32) / np.float32(255)
-    least = _share_changed(plan, ground, plan.colour, plan.mode)
+    changed = _find_changed(plan, ground, plan.colour, plan.mode)
     mode = np.full_like(plan.mode, _NORMAL)
     others = np.array(_OTHERS, np.float32)[:, None, None] * np.ones_like(plan.colour)
-    shares = np.stack([_share_changed(plan, ground, other, mode) for other in others])
-    hidden = least < np.minimum(_LEAST_SHARE, shares.max(0))
-    best = others[shares.argmax(0), np.arange(len(mode))]
+    others_changed = np.stack([_find_changed(plan, ground, other, mode) for other in others])
+    # Where no colour changes as much as it should, the best one is good enough.
+    is_hidden = changed < np.minimum(_LEAST_FRACTION, others_changed.max(0))
+    best = others[others_changed.argmax(0), np.arange(len(mode))]
     painted = replace(
         plan,
-        mode=np.where(hidden, mode, plan.mode),
-        colour=np.where(hidden[:, None], best, plan.colour),
+        mode=np.where(is_hidden, mode, plan.mode),
+        colour=np.where(is_hidden[:, None], best, plan.colour),
     )
     return replace(painted, opacity=_raise_opacity(painted, ground))
 
 
 def _raise_opacity(plan: WatermarkPlan, ground: Floats) -> Floats:
-    """[B], so that the mean change is a share of the standard deviation of the ground [B, PROBES, 3] under the mark."""
-    change = np.abs(mix(ground, plan.colour[:, None], plan.mode[:, None]) - ground).max(2).mean(1)
-    wanted = plan.spec.least_contrast * ground.std(1).max(1) / np.maximum(change, np.float32(1e-3))
+    """Return opacities, [B], for a mean change in proportion to the contrast of the ground.
+
+    Args:
+        plan: The watermarks.
+        ground: [B, PROBES, 3] in 0..1, under the marks.
+    """
+    marked = mix(ground, plan.colour[:, None], plan.mode[:, None])
+    change = np.abs(marked - ground).max(2).mean(1)
+    contrast = ground.std(1).max(1)
+    opacity = plan.spec.least_contrast * contrast / np.maximum(change, np.float32(1e-3))
     most = np.maximum(plan.opacity, np.float32(plan.spec.opacity[1]))
-    raised = np.clip(wanted, plan.opacity, most).astype(np.float32)
+    raised = np.clip(opacity, plan.opacity, most).astype(np.float32)
     return np.where(plan.present, raised, np.float32(0))
 
 
-def _share_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Array) -> Floats:
-    """[B] share of the pixels [B, PROBES, 3] that a mark changes enough in one channel at least."""
-    change = (
-        np.abs(mix(ground, colour[:, None], mode[:, None]) - ground).max(2) * plan.opacity[:, None]
-    )
-    shares: Floats = (change >= plan.spec.least_change).mean(1, dtype=np.float32)
-    return shares
+def _find_changed(plan: WatermarkPlan, ground: Floats, colour: Floats, mode: Array) -> Floats:
+    """Return [B] the fraction of the pixels that a mark changes enough in one channel at least."""
+    marked = mix(ground, colour[:, None], mode[:, None])
+    change = np.abs(marked - ground).max(2) * plan.opacity[:, None]
+    fractions: Floats = (change >= plan.spec.least_change).mean(1, dtype=np.float32)
+    return fractions
 
 
 def mix(ground: Floats, colour: Floats, mode: Array) -> Floats:
-    """What a mark of full opacity makes of a ground: [..., 3] in 0..1; see `find_lines`."""
+    """Return the ground under a mark of full opacity: [..., 3] in 0..1; see `find_lines`."""
     base, below, above = find_lines(colour, mode)
-    mixed: Floats = (
-        base + below * np.minimum(ground, 0.5) + above * np.maximum(ground - np.float32(0.5), 0)
-    )
+    dark = below * np.minimum(ground, 0.5)
+    bright = above * np.maximum(ground - np.float32(0.5), 0)
+    mixed: Floats = base + dark + bright
     return mixed
 
 
 def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
-    """The blend modes of W3C "Compositing and Blending Level 1", each as two lines over the ground
-    g that meet at 1/2.
+    """Return a blend mode as two lines over the ground g that meet at 1/2.
 
-    A mark of full opacity makes ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a
-    ground: its colour c with `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and
-    with `overlay` ``2 c g`` below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
+    The modes are those of W3C "Compositing and Blending Level 1". A mark of full opacity makes
+    ``base + below * min(g, 1/2) + above * max(g - 1/2, 0)`` of a ground: its colour c with
+    `normal`, ``c g`` with `multiply`, ``c + g - c g`` with `screen`, and with `overlay` ``2 c
+    g`` below 1/2 and ``1 - 2 (1 - c) (1 - g)`` above.
 
     Args:
         colour: [..., 3] in 0..1.
@@ -194,13 +212,11 @@ def find_lines(colour: Floats, mode: Array) -> tuple[Floats, Floats, Floats]:
     Returns:
         base, below, above: [..., 3] each.
     """
-    zero, rest = np.zeros_like(colour), 1 - colour
-    lines = (
-        (colour, zero, zero),
-        (zero, colour, colour),
-        (colour, rest, rest),
-        (zero, 2 * colour, 2 * rest),
-    )
+    zero = np.zeros_like(colour)
+    rest = 1 - colour
     number = mode[..., None]
-    base, below, above = (np.choose(number, [each[part] for each in lines]) for part in range(3))
+    # One entry for each of `MODES`: normal, multiply, screen, overlay.
+    base = np.choose(number, [colour, zero, colour, zero])
+    below = np.choose(number, [zero, colour, rest, 2 * colour])
+    above = np.choose(number, [zero, colour, rest, 2 * rest])
     return base, below, above

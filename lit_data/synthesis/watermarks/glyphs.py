@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from PIL.ImageFont import FreeTypeFont
 
 BUILT_IN: Final = ""
-"""Stands for the font that comes with Pillow: Aileron Regular by Sora Sagano, CC0 (``PIL.ImageFont.load_default``)."""
+"""Name of the font that comes with Pillow (``PIL.ImageFont.load_default``): Aileron Regular by Sora
+Sagano, CC0."""
 SYSTEM: Final = "system"
 
 _SUFFIXES: Final = (".ttf", ".otf")
@@ -32,7 +33,7 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
 
     Args:
         fonts: See `WatermarkSpec`.
-        texts: What will be written.
+        texts: The texts.
 
     Returns:
         Their paths in the order of their names; `BUILT_IN` for Pillow's own font. Of installed
@@ -45,25 +46,27 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
     characters = "".join(sorted(set("".join(texts)) - {" "}))
     if fonts == SYSTEM:
         return _find_installed(characters)
-    named = (fonts,) if isinstance(fonts, str) else fonts
-    paths = (
-        (BUILT_IN,) if named is None else tuple(path for name in named for path in _expand(name))
-    )
+    paths: list[str] = []
+    if fonts is None:
+        paths.append(BUILT_IN)
+    else:
+        for name in [fonts] if isinstance(fonts, str) else fonts:
+            paths += _expand(name)
     if not paths:
         raise ConfigError("fonts=[] names no font: use null for the one that comes with Pillow")
     for path in paths:
-        lacking = _find_lacking(path, characters)
-        if lacking:
+        missing = _find_missing(path, characters)
+        if missing:
             raise ConfigError(
-                f"fonts: {path or 'the font of Pillow'} has no glyph for {lacking[:20]!r}: name another font, or "
-                "change texts"
+                f"fonts: {path or 'the font of Pillow'} has no glyph for {missing[:20]!r}: name "
+                "another font, or change texts"
             )
-    return paths
+    return tuple(paths)
 
 
 @lru_cache(maxsize=512)
 def open_font(path: str, size_px: int) -> "FreeTypeFont":
-    """A font in one size; kerning and shaping do not depend on how Pillow was built.
+    """Open a font in one size; kerning and shaping do not depend on the build of Pillow.
 
     Raises:
         ConfigError: The file is no font.
@@ -73,7 +76,7 @@ def open_font(path: str, size_px: int) -> "FreeTypeFont":
     try:
         if path == BUILT_IN:
             font = ImageFont.load_default(size_px)
-            assert isinstance(font, ImageFont.FreeTypeFont)  # _check_pillow has seen to it
+            assert isinstance(font, ImageFont.FreeTypeFont)  # see `_check_pillow`
             return font
         return ImageFont.truetype(path, size_px, layout_engine=ImageFont.Layout.BASIC)
     except OSError as error:
@@ -90,40 +93,46 @@ def _check_pillow() -> None:
 
 
 def _expand(name: str) -> tuple[str, ...]:
+    """Return the fonts of a file or folder.
+
+    Raises:
+        ConfigError: There is no such file, or the folder holds no font.
+    """
     path = Path(name).expanduser()
     if path.is_dir():
-        found = _list_folder(path)
-        if not found:
+        font_paths = _list_folder(path)
+        if not font_paths:
             raise ConfigError(f"fonts: the folder {path} holds no {' or '.join(_SUFFIXES)} file")
-        return found
+        return font_paths
     if not path.is_file():
         raise ConfigError(
-            f"fonts: {path} does not exist: name a font file, a folder of them, system, or null for the font that "
-            "comes with Pillow"
+            f"fonts: {path} does not exist: name a font file, a folder of them, system, or null "
+            "for the font that comes with Pillow"
         )
     return (str(path),)
 
 
 def _list_folder(folder: Path) -> tuple[str, ...]:
-    return tuple(
-        sorted(str(path) for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES)
-    )
+    paths = [path for path in folder.rglob("*") if path.suffix.lower() in _SUFFIXES]
+    return tuple(sorted(map(str, paths)))
 
 
 def _find_installed(characters: str) -> tuple[str, ...]:
-    found = [
-        path for folder in system_folders() if folder.is_dir() for path in _list_folder(folder)
-    ]
-    usable = tuple(path for path in sorted(found) if _is_usable(path, characters))
+    installed: list[str] = []
+    for folder in system_folders():
+        if folder.is_dir():
+            installed += _list_folder(folder)
+    usable = tuple(path for path in sorted(installed) if _is_usable(path, characters))
     if not usable:
         raise ConfigError(
-            f"fonts=system: none of the {len(found)} installed fonts holds all characters of the texts"
+            f"fonts=system: none of the {len(installed)} installed fonts holds all characters of "
+            "the texts"
         )
     return usable
 
 
 def system_folders() -> tuple[Path, ...]:
-    """Where this system keeps its fonts."""
+    """Return the folders in which this system keeps its fonts."""
     home = Path.home()
     if sys.platform == "darwin":
         return Path("/System/Library/Fonts"), Path("/Library/Fonts"), home / "Library" / "Fonts"
@@ -139,16 +148,20 @@ def system_folders() -> tuple[Path, ...]:
 
 def _is_usable(path: str, characters: str) -> bool:
     try:
-        return not _find_lacking(path, characters)
+        return not _find_missing(path, characters)
     except ConfigError:
         return False
 
 
-def _find_lacking(path: str, characters: str) -> str:
-    """Characters that a font draws as it draws what no font has, or not at all."""
+def _find_missing(path: str, characters: str) -> str:
+    """Return the characters that a font draws not at all, or like one that no font has."""
     font = open_font(path, _PROBE_PX)
-    missing = _print_glyph(font, "\U0010fffd")
-    return "".join(each for each in characters if _print_glyph(font, each) in (missing, None))
+    placeholder = _print_glyph(font, "\U0010fffd")
+    missing = ""
+    for character in characters:
+        if _print_glyph(font, character) in (placeholder, None):
+            missing += character
+    return missing
 
 
 def _print_glyph(font: "FreeTypeFont", character: str) -> tuple[tuple[int, int], bytes] | None:
@@ -157,19 +170,19 @@ def _print_glyph(font: "FreeTypeFont", character: str) -> tuple[tuple[int, int],
 
 
 SMALLEST_PX: Final = 16.0
-"""Font size of the smallest bitmap; each of the next is larger by sqrt(2), so that a warp shrinks by less than that."""
+"""Font size of the smallest bitmap; the next is larger by sqrt(2), and no warp shrinks more."""
 
 _FREETYPE: Final = threading.Lock()  # a face of FreeType must not be used by two threads at once
 
 
 class GlyphBank:
-    """The texts of a specification, drawn when they are first asked for; bounded, and safe to share
-    between threads.
+    """Bitmaps of the texts of a specification, drawn at first use.
 
-    A pickled copy knows the same fonts and starts with an empty cache.
+    Its cache is bounded, and threads may share it. A pickled copy knows the same fonts and starts
+    with an empty cache.
 
     Args:
-        spec: Texts, fonts, and bytes to keep.
+        spec: Texts, fonts, and bytes of the cache.
 
     Raises:
         ConfigError: A font is missing or lacks a character.
@@ -181,30 +194,29 @@ class GlyphBank:
         self.cache: LruCache[tuple[int, int, int, int]] = LruCache(spec.cache_bytes)
 
     def get(self, text: int, font: int, level: int, outline_px: int) -> Array:
-        """The coverage of one text.
+        """Return the coverage of one text.
 
         Args:
-            text: Its number.
-            font: The number of the font.
+            text: Number of the text.
+            font: Number of the font.
             level: Number of the size, see `level_of`.
             outline_px: Width of the outline, 0 fills the letters.
 
         Returns:
             [h, w] uint8 in 0..255, read-only, with an empty edge of one pixel.
         """
-        load = partial(
-            draw_text, self.spec.words[text], self.fonts[font], size_of(level), outline_px
-        )
+        words, path = self.spec.words[text], self.fonts[font]
+        load = partial(draw_text, words, path, size_of(level), outline_px)
         return self.cache.get_or_load((text, font, level, outline_px), load)
 
 
 def level_of(size_px: float) -> int:
-    """The smallest bitmap that is at least as large as a font size."""
+    """Return the number of the smallest bitmap that is at least as large as a font size."""
     return max(0, math.ceil(2 * math.log2(size_px / SMALLEST_PX) - 1e-9))
 
 
 def size_of(level: int) -> int:
-    """Font size of a bitmap in px."""
+    """Return the font size of a bitmap in px."""
     return math.ceil(SMALLEST_PX * 2 ** (level / 2))
 
 
@@ -215,14 +227,12 @@ def draw_text(text: str, font: str, size_px: int, outline_px: int) -> Array:
     with _FREETYPE:
         face = open_font(font, size_px)
         left, top, right, bottom = face.getbbox(text, stroke_width=outline_px)
-        width, height = (
-            math.ceil(right) - math.floor(left) + 2,
-            math.ceil(bottom) - math.floor(top) + 2,
-        )
+        first_x, first_y = math.floor(left) - 1, math.floor(top) - 1  # an empty edge of one pixel
+        width, height = math.ceil(right) + 1 - first_x, math.ceil(bottom) + 1 - first_y
         image = Image.new("L", (width, height))
-        place = 1 - math.floor(left), 1 - math.floor(top)
+        anchor = (-first_x, -first_y)
         pen = ImageDraw.Draw(image)
-        pen.text(place, text, fill=255, font=face, stroke_width=outline_px)
+        pen.text(anchor, text, fill=255, font=face, stroke_width=outline_px)
         if outline_px:
-            pen.text(place, text, fill=0, font=face)
+            pen.text(anchor, text, fill=0, font=face)  # leaves the outline
     return np.array(image)

@@ -1,4 +1,4 @@
-"""Where watermarks lie and how they look: all the randomness, and no pixels."""
+"""Plan of watermarks, their places and looks: all the randomness, and no pixels."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -11,7 +11,7 @@ from lit_data.synthesis.families.base import Floats, spread
 from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
 
 CROP_DRAWS: Final = 4
-"""The first numbers of a sample's stream say where it is cut out; the others are the plan's."""
+"""Numbers of a sample's stream for its crop, which come first; the others are those of the plan."""
 _SAMPLE_DRAWS: Final = 16
 _MARK_DRAWS: Final = 8
 
@@ -23,19 +23,19 @@ class WatermarkPlan:
     """Watermarks of B samples, with N texts in all.
 
     Args:
-        spec: What they were drawn from.
-        present: [B] bool, whether a sample has a watermark.
-        tiled: [B] bool, whether its text is repeated.
+        spec: Their distribution.
+        present: [B] bool, True where a sample has a watermark.
+        tiled: [B] bool, True where its text is repeated.
         gap: [B, 2] (vertical, horizontal) gap between repeated texts, in heights of the text.
         opacity: [B] in 0..1; 0 without a watermark.
         mode: [B] number of the blend mode, see `MODES`.
         colour: [B, 3] R, G, B in 0..1.
-        outline: [B] width of the outline as a share of the font size; 0 fills the letters.
+        outline: [B] width of the outline as a fraction of the font size; 0 fills the letters.
         soft_px: [B] standard deviation of the softening.
-        quality: [B] of the JPEG file; 0 leaves a sample as it is.
+        quality: [B] quality of the JPEG file; 0 leaves a sample as it is.
         row: [N] the sample of each text, ascending.
         text: [N] number of the text.
-        font: [N] in [0, 1), the place in the list of fonts.
+        font: [N] in [0, 1), position in the list of fonts.
         size_px: [N] font size.
         angle_deg: [N] counter-clockwise.
         centre: [N, 2] (y, x) px of the middle of the text.
@@ -65,8 +65,9 @@ class WatermarkPlan:
 def sample_watermarks(
     spec: WatermarkSpec, seed: int, epoch: int, index: ArrayLike, shape: tuple[int, int]
 ) -> WatermarkPlan:
-    """Draw the watermarks of a batch; each sample's are a pure function of (seed, epoch, its
-    index).
+    """Draw the watermarks of a batch.
+
+    Those of a sample are a pure function of (seed, epoch, its index).
 
     Args:
         spec: The distribution.
@@ -75,23 +76,22 @@ def sample_watermarks(
         index: [B] sample indices.
         shape: (H, W) of a sample.
     """
-    most = spec.count[1]
-    draws = uniform(
-        seed, Stream.WATERMARK, index, epoch, CROP_DRAWS + _SAMPLE_DRAWS + _MARK_DRAWS * most
-    )
-    own, texts = np.split(draws[:, CROP_DRAWS:], [_SAMPLE_DRAWS], axis=1)
-    u = own.T
-    present, tiled = u[0] < spec.probability, u[1] < spec.tiling
-    wanted = np.where(
-        tiled, 1, spec.count[0] + (u[2] * np.float32(most - spec.count[0] + 1)).astype(np.int64)
-    )
-    row, slot = np.nonzero(present[:, None] & (np.arange(most) < wanted[:, None]))
-    mark = texts.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
+    least, most = spec.count
+    count = CROP_DRAWS + _SAMPLE_DRAWS + _MARK_DRAWS * most
+    draws = uniform(seed, Stream.WATERMARK, index, epoch, count)
+    sample_draws, text_draws = np.split(draws[:, CROP_DRAWS:], [_SAMPLE_DRAWS], axis=1)
+    u = sample_draws.T
+    present = u[0] < spec.probability
+    tiled = u[1] < spec.tiling
+    text_count = least + (u[2] * np.float32(most - least + 1)).astype(np.int64)
+    text_count = np.where(tiled, 1, text_count)
+    row, slot = np.nonzero(present[:, None] & (np.arange(most) < text_count[:, None]))
+    mark = text_draws.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
     return WatermarkPlan(
         spec=spec,
         present=present,
         tiled=tiled,
-        gap=spread(own[:, 3:5], spec.spacing),
+        gap=spread(sample_draws[:, 3:5], spec.spacing),
         opacity=np.where(present, spread(u[5], spec.opacity), np.float32(0)),
         mode=_choose_modes(spec, u[6]),
         colour=_mix_colours(spec, u[7:11]),
@@ -110,20 +110,20 @@ def sample_watermarks(
 
 
 def sample_crops(seed: int, epoch: int, index: ArrayLike, room_px: Ints) -> Ints:
-    """Where samples are cut out of their images; a pure function of (seed, epoch, the index).
+    """Draw the crops of samples; a pure function of (seed, epoch, the index).
 
     Args:
         seed: 0 <= seed < 2**64.
         epoch: The epoch.
         index: [M] sample indices.
-        room_px: [M, 2] (vertical, horizontal) last place that is allowed; the first is 0.
+        room_px: [M, 2] (vertical, horizontal) last corner that is allowed; the first is 0.
 
     Returns:
         [M, 2] (y, x) px.
     """
     draws = uniform(seed, Stream.WATERMARK, index, epoch, CROP_DRAWS)[:, :2].astype(np.float64)
-    places: Ints = np.floor(draws * (room_px + 1)).astype(np.int64)
-    return places
+    corners: Ints = np.floor(draws * (room_px + 1)).astype(np.int64)
+    return corners
 
 
 def _choose_modes(spec: WatermarkSpec, draws: Floats) -> Ints:
@@ -133,22 +133,26 @@ def _choose_modes(spec: WatermarkSpec, draws: Floats) -> Ints:
 
 
 def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
-    """[B, 3] from lightness, whether it is coloured, hue and saturation: the usual cone of hue, saturation, value."""
-    value, hue = spread(draws[0], spec.lightness), draws[2]
-    saturation = np.where(
-        draws[1] < spec.coloured, spread(draws[3], spec.saturation), np.float32(0)
-    )
+    """Return colours [B, 3] of the usual cone of hue, saturation and value.
+
+    Args:
+        spec: The distribution.
+        draws: [4, B] for lightness, coloured or grey, hue and saturation.
+    """
+    lightness, chance, hue, level = draws
+    value = spread(lightness, spec.lightness)
+    is_coloured = chance < spec.coloured
+    saturation = np.where(is_coloured, spread(level, spec.saturation), np.float32(0))
     sector = (np.array([5, 3, 1], np.float32)[:, None] + hue * 6) % 6
-    share = np.clip(np.minimum(sector, 4 - sector), 0, 1)
-    colours: Floats = (value * (1 - saturation * share)).T.astype(np.float32)
+    darkening = np.clip(np.minimum(sector, 4 - sector), 0, 1)
+    colours: Floats = (value * (1 - saturation * darkening)).T.astype(np.float32)
     return colours
 
 
 def _draw_sizes(spec: WatermarkSpec, draws: Floats, height_px: int) -> Floats:
-    low, high = (
-        spec.size_px
-        if spec.size_share is None
-        else (share * height_px for share in spec.size_share)
-    )
+    low, high = spec.size_px
+    if spec.size_share is not None:
+        low, high = spec.size_share[0] * height_px, spec.size_share[1] * height_px
+    # Evenly on a logarithmic scale.
     sizes: Floats = (low * (high / low) ** draws.astype(np.float64)).astype(np.float32)
     return np.maximum(sizes, np.float32(4))

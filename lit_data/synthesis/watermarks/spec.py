@@ -1,4 +1,4 @@
-"""How text watermarks are distributed over samples."""
+"""Distribution of text watermarks over samples."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -18,47 +18,29 @@ _EPOCH: Final = 2**32 - 1
 """No run has as many epochs, so that texts share no number with samples."""
 _DRAWS: Final = 32
 _PHRASES: Final = (
-    "CONFIDENTIAL", "DRAFT", "SAMPLE", "COPY", "DO NOT COPY", "PREVIEW", "SPECIMEN", "VOID", "PROOF", "INTERNAL",
-    "ORIGINAL", "NOT FOR SALE", "RESTRICTED", "EVALUATION", "TRIAL VERSION", "UNPAID", "ARCHIVE", "For review only",
-    "Personal use", "All rights reserved", "watermark", "stock photo", "demo", "licensed to",
+    "CONFIDENTIAL", "DRAFT", "SAMPLE", "COPY", "DO NOT COPY", "PREVIEW", "SPECIMEN", "VOID",
+    "PROOF", "INTERNAL", "ORIGINAL", "NOT FOR SALE", "RESTRICTED", "EVALUATION", "TRIAL VERSION",
+    "UNPAID", "ARCHIVE", "For review only", "Personal use", "All rights reserved", "watermark",
+    "stock photo", "demo", "licensed to",
 )  # fmt: skip
 _STARTS: Final = (
-    "b",
-    "br",
-    "c",
-    "ch",
-    "d",
-    "f",
-    "g",
-    "gr",
-    "h",
-    "k",
-    "l",
-    "m",
-    "n",
-    "p",
-    "r",
-    "s",
-    "st",
-    "t",
-    "v",
-    "w",
-)
+    "b", "br", "c", "ch", "d", "f", "g", "gr", "h", "k",
+    "l", "m", "n", "p", "r", "s", "st", "t", "v", "w",
+)  # fmt: skip
 _MIDDLES: Final = ("a", "e", "i", "o", "u", "ai", "ea", "io")
 _ENDS: Final = ("", "", "l", "n", "r", "s", "t", "nd", "rk", "x")
 _TAILS: Final = ("com", "net", "org", "photo", "info")
 
 
 class _Draws:
-    """Random numbers, taken one after the other."""
+    """Random numbers, one after the other."""
 
     def __init__(self, seed: int, number: int) -> None:
-        self._left = iter(
-            uniform(seed, Stream.WATERMARK, np.array([number]), _EPOCH, _DRAWS)[0].tolist()
-        )
+        draws = uniform(seed, Stream.WATERMARK, np.array([number]), _EPOCH, _DRAWS)
+        self._remaining = iter(draws[0].tolist())
 
     def below(self, count: int) -> int:
-        return int(next(self._left) * count)
+        return int(next(self._remaining) * count)
 
     def choose(self, choices: tuple[str, ...]) -> str:
         return choices[self.below(len(choices))]
@@ -68,18 +50,18 @@ def draw_texts(count: int, seed: int) -> tuple[str, ...]:
     """Draw texts; each is a pure function of (seed, its number).
 
     Args:
-        count: How many.
+        count: Number of texts.
         seed: 0 <= seed < 2**64.
     """
     return tuple(_draw_text(_Draws(seed, number)) for number in range(count))
 
 
 def _draw_text(draws: _Draws) -> str:
-    makers: tuple[Callable[[_Draws], str], ...] = (
-        _write_phrase, _write_phrase, _write_phrase, _write_name, _write_name, _write_date, _write_number,
-        _write_address, _write_owner,
-    )  # fmt: skip
-    text = makers[draws.below(len(makers))](draws)
+    writers: tuple[Callable[[_Draws], str], ...] = (
+        *(_write_phrase, _write_phrase, _write_phrase, _write_name, _write_name),
+        *(_write_date, _write_number, _write_address, _write_owner),
+    )
+    text = writers[draws.below(len(writers))](draws)
     return (text, text, text.upper(), text.title())[draws.below(4)]
 
 
@@ -88,9 +70,10 @@ def _write_phrase(draws: _Draws) -> str:
 
 
 def _write_word(draws: _Draws, syllables: int) -> str:
-    return "".join(
-        draws.choose(_STARTS) + draws.choose(_MIDDLES) for _ in range(syllables)
-    ) + draws.choose(_ENDS)
+    word = ""
+    for _ in range(syllables):
+        word += draws.choose(_STARTS) + draws.choose(_MIDDLES)
+    return word + draws.choose(_ENDS)
 
 
 def _write_name(draws: _Draws) -> str:
@@ -100,9 +83,8 @@ def _write_name(draws: _Draws) -> str:
 
 def _write_date(draws: _Draws) -> str:
     year, month, day = 1995 + draws.below(36), 1 + draws.below(12), 1 + draws.below(28)
-    return (f"{year}-{month:02}-{day:02}", f"{day:02}.{month:02}.{year}", f"{month}/{day}/{year}")[
-        draws.below(3)
-    ]
+    dates = (f"{year}-{month:02}-{day:02}", f"{day:02}.{month:02}.{year}", f"{month}/{day}/{year}")
+    return draws.choose(dates)
 
 
 def _write_number(draws: _Draws) -> str:
@@ -112,9 +94,8 @@ def _write_number(draws: _Draws) -> str:
 
 def _write_address(draws: _Draws) -> str:
     word = _write_word(draws, 2)
-    return draws.choose(
-        (f"www.{word}.{draws.choose(_TAILS)}", f"@{word}", f"{word}.{draws.choose(_TAILS)}")
-    )
+    www_tail, tail = draws.choose(_TAILS), draws.choose(_TAILS)
+    return draws.choose((f"www.{word}.{www_tail}", f"@{word}", f"{word}.{tail}"))
 
 
 def _write_owner(draws: _Draws) -> str:
@@ -126,10 +107,10 @@ Mode = Literal["normal", "multiply", "screen", "overlay"]
 MODES: Final[tuple[Mode, ...]] = get_args(Mode)
 MOST_MARKS: Final = 16
 
-_SHARES: Final = (
-    "probability", "straight", "tiling", "coloured", "outline", "jpeg", "mask_threshold", "least_change",
-    "least_contrast",
-)  # fmt: skip
+_FRACTIONS: Final = (
+    *("probability", "straight", "tiling", "coloured", "outline", "jpeg"),
+    *("mask_threshold", "least_change", "least_contrast"),
+)
 _RANGES: Final[dict[str, tuple[float, float]]] = {
     "count": (1, MOST_MARKS),
     "size_px": (4, 512),
@@ -146,50 +127,50 @@ _RANGES: Final[dict[str, tuple[float, float]]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class WatermarkSpec:
-    """How text watermarks are distributed over samples.
+    """Distribution of text watermarks over samples.
 
     A sample has a watermark with `probability`: `count` texts, or with `tiling` one text that is
     repeated over the whole sample. All marks of a sample share colour, opacity and blend mode.
 
     Args:
         probability: Chance that a sample has a watermark, 0 to 1.
-        texts: What is written; none draws `text_count` words, dates, numbers and addresses.
-        text_count: How many texts are drawn.
-        text_seed: Chooses them.
+        texts: Texts of the marks; none draws `text_count` words, dates, numbers and addresses.
+        text_count: Number of texts that are drawn.
+        text_seed: Seed of those.
         fonts: None is the free font that comes with Pillow; a font file, a folder of them, several
             of both, or ``system`` for those installed on the machine (another machine then gives
             other samples).
         size_px: Smallest and largest font size, drawn evenly on a logarithmic scale.
-        size_share: The same as a share of the height of a sample; takes the place of `size_px`.
+        size_share: The same as a fraction of the height of a sample; takes the place of `size_px`.
         angle_deg: Smallest and largest angle, counter-clockwise.
-        straight: Share of texts that are not turned.
+        straight: Fraction of texts that are not turned.
         count: Fewest and most texts of a sample that is not tiled.
-        tiling: Share of samples with a text that is repeated.
+        tiling: Fraction of samples with a text that is repeated.
         spacing: Smallest and largest gap between repeated texts, in heights of the text.
         lightness: Smallest and largest brightness of the colour.
-        coloured: Share of marks that are not grey.
+        coloured: Fraction of marks that are not grey.
         saturation: Smallest and largest saturation of those.
         opacity: Smallest and largest opacity.
         modes: Blend modes that are drawn with equal chance: `normal`, `multiply`, `screen`,
             `overlay`.
-        outline: Share of samples whose letters are outlines.
-        outline_share: Smallest and largest width of the outline, as a share of the font size.
+        outline: Fraction of samples whose letters are outlines.
+        outline_share: Smallest and largest width of the outline, as a fraction of the font size.
         soft_px: Smallest and largest standard deviation by which edges are softened.
-        jpeg: Share of samples, with and without a watermark, that are compressed as a JPEG file is.
+        jpeg: Fraction of samples, with and without a watermark, that are compressed as JPEG files.
         jpeg_quality: Smallest and largest quality, as libjpeg counts.
-        least_change: A mark that would change most of what lies under it by less than this, in
-            units of the 0..1 value range, is painted in black, white or grey instead: the mask
-            should not mark what cannot be seen.
-        least_contrast: A mark whose change is less than this share of the standard deviation of
-            what lies under it gets more opacity, at most the largest of `opacity`.
-        mask: `alpha`: opacity times how far a pixel is covered. `binary`: 1 where a pixel is
-            covered by `mask_threshold` at least, whatever the opacity.
+        least_change: A mark that would change most pixels under it by less than this, in units of
+            the 0..1 value range, is painted in black, white or grey instead: the mask should not
+            mark what cannot be seen.
+        least_contrast: A mark whose change is less than this fraction of the standard deviation of
+            the pixels under it gets more opacity, at most the largest of `opacity`.
+        mask: `alpha`: opacity times coverage of a pixel. `binary`: 1 where a pixel is covered by
+            `mask_threshold` at least, whatever the opacity.
         mask_threshold: See `mask`.
         cache_bytes: Bound of the drawn texts that each worker process keeps.
 
     Raises:
-        ConfigError: A range is empty, a share is outside 0..1, a mode or mask is unknown, or there
-            is no text.
+        ConfigError: A range is empty, a fraction is outside 0..1, a mode or mask is unknown, or
+            there is no text.
     """
 
     probability: float = 0.9
@@ -222,27 +203,28 @@ class WatermarkSpec:
 
     def __post_init__(self) -> None:
         """Accept plain lists, as a configuration file gives them, and check every range."""
-        for name in _SHARES:
-            if not isinstance(getattr(self, name), Real) or not 0 <= getattr(self, name) <= 1:
-                raise ConfigError(f"{name}={getattr(self, name)!r} must lie between 0 and 1")
+        for name in _FRACTIONS:
+            value = getattr(self, name)
+            if not isinstance(value, Real) or not 0 <= float(value) <= 1:
+                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
         for name, limits in _RANGES.items():
-            if getattr(self, name) is not None:
-                object.__setattr__(self, name, check_range(name, getattr(self, name), limits))
+            bounds = getattr(self, name)
+            if bounds is not None:
+                object.__setattr__(self, name, check_range(name, bounds, limits))
         if not all(isinstance(bound, int) for bound in self.count):
             raise ConfigError(f"count={list(self.count)} must be two whole numbers")
         object.__setattr__(self, "angle_deg", _check_angles(self.angle_deg))
         for name in ("texts", "modes"):
-            if isinstance(getattr(self, name), Sequence) and not isinstance(
-                getattr(self, name), str
-            ):
-                object.__setattr__(self, name, tuple(getattr(self, name)))
+            values = getattr(self, name)
+            if isinstance(values, Sequence) and not isinstance(values, str):
+                object.__setattr__(self, name, tuple(values))
         if self.fonts is not None and not isinstance(self.fonts, str):
             object.__setattr__(self, "fonts", tuple(map(str, self.fonts)))
         self._check_words()
 
     @cached_property
     def words(self) -> tuple[str, ...]:
-        """What is written."""
+        """Texts of the marks."""
         return draw_texts(self.text_count, self.text_seed) if self.texts is None else self.texts
 
     def _check_words(self) -> None:
@@ -254,23 +236,23 @@ class WatermarkSpec:
         check_seed(self.text_seed)
         for name in ("text_count", "cache_bytes"):
             check_count(name, getattr(self, name), 1)
-        if self.texts is not None and (
-            not isinstance(self.texts, tuple)
-            or not self.texts
-            or not all(
-                isinstance(text, str) and text.strip() and text.isprintable() for text in self.texts
-            )
-        ):
+        if self.texts is None:
+            return
+        is_list = isinstance(self.texts, tuple) and len(self.texts) > 0
+        if not is_list or not all(map(_is_line, self.texts)):
             raise ConfigError(
                 f"texts={self.texts!r} must be a list of lines that are not empty; null draws some"
             )
 
 
+def _is_line(text: object) -> bool:
+    return isinstance(text, str) and text.strip() != "" and text.isprintable()
+
+
 def _check_angles(bounds: Any) -> Range:  # noqa: ANN401 - a user's
     pair = tuple(bounds) if isinstance(bounds, Sequence) else (bounds,)
-    if len(pair) != 2 or not all(
-        isinstance(bound, Real) and math.isfinite(bound) for bound in pair
-    ):
+    is_finite = all(isinstance(bound, Real) and math.isfinite(bound) for bound in pair)
+    if len(pair) != 2 or not is_finite:
         raise ConfigError(f"angle_deg={list(pair)} must be [smallest, largest]")
     if not pair[0] <= pair[1]:
         raise ConfigError(

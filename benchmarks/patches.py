@@ -23,7 +23,8 @@ from typing_extensions import override
 
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.grid import PatchGrid
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
 from lit_data.io.discovery import find_images
@@ -235,7 +236,9 @@ def _open_ours(path: Path, grid: PatchGrid, options: PatchesSuite) -> Iterator[M
         worker_kind=options.worker_kind,
         drop_last=True,
     )
-    loader = MicroBatchLoader(StripeDataset(DecodedStore.open(path), grid), kind, shuffle=True)
+    loader = MicroBatchLoader(
+        PatchDataset(DecodedStore.open(path), GridPatches(grid)), kind, shuffle=True
+    )
     try:
         yield from loader
     finally:

@@ -25,7 +25,8 @@ from benchmarks.slow_s3 import BUCKET
 from lit_data.commands.benchmarks.options import Suite
 from lit_data.commands.benchmarks.table import collect, report_lines
 from lit_data.datamodules.stripe_files import StripeFiles
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.grid import PatchGrid
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
@@ -148,7 +149,7 @@ def _open_files(
 def _read_ours(root: str, options: ShardsSuite, here: Path, url: str) -> Iterator[Iterator[Any]]:
     files = _open_files(root, here, options, url)
     files.refresh()
-    dataset = StripeDataset(files.open_images(), options.grid)
+    dataset = PatchDataset(files.open_images(), GridPatches(options.grid))
     kind = LoaderOptions(batch_size=_BATCH, num_workers=options.workers, worker_kind="thread")
     loader = MicroBatchLoader(dataset, kind, shuffle=True)
     for epoch in range(2):

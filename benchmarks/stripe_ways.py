@@ -1,6 +1,6 @@
 """Stripe samples as people make them: a list of patches, and files, pixels and defects for each.
 
-Both datasets draw the defects that `StripeDataset` and the renderer draw for the same sample, so
+Both datasets draw the defects that `PatchDataset` and the renderer draw for the same sample, so
 that the suite ``loaders`` compares the work and not the result.
 """
 
@@ -16,7 +16,8 @@ from typing_extensions import override
 
 from benchmarks.spots import Floats, draw_everywhere, draw_in_windows, place_spots
 from lit_data.datamodules import StripeDataModule
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import ConfigError
 from lit_data.grid import cut_patch
 from lit_data.io.cache import LruCache
@@ -34,7 +35,7 @@ class StripePatch(NamedTuple):
     Attributes:
         files: Those of its image.
         mask_path: The mask of its image, if there is one.
-        sample_index: Its number as in `StripeDataset`.
+        sample_index: Its number as in `PatchDataset`.
         image_index: That of its image.
         y: Its first row in px.
         x: Its first column in px.
@@ -248,7 +249,7 @@ def make_stripe_ways(
     if (finished and (has_other_defects or transformation.nuisance)) or any(dataset.margin_px):
         raise ConfigError("other ways make stripes with plain spots alone: +experiment=stripe")
     recipe = StripeRecipe(
-        patch_px=dataset.grid.patch_px,
+        patch_px=dataset.patches.patch_px,
         decoder=files.decoder,
         mask_read=files.mask_read,
         dtype=dataset.bank.dtype.name,
@@ -264,19 +265,21 @@ def make_stripe_ways(
     return OriginalStripes(patches, recipe), improved
 
 
-def list_patches(dataset: StripeDataset, files: Mapping[str, ImageSource]) -> list[StripePatch]:
+def list_patches(dataset: PatchDataset, files: Mapping[str, ImageSource]) -> list[StripePatch]:
     """List the patches of a split in the order of its dataset.
 
     Args:
         dataset: The split.
         files: For the first path of each image all its files.
     """
+    assert isinstance(dataset.patches, GridPatches)
+    grid = dataset.patches.grid
     patches = []
     for number, image in enumerate(dataset.images.tolist()):
         image_files = files[dataset.bank.name(image)]
         mask_path = dataset.masks.name(number) if dataset.masks else None
-        index = np.array(dataset.grid.patches_of(image))
-        _, tops_px, lefts_px = dataset.grid.locate(index)
+        index = np.array(grid.patches_of(image))
+        _, tops_px, lefts_px = grid.locate(index)
         for sample, y, x in zip(index.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True):
             patches.append(StripePatch(image_files, mask_path, sample, image, y, x))
     return patches

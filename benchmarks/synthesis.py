@@ -26,7 +26,7 @@ from benchmarks.synthesis_variants import (
 from lit_data.augment import Compiled
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import Line, Panel, collect, draw_bars, report_lines
-from lit_data.datamodules.stripe_transform import StripeTransform
+from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.loading.device_timer import Call, one_thread, time_in_turn
 from lit_data.synthesis import DefectPlan, render
 
@@ -111,7 +111,7 @@ class SynthesisSuite(Suite):
         return metrics
 
 
-def compile_augmentation(transformation: StripeTransform) -> StripeTransform:
+def compile_augmentation(transformation: ImageTransform) -> ImageTransform:
     """Compile the augmentation, whose shapes are those of the batch.
 
     Drawing is left as it is: with each batch come other numbers of defects, and other groups of

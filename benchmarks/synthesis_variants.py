@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from benchmarks.spots import Floats, PlacedSpot, place_spots
 from lit_data.commands.build import build_datamodule
-from lit_data.datamodules.stripe_transform import StripeTransform
+from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
@@ -45,7 +45,7 @@ class Scene:
         values: The value range of all pixels.
     """
 
-    transformation: StripeTransform
+    transformation: ImageTransform
     spec: DefectSpec
     batch: Batch
     patches: Tensor

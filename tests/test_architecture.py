@@ -114,7 +114,7 @@ def _check_imports(path: Path) -> None:
 
 def test_importing_a_dataset_loads_no_heavy_library() -> None:
     code = (
-        "import sys, lit_data.datasets.stripes.dataset, lit_data.datasets.detection.dataset, lit_data.loading;"
+        "import sys, lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading;"
         "print([name for name in ('lightning', 'kornia', 'hydra', 'matplotlib', 'cv2') if name in sys.modules])"
     )
     done = subprocess.run(

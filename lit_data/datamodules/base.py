@@ -1,4 +1,4 @@
-"""What all datamodules share: their source, stages, loaders, and the way of a batch."""
+"""`BaseDataModule`: source, stages, loaders and the way of a batch of all datamodules."""
 
 import copy
 from abc import ABC, abstractmethod
@@ -30,7 +30,12 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
 
-_OF_TRAINER: Final = ("max_epochs", "max_steps", "accumulate_grad_batches", "val_check_interval")
+_TRAINER_OPTIONS: Final = (
+    "max_epochs",
+    "max_steps",
+    "accumulate_grad_batches",
+    "val_check_interval",
+)
 
 
 def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None) -> None:
@@ -45,24 +50,32 @@ def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None
     """
     if not (dist.is_available() and dist.is_initialized()):
         return
+    own_values = _list_step_options(loader, trainer)
+    values_of_ranks: list[dict[str, Any]] = [{}] * dist.get_world_size()
+    dist.all_gather_object(values_of_ranks, own_values)
+    for name in own_values:
+        values = [of_rank[name] for of_rank in values_of_ranks]
+        if len(set(values)) > 1:
+            listed = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
+            raise RankMismatchError(
+                f"the ranks disagree on {name} ({listed}): "
+                "give all of them the same data and options"
+            )
+
+
+def _list_step_options(loader: MicroBatchLoader, trainer: L.Trainer | None) -> dict[str, Any]:
+    """Return by name all that decides the number of steps of a rank."""
     options = loader.options
-    mine: dict[str, Any] = {
+    values: dict[str, Any] = {
         "samples": loader.order.length,
         "batch_size": loader.batch_size,
         "seed": options.seed,
         "drop_last": options.drop_last,
         "resizable": options.resizable,
     }
-    mine |= {f"trainer.{name}": getattr(trainer, name, None) for name in _OF_TRAINER}
-    everyone: list[dict[str, Any]] = [{}] * dist.get_world_size()
-    dist.all_gather_object(everyone, mine)
-    for name in mine:
-        values = [other[name] for other in everyone]
-        if len(set(values)) > 1:
-            each = ", ".join(f"rank {rank}: {value}" for rank, value in enumerate(values))
-            raise RankMismatchError(
-                f"the ranks disagree on {name} ({each}): give all of them the same data and options"
-            )
+    for name in _TRAINER_OPTIONS:
+        values[f"trainer.{name}"] = getattr(trainer, name, None)
+    return values
 
 
 Rows = TypeVar("Rows", bound=RowWriter, default=Any)
@@ -117,37 +130,40 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         self._datasets: dict[Stage, Rows] = {}
         self._is_open = False
         self._loaders: dict[Stage, MicroBatchLoader] = {}
+        # State of the training loader of a checkpoint, until that loader is made.
         self._resumed: dict[str, Any] | None = None
-        self._wanted: Sequence[int] | None = None
+        # Numbers of the samples to predict; None predicts all.
+        self._predicted_samples: Sequence[int] | None = None
 
     @property
     def trainer(self) -> L.Trainer | None:
-        """The Trainer of the run; each run sets it, after it has chosen whose hooks it calls."""
+        """Trainer of the run, which sets it after it has chosen whose hooks it calls."""
         return self._trainer
 
     @trainer.setter
     def trainer(self, trainer: L.Trainer | None) -> None:
         check_package(self, trainer)
         check_version()
-        self._trainer, self._transfer = trainer, BatchTransfer(self, trainer, BaseDataModule)
+        self._trainer = trainer
+        self._transfer = BatchTransfer(self, trainer, BaseDataModule)
 
     @abstractmethod
     def build_dataset(self, stage: Stage) -> Rows:
-        """The dataset of one stage, from what `prepare_data` made."""
+        """Build the dataset of one stage, from what `prepare_data` made."""
 
     def open_source(self) -> None:
         """Open what `build_dataset` needs; called once."""
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default there are none."""
+        """Add to a batch on the host the drawn numbers that `finish_batch` needs; by default none."""
         return batch
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Turn a planned batch on its device into what the model sees; by default it is that already."""
+        """Turn a planned batch on its device into what the model sees; by default leave it as it is."""
         return batch
 
     def prepare_data(self) -> None:
-        """Make the drawn set or the mirror if need be, and what is stored; on one process of each node."""
+        """Make the synthetic dataset or the mirror if need be, and the stores; on one process of each node."""
         if self.source is not None:
             self.source.refresh()
         self._open()
@@ -157,7 +173,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         self._open()
 
     def inspect(self, stage: Stage) -> Visuals:
-        """What there is to say about the samples of a stage, for pictures and exports."""
+        """Return plans, previews and unaugmented samples of a stage, for pictures and exports."""
         return Visuals()
 
     def find_classes(self) -> Sequence[str] | None:
@@ -175,7 +191,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return self.source.check()
 
     def verify_sources(self) -> list[str]:
-        """What is stored and is no longer what it was when it was stored.
+        """List the stored files that are no longer what they were when they were stored.
 
         Raises:
             ConfigError: Nothing is stored: needs `cache=store`.
@@ -187,25 +203,29 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return self.bank.verify()
 
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set, for the report of ``prepare``."""
-        about = {} if self.bank is None else describe_bank(self.bank)
-        return about | {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
+        """Return numbers about the opened dataset, for the report of ``prepare``."""
+        numbers = {} if self.bank is None else describe_bank(self.bank)
+        for split in SPLITS:
+            numbers[f"{split}_samples"] = len(self.dataset(split))
+        return numbers
 
     def list_splits(self) -> list[dict[str, str]]:
-        """Return each image below the root with its split, which `splits` takes from a file.
+        """List each image below the root with its split, as `splits` takes it from a file.
 
         Its class stands beside it where that is known. Without whole images there are none.
         """
         if self.bank is None or self.source is None:
             return []
-        split_of = {
-            n: split for split, numbers in self.split_images.items() for n in numbers.tolist()
-        }
+        split_of: dict[int, str] = {}
+        for split, numbers in self.split_images.items():
+            split_of |= dict.fromkeys(numbers.tolist(), split)
         classes = self.image_classes
         rows = []
         for number, split in sorted(split_of.items()):
             row = {"image": self.source.name(self.bank.name(number)), "split": split}
-            rows.append(row | ({"class": classes[number]} if classes else {}))
+            if classes:
+                row["class"] = classes[number]
+            rows.append(row)
         return rows
 
     @property
@@ -214,7 +234,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return ()
 
     def export_files(self, folder: Path) -> dict[str, int] | None:
-        """For ``prepare.export``: write the set in a format of its own; none where samples are
+        """Write the dataset in a format of its own, for ``prepare.export``; None where samples are
         written as images.
 
         Args:
@@ -226,22 +246,28 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return None
 
     def dataset(self, stage: Stage) -> Rows:
-        """The dataset of one stage, made at the first call."""
+        """Return the dataset of one stage, which the first call builds."""
         if stage not in self._datasets:
             self._datasets[stage] = self.build_dataset(stage)
         return self._datasets[stage]
 
     def make_loader(self, stage: Stage) -> MicroBatchLoader:
-        """A loader over one stage: shuffled for training, each sample once and in order otherwise."""
+        """Make a loader over one stage: shuffled for training, each sample once and in order otherwise."""
         dataset: RowWriter = self.dataset(stage)
-        if stage == "predict" and self._wanted is not None:
-            dataset = ChosenRows(dataset, self._wanted)
-        rank, world_size = (
-            (self.trainer.global_rank, self.trainer.world_size) if self.trainer else (0, 1)
-        )
-        shuffle = stage == "train" and not getattr(self.trainer, "overfit_batches", 0)
+        if stage == "predict" and self._predicted_samples is not None:
+            dataset = ChosenRows(dataset, self._predicted_samples)
+        rank, world_size = 0, 1
+        if self.trainer is not None:
+            rank, world_size = self.trainer.global_rank, self.trainer.world_size
+        # Lightning's `overfit_batches` takes the same first batches in each epoch.
+        is_overfitting = bool(getattr(self.trainer, "overfit_batches", 0))
         return MicroBatchLoader(
-            dataset, self.loader, shuffle=shuffle, rank=rank, world_size=world_size, stage=stage
+            dataset,
+            self.loader,
+            shuffle=stage == "train" and not is_overfitting,
+            rank=rank,
+            world_size=world_size,
+            stage=stage,
         )
 
     @contextmanager
@@ -252,19 +278,18 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             samples: Their numbers.
             batch_size: In the place of that of the loader.
         """
-        before = self.loader, self._wanted
-        self.loader = (
-            self.loader if batch_size is None else replace(self.loader, batch_size=batch_size)
-        )
-        self._wanted = samples
+        loader, predicted_samples = self.loader, self._predicted_samples
+        if batch_size is not None:
+            self.loader = replace(loader, batch_size=batch_size)
+        self._predicted_samples = samples
         try:
             yield
         finally:
-            self.loader, self._wanted = before
+            self.loader, self._predicted_samples = loader, predicted_samples
 
     @property
     def batch_size(self) -> int:
-        """Samples per batch of each rank; Lightning's ``Tuner`` sets it, for the loaders that are made from then on."""
+        """Samples per batch of each rank; Lightning's ``Tuner`` sets it, for loaders made from then on."""
         return self.loader.count_batch(self.trainer.world_size if self.trainer else 1)
 
     @batch_size.setter
@@ -276,7 +301,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return self.finish_batch(self.plan_batch(batch, stage), stage)
 
     def train_dataloader(self) -> MicroBatchLoader:
-        """Batches of the training split, in an order that is new in each epoch."""
+        """Return batches of the training split, in an order that is new in each epoch."""
         if not len(self.dataset("train")):
             raise ConfigError("the train split holds no images: check data.splits")
         loader = self._open_loader("train")
@@ -288,7 +313,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
         return loader
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training loader stands, in samples trained; for Lightning, which puts it into checkpoints."""
+        """Return the position of the training loader in samples trained, for Lightning's checkpoints."""
         loader = self._loaders.get("train")
         return {"train_loader": loader.state_dict()} if loader else {}
 
@@ -298,16 +323,16 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     @property
     def stacks_samples(self) -> bool:
-        """Whether no list of a batch has one entry for each sample, as `batch_format` may make it."""
+        """True if no list of a batch has one entry for each sample, as `batch_format` may make it."""
         return gives_fields(self.batch_format)
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """Return for each stage that was read the workers of its loader, and why."""
-        return {
-            stage: loader.choice.to_plain()
-            for stage, loader in self._loaders.items()
-            if loader.has_chosen
-        }
+        chosen: dict[str, dict[str, Any]] = {}
+        for stage, loader in self._loaders.items():
+            if loader.has_chosen:
+                chosen[stage] = loader.choice.to_plain()
+        return chosen
 
     def teardown(self, stage: str) -> None:
         """End the workers."""
@@ -315,17 +340,17 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             loader.close()
 
     def val_dataloader(self) -> Loaders:
-        """Batches of the validation split, the same in each epoch; none if the split is empty."""
+        """Return batches of the validation split, the same in each epoch; none if the split is empty."""
         return self._open_loader("val") if len(self.dataset("val")) else []
 
     def test_dataloader(self) -> MicroBatchLoader:
-        """Batches of the test split."""
+        """Return batches of the test split."""
         if not len(self.dataset("test")):
             raise ConfigError("the test split holds no images: check data.splits")
         return self._open_loader("test")
 
     def predict_dataloader(self) -> MicroBatchLoader:
-        """Batches of all images, in order."""
+        """Return batches of all images, in order."""
         return self._open_loader("predict")
 
     def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - see `BatchTransfer`
@@ -352,25 +377,27 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             self._is_open = True
 
     def renew(self, source: Source) -> Self:
-        """This datamodule with another source, of which nothing was read yet."""
+        """Return this datamodule with another source, of which nothing was read yet."""
         fresh = copy.copy(self)
-        fresh._datasets, fresh._is_open, fresh.bank, fresh.source = {}, False, None, source
+        fresh._datasets = {}
+        fresh._is_open = False
+        fresh.bank = None
+        fresh.source = source
         fresh.setup("fit")
         return fresh
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
-        """A loader for the Trainer, which asks on all ranks."""
+        """Make a loader for the Trainer, which asks on all ranks."""
         loader = self._loaders[stage] = self.make_loader(stage)
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
-        device = self.trainer.strategy.root_device if self.trainer else None
-        if device is not None and device.type != "cuda" and self.loader.pin_memory == "auto":
-            loader.options = replace(
-                loader.options, pin_memory=False
-            )  # or a run on the CPU would wake up the GPU
-        elif device is not None and self.loader.pins_memory:
-            loader.pin_device, loader.device = (
-                device,
-                device if self._transfer.copies_ahead() else None,
-            )
+        if self.trainer is None:
+            return loader
+        device = self.trainer.strategy.root_device
+        if device.type != "cuda" and self.loader.pin_memory == "auto":
+            # Pinning would wake up the GPU in a run on the CPU.
+            loader.options = replace(loader.options, pin_memory=False)
+        elif self.loader.pins_memory:
+            loader.pin_device = device
+            loader.device = device if self._transfer.copies_ahead() else None
         return loader

@@ -55,14 +55,14 @@ def check_format(
 
 
 def gives_dict(batch_format: BatchFormat) -> bool:
-    """Whether batches of a format are dicts, so that a hook of the module can add keys."""
+    """Return True if batches of a format are dicts, so that a hook of the module can add keys."""
     if isinstance(batch_format, str):
         return batch_format == "dict" or _PRESETS[batch_format].gives_dict
     return isinstance(batch_format, Mapping)
 
 
 def gives_fields(batch_format: BatchFormat) -> bool:
-    """Whether each tensor of a formatted batch holds all its samples, and no list one entry for each."""
+    """Return True if each tensor of a formatted batch holds all samples, and no list one entry for each."""
     return batch_format != "torchvision" and not callable(batch_format)
 
 

@@ -16,15 +16,15 @@ from lit_data.types import COUNT_SUFFIX, Batch
 
 MosaicPlace = Literal["worker", "device"]
 MOSAIC_KEY: Final = "mosaic"
-"""Where a planned batch holds the tiles that its device draws."""
+"""Key of a planned batch with the tiles that its device draws."""
 SHAPES_KEY: Final = "shapes"
-"""Where a batch for a YOLO trainer holds how each image was fitted into its sample."""
+"""Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
 
 _YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
 
 
 def check_place(mosaic_on: str) -> bool:
-    """Whether workers draw mosaics.
+    """Return True if workers draw mosaics.
 
     Raises:
         ConfigError: The place is unknown.
@@ -39,7 +39,7 @@ def spell_out(batch_format: BatchFormat) -> BatchFormat:
 
 
 def wants_shapes(batch_format: BatchFormat) -> bool:
-    """Whether a spelled-out format holds how each image was fitted."""
+    """Return True if a spelled-out format holds scale and padding of each image."""
     return (
         isinstance(batch_format, Sequence | Mapping)
         and not isinstance(batch_format, str)
@@ -71,7 +71,7 @@ def to_layers(batch: Batch) -> Layers:
 
 
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
-    """How each image was fitted into its sample, as YOLO trainers know it.
+    """Return scale and padding of each image in its sample, as YOLO trainers know it.
 
     Returns:
         For each sample ``((height, width), ((scale of y, scale of x), (left, top)))``: px of the

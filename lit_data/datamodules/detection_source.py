@@ -1,4 +1,4 @@
-"""Where a detection set comes from: its files, its decoded store, and the drawn set."""
+"""`DetectionSource`: images with boxes, their decoded store, and the synthetic dataset."""
 
 import json
 from collections.abc import Mapping, Set
@@ -173,7 +173,7 @@ def _to_plain(value: Any) -> dict[str, Any] | list[Any]:  # noqa: ANN401 - what 
 
 
 def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
-    """What `DetectionSource.list_beside` wrote of a set of shards, and the options of the boxes.
+    """Read what `DetectionSource.list_beside` wrote of a set of shards, and the options of the boxes.
 
     Raises:
         DataError: It cannot be read.

@@ -15,8 +15,8 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.gan_source import FitOption, GANSource, GANVisuals, ViewOption
 from lit_data.datamodules.image_files import FolderKeywords
+from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
-from lit_data.datamodules.stripe_transform import find_unit_range, to_unit
 from lit_data.datasets.gan.dataset import Cut, GANDataset
 from lit_data.datasets.gan.table import Ints, Labels, SampleTable, lie_in_splits, tabulate
 from lit_data.datasets.splits import SPLITS, split_images

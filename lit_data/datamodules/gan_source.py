@@ -1,4 +1,4 @@
-"""Where the pixels of a GAN set come from: its images, what its views are, and the drawn objects."""
+"""Sources of images for generative models: their files, their views, and the synthetic objects."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -12,7 +12,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.image_files import ImageFolder
-from lit_data.datamodules.stripe_transform import to_unit
+from lit_data.datamodules.image_transform import to_unit
 from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.gan.dataset import GANDataset
 from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout, Views, check_views, read_layout
@@ -83,7 +83,7 @@ class GANSource(ImageFolder):
 
     @cached_property
     def layout(self) -> ViewLayout:
-        """How the set holds views: as was asked for, and otherwise as its `views.json` says."""
+        """Layout of the views: as the options say, and otherwise as ``views.json`` of the dataset."""
         found = read_layout(self.folder)
         if self.views != "auto" and self.views != found.views:
             found = replace(found, views=self.views, tiles=None)

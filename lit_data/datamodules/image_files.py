@@ -88,11 +88,11 @@ class ImageSet(Source):
     @property
     @abstractmethod
     def decoder(self) -> Decoder:
-        """How one image is made from its files."""
+        """Decoder of one image from its files."""
 
     @abstractmethod
     def _find_images(self) -> Sequence[ImageSource]:
-        """The files of each image."""
+        """Find the files of each image."""
 
     @cached_property
     @override
@@ -100,7 +100,7 @@ class ImageSet(Source):
         return self._find_shards(ShardedImages, self.cache_bytes)
 
     def list_images(self) -> Sequence[ImageSource]:
-        """The files of each image; of a set of shards those that were, which are not here.
+        """List the files of each image; of a set of shards those that were, which are not here.
 
         Raises:
             DataError: There are none.
@@ -121,7 +121,7 @@ class ImageSet(Source):
         return publisher.write(sources, self.list_beside(writer.scratch))
 
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """What is read beside the images, for a set of shards: local files by their paths below the
+        """Return the files that a set of shards needs beside the images, by their paths below the
         root.
 
         Args:
@@ -145,7 +145,7 @@ class ImageSet(Source):
 
     @property
     def _layout(self) -> StoreOptions | None:
-        """How decoded images lie on the disk; by default whole."""
+        """Layout of decoded images on the disk; by default whole images."""
         return None
 
 
@@ -181,8 +181,8 @@ class ImageFolder(ImageSet):
 
     @override
     def _find_images(self) -> Sequence[ImageSource]:
-        found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude)
-        return [ImageSource((str(path),)) for path in found.paths]
+        paths = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
+        return [ImageSource((str(path),)) for path in paths]
 
     def unstored(self) -> Self:
         """Return these files without a store; what was listed of them is not listed again."""
@@ -191,7 +191,7 @@ class ImageFolder(ImageSet):
         return files
 
     def open_images(self) -> ImageBank:
-        """The decoded images; the first call with `cache=store` decodes them.
+        """Open the decoded images; the first call with `cache=store` decodes them.
 
         Raises:
             DataError: Files are bad, or not all have one dtype and number of channels.
@@ -201,7 +201,7 @@ class ImageFolder(ImageSet):
         return self._open_bank(self.list_images(), self.decoder, self.part)
 
     def names(self, bank: ImageBank) -> list[str]:
-        """Path of each image relative to the root, with forward slashes."""
+        """Return the path of each image relative to the root, with forward slashes."""
         return [self.name(bank.name(number)) for number in range(len(bank))]
 
     @property
@@ -216,13 +216,11 @@ class ImageFolder(ImageSet):
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
-            layout = (
-                self._layout if self.cache == "store" else None
-            )  # a device cuts patches out of whole images
+            # A device cuts patches out of whole images.
+            layout = self._layout if self.cache == "store" else None
             if self.shards is not None and layout is not None and layout.compression == "none":
-                layout = replace(
-                    layout, compression="lz4"
-                )  # masks: a hundredth of the disk, which may be small
+                # Beside shards only masks are stored, which take a hundredth of the disk so.
+                layout = replace(layout, compression="lz4")
             folder = self.store_folder / part
             return DecodedStore.build(
                 sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
@@ -260,13 +258,13 @@ class MaskedImageFolder(ImageFolder):
 
     @property
     def mask_folder(self) -> Path | None:
-        """Where the masks lie, if there are any."""
+        """Folder of the masks, if there are any."""
         return self.folder / self.masks if self.masks else None
 
     def open_masks(
         self, numbers: Sequence[int], bank: ImageBank, split: str
     ) -> tuple[ImageBank | None, Sequence[int]]:
-        """Decoded masks of some images, in their order.
+        """Open the decoded masks of some images, in their order.
 
         Returns:
             The masks, `None` where the set has no masks, and the images that they are of: under
@@ -281,8 +279,9 @@ class MaskedImageFolder(ImageFolder):
         masks = self._list_masks(folder)
         self._check_masks(masks, bank)
         images = [Path(bank.name(number)) for number in numbers]
-        wanted = {stem_of(path) for path in images}
-        pairs = match_by_stem(images, [path for path in masks if stem_of(path) in wanted])
+        stems = {stem_of(path) for path in images}
+        masks_of_split = [path for path in masks if stem_of(path) in stems]
+        pairs = match_by_stem(images, masks_of_split)
         sources = [ImageSource((str(mask),)) for _, mask in pairs]
         opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
         return opened, _leave_out(numbers, sources, opened, split)
@@ -296,7 +295,7 @@ class MaskedImageFolder(ImageFolder):
         """Decode every image and mask strictly and keep nothing.
 
         Raises:
-            DataError: ImageSource are bad; all of them are listed.
+            DataError: Files are bad; all of them are listed.
         """
         self._refuse_shards()
         self.refresh()
@@ -318,27 +317,27 @@ class MaskedImageFolder(ImageFolder):
 
 
 def stem_of(path: str | Path) -> str:
-    """The name without its suffix, in one form of Unicode."""
+    """Return the name without its suffix, in one form of Unicode."""
     return unicodedata.normalize("NFC", Path(path).stem)
 
 
 def _leave_out(
     numbers: Sequence[int], masks: Sequence[ImageSource], opened: ImageBank, split: str
 ) -> Sequence[int]:
-    """The images whose masks are good, and a line about the others.
+    """Return the images whose masks are good, and log how many others there are.
 
     Args:
         numbers: Images of a split.
         masks: The mask of each.
         opened: The good ones.
-        split: For the line.
+        split: For the log.
     """
-    bad = {path for path, _ in opened.skipped}
-    kept = [number for number, mask in zip(numbers, masks, strict=True) if mask.paths[0] not in bad]
-    if len(kept) < len(numbers):
-        log.warning(
-            "%s: %d images are left out with their masks, which are bad",
-            split,
-            len(numbers) - len(kept),
-        )
-    return kept
+    bad_paths = {path for path, _ in opened.skipped}
+    good_images = []
+    for number, mask in zip(numbers, masks, strict=True):
+        if mask.paths[0] not in bad_paths:
+            good_images.append(number)
+    bad_count = len(numbers) - len(good_images)
+    if bad_count:
+        log.warning("%s: %d images are left out with their masks, which are bad", split, bad_count)
+    return good_images

@@ -1,7 +1,7 @@
-"""`InspectionDataModule`: single inspection images with masks of their defects, as people have them."""
+"""`InspectionDataModule`: single images with masks of their defects, or with one label each."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Unpack
@@ -9,40 +9,36 @@ from typing import Any, ClassVar, Final, Literal, Unpack
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 from typing_extensions import override
 
-from lit_data.augment import stage_augmentations
 from lit_data.checks import check_choice
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image_files import MaskedKeywords
-from lit_data.datamodules.inspection_source import InspectionFiles
+from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
+from lit_data.datamodules.image_transform import ImageTransform
+from lit_data.datamodules.images import Augment, ImageDataModule
+from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
-from lit_data.datamodules.stripe_transform import (
-    PatchVisuals,
-    StripeTransform,
-    find_margins,
-    find_unit_range,
-)
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
-from lit_data.datasets.inspection.patches import InspectionDataset, Sampling, SamplingOptions
+from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
+from lit_data.datasets.patch_source import make_padded_grid
+from lit_data.datasets.patches import PatchDataset
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
 from lit_data.grid import PatchGrid, pair_px
-from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.types import Array, Batch, PathText, PlannedBatch, Stage
+from lit_data.types import Array, PathText, Stage
 
 _PATCH_PX: Final = 128
 
 log = logging.getLogger(__name__)
 
 
-class InspectionDataModule(BaseDataModule[InspectionDataset]):
+class InspectionDataModule(ImageDataModule):
     """Patches of single images with the masks of their defects.
 
     A batch is a dict:
@@ -91,22 +87,12 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         ConfigError: An option is out of its range.
     """
 
-    bank: ImageBank
     original_sizes: OriginalSizes | None
-    grid: PatchGrid
-    transformation: StripeTransform
+    transformation: ImageTransform
+    synthesis: DefectSpec | None
     _masks: PartialMasks | None
-    _is_positive: NDArray[np.bool_] | None = (
-        None  # [images] whether its mask shows a defect, once that was counted
-    )
-    batch_keys: ClassVar[Sequence[str]] = (
-        "image",
-        "mask",
-        "index",
-        "image_index",
-        "position",
-        "epoch",
-    )
+    # [images] True if the mask of an image shows a defect, once that was counted
+    _is_positive: NDArray[np.bool_] | None = None
 
     @name_options(InspectionFiles)
     def __init__(
@@ -125,121 +111,99 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
         synthesis: DefectSpec | None = None,
-        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        augment: Augment = None,
         batch_format: BatchFormat = "dict",
         **options: Unpack[MaskedKeywords],
     ) -> None:
-        super().__init__(loader=loader, batch_format=batch_format)
+        scaling = Scaling.of(size_px, scale)
+        sides_px, self.stride_px = _choose_grid(scaling, patch_px, stride_px)
+        super().__init__(
+            patch_px=sides_px,
+            value_range=value_range,
+            synthesis=synthesis,
+            augment=augment,
+            loader=loader,
+            batch_format=batch_format,
+        )
         self.source: InspectionFiles = InspectionFiles.of(
-            root=root, classes=classes, scaling=Scaling.of(size_px, scale), **options
+            root=root, classes=classes, scaling=scaling, **options
         )
         self.similar = similar
         self.groups = groups
-        self.synthesis = synthesis
-        self.augment = augment
         self.train_on = train_on
-        self.value_range = value_range
         self.classes = self._choose_classes()
-        self.patch_px, self.stride_px = _choose_grid(self.source.scaling, patch_px, stride_px)
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
 
-    def build_dataset(self, stage: Stage) -> InspectionDataset:
-        """Patches of the images of one stage; those of all images to predict."""
-        margin_px = self.margins_px[stage]
+    def build_dataset(self, stage: Stage) -> PatchDataset:
+        """Return patches of the images of one stage; those of all images to predict."""
         if stage == "predict":
-            return InspectionDataset(self.bank, self.grid, margin_px=margin_px)
+            return self.build_plain_dataset(stage)
         images = self.split_images[stage]
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
-                f"{show_path(self.source.folder)}: no image of train is without a defect, and data.train_on=good "
-                "trains with such alone: add images of good parts, or check masks, folders and data.splits"
+                f"{show_path(self.source.folder)}: no image of train is without a defect, and "
+                "data.train_on=good trains with such alone: add images of good parts, or check "
+                "masks, folders and data.splits"
             )
-        if self._masks is None and self.train_on == "good" and self.synthesis is None:
+        masks = self._select_masks(images)
+        if masks is None and self.synthesis is None:
+            raise ConfigError(
+                f"{show_path(self.source.folder)}: no masks were found, so nothing says what a "
+                "defect is: name their folder with data.masks, see docs/inspection.md for the "
+                "layouts that are known, or draw defects with synthesis=library"
+            )
+        sampling, paster = None, None
+        if self._masks is not None and stage == "train" and len(images):
+            sampling = self._look_for_samples(self._masks)
+        patches = SampledPatches(self.grid, images, sampling)
+        if len(patches.donors):
+            paster = Paster(patches)
+        margin_px = self.margins_px[stage]
+        return PatchDataset(self.bank, patches, masks=masks, margin_px=margin_px, paster=paster)
+
+    def _select_masks(self, images: NDArray[np.int64]) -> PartialMasks | None:
+        """Return the masks of a split; where good parts alone train without masks, nothing is marked."""
+        if self._masks is not None:
+            return self._masks.select(images)
+        if self.train_on == "good" and self.synthesis is None:
             nothing_marked = np.full(len(self.bank), -1)
-            masks = PartialMasks(self.bank, images, self.bank, nothing_marked)
-            return InspectionDataset(
-                self.bank, self.grid, images=images, masks=masks, margin_px=margin_px
-            )
-        if self._masks is None:
-            if self.synthesis is None:
-                raise ConfigError(
-                    f"{show_path(self.source.folder)}: no masks were found, so nothing says what a defect is: name "
-                    "their folder with data.masks, see docs/inspection.md for the layouts that are known, or draw "
-                    "defects with synthesis=library"
-                )
-            return InspectionDataset(self.bank, self.grid, images=images, margin_px=margin_px)
-        return InspectionDataset(
-            self.bank,
-            self.grid,
-            images=images,
-            masks=self._masks.select(images),
-            margin_px=margin_px,
-            sampling=self._look_for_samples(self._masks)
-            if stage == "train" and len(images)
-            else None,
-        )
-
-    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Draw the defects and the augmentation of each sample from its own stream."""
-        planned: PlannedBatch = batch | {"index": batch["draw"]}
-        if "mask" in batch and stage == "train":
-            planned = self.transformation.add_plan(planned, stage)
-        planned = self.transformation.plan(planned, stage)
-        return planned | {"index": batch["index"]}
-
-    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Cast to float, augment."""
-        images, masks = self.transformation.finish(batch, stage)
-        finished = {key: batch[key] for key in self.batch_keys if key in batch} | {"image": images}
-        return finished if masks is None else finished | {"mask": masks}
-
-    def inspect(self, stage: Stage) -> PatchVisuals:
-        """Samples before augmentation."""
-        return PatchVisuals(self.transformation, stage)
+            return PartialMasks(self.bank, images, self.bank, nothing_marked)
+        return None
 
     @override
     def check_sources(self) -> dict[str, int]:
-        return super().check_sources() | self.renew(self.source.unstored()).describe()
+        return self.source.check() | self.describe_anew()
 
-    def _foretell(self) -> str:
-        """What was found and will be drawn, in one line, before an image is decoded."""
-        found, classes, synthesis = self.source.found, self.classes, self.synthesis
-        told = [f"layout {found.layout}, {found.describe()}"] + (
-            [f"classes {', '.join(classes)}"] if classes else []
-        )
+    def _describe_plans(self) -> str:
+        """Return in one line the files and the synthetic defects, before an image is decoded."""
+        files, synthesis = self.source.found, self.synthesis
+        parts = [f"layout {files.layout}, {files.describe()}"]
+        if self.classes:
+            parts.append(f"classes {', '.join(self.classes)}")
         if synthesis is None:
-            return "; ".join([*told, "no defects are drawn"])
-        splits = "train" if any(found.masks) else ", ".join(SPLITS)
-        families = ", ".join(family.name for family in synthesis.members)
-        return "; ".join(
-            [
-                *told,
-                f"defects are drawn on {synthesis.probability:.0%} of the samples of {splits}: {families}",
-            ]
-        )
+            parts.append("no defects are drawn")
+        else:
+            splits = "train" if any(files.masks) else ", ".join(SPLITS)
+            families = ", ".join(family.name for family in synthesis.members)
+            share = f"{synthesis.probability:.0%}"
+            parts.append(f"defects are drawn on {share} of the samples of {splits}: {families}")
+        return "; ".join(parts)
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: images, those with masks or defects, patches of each split."""
-        about = describe_bank(self.bank) | {"layout": self.source.found.layout}
-        about |= {
-            "images_with_masks": 0
-            if self._masks is None
-            else int((self._masks.of_image >= 0).sum())
-        }
-        about |= {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
+        """Return numbers about the opened dataset: images, those with masks or defects, patches of each split."""
+        numbers = describe_bank(self.bank) | {"layout": self.source.found.layout}
+        numbers["images_with_masks"] = 0
         if self._masks is not None:
-            self.count_classes()
-            assert self._is_positive is not None
-            positive = {
-                split: int(self._is_positive[numbers].sum())
-                for split, numbers in self.split_images.items()
-            }
-            about |= {f"{split}_positive_images": count for split, count in positive.items()}
-        return about | (
-            {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
-            if self._masks is not None
-            else {}
-        )
+            numbers["images_with_masks"] = int((self._masks.of_image >= 0).sum())
+        for split, images in self.split_images.items():
+            numbers[f"{split}_images"] = len(images)
+        if self._masks is None:
+            return numbers
+        is_positive = self.count_classes()[:, 1:].sum(1) > 0
+        for split, images in self.split_images.items():
+            numbers[f"{split}_positive_images"] = int(is_positive[images].sum())
+        return numbers | {f"{stage}_patches": len(self.dataset(stage)) for stage in SPLITS}
 
     def read_mask(self, number: int) -> Array | None:
         """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask
@@ -264,9 +228,9 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
     @property
     def image_kinds(self) -> list[str]:
         """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
-        found = self.source.found
-        kinds = dict(zip(map(str, found.images), found.kinds, strict=True))
-        return [kinds[self.bank.name(number)] for number in range(len(self.bank))]
+        paths = map(str, self.source.found.images)
+        kind_of = dict(zip(paths, self.source.found.kinds, strict=True))
+        return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
 
     @property
     @override
@@ -298,43 +262,32 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     @override
     def open_source(self) -> None:
-        log.info("%s: %s", show_path(self.source.folder), self._foretell())
-        self.bank = self.source.open_images()
-        heights_px, widths_px = np.maximum(
-            [self.bank.heights_px, self.bank.widths_px], np.array(self.patch_px)[:, None]
-        )
-        self.grid = PatchGrid(
-            heights_px, widths_px, self.patch_px, self.stride_px, name=self.bank.name
-        )
+        log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
+        super().open_source()
+        if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
+            shown = describe_splits(self.split_images, self.image_kinds, self._is_positive)
+            log.info("splits: %s", shown)
+
+    @override
+    def make_grid(self) -> PatchGrid:
+        return make_padded_grid(self.bank, self.patch_px, self.stride_px)
+
+    @override
+    def open_masks(self) -> None:
         self._masks, self._bad = self.source.open_all_masks(self.bank)
         self.original_sizes = self.source.find_original_sizes(self.bank)
-        self.split_images = {
-            split: np.array([n for n in numbers.tolist() if n not in self._bad], np.int64)
-            for split, numbers in self._choose_splits().items()
-        }
-        if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
-            log.info(
-                "splits: %s",
-                describe_splits(self.split_images, self.image_kinds, self._is_positive),
-            )
-        augment = stage_augmentations(self.augment)
-        self.margins_px = find_margins(augment, self.patch_px)
-        self.transformation = StripeTransform(
-            values=find_unit_range(self.bank.dtype, self.value_range),
-            read_px=dict.fromkeys(self.margins_px, self.patch_px),
-            expand=tuple(range(self.bank.channels)),
-            seed=self.loader.seed,
-            synthesis=self.synthesis,
-            nuisance=None,
-            augment=augment,
-            is_single=True,
-        )
+
+    @override
+    def choose_splits(self) -> dict[str, NDArray[np.int64]]:
+        is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
+        splits = self._split_all_images()
+        return {split: numbers[~is_bad[numbers]] for split, numbers in splits.items()}
 
     def _choose_sampling(self, options: SamplingOptions) -> Sampling:
         return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)
 
     def _choose_classes(self) -> Sequence[str] | None:
-        """Those of the source; options that do not go together with them are refused."""
+        """Return the classes of the source; refuse options that do not go together with them."""
         check_choice("similar", self.similar, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.source.classes is not None:
@@ -348,8 +301,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
 
-    def _choose_splits(self) -> dict[str, NDArray[np.int64]]:
-        masks, found = self._masks, self.source.found
+    def _split_all_images(self) -> dict[str, NDArray[np.int64]]:
+        masks = self._masks
         splitter = ImageSplitter(
             names=self.source.names(self.bank),
             kinds=self.image_kinds,
@@ -359,7 +312,8 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
             seed=self.source.split_seed,
         )
         if self.train_on == "all":
-            return splitter.split(self.source.splits, is_anomaly_set=found.layout == "anomaly")
+            is_anomaly_set = self.source.found.layout == "anomaly"
+            return splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
         is_good = self._find_good()
         splits = splitter.split_good(self.source.splits, is_good)
         if masks is None:  # nothing says where their defects are, so that they cannot be scored
@@ -367,7 +321,7 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
         return splits
 
     def _find_good(self) -> NDArray[np.bool_]:
-        """[n] which images show no defect, as far as masks and folders say."""
+        """[n] True for images that show no defect, as far as masks and folders say."""
         kinds = np.array(self.image_kinds)
         is_good = np.ones(len(self.bank), np.bool_)
         if (kinds == "good").any():
@@ -387,8 +341,124 @@ class InspectionDataModule(BaseDataModule[InspectionDataset]):
 
     @property
     def _kept_folder(self) -> Path:
-        """Where stays what was found by reading a whole set."""
+        """Folder of what was found by reading a whole dataset."""
         return self.source.kept_folder
+
+
+class LabelledImageDataModule(InspectionDataModule):
+    """Whole images with one label each.
+
+    A batch is a dict as that of `InspectionDataModule`, with ``label`` [B] int64, the number of the
+    image's class from 0, in place of ``mask``; not when predicting. Options are those of
+    `InspectionDataModule`, but for:
+
+    Args:
+        classes: Names of the classes, in the order of their numbers; images of others are left out.
+            None takes all of them, ``good`` first and the others by name.
+        size_px: Size of a sample, one number or (height, width): images are scaled to fit, and
+            reflect-padded to it.
+
+    Raises:
+        ConfigError: An option is out of its range; later, that classes are named which there are
+            not.
+    """
+
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "label",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
+
+    @name_options(LabelledFiles)
+    def __init__(
+        self,
+        root: PathText | None = None,
+        *,
+        classes: Sequence[str] | None = None,
+        size_px: int | tuple[int, int] = 128,
+        similar: Literal["together", "apart"] = "together",
+        groups: str | None = None,
+        value_range: tuple[float, float] | None = None,
+        loader: LoaderOptions | None = None,
+        augment: Augment = None,
+        batch_format: BatchFormat = "dict",
+        **options: Unpack[FolderKeywords],
+    ) -> None:
+        size_px = pair_px("size_px", size_px)
+        super().__init__(
+            root,
+            classes=classes,
+            similar=similar,
+            groups=groups,
+            patch_px=size_px,
+            value_range=value_range,
+            loader=loader,
+            augment=augment,
+            batch_format=batch_format,
+            **options,
+        )
+        self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
+
+    @override
+    def build_dataset(self, stage: Stage) -> PatchDataset:
+        """Return the images of one stage, whole; all of them to predict."""
+        if stage == "predict":
+            return self.build_plain_dataset(stage)
+        self._check_classes()
+        patches = SampledPatches(self.grid, self.split_images[stage])
+        margin_px = self.margins_px[stage]
+        return PatchDataset(self.bank, patches, margin_px=margin_px, labels=self._labels)
+
+    @override
+    def describe(self) -> dict[str, Any]:
+        about = super().describe()
+        del about["images_with_masks"]
+        for split, numbers in self.split_images.items():
+            about[f"{split}_patches"] = len(numbers)
+        return about
+
+    @override
+    def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
+        labels = self._labels if split is None else self._labels[self.split_images[split]]
+        is_of_class: NDArray[np.bool_] = labels[:, None] == np.arange(len(self.classes or ()))
+        return is_of_class.astype(np.int64)
+
+    @override
+    def find_classes(self) -> tuple[str, ...]:
+        names = set(self.source.found.kinds) - {""}
+        return tuple(sorted(names, key=lambda name: (name != "good", name)))
+
+    @override
+    def open_source(self) -> None:
+        super().open_source()
+        if self.classes is None:
+            self.classes = self.find_classes() or None
+            numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
+            log.info("classes: %s", ", ".join(numbered))
+        number_of = {name: number for number, name in enumerate(self.classes or ())}
+        self._labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        has_class = self._labels >= 0
+        self.split_images = {
+            split: numbers[has_class[numbers]] for split, numbers in self.split_images.items()
+        }
+
+    def _check_classes(self) -> None:
+        known = sorted(set(self.image_kinds) - {""})
+        folder = show_path(self.source.folder)
+        if len(known) < 2:
+            raise ConfigError(
+                f"{folder}: nothing says what its images show: a folder for each class does, or a "
+                f"CSV with the columns image and label (found: {', '.join(known) or 'no labels'})"
+            )
+        missing = [name for name in self.classes or () if name not in known]
+        if missing:
+            raise ConfigError(
+                f"data.classes names {missing}, but the labels are {', '.join(known)}: name them "
+                f"in the order of their numbers, 'data.classes=[{','.join(known)}]'"
+            )
 
 
 def _choose_grid(

@@ -20,6 +20,7 @@ from lit_data.datasets.inspection.annotations import (
     Annotated,
     draw_masks,
     read_annotations,
+    read_labels,
 )
 from lit_data.datasets.inspection.layouts import (
     InspectionSet,
@@ -38,6 +39,7 @@ from lit_data.io.images.mask_choice import choose_mask_options
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
+from lit_data.io.images.resize import FittedDecoder
 from lit_data.io.images.scaling import (
     OriginalSizes,
     ScaledDecoder,
@@ -176,7 +178,7 @@ class InspectionFiles(MaskedImageFolder):
 
     @cached_property
     def mask_options(self) -> MaskOptions:
-        """How the masks are read: `mask_read`, or numbers of `classes`."""
+        """Options by which the masks are read: `mask_read`, or numbers of `classes`."""
         is_drawn = self.found.layout in _DRAWN
         masks = (
             []
@@ -252,12 +254,12 @@ class InspectionFiles(MaskedImageFolder):
 
     @property
     def kept_folder(self) -> Path:
-        """Where stays what was found by reading a whole set."""
+        """Folder of what was found by reading a whole dataset."""
         return self.store_folder / "found"
 
     @property
     def _kinds_are_classes(self) -> bool:
-        """Whether masks are black and white, and the kind of an image says what its mask marks."""
+        """True if masks are black and white, and the kind of an image names the class of its mask."""
         is_kind = self.found.layout not in _DRAWN and set(self.classes or ()) & set(
             self.found.kinds
         )
@@ -370,8 +372,47 @@ class InspectionFiles(MaskedImageFolder):
         return Scope.of_images(self.patterns, masks=self.masks, beside=ANNOTATION_SUFFIXES)
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabelledFiles(InspectionFiles):
+    """Whole images, the label of each as its kind, and the size they are brought to.
+
+    A label is named by a CSV file, else by the kind of the image's folder; where all are of one
+    kind, it is ``defect`` for images with a mask and ``good`` for those without.
+
+    Args:
+        size_px: (height, width) that each image is scaled to fit, and reflect-padded to.
+    """
+
+    store: StoreOptions = field(default_factory=partial(StoreOptions, band_px=None))
+    size_px: tuple[int, int]
+
+    @property
+    @override
+    def decoder(self) -> FittedDecoder:
+        return FittedDecoder(self.size_px, "contain", decoder=ImageDecoder(self.read))
+
+    @cached_property
+    @override
+    def found(self) -> InspectionSet:
+        if self.shards is not None:
+            return super().found
+        image_set = find_inspection_set(self.folder, None, self.patterns, self.exclude)
+        labels = read_labels(self.folder, image_set.images, image_set.excluded)
+        if labels is None:
+            image_set = leave_out_stray(self.folder, image_set)
+            labels = image_set.kinds
+            if len(set(labels)) < 2 and any(image_set.masks):
+                labels = tuple("good" if mask is None else "defect" for mask in image_set.masks)
+        no_masks = (None,) * len(image_set.images)
+        return replace(image_set, kinds=labels, masks=no_masks, layout="none")
+
+    @override
+    def open_all_masks(self, bank: ImageBank) -> tuple[PartialMasks | None, set[int]]:
+        return None, set()
+
+
 def _read_set(folder: Path) -> InspectionSet:
-    """What `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not
+    """Read what `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not
     there.
 
     Raises:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from lit_data.checks import check_choice
-from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.dataset import DefectWriter
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.writers import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.loading.device_timer import read_clock
@@ -33,7 +33,7 @@ _CANNOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who does a work, and why.
+    """Backend of a work, and the reason.
 
     Attributes:
         backend: `cpu` are the workers.
@@ -67,12 +67,12 @@ class DrawingBackend:
 
     def choose(
         self,
-        dataset: StripeDataset,
+        dataset: PatchDataset,
         writer: DefectWriter | None,
         loader: LoaderOptions,
         trainer: L.Trainer | None,
     ) -> DefectWriter | None:
-        """What the workers of a loader draw with; none where the device of the batch draws.
+        """Return the writer of the workers of a loader; None where the device of the batch draws.
 
         Args:
             dataset: The samples, without defects.
@@ -103,7 +103,7 @@ class DrawingBackend:
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where a work of a run can be done.
+    """Workers and device of a run.
 
     Args:
         workers: Of the loader, for each rank; 0 is the main thread.
@@ -166,9 +166,9 @@ class Places:
 
 
 def choose_drawing(
-    dataset: StripeDataset, writer: DefectWriter, batch_size: int, places: Places
+    dataset: PatchDataset, writer: DefectWriter, batch_size: int, places: Places
 ) -> Placement:
-    """Who draws the defects of a set, which may not be empty: measured on its first samples.
+    """Choose who draws the defects of a dataset, which is not empty: measured on its first samples.
 
     Args:
         dataset: The samples.
@@ -189,7 +189,7 @@ def choose_drawing(
 def _draw_by_worker(writer: DefectWriter, rows: dict[str, Array]) -> None:
     images = rows["image"].copy()
     masks = np.empty((len(images), 1, *images.shape[2:]), np.uint8)
-    writer.write_into(images, masks, rows["index"], 0)
+    writer.write_into({"image": images, "mask": masks}, rows["index"], 0)
 
 
 def _draw_on_device(writer: DefectWriter, rows: dict[str, Array], device: torch.device) -> None:

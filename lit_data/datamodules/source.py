@@ -32,7 +32,7 @@ Init = TypeVar("Init", bound=Callable[..., None])
 
 @dataclass(frozen=True, kw_only=True)
 class FileOptions:
-    """Where the files of a dataset lie, how they are split, and what is kept of them.
+    """Options of the files of a dataset: place, splits, and what is kept of them.
 
     A datamodule takes the options as keywords, see `FileKeywords`, and makes its `Source` of them.
 
@@ -130,10 +130,10 @@ class Source(FileOptions, ABC):
     """
 
     draw: ClassVar[Callable[..., Path] | None] = None
-    """Makes the drawn set in a folder of its own below one, if it is not there, and says which."""
+    """Makes the synthetic dataset below a folder, if it is not there, and returns its own folder."""
 
     takes_shards: ClassVar[bool] = False
-    """Whether a root may be a set of shards; of images where samples are those of a `BankDataset`."""
+    """True lets a root be a set of shards; of images where samples are those of a `BankDataset`."""
 
     def __post_init__(self) -> None:
         """Check what can be checked without the disk."""
@@ -229,26 +229,26 @@ class Source(FileOptions, ABC):
 
     @property
     def store_folder(self) -> Path:
-        """Where the stores of this set lie: one folder for each root and way of finding its files."""
+        """Folder of the stores: one for each root and way of finding its files."""
         digest = hashlib.sha256(
             (self._identity + self._exclusion).encode("utf-8", "surrogateescape")
         ).hexdigest()[:12]
         return self._cache / "stores" / f"{self.folder.name}-{digest}"
 
     def name(self, path: str | Path) -> str:
-        """A path relative to the root, with forward slashes."""
+        """Return a path relative to the root, with forward slashes."""
         name = name_below(self.folder, path)
         is_plain = name is not None and ".." not in name
         return name if is_plain else Path(os.path.relpath(path, self.folder)).as_posix()  # type: ignore[return-value]
 
     @property
     def _identity(self) -> str:
-        """What tells one set from another in the cache."""
+        """Text that differs between datasets, for the cache."""
         return os.path.realpath(self.folder)
 
     @property
     def _exclusion(self) -> str:
-        """What tells a set apart from the same one with all of its files."""
+        """Text that differs where files are left out; empty without any."""
         return ""
 
     def _make_samples(self) -> Path:
@@ -273,7 +273,7 @@ class Source(FileOptions, ABC):
 
 
 def cache_folder(cache_dir: str | None) -> Path:
-    """Where lit_data keeps what it can make again: `cache_dir`, else LIT_DATA_CACHE, else ~/.cache/lit_data."""
+    """Return the folder of what can be made again: `cache_dir`, LIT_DATA_CACHE or ~/.cache/lit_data."""
     return Path(
         cache_dir or os.environ.get("LIT_DATA_CACHE") or Path.home() / ".cache" / "lit_data"
     ).expanduser()

@@ -1,4 +1,4 @@
-"""Where the pixels of a stripe set come from: its files, their decoded stores, and the sample set."""
+"""`StripeFiles`: images with references, their masks, and the synthetic dataset."""
 
 import logging
 import os

@@ -64,7 +64,7 @@ _ORDERS: Final[Mapping[Hook, str]] = {
 
 
 class Plans(Protocol):
-    """What a batch on its way needs of a datamodule."""
+    """Methods of a datamodule that a batch on its way needs."""
 
     batch_keys: ClassVar[Sequence[str]]
     channel_names: ClassVar[Mapping[str, int]]
@@ -162,7 +162,7 @@ class BatchTransfer:
         return self._pass_on("on_after_batch_transfer", formatted, dataloader_idx)
 
     def copies_ahead(self) -> bool:
-        """Whether no hook of the module comes between a batch on the host and its copy."""
+        """Return True if no hook of the module comes between a batch on the host and its copy."""
         return not (self._has("on_before_batch_transfer") or self._has("transfer_batch_to_device"))
 
     def _stage(self) -> Stage:
@@ -177,13 +177,13 @@ class BatchTransfer:
         return hook in _ORDERS and self._has(cast(Hook, hook))
 
     def _has(self, hook: Hook) -> bool:
-        """Whether the module's own hook runs too: decided and told when it is first asked in a run."""
+        """Return True if the module's own hook runs too: decided and logged when first asked in a run."""
         if hook not in self._decided:
             self._decided[hook] = self._decide(hook)
         return self._decided[hook]
 
     def _sees_example(self, batch: Any) -> bool:  # noqa: ANN401 - the module's format
-        """Whether a batch is the module's ``example_input_array``; asked first for each batch."""
+        """Return True if a batch is the module's ``example_input_array``; asked first for each batch."""
         example = self._module.example_input_array if self._module is not None else None
         self._has_example = example is not None and batch is example
         return self._has_example

@@ -1,4 +1,4 @@
-"""What there is to say about samples, beside the samples: for pictures and exports."""
+"""`Visuals`: plans, previews and unaugmented samples of a stage, for pictures and exports."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,27 +35,27 @@ class FamilyPreview:
 
 
 class Visuals:
-    """The samples of one stage of a datamodule; this base has nothing to say.
+    """Plans and previews of the samples of one stage of a datamodule; this base has none.
 
     Batches are planned ones on the host, see `BaseDataModule.plan_batch`.
     """
 
     def annotate(self, batch: Batch) -> tuple[DefectPlan, Annotations] | None:
-        """The defects drawn in a batch and where they show in finished samples; none if none are drawn."""
+        """Return the synthetic defects of a batch and their places in finished samples; None without any."""
         return None
 
     def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """What was planned for some samples of a batch, one dict for each thing that is drawn."""
+        """Return the plan of some samples of a batch, one dict for each synthetic defect."""
         return []
 
     def draw(self, batch: Batch) -> Batch | None:
-        """Finished samples as they are before augmentation; none where nothing is augmented."""
+        """Return finished samples before augmentation; None where nothing is augmented."""
         return None
 
     def preview_families(self, batch: Batch) -> list[FamilyPreview]:
-        """Each family of the synthesis on its own, on the samples of a batch."""
+        """Draw each family of the synthesis on its own, on the samples of a batch."""
         return []
 
     def whole_values(self) -> tuple[str, ValueRange] | None:
-        """Dtype and value range in which finished samples are whole numbers; none where they are not."""
+        """Return dtype and value range in which finished samples are whole numbers; None where they are not."""
         return None

@@ -1,4 +1,4 @@
-"""What happens to a watermark batch between the loader and the model: planned on the host, finished on the device."""
+"""Work on a batch with watermarks between the loader and the model: planned on the host, done on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,9 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers
-from lit_data.datamodules.visuals import Visuals
-from lit_data.datasets.watermarks import WatermarkDataset, corner_of
+from lit_data.datamodules.image_transform import ImageVisuals
+from lit_data.datasets.patch_source import ProgressiveSize
+from lit_data.datasets.patches import corner_of
 from lit_data.devices import divided
 from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
@@ -20,12 +21,12 @@ from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
 from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
-"""Where a planned batch holds its `BatchPlan`, which moves to a device as tensors do."""
+"""Key of the `BatchPlan` of a planned batch, which moves to a device as tensors do."""
 
 
 @dataclass(frozen=True, slots=True)
 class BatchPlan:
-    """What the device has to know of a batch.
+    """Size and look of the samples of a batch, for its device.
 
     Attributes:
         size_px: (h, w) of its samples, which lie in the upper left corner of its rows.
@@ -56,35 +57,46 @@ class WatermarkTransform:
         spec: The watermarks; none where all samples have masks of their own.
         seed: Seed of every draw.
         augment: Augmentation of the samples of each stage that has one.
-        clean: Whether finished batches hold the images without watermarks as well.
+        patch_px: (h, w) of samples.
+        progressive: Sides of training samples by epoch, in place of `patch_px`.
+        clean: True lets finished batches hold the images without watermarks as well.
     """
 
     spec: WatermarkSpec | None
+    patch_px: tuple[int, int]
+    progressive: ProgressiveSize | None
     seed: int
     augment: Mapping[Stage, Augmentation]
     clean: bool
 
-    def plan(self, batch: PlannedBatch, stage: Stage, dataset: WatermarkDataset) -> PlannedBatch:
+    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
         """Add what is drawn for each sample, from its own stream, to a batch on the host."""
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        plan = self.sample(batch, dataset)
-        planned = BatchPlan(dataset.size_at(epoch), None if plan is None else Look.of(plan))
-        batch = batch | {PLAN_KEY: planned}
+        plan = self.sample(batch, stage)
+        look = None if plan is None else Look.of(plan)
+        batch = batch | {PLAN_KEY: BatchPlan(self.size_at(stage, epoch), look)}
         if stage in self.augment:
-            batch = batch | self.augment[stage].draw(
-                self.seed, epoch, index, batch["image"].shape[1]
-            )
+            channels = batch["image"].shape[1]
+            batch = batch | self.augment[stage].draw(self.seed, epoch, index, channels)
         return batch
 
-    def sample(self, batch: PlannedBatch, dataset: WatermarkDataset) -> WatermarkPlan | None:
-        """The watermarks of a batch on the host, in the colours that can be seen; none where none are drawn."""
+    def size_at(self, stage: Stage, epoch: int) -> tuple[int, int]:
+        """Return (h, w) of the samples of an epoch."""
+        if stage == "train" and self.progressive is not None:
+            side_px = self.progressive.size_at(epoch)
+            return side_px, side_px
+        return self.patch_px
+
+    def sample(self, batch: PlannedBatch, stage: Stage) -> WatermarkPlan | None:
+        """Return the watermarks of a batch on the host, in colours that can be seen; none where none are drawn."""
         if self.spec is None or "cover" not in batch:
             return None
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
-        plan = sample_watermarks(self.spec, self.seed, epoch, index, dataset.size_at(epoch))
+        size_px = self.size_at(stage, epoch)
+        plan = sample_watermarks(self.spec, self.seed, epoch, index, size_px)
         return keep_visible(plan, batch["under"].numpy())
 
-    def finish(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
+    def finish(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Do the work that was planned, on the device of the batch.
 
         Args:
@@ -107,38 +119,45 @@ class WatermarkTransform:
             finished["clean"] = augment.forward(Layers(drawn["clean"]), batch).images
         return finished
 
-    def draw(self, batch: PlannedBatch) -> PlannedBatch:
-        """What `finish` does before augmentation."""
-        plan = batch[PLAN_KEY]
+    def draw(self, batch: PlannedBatch) -> Batch:
+        """Do what comes before augmentation; see `finish`."""
+        plan: BatchPlan = batch[PLAN_KEY]
         corner, look = corner_of(plan.size_px), plan.look
         images = batch["image"][corner]
         if look is None:
             drawn = {"image": divided(images, 255.0)}
-            return (
-                drawn | {"mask": batch["mask"][corner].to(torch.float32)}
-                if "mask" in batch
-                else drawn
-            )
+            if "mask" in batch:
+                drawn["mask"] = batch["mask"][corner].to(torch.float32)
+            return drawn
         cover = batch["cover"][corner]
-        finished = {
-            "image": degrade(blend(images, cover, look), look),
-            "mask": self._mask(cover, look),
-        }
-        return finished | ({"clean": divided(images, 255.0)} if self.clean else {})
+        drawn = {"image": degrade(blend(images, cover, look), look)}
+        drawn["mask"] = self._mask(cover, look)
+        if self.clean:
+            drawn["clean"] = divided(images, 255.0)
+        return drawn
 
     def describe_plan(
-        self, batch: PlannedBatch, rows: Sequence[int], dataset: WatermarkDataset
+        self, batch: PlannedBatch, rows: Sequence[int], stage: Stage, fonts: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """The texts drawn in some samples of a batch, one dict each; places are those before augmentation."""
-        plan = self.sample(batch, dataset)
-        if plan is None or dataset.marks is None:
+        """Return the texts drawn in some samples of a batch, one dict each; places are those before
+        augmentation.
+
+        Args:
+            batch: A planned batch on the host.
+            rows: Numbers of the samples in the batch.
+            stage: The stage it was planned for.
+            fonts: Paths of the fonts, of which the plan has numbers.
+        """
+        plan = self.sample(batch, stage)
+        if plan is None:
             return []
-        fonts, wanted = dataset.marks.fonts, set(rows)
-        return [
-            _describe(plan, number, fonts) | {"index": int(batch["index"][plan.row[number]])}
-            for number in range(len(plan))
-            if int(plan.row[number]) in wanted
-        ]
+        texts = []
+        for number in range(len(plan)):
+            row = int(plan.row[number])
+            if row in rows:
+                index = int(batch["index"][row])
+                texts.append(_describe(plan, number, fonts) | {"index": index})
+        return texts
 
     def _mask(self, cover: Tensor, look: Look) -> Tensor:
         """[B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
@@ -173,31 +192,25 @@ def _describe(plan: WatermarkPlan, number: int, fonts: Sequence[str]) -> dict[st
 _BYTES = ValueRange(0.0, 255.0, whole=True)
 
 
-class WatermarkVisuals(Visuals):
+class WatermarkVisuals(ImageVisuals):
     """See `Visuals`.
 
     Args:
-        dataset: The patches of the stage.
-        transformation: What is done with them.
+        transformation: What is done with the patches.
         stage: Which stage.
+        fonts: Paths of the fonts of the watermarks.
     """
 
     def __init__(
-        self, dataset: WatermarkDataset, transformation: WatermarkTransform, stage: Stage
+        self, transformation: WatermarkTransform, stage: Stage, fonts: Sequence[str]
     ) -> None:
-        self._dataset, self._transformation, self._stage = dataset, transformation, stage
+        super().__init__(transformation, stage)
+        self._transformation: WatermarkTransform = transformation
+        self._fonts = fonts
 
     @override
     def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        return self._transformation.describe_plan(batch, rows, self._dataset)
-
-    @override
-    def draw(self, batch: Batch) -> Batch | None:
-        return (
-            self._transformation.draw(batch)
-            if self._stage in self._transformation.augment
-            else None
-        )
+        return self._transformation.describe_plan(batch, rows, self._stage, self._fonts)
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:

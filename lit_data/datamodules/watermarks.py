@@ -1,36 +1,40 @@
 """`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Unpack
 
-import numpy as np
-from torch import nn
 from typing_extensions import override
 
-from lit_data.augment import stage_augmentations
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
+from lit_data.datamodules.images import Augment, ImageDataModule
 from lit_data.datamodules.source import name_options
 from lit_data.datamodules.watermark_transform import WatermarkTransform, WatermarkVisuals
-from lit_data.datasets.patch_source import ProgressiveSize
-from lit_data.datasets.splits import SPLITS, split_images
+from lit_data.datasets.patch_source import (
+    GridPatches,
+    PatchSource,
+    ProgressiveSize,
+    RandomPatches,
+    make_padded_grid,
+)
+from lit_data.datasets.patches import PatchDataset
+from lit_data.datasets.splits import SPLITS
 from lit_data.datasets.stripes.layouts import describe_no_images
-from lit_data.datasets.watermarks import WatermarkDataset
+from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
-from lit_data.grid import pair_px
+from lit_data.grid import PatchGrid, pair_px
 from lit_data.io.discovery import find_images
 from lit_data.io.images.decoders import ImageSource
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import ensure_watermark_samples
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.types import Batch, PathText, PlannedBatch, Stage
+from lit_data.types import PathText, Stage
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +74,7 @@ class WatermarkSource(MaskedImageFolder):
         return Scope.of_images(self.patterns, masks=self.masks)
 
 
-class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
+class WatermarkDataModule(ImageDataModule):
     """Patches of images of any size; watermarks are drawn into them, or lie in them and have masks.
 
     A batch is a dict:
@@ -106,8 +110,9 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         ConfigError: An option is out of its range.
     """
 
-    bank: ImageBank
     marks: GlyphBank | None
+    transformation: WatermarkTransform
+    reads_margins = False
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "mask",
@@ -131,20 +136,24 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
         clean: bool = False,
         loader: LoaderOptions | None = None,
         synthesis: WatermarkSpec | None = None,
-        augment: nn.Module | Mapping[Stage, nn.Module | None] | None = None,
+        augment: Augment = None,
         batch_format: BatchFormat = "dict",
         **options: Unpack[MaskedKeywords],
     ) -> None:
-        super().__init__(loader=loader, batch_format=batch_format)
+        super().__init__(
+            patch_px=pair_px("patch_px", patch_px),
+            synthesis=synthesis,
+            augment=augment,
+            loader=loader,
+            batch_format=batch_format,
+        )
         self.source: WatermarkSource = WatermarkSource.of(root=root, **options)
         self.mask_splits = tuple(mask_splits)
-        self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = stride_px
         self.samples_per_image = samples_per_image
         self.progressive = _read_sizes(progressive)
-        self.transformation = WatermarkTransform(
-            spec=synthesis, seed=self.loader.seed, augment=stage_augmentations(augment), clean=clean
-        )
+        self.clean = clean
+        self._spec = synthesis
         self._check()
 
     @override
@@ -154,68 +163,68 @@ class WatermarkDataModule(BaseDataModule[WatermarkDataset]):
             for split in self.mask_splits:
                 self.dataset(split)
 
-    def build_dataset(self, stage: Stage) -> WatermarkDataset:
-        """Patches of the images of one stage; those of all images, as they are, to predict."""
+    def build_dataset(self, stage: Stage) -> PatchDataset:
+        """Return patches of the images of one stage; those of all images, as they are, to predict."""
         if stage == "predict":
-            return WatermarkDataset(self.bank, patch_px=self.patch_px, stride_px=self.stride_px)
-        images, masks = self.split_images[stage], None
-        if stage in self.mask_splits:
-            masks, kept = self.source.open_masks(images.tolist(), self.bank, stage)
-            images = np.asarray(kept, np.int64)
-        if masks is None and self.marks is None and len(images):
-            raise ConfigError(
-                f"the {stage} split has neither masks nor synthesis: set data.masks or data.synthesis"
+            return self.build_plain_dataset(stage)
+        images, masks = self.open_split_masks(stage, self.mask_splits)
+        patches: PatchSource = GridPatches(self.grid, images)
+        if stage == "train":
+            size_px = self.progressive or self.patch_px
+            patches = RandomPatches(
+                self.bank, images, self.samples_per_image, size_px, self.loader.seed
             )
-        is_train = stage == "train"
-        return WatermarkDataset(
-            self.bank,
-            images=images,
-            patch_px=self.patch_px,
-            stride_px=self.stride_px,
-            samples_per_image=self.samples_per_image if is_train else None,
-            progressive=self.progressive if is_train else None,
-            marks=None if masks is not None else self.marks,
-            masks=masks,
-            seed=self.loader.seed,
-        )
-
-    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
-        """Draw watermarks and augmentation of each sample from its own stream."""
-        return self.transformation.plan(batch, stage, self.dataset(stage))
-
-    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Cut to the size of the epoch, cast to float, blend and compress, augment."""
-        finished = {key: batch[key] for key in self.batch_keys if key in batch}
-        return finished | self.transformation.finish(batch, stage)
+        writer = None
+        if masks is None and self.marks is not None:
+            writer = WatermarkWriter(self.marks, self.loader.seed)
+        return PatchDataset(self.bank, patches, masks=masks, writer=writer)
 
     @override
     def inspect(self, stage: Stage) -> WatermarkVisuals:
-        return WatermarkVisuals(self.dataset(stage), self.transformation, stage)
+        fonts = self.marks.fonts if self.marks is not None else ()
+        return WatermarkVisuals(self.transformation, stage, fonts)
 
     @override
     def check_sources(self) -> dict[str, int]:
-        found, fresh = super().check_sources(), self.renew(self.source.unstored())
-        return found | {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
+        fresh = self.renew(self.source.unstored())
+        samples = {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
+        return self.source.check() | samples
 
+    @override
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: images, samples of each split, bytes of its pixels, fonts."""
+        """Return numbers about the opened dataset: images, samples of each split, bytes of its pixels, fonts."""
+        samples = {f"{split}_samples": len(self.dataset(split)) for split in SPLITS}
         images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
         fonts = {"fonts": len(self.marks.fonts) if self.marks else 0}
-        return super().describe() | images | fonts
+        return describe_bank(self.bank) | samples | images | fonts
 
     @override
     def open_source(self) -> None:
-        spec = self.transformation.spec
-        self.marks = GlyphBank(spec) if spec else None
-        self.bank = self.source.open_images()
-        names = self.source.names(self.bank)
-        self.split_images = split_images(names, self.source.splits, seed=self.source.split_seed)
+        self.marks = GlyphBank(self._spec) if self._spec else None
+        super().open_source()
+
+    @override
+    def make_grid(self) -> PatchGrid:
+        check_colours(self.bank)
+        return make_padded_grid(self.bank, self.patch_px, self.stride_px or self.patch_px)
+
+    @override
+    def make_transformation(self) -> WatermarkTransform:
+        return WatermarkTransform(
+            spec=self._spec,
+            patch_px=self.patch_px,
+            progressive=self.progressive,
+            seed=self.loader.seed,
+            augment=self.augment,
+            clean=self.clean,
+        )
 
     def _check(self) -> None:
-        spec, augment = self.transformation.spec, self.transformation.augment
-        if spec is not None and not isinstance(spec, WatermarkSpec):
+        augment = self.augment
+        if self.synthesis is not None and not isinstance(self.synthesis, WatermarkSpec):
+            kind = type(self.synthesis).__name__
             raise ConfigError(
-                f"synthesis is a {type(spec).__name__}, which draws no watermarks: set synthesis=watermark"
+                f"synthesis is a {kind}, which draws no watermarks: set synthesis=watermark"
             )
         unknown = set(self.mask_splits) - set(SPLITS)
         if unknown:

@@ -4,16 +4,12 @@ from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.detection.dataset import DetectionDataset
 from lit_data.datasets.gan.dataset import GANDataset
-from lit_data.datasets.inspection.patches import InspectionDataset
-from lit_data.datasets.stripes.dataset import StripeDataset
-from lit_data.datasets.watermarks import WatermarkDataset
+from lit_data.datasets.patches import PatchDataset
 
 __all__ = [
     "BankDataset",
     "CTDataset",
     "DetectionDataset",
     "GANDataset",
-    "InspectionDataset",
-    "StripeDataset",
-    "WatermarkDataset",
+    "PatchDataset",
 ]

@@ -38,7 +38,7 @@ class BankDataset(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return the number of samples."""
 
     @abstractmethod
     def images_of(self, indices: Ints, epoch: int) -> Ints:
@@ -93,12 +93,12 @@ class BankDataset(ABC):
 
     @property
     def fetches(self) -> bool:
-        """Whether the images come in shards."""
+        """True if the images come in shards."""
         return isinstance(self.bank, ShardedStore) and self.pixels
 
     @property
     def needs_windows(self) -> bool:
-        """Whether the images come in shards that have no room here all at once."""
+        """True if the images come in shards that have no room here all at once."""
         return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.cache.fits
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:

@@ -1,17 +1,21 @@
-"""Which patch of which image a sample shows: cut at random, or one of a grid."""
+"""Sources of patches: which patch of which image each sample shows."""
 
+from abc import ABC, abstractmethod
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
 from lit_data.synthesis.watermarks.plan import sample_crops
+from lit_data.types import FieldSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +67,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Where M samples are cut.
+    """Patches of M samples, each in its image.
 
     Attributes:
         split_image: [M] number of the image in the split.
         image: [M] number of the image in the bank.
-        index: [M] number of the sample among those of all images, of which its random stream is
-            made.
+        index: [M] number of the patch among those of all images, whatever the split, so that what
+            is drawn for it does not depend on the split.
         position: [M, 2] (y, x) px.
     """
 
@@ -78,81 +82,174 @@ class Places:
     index: Ints
     position: Ints
 
+    def put(self, rows: Ints, other: "Places") -> None:
+        """Replace some rows by those of other places."""
+        self.split_image[rows] = other.split_image
+        self.image[rows] = other.image
+        self.index[rows] = other.index
+        self.position[rows] = other.position
 
-class RandomPatches:
+
+class PatchSource(ABC):
+    """Choice of the patch that each sample of a split shows, a pure function of sample and epoch.
+
+    Attributes:
+        images: [I] numbers in the bank of the images of the split.
+        fields: Values that samples hold beside those of `PatchDataset`.
+    """
+
+    images: Ints
+    fields: Mapping[str, FieldSpec] = MappingProxyType({})
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of samples of an epoch."""
+
+    @property
+    @abstractmethod
+    def patch_px(self) -> tuple[int, int]:
+        """(height, width) of the largest patches of all epochs."""
+
+    def size_at(self, epoch: int) -> tuple[int, int]:
+        """Return (height, width) of the patches of an epoch."""
+        return self.patch_px
+
+    @property
+    @abstractmethod
+    def image_ends(self) -> Ints | None:
+        """[I] number behind the last sample of each image; None where that changes with the epoch."""
+
+    @abstractmethod
+    def locate(self, indices: Ints, epoch: int) -> Places:
+        """Return the places of samples, by their numbers in the split, in an epoch."""
+
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        """[M] number in the bank of the image of each sample."""
+        return self.locate(indices, epoch).image
+
+    def locate_always(self, index: int, epoch: int) -> Places | None:
+        """Return the place of one sample for a message; None where the epoch of a message is not known."""
+        return self.locate(np.array([index]), epoch)
+
+
+class RandomPatches(PatchSource):
     """Patches cut at random, a new place for each in each epoch.
 
     Args:
-        bank: All images; those smaller than a patch are mirrored on.
+        bank: All images; those smaller than a patch are reflect-padded.
         images: [I] numbers of those of the split.
         per_image: Samples of each image in an epoch.
+        size_px: (height, width) of the patches, or their sides by epoch.
         seed: Seed of the places.
-    """
-
-    def __init__(self, bank: ImageBank, images: Ints, per_image: int, seed: int) -> None:
-        if isinstance(per_image, bool) or not isinstance(per_image, int) or per_image < 1:
-            raise ConfigError(
-                f"samples_per_image={per_image!r} must be a whole number of at least 1"
-            )
-        self.images, self.per_image, self.seed = images, per_image, seed
-        self._sizes_px = _sizes_of(bank)
-
-    def __len__(self) -> int:
-        return len(self.images) * self.per_image
-
-    def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
-        """Where samples are cut in an epoch; a pure function of (seed, epoch, sample)."""
-        split_image = self.split_images_of(indices)
-        image = self.images[split_image]
-        index = image * self.per_image + indices % self.per_image
-        room = np.maximum(self._sizes_px[image] - size_px, 0)
-        return Places(split_image, image, index, sample_crops(self.seed, epoch, index, room))
-
-    def split_images_of(self, indices: Ints) -> Ints:
-        """[M] number in the split of the image of each sample."""
-        return indices // self.per_image
-
-
-class GridPatches:
-    """Patches of a grid that covers every image; the same in each epoch.
-
-    Args:
-        bank: All images; those smaller than a patch are mirrored on.
-        images: [I] numbers of those of the split.
-        patch_px: (height, width).
-        stride_px: Distance between patches, one number or (vertical, horizontal).
     """
 
     def __init__(
         self,
         bank: ImageBank,
         images: Ints,
-        patch_px: tuple[int, int],
-        stride_px: int | tuple[int, int],
+        per_image: int,
+        size_px: tuple[int, int] | ProgressiveSize,
+        seed: int,
     ) -> None:
+        if isinstance(per_image, bool) or not isinstance(per_image, int) or per_image < 1:
+            raise ConfigError(
+                f"samples_per_image={per_image!r} must be a whole number of at least 1"
+            )
         self.images = images
-        heights, widths = np.maximum(_sizes_of(bank), patch_px).T
-        self.grid = PatchGrid(heights, widths, patch_px, stride_px, name=bank.name)
-        counts = self.grid.rows * self.grid.columns
-        self._ends = np.cumsum(counts[images])
-        self._shifts = np.cumsum(counts)[images] - self._ends
+        self.per_image = per_image
+        self.size_px = size_px
+        self.seed = seed
+        self._sizes_px = _sizes_of(bank)
 
     def __len__(self) -> int:
-        return int(self._ends[-1]) if self._ends.size else 0
+        return len(self.images) * self.per_image
 
-    def locate(self, indices: Ints, epoch: int, size_px: tuple[int, int]) -> Places:
-        """Where samples lie."""
-        split_image = self.split_images_of(indices)
+    @property
+    @override
+    def patch_px(self) -> tuple[int, int]:
+        if isinstance(self.size_px, ProgressiveSize):
+            return self.size_px.largest_px, self.size_px.largest_px
+        return self.size_px
+
+    @override
+    def size_at(self, epoch: int) -> tuple[int, int]:
+        if isinstance(self.size_px, ProgressiveSize):
+            side_px = self.size_px.size_at(epoch)
+            return side_px, side_px
+        return self.size_px
+
+    @property
+    @override
+    def image_ends(self) -> Ints:
+        return np.arange(1, len(self.images) + 1) * self.per_image
+
+    @override
+    def locate(self, indices: Ints, epoch: int) -> Places:
+        split_image = indices // self.per_image
+        image = self.images[split_image]
+        index = image * self.per_image + indices % self.per_image
+        room_px = np.maximum(self._sizes_px[image] - self.size_at(epoch), 0)
+        position = sample_crops(self.seed, epoch, index, room_px)
+        return Places(split_image, image, index, position)
+
+    @override
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        return self.images[indices // self.per_image]
+
+
+class GridPatches(PatchSource):
+    """Every patch of a grid once; the same in each epoch.
+
+    Args:
+        grid: The patches of all images of the bank.
+        images: Numbers of the images of the split; all of them by default.
+    """
+
+    def __init__(self, grid: PatchGrid, images: Sequence[int] | Ints | None = None) -> None:
+        self.grid = grid
+        counts = grid.rows * grid.columns
+        if images is None:
+            images = np.arange(len(counts))
+        self.images = np.ascontiguousarray(images, dtype=np.int64)
+        self._image_ends = np.cumsum(counts[self.images])
+        # Added to the number of a patch in the split, this gives its number among all images.
+        self._shifts = np.cumsum(counts)[self.images] - self._image_ends
+
+    def __len__(self) -> int:
+        return int(self._image_ends[-1]) if self._image_ends.size else 0
+
+    @property
+    @override
+    def patch_px(self) -> tuple[int, int]:
+        return self.grid.patch_px
+
+    @property
+    @override
+    def image_ends(self) -> Ints | None:
+        return self._image_ends
+
+    @override
+    def locate(self, indices: Ints, epoch: int) -> Places:
+        split_image = np.searchsorted(self._image_ends, indices, side="right")
         index = self._shifts[split_image] + indices
         image, y, x = self.grid.locate(index)
         return Places(split_image, image, index, np.stack((y, x), axis=1))
 
-    def split_images_of(self, indices: Ints) -> Ints:
-        """[M] number in the split of the image of each sample."""
-        return np.searchsorted(self._ends, indices, side="right")
+
+def make_padded_grid(
+    bank: ImageBank, patch_px: tuple[int, int], stride_px: int | tuple[int, int]
+) -> PatchGrid:
+    """Return the grid that covers every image; those smaller than a patch are reflect-padded.
+
+    Args:
+        bank: All images.
+        patch_px: (height, width).
+        stride_px: Distance between patches, one number or (vertical, horizontal).
+    """
+    heights_px, widths_px = np.maximum(_sizes_of(bank), patch_px).T
+    return PatchGrid(heights_px, widths_px, patch_px, stride_px, name=bank.name)
 
 
 def _sizes_of(bank: ImageBank) -> Ints:
-    return np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1).astype(
-        np.int64
-    )
+    sizes_px = np.stack((np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1)
+    return sizes_px.astype(np.int64)

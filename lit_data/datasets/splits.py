@@ -1,4 +1,4 @@
-"""Which images train, which validate, which test. Always whole images, so that no patch leaks."""
+"""Splits of images for training, validation and test: always whole images, so that no patch leaks."""
 
 import csv
 import io

@@ -14,8 +14,7 @@ from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
 
-from lit_data.datamodules.inspection import InspectionDataModule
-from lit_data.datamodules.labelled import LabelledImageDataModule
+from lit_data.datamodules.inspection import InspectionDataModule, LabelledImageDataModule
 from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
@@ -274,7 +273,7 @@ def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:
     Raises:
         ConfigError: The predict stage has an augmentation.
     """
-    if "predict" in datamodule.transformation.augment:
+    if "predict" in datamodule.augment:
         raise ConfigError("predict takes images as they are: leave predict out of data.augment")
     values, bank = datamodule.transformation.values, datamodule.bank
     span = None if values == ValueRange() else (values.low, values.high)

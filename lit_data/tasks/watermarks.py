@@ -415,7 +415,7 @@ def open_watermark_images(datamodule: WatermarkDataModule) -> WholeImages:
     Raises:
         ConfigError: The predict stage has an augmentation.
     """
-    if "predict" in datamodule.transformation.augment:
+    if "predict" in datamodule.augment:
         raise ConfigError(
             "predict takes watermarked images as they are: leave predict out of data.augment"
         )

@@ -1,4 +1,4 @@
-"""The ways in which people make stripe samples give the samples of `StripeDataset`."""
+"""The ways in which people make stripe samples give the samples of `PatchDataset`."""
 
 import pickle
 from collections.abc import Callable

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.datamodules import InspectionDataModule
-from lit_data.datasets.inspection.patches import InspectionDataset, SamplingOptions
+from lit_data.datasets.inspection.patches import SamplingOptions
+from lit_data.datasets.patches import PatchDataset
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_table
 from lit_data.io.images.masks import MaskOptions
@@ -129,7 +130,7 @@ def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None
 
 
 def _write(
-    dataset: InspectionDataset, indices: NDArray[np.int64], epoch: int
+    dataset: PatchDataset, indices: NDArray[np.int64], epoch: int
 ) -> dict[str, NDArray[Any]]:
     rows = {
         name: np.zeros((len(indices), *spec.shape), spec.dtype)
@@ -144,7 +145,8 @@ def test_positives_take_kinds_images_and_objects_alike_often(tmp_path: Path) -> 
     _write_kind(folder / "stain", 4, [(5, 5, 80, 150)])  # half of the image
     _write_kind(folder / "pit", 8, [(10, 10, 2, 2), (60, 120, 3, 3)])
     options: dict[str, Any] = {"splits": {"train": 1.0}, "patch_px": (32, 32)}
-    dataset = _data(tmp_path, sampling=SamplingOptions(positives=1.0), **options).dataset("train")
+    data = _data(tmp_path, sampling=SamplingOptions(positives=1.0), **options)
+    dataset = data.dataset("train")
     rows = [_write(dataset, np.arange(len(dataset)), epoch) for epoch in range(20)]
     names = np.array([Path(dataset.bank.name(n)).parent.name for n in range(len(dataset.bank))])
     image = np.concatenate([part["image_index"] for part in rows])
@@ -159,7 +161,7 @@ def test_positives_take_kinds_images_and_objects_alike_often(tmp_path: Path) -> 
     # A pit lies anywhere in its patch, and the patch keeps within the image.
     assert set(position[is_pit][is_first][:, 0].tolist()) == set(range(12))
     assert set(position[is_pit][~is_first][:, 1].tolist()) == set(range(89, 123))
-    located = dataset.grid.locate(np.concatenate([part["index"] for part in rows]))
+    located = data.grid.locate(np.concatenate([part["index"] for part in rows]))
     assert np.array_equal(located[0], image)
     inner = (np.array(SIZE) // 32 - 1) * 32
     assert (np.abs(np.stack(located[1:], 1) - position)[(position < inner).all(1)] <= 16).all()

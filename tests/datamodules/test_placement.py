@@ -10,8 +10,9 @@ import torch
 
 from lit_data.datamodules import placement as backend
 from lit_data.datamodules.placement import DrawingBackend, Places, choose_drawing
-from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.dataset import DefectWriter
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
+from lit_data.datasets.writers import DefectWriter
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions
@@ -28,12 +29,12 @@ class Bank(list[Any]):
 
 
 @pytest.fixture
-def dataset() -> StripeDataset:
+def dataset() -> PatchDataset:
     images = Bank(
         np.random.default_rng(n).integers(0, 255, (3, 40, 50), dtype=np.uint8) for n in range(3)
     )
     grid = PatchGrid(np.full(3, 40), np.full(3, 50), 16, 12)
-    return StripeDataset(images, grid)  # type: ignore[arg-type]
+    return PatchDataset(images, GridPatches(grid))  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -51,7 +52,7 @@ def _pretend(monkeypatch: pytest.MonkeyPatch, cpu_us: float, device_us: float) -
     ("cpu_us", "device_us", "chosen"), [(10, 20, "cpu"), (20, 10, "device"), (10, 10, "cpu")]
 )
 def test_on_the_same_cores_the_cheaper_one_draws(
-    dataset: StripeDataset,
+    dataset: PatchDataset,
     writer: DefectWriter,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -70,7 +71,7 @@ def test_on_the_same_cores_the_cheaper_one_draws(
     )
 
 
-def test_both_are_really_measured(dataset: StripeDataset, writer: DefectWriter) -> None:
+def test_both_are_really_measured(dataset: PatchDataset, writer: DefectWriter) -> None:
     before = dataset.cut(np.array([0]), np.array([[0, 0]]))
     choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 1))
     assert choice.cpu_us is not None
@@ -79,14 +80,14 @@ def test_both_are_really_measured(dataset: StripeDataset, writer: DefectWriter) 
     np.testing.assert_array_equal(dataset.cut(np.array([0]), np.array([[0, 0]])), before)
 
 
-def test_ranks_do_not_measure(dataset: StripeDataset, writer: DefectWriter) -> None:
+def test_ranks_do_not_measure(dataset: PatchDataset, writer: DefectWriter) -> None:
     choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 2))
     assert (choice.backend, choice.cpu_us) == ("cpu", None)
     assert "2 ranks must agree" in choice.reason
 
 
 def test_it_is_chosen_once_and_written_down(
-    dataset: StripeDataset, writer: DefectWriter, monkeypatch: pytest.MonkeyPatch
+    dataset: PatchDataset, writer: DefectWriter, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _pretend(monkeypatch, 10, 20)
     chooser, loader = DrawingBackend("auto"), LoaderOptions(batch_size=8)
@@ -98,14 +99,14 @@ def test_it_is_chosen_once_and_written_down(
 
 @pytest.mark.parametrize(("name", "by_workers"), [("cpu", True), ("device", False)])
 def test_a_configured_one_is_taken(
-    dataset: StripeDataset, writer: DefectWriter, name: str, by_workers: bool
+    dataset: PatchDataset, writer: DefectWriter, name: str, by_workers: bool
 ) -> None:
     chooser = DrawingBackend(name)  # type: ignore[arg-type]
     assert (chooser.choose(dataset, writer, LoaderOptions(), None) is writer) == by_workers
     assert chooser.to_plain()["defects"]["reason"] == "as configured"
 
 
-def test_workers_that_cannot_draw(dataset: StripeDataset, writer: DefectWriter) -> None:
+def test_workers_that_cannot_draw(dataset: PatchDataset, writer: DefectWriter) -> None:
     without_pixels = SimpleNamespace(pixels=False)
     for data, by in ((dataset, None), (without_pixels, writer)):
         assert DrawingBackend("auto").choose(data, by, LoaderOptions(), None) is None  # type: ignore[arg-type]
@@ -114,7 +115,7 @@ def test_workers_that_cannot_draw(dataset: StripeDataset, writer: DefectWriter) 
 
 
 @pytest.mark.gpu
-def test_a_gpu_draws_large_batches(dataset: StripeDataset, writer: DefectWriter) -> None:
+def test_a_gpu_draws_large_batches(dataset: PatchDataset, writer: DefectWriter) -> None:
     choice = choose_drawing(dataset, writer, 18, Places(1, torch.device("cuda"), 1))
     assert choice.device_us is not None
     assert choice.device_us > 0

@@ -224,7 +224,7 @@ def test_workers_draw_the_same_defects_as_the_device(
         for one, other in zip(_batches(workers, stage), _batches(device, stage), strict=True):
             assert one["mask"].any()
             assert all(torch.equal(one[key], other[key]) for key in one)
-    assert (workers.dataset("train").defects is None) == (
+    assert (workers.dataset("train").writer is None) == (
         dtype is np.float32 or torch.cuda.is_available()
     )
 

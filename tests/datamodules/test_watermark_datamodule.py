@@ -220,7 +220,7 @@ def test_what_was_planned_is_told(cache: str) -> None:
     assert all(
         row["text"] in WatermarkSpec(**SPEC).words and row["font"] == "built in" for row in rows
     )
-    assert data.inspect("predict").describe_plan(planned | _plain(planned), [0]) == []
+    assert data.inspect("predict").describe_plan(_plain(planned), [0]) == []
 
 
 def _plain(batch: Batch) -> Batch:

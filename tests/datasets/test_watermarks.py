@@ -1,13 +1,21 @@
 import itertools
 import pickle
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets import WatermarkDataset
-from lit_data.datasets.patch_source import ProgressiveSize
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import (
+    GridPatches,
+    PatchSource,
+    ProgressiveSize,
+    RandomPatches,
+    make_padded_grid,
+)
+from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import cut_patch
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -36,25 +44,35 @@ class Bank:
         return f"folder/{self.numbers[index]}.png"
 
 
-def _dataset(**options: Any) -> WatermarkDataset:
-    given: dict[str, Any] = {"patch_px": 32, "seed": 3} | options
-    if "masks" not in given:
-        given.setdefault(
-            "marks", GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24)))
-        )
-    return WatermarkDataset(given.pop("bank", None) or Bank(), **given)
+def _dataset(
+    bank: Any = None,
+    *,
+    images: Sequence[int] = range(4),
+    samples_per_image: int | None = None,
+    stride_px: int = 32,
+    progressive: ProgressiveSize | None = None,
+    **options: Any,
+) -> PatchDataset:
+    bank, numbers = bank or Bank(), np.array(images)
+    patches: PatchSource = GridPatches(make_padded_grid(bank, (32, 32), stride_px), numbers)
+    if samples_per_image is not None:
+        patches = RandomPatches(bank, numbers, samples_per_image, progressive or (32, 32), 3)
+    if "masks" not in options:
+        marks = GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24)))
+        options["writer"] = WatermarkWriter(marks, 3)
+    return PatchDataset(bank, patches, **options)
 
 
-def _train(**options: Any) -> WatermarkDataset:
+def _train(**options: Any) -> PatchDataset:
     return _dataset(samples_per_image=5, **options)
 
 
 @pytest.mark.parametrize("dataset", [_train(), _dataset(), _train(progressive=GROWING)])
-def test_what_is_written_does_not_depend_on_the_other_rows(dataset: WatermarkDataset) -> None:
+def test_what_is_written_does_not_depend_on_the_other_rows(dataset: PatchDataset) -> None:
     assert isinstance(dataset, RowWriter)
     for epoch in (0, 1, 2):
         dataset.set_epoch(epoch)
-        size = dataset.size_at(epoch)[0]
+        size = dataset.patches.size_at(epoch)[0]
         indices = np.array([3, 0, len(dataset) - 1, 3])
         rows = {
             name: np.full((4, *field.shape), 9, field.dtype)
@@ -138,20 +156,17 @@ def test_masks_are_cut_with_their_images() -> None:
     ("options", "error", "message"),
     [
         (
-            {"bank": Bank(1)},
-            DataError,
-            "watermarks need three of uint8; set data.read.gray_to_rgb=true",
+            {"masks": Bank(1), "writer": WatermarkWriter(GlyphBank(WatermarkSpec()), 0)},
+            ConfigError,
+            "not both",
         ),
-        ({"masks": Bank(1), "marks": GlyphBank(WatermarkSpec())}, ConfigError, "not both"),
         ({"masks": Bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
         (
             {"masks": Bank(1, [1, 0, 2, 3])},
             DataError,
             r"folder/1.png(.|\n)*2 masks differ in size from their image",
         ),
-        ({"progressive": GROWING}, ConfigError, "set samples_per_image"),
         ({"samples_per_image": 0}, ConfigError, "samples_per_image=0 must be a whole number"),
-        ({"patch_px": 0}, ConfigError, "patch_px=0 is not usable"),
     ],
 )
 def test_what_does_not_fit_is_refused(
@@ -161,11 +176,16 @@ def test_what_does_not_fit_is_refused(
         _dataset(**options)
 
 
+def test_grey_images_are_refused() -> None:
+    with pytest.raises(DataError, match=r"need three of uint8; set data\.read\.gray_to_rgb=true"):
+        check_colours(Bank(1))
+
+
 def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
     found = []
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        size = loader.dataset.size_at(epoch)[0]  # type: ignore[union-attr]
+        size = loader.dataset.patches.size_at(epoch)[0]  # type: ignore[union-attr]
         for batch in loader:
             parts = {name: batch[name][..., :size, :size] for name in ("image", "cover")}
             rows = {name: value.numpy().copy() for name, value in (batch | parts).items()}

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, sample_plan
@@ -41,9 +42,9 @@ class Pattern:
         return f"pattern {index}"
 
 
-def _dataset() -> StripeDataset:
+def _dataset() -> PatchDataset:
     bank = Pattern()
-    return StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 12))
+    return PatchDataset(bank, GridPatches(PatchGrid(bank.heights_px, bank.widths_px, 16, 12)))
 
 
 def _digests(batch_size: int, micro: int, world: int, **workers: Any) -> dict[int, str]:

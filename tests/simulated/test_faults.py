@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from lit_data.callbacks import AdaptiveBatchSize, MemoryMonitor, SampleDigest, SaveOnSignal
 from lit_data.callbacks.device_memory import CudaGauge
-from lit_data.datamodules.stripe_transform import StripeTransform
+from lit_data.datamodules.image_transform import ImageTransform
 from lit_data.inference import TiledPredictor
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.staging import Layout, Staging
@@ -215,7 +215,7 @@ def test_cudnn_without_memory_is_out_of_memory(
 
 def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
     values = ValueRange(0, 65535)
-    transform = StripeTransform(
+    transform = ImageTransform(
         values=values,
         read_px={},
         expand=(0, 0, 0),
@@ -227,8 +227,8 @@ def test_sixteen_bits_of_one_texture_are_spread_on_the_device() -> None:
     images = torch.from_numpy(
         np.random.default_rng(0).integers(0, 65536, (2, 1, 8, 8)).astype(np.uint16)
     )
-    expected, _ = transform.draw({"image": images})
-    found, _ = transform.draw({"image": images.to(CUDA)})
+    expected = transform.draw({"image": images})["image"]
+    found = transform.draw({"image": images.to(CUDA)})["image"]
     assert torch.equal(found.cpu(), expected)
     assert expected.shape == (2, 3, 8, 8)
 

@@ -10,7 +10,7 @@ from typing_extensions import override
 from lit_data.checks import check_choice
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.gan.table import Ints, SampleTable
-from lit_data.datasets.patch_source import GridPatches, RandomPatches
+from lit_data.datasets.patch_source import GridPatches, RandomPatches, make_padded_grid
 from lit_data.errors import ConfigError, list_problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.image_source import ImageBank, cut_patches
@@ -73,11 +73,11 @@ class GANDataset(BankDataset):
         self._patches: RandomPatches | GridPatches | None = None
         self._check(cut)
         if cut == "random":
-            self._patches = RandomPatches(bank, table.images[self.samples], samples_per_image, seed)
+            images = table.images[self.samples]
+            self._patches = RandomPatches(bank, images, samples_per_image, self.image_px, seed)
         elif cut == "grid":
-            self._patches = GridPatches(
-                bank, table.images[self.samples], self.image_px, self.image_px
-            )
+            grid = make_padded_grid(bank, self.image_px, self.image_px)
+            self._patches = GridPatches(grid, table.images[self.samples])
         self.fields = self._describe()
 
     def __len__(self) -> int:
@@ -104,14 +104,15 @@ class GANDataset(BankDataset):
             sample = int(self.samples[index])
             view = f", view {self.table.view[sample]}" if self.table.poses is not None else ""
             return show_path(self.bank.name(int(self.table.images[sample]))) + view
-        places = self._patches.locate(np.array([index]), self.epoch, self.image_px)
+        places = self._patches.locate(np.array([index]), self.epoch)
         y, x = places.position[0].tolist()
         return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
 
     @override
     def images_of(self, indices: Ints, epoch: int) -> Ints:
-        rows = indices if self._patches is None else self._patches.split_images_of(indices)
-        return self.table.images[self.samples[rows]]
+        if self._patches is not None:
+            return self._patches.images_of(indices, epoch)
+        return self.table.images[self.samples[indices]]
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         return share_state(self, _FIXED)
@@ -123,7 +124,7 @@ class GANDataset(BankDataset):
             for sample, row in zip(samples.tolist(), rows["image"], strict=True):
                 row[...] = self._whole(sample)
             return samples
-        places = self._patches.locate(indices, epoch, self.image_px)
+        places = self._patches.locate(indices, epoch)
         rows["index"][:] = places.index
         y, x = places.position.T
         cut_patches(self.bank, places.image, y, x, rows["image"])

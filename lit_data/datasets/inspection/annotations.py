@@ -64,7 +64,7 @@ class Mark(NamedTuple):
 
 @dataclass
 class Annotated:
-    """What files of annotations say.
+    """Marks and problems of files of annotations.
 
     Attributes:
         layout: `coco`, `csv`, `yolo`, `labelme` or `cvat`.
@@ -328,6 +328,58 @@ def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
     """The column of a table that has one of some names, whatever its case; empty if none has."""
     told = {str(name).strip().lower(): str(name) for name in columns}
     return next((told[name] for name in known if name in told), "")
+
+
+def read_labels(
+    folder: Path, images: Sequence[Path], excluded: Sequence[Path]
+) -> tuple[str, ...] | None:
+    """Read the label of each image from a CSV file with a column of images and one of classes.
+
+    Args:
+        folder: The root of the set.
+        images: All images.
+        excluded: Those that are left out, which a table may name too.
+
+    Returns:
+        The labels; None where there is no such table.
+
+    Raises:
+        DataError: It names images that are not there, or leaves some out: all are listed.
+    """
+    index = NameIndex(images, excluded)
+    for path in list_shown(folder, "*.csv"):
+        check_inside(path, folder)
+        columns, rows = read_table(path)
+        image_column = choose_column(columns, IMAGE_COLUMNS)
+        class_column = choose_column(columns, CLASS_COLUMNS)
+        if rows and image_column and class_column:
+            named = [(str(row[image_column]), str(row[class_column])) for row in rows]
+            return _match_labels(named, images, index, path)
+    return None
+
+
+def _match_labels(
+    named: Sequence[tuple[str, str]], images: Sequence[Path], index: NameIndex, path: Path
+) -> tuple[str, ...]:
+    """Return the label of each image, where a table names images and their labels."""
+    labels, problems = dict[int, str](), Problems()
+    for line, (name, label) in enumerate(named, 2):  # the first line has the names of the columns
+        where = f"{path}, row {line}"
+        try:
+            number = index.find(name)
+        except DataError as error:
+            problems.add(where, str(error))
+            continue
+        if number >= index.count:  # of an image that is left out
+            continue
+        first_label = labels.setdefault(number, label)
+        if first_label != label:
+            problems.add(where, f"a second label {label!r} of {name}, beside {first_label!r}")
+    for number, image in enumerate(images):
+        if number not in labels:
+            problems.add(image, f"an image that {show_path(str(path))} gives no label")
+    problems.raise_if_any(f"{len(problems)} labels are bad")
+    return tuple(labels[number] for number in range(len(images)))
 
 
 def _read_yolo(path: Path, found: Annotated) -> None:

@@ -88,7 +88,7 @@ class InspectionSet:
     excluded: tuple[Path, ...] = ()
 
     def describe(self) -> str:
-        """What was found, in one line."""
+        """Return counts of images and masks in one line."""
         without = sum(mask is None for mask in self.masks)
         counts = Counter(self.kinds)
         kinds = describe_counts(counts) if len(counts) > 1 else ""
@@ -206,7 +206,7 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
 
 
 def is_black_and_white(path: Path) -> bool:
-    """Whether an image has up to two values in one channel, or grey edges between black and white alone."""
+    """Return True if an image has up to two values in one channel, or grey edges between black and white alone."""
     try:
         counts = count_values(path, MaskOptions())
     except DataError:
@@ -215,7 +215,7 @@ def is_black_and_white(path: Path) -> bool:
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:
-    """Whether a path is a mask of a set for anomaly detection: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
+    """Return True if a path is a mask of a set for anomaly detection: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
     return any(
         len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth"
         for depth in (3, 4)
@@ -357,7 +357,7 @@ def _without(paths: Sequence[Path], others: Sequence[Path]) -> list[Path]:
 
 
 def _rank(path: Path) -> int:
-    """How likely a file is a mask, of two with one stem: 0 is the likeliest."""
+    """Return the rank of a file among two with one stem: 0 is the likeliest mask."""
     extension = path.suffix.lower()
     return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)
 

@@ -1,4 +1,4 @@
-"""What marks pixels of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
+"""Marks of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
@@ -16,7 +16,7 @@ Mask = NDArray[np.uint8]
 
 
 class Patch(NamedTuple):
-    """What is marked, in the part of a mask that holds it.
+    """Marked pixels, in the part of a mask that holds them.
 
     Attributes:
         top: First row, px.
@@ -39,7 +39,7 @@ Draw = Callable[[tuple[int, int]], Patch]
 
 
 def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - numbers as a file gives them
-    """What fills an outline.
+    """Return a function that fills an outline.
 
     Args:
         points: x, y, x, y, ... in px, or shares of the image.
@@ -100,7 +100,7 @@ def _cross(
 
 
 def runs(text: str) -> Draw:
-    """What marks runs of pixels: start and length in turn, column by column, counted from 1."""
+    """Return a function that marks runs of pixels: start and length in turn, column by column, counted from 1."""
 
     def draw(shape: tuple[int, int]) -> Patch:
         try:
@@ -117,7 +117,7 @@ def runs(text: str) -> Draw:
 
 
 def counts(said: Any) -> Draw:  # noqa: ANN401 - as a file gives it
-    """What marks the runs of COCO: ``counts``, a list or a text, and ``size``; by columns, unmarked ones first."""
+    """Return a function that marks the runs of COCO: ``counts``, a list or a text, and ``size``; by columns, unmarked ones first."""
 
     def draw(shape: tuple[int, int]) -> Patch:
         size, given = said.get("size"), said.get("counts")

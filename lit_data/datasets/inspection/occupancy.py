@@ -1,4 +1,4 @@
-"""Which patches show a defect, and which show nothing at all; found once and kept beside the stores."""
+"""Patches that show a defect, and blank ones; found once and kept beside the stores."""
 
 from dataclasses import astuple
 from pathlib import Path
@@ -198,6 +198,6 @@ def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:
 
 
 def is_defect(mask: Array) -> NDArray[np.bool_]:
-    """Which pixels show a defect: neither background nor ignored."""
+    """Return True for pixels that show a defect: neither background nor ignored."""
     found: NDArray[np.bool_] = (mask > 0) & (mask != IGNORED)
     return found

@@ -3,7 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Self
+from types import MappingProxyType
+from typing import Final, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +24,12 @@ from lit_data.datasets.inspection.occupancy import (
     find_occupancy,
     is_defect,
 )
-from lit_data.datasets.stripes.dataset import FIXED, StripeDataset
+from lit_data.datasets.patch_source import GridPatches, Places
 from lit_data.errors import ConfigError
 from lit_data.grid import Axis, PatchGrid
-from lit_data.io.images.image_source import ImageBank, cut_patches
-from lit_data.io.store.shared_arrays import share_state
+from lit_data.io.images.image_source import ImageBank
 from lit_data.rng import Stream, random_words
-from lit_data.types import Array, FieldSpec, SampleRuns
+from lit_data.types import Array, FieldSpec
 
 Ints = NDArray[np.int64]
 _RING_PX: Final = 11  # of the pixels around a defect that is pasted
@@ -37,7 +37,7 @@ _RING_PX: Final = 11  # of the pixels around a defect that is pasted
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingOptions:
-    """Which patches train; validation and test take every patch of the grid.
+    """Choice of the patches that train; validation and test take every patch of the grid.
 
     Args:
         positives: Fraction of samples that show a defect, chosen anew in each epoch, or for names
@@ -139,148 +139,122 @@ class Sampling:
         return sampling
 
 
-class InspectionDataset(StripeDataset):
-    """Patches of a split, each sample chosen and placed anew in each epoch if `sampling` asks for
-    that.
+class SampledPatches(GridPatches):
+    """Patches of a split, chosen and placed anew in each epoch if `sampling` asks for that.
 
-    What a sample shows depends on the seed, the epoch and its number alone, so an epoch is the same
-    after a resume, on any number of ranks and with any batch size. Samples are those of
-    `StripeDataset` and ``draw`` int64, the number of the sample among those of the split, of which
-    its augmentation is drawn.
+    A sample depends on the seed, the epoch and its number alone, so an epoch is the same after a
+    resume, on any number of ranks and with any batch size.
 
     Args:
-        bank: See `StripeDataset`, as all others.
-        grid: See there.
-        sampling: Which patches; by default every one of the grid once.
-        labels: [n] label of each image of the bank, which samples then hold as ``label`` int64.
+        grid: The patches of all images of the bank.
+        images: Numbers of the images of the split.
+        sampling: Fractions, places and blank patches; by default every patch of the grid is taken
+            once.
+
+    Attributes:
+        donors: [D] numbers in the split of the patches whose defects may be pasted into others.
 
     Raises:
         ConfigError: No patch of the split shows a wanted defect, or all are blank.
     """
 
+    fields = MappingProxyType({"draw": FieldSpec((), "int64")})
+
     def __init__(
-        self,
-        *args: Any,  # noqa: ANN401 - see `StripeDataset`
-        sampling: Sampling | None = None,
-        labels: Ints | None = None,
-        **options: Any,  # noqa: ANN401 - see there
+        self, grid: PatchGrid, images: Sequence[int] | Ints, sampling: Sampling | None = None
     ) -> None:
-        self.labels = labels
-        super().__init__(*args, **options)
+        super().__init__(grid, images)
         sampling = sampling or Sampling()
+        self.options = sampling.options
+        self.seed = sampling.seed
         self._pools, self._pool_ends = self._find_pools(sampling)
-        defective, blank = self._mark(sampling.occupancy), self._mark(sampling.blank)
-        self._donors = np.flatnonzero(defective if sampling.options.paste is not None else ())
-        self._leaves_out = sampling.blank is not None
-        # Where no sample is drawn around an object, a patch that shows one is as good as any, blank
-        # or not.
-        is_other = ~defective & ~blank if self._pools else defective | ~blank
+        is_defective = self._mark(sampling.occupancy)
+        is_blank = self._mark(sampling.blank)
+        is_other = ~is_defective & ~is_blank
+        if (
+            not self._pools
+        ):  # a defective patch is then drawn like any other, also where it is blank
+            is_other = is_defective | ~is_blank
         self._others = np.flatnonzero(is_other)
-        self._count = (
-            self._count_kept(defective | is_other) if self._leaves_out else super().__len__()
-        )
-        self.sampling = replace(
-            sampling, occupancy=None, objects=None, blank=None
-        )  # the pools have what is needed
+        self._leaves_out_blank = sampling.blank is not None
+        self._count = super().__len__()
+        if self._leaves_out_blank:
+            self._count = _count_kept(is_defective | is_other)
+        self.donors = np.zeros(0, np.int64)
+        if sampling.options.paste is not None:
+            self.donors = np.flatnonzero(is_defective)
 
     @override
     def __len__(self) -> int:
         return self._count
 
-    @override
-    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
-        rows["draw"][:] = indices
-        super().write_into(rows, indices, epoch)
-        if len(self._donors):
-            self._paste(rows, indices, epoch)
-        if self.labels is not None:
-            rows["label"][:] = self.labels[rows["image_index"]]
-
     @property
     @override
-    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
-        """See `StripeDataset`; anew in each epoch where `sampling` chooses patches, none where it pastes defects."""
-        if len(self._donors):
-            return None
-        return self._group_runs if self._pools or self._leaves_out else super().runs
+    def image_ends(self) -> Ints | None:
+        return None if self._pools or self._leaves_out_blank else super().image_ends
 
     @override
-    def describe_sample(self, index: int) -> str:
-        if self.sampling.options.positives is None and not self.sampling.options.random_places:
-            return super().describe_sample(int(self._number_kept(np.array([index]))[0]))
-        return f"sample {index}, whose patch is chosen anew in each epoch"
-
-    @override
-    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        return share_state(self, (*FIXED, "_pools", "_others", "_donors", "labels"))
-
-    @override
-    def _describe(self) -> dict[str, FieldSpec]:
-        names = ("draw",) if self.labels is None else ("draw", "label")
-        return super()._describe() | {name: FieldSpec((), "int64") for name in names}
-
-    @override
-    def _place(self, indices: Ints, epoch: int) -> tuple[Ints, ...]:
-        if not self._pools and not self.sampling.options.random_places:  # nothing is drawn
-            return self._locate(self._number_kept(indices))
-        words = random_words(self.sampling.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
-        draws = (
-            words.astype(np.float64) * 2.0**-32
-        )  # pool, patch, y, x; image, object and pixel of a positive
-        split_image, index, image, y, x = self._locate(self._choose_patches(indices, draws[:, 1]))
-        if self.sampling.options.random_places:
-            y = _move(y, draws[:, 2], self.grid.heights_px[image], self.grid.vertical)
-            x = _move(x, draws[:, 3], self.grid.widths_px[image], self.grid.horizontal)
-        placed = np.stack((split_image, index, image, y, x))
-        pool_number = np.searchsorted(self._pool_ends, draws[:, 0], side="right")
-        if not len(self._others):
-            pool_number = np.minimum(pool_number, len(self._pools) - 1)
+    def locate(self, indices: Ints, epoch: int) -> Places:
+        if not self._is_drawn:
+            return super().locate(self._skip_blank(indices), epoch)
+        words = random_words(self.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
+        draws = words.astype(np.float64) * 2.0**-32
+        pool_draws, patch_draws, place_draws = draws[:, 0], draws[:, 1], draws[:, 2:4]
+        pick_draws = draws[:, 4:]  # image, object and pixel of a positive
+        places = super().locate(self._choose_patches(indices, patch_draws), epoch)
+        if self.options.random_places:
+            self._move_places(places, place_draws)
+        pool_numbers = np.searchsorted(self._pool_ends, pool_draws, side="right")
+        if not len(self._others):  # then all samples are positives
+            pool_numbers = np.minimum(pool_numbers, len(self._pools) - 1)
         for number, pool in enumerate(self._pools):
-            rows = np.flatnonzero(pool_number == number)
-            placed[:, rows] = self._place_around(pool.pick(draws[rows, 4:]), draws[rows, 2:4])
-        return tuple(placed)
+            rows = np.flatnonzero(pool_numbers == number)
+            places.put(rows, self._place_around(pool.pick(pick_draws[rows]), place_draws[rows]))
+        return places
 
-    def _number_kept(self, indices: Ints) -> Ints:
+    @override
+    def locate_always(self, index: int, epoch: int) -> Places | None:
+        return None if self._is_drawn else super().locate_always(index, epoch)
+
+    def locate_donors(self, draws: NDArray[np.float64]) -> Places:
+        """Return patches that show a defect.
+
+        Args:
+            draws: [M] in [0, 1).
+        """
+        donors = self.donors[(draws * len(self.donors)).astype(np.int64)]
+        return super().locate(donors, 0)
+
+    @property
+    def _is_drawn(self) -> bool:
+        return bool(self._pools) or self.options.random_places
+
+    def _skip_blank(self, indices: Ints) -> Ints:
         """Return the patch of each sample where each patch that is not left out is taken once."""
-        return self._others[indices] if self._leaves_out else indices
+        return self._others[indices] if self._leaves_out_blank else indices
 
     def _choose_patches(self, indices: Ints, draws: NDArray[np.float64]) -> Ints:
         """Return the patch of each sample, were none of them a positive."""
         if not self._pools:
-            return self._number_kept(indices)
-        if not len(self._others):  # then all of them are
+            return self._skip_blank(indices)
+        if not len(self._others):  # then all of them are positives
             return indices
         return self._others[(draws * len(self._others)).astype(np.int64)]
 
-    def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Ints:
-        """Place each sample so that it shows a pixel of an object of a pool; [5, M] as the rows of `_place`."""
-        image, grid = self.images[pixels.image], self.grid
+    def _move_places(self, places: Places, draws: NDArray[np.float64]) -> None:
+        """Move places by up to half a stride."""
+        grid, image = self.grid, places.image
+        y, x = places.position.T
+        y[:] = _move(y, draws[:, 0], grid.heights_px[image], grid.vertical)
+        x[:] = _move(x, draws[:, 1], grid.widths_px[image], grid.horizontal)
+
+    def _place_around(self, pixels: MaskObjects, draws: NDArray[np.float64]) -> Places:
+        """Place each sample so that it shows a pixel of an object of a pool."""
+        grid, image = self.grid, self.images[pixels.image]
         y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
         x = _start_around(pixels.x, draws[:, 1], grid.widths_px[image], grid.patch_px[1])
-        return np.stack((pixels.image, grid.nearest(image, y, x), image, y, x))
-
-    def _paste(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
-        """Paste defects of other patches into samples that show none."""
-        words = random_words(self.sampling.seed, Stream.PASTES, indices, epoch, 4) * 2.0**-32
-        free = ~is_defect(rows["mask"]).any((1, 2, 3)) & (
-            words[:, 0] < (self.sampling.options.paste or 0)
-        )
-        chosen = np.flatnonzero(free)
-        if not len(chosen):
-            return
-        donors = self._donors[(words[chosen, 1] * len(self._donors)).astype(np.int64)]
-        split_image, _, image, y, x = self._locate(donors)
-        pixels, masks = (
-            self.cut(image, np.stack((y, x), axis=1)),
-            np.empty_like(rows["mask"][chosen]),
-        )
-        assert self.masks is not None
-        cut_patches(self.masks, split_image, y - self.margin_px[0], x - self.margin_px[1], masks)
-        for row, donor, donor_mask in zip(chosen.tolist(), pixels, masks, strict=True):
-            turn = np.s_[
-                :, :: 1 - 2 * int(words[row, 2] < 0.5), :: 1 - 2 * int(words[row, 3] < 0.5)
-            ]
-            paste_defect(rows["image"][row], rows["mask"][row], donor[turn], donor_mask[turn])
+        index = grid.nearest(image, y, x)
+        return Places(pixels.image, image, index, np.stack((y, x), axis=1))
 
     def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
         """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that
@@ -300,16 +274,16 @@ class InspectionDataset(StripeDataset):
             else:
                 kinds = split_by_kind(of_split, sampling.image_kinds)
             if not kinds:
+                shown = repr(class_name) if class_name else "a defect"
                 raise ConfigError(
-                    f"data.sampling.positives={fraction}, but none of the {super().__len__()} training patches shows "
-                    f"{repr(class_name) if class_name else 'a defect'}: are the masks right? Set "
+                    f"data.sampling.positives={fraction}, but none of the {super().__len__()} "
+                    f"training patches shows {shown}: are the masks right? Set "
                     "data.sampling.positives=null, or other data.splits"
                 )
-            pools += [
-                ObjectPool(objects._replace(image=self._number_images(objects.image)))
-                for objects in kinds
-            ]
-            fractions += [fraction / len(kinds)] * len(kinds)
+            for objects in kinds:
+                numbered = objects._replace(image=self._number_images(objects.image))
+                pools.append(ObjectPool(numbered))
+                fractions.append(fraction / len(kinds))
         return pools, np.cumsum(fractions)
 
     def _mark(self, patches: Ints | None) -> NDArray[np.bool_]:
@@ -319,26 +293,59 @@ class InspectionDataset(StripeDataset):
             is_marked[self._number(patches)] = True
         return is_marked
 
-    def _count_kept(self, is_kept: NDArray[np.bool_]) -> int:
-        """Count the samples of an epoch where blank patches are left out."""
-        if not is_kept.any():
-            raise ConfigError(
-                "data.sampling.skip_blank leaves no patch to train with: set a lower one"
-            )
-        return int(is_kept.sum())
-
     def _number(self, patches: Ints) -> Ints:
         """Return the numbers in this split of those patches of all images that are of it."""
-        counts = np.cumsum(self.grid.rows * self.grid.columns)
-        image = np.searchsorted(counts, patches, side="right")
-        rows = np.isin(image, self.images)
-        numbers: Ints = patches[rows] - self._shifts[self._number_images(image[rows])]
+        image_ends = np.cumsum(self.grid.rows * self.grid.columns)
+        image = np.searchsorted(image_ends, patches, side="right")
+        is_of_split = np.isin(image, self.images)
+        shifts = self._shifts[self._number_images(image[is_of_split])]
+        numbers: Ints = patches[is_of_split] - shifts
         return numbers
 
     def _number_images(self, images: Ints) -> Ints:
         """Return the numbers in this split of images of the bank, all of which are of it."""
         order = np.argsort(self.images)
         return order[np.searchsorted(self.images, images, sorter=order)]
+
+
+class Paster:
+    """Defects of other patches of the split, pasted into samples that show none; see `SamplingOptions`.
+
+    Args:
+        patches: The patches of the split.
+    """
+
+    def __init__(self, patches: SampledPatches) -> None:
+        self._patches = patches
+
+    def paste_into(
+        self,
+        rows: Mapping[str, Array],
+        indices: Ints,
+        epoch: int,
+        cut: Callable[[Places], tuple[Array, Array]],
+    ) -> None:
+        """See `lit_data.datasets.patches.DefectPaster`."""
+        words = random_words(self._patches.seed, Stream.PASTES, indices, epoch, 4)
+        draws = words * 2.0**-32  # whether, which patch, flipped top to bottom, left to right
+        shows_defect = is_defect(rows["mask"]).any((1, 2, 3))
+        is_chosen = ~shows_defect & (draws[:, 0] < (self._patches.options.paste or 0))
+        chosen = np.flatnonzero(is_chosen)
+        if not len(chosen):
+            return
+        donors, donor_masks = cut(self._patches.locate_donors(draws[chosen, 1]))
+        for row, donor, donor_mask in zip(chosen.tolist(), donors, donor_masks, strict=True):
+            down = -1 if draws[row, 2] < 0.5 else 1
+            right = -1 if draws[row, 3] < 0.5 else 1
+            flip = np.s_[:, ::down, ::right]
+            paste_defect(rows["image"][row], rows["mask"][row], donor[flip], donor_mask[flip])
+
+
+def _count_kept(is_kept: NDArray[np.bool_]) -> int:
+    """Count the samples of an epoch where blank patches are left out."""
+    if not is_kept.any():
+        raise ConfigError("data.sampling.skip_blank leaves no patch to train with: set a lower one")
+    return int(is_kept.sum())
 
 
 # Places beyond the image's edge are brought back to it: patches at the edge are then common, as

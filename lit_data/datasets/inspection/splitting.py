@@ -165,7 +165,7 @@ class ImageSplitter:
         return {split: images[part] for split, part in parts.items()}
 
     def _describe(self) -> Sequence[str]:
-        """What images are shared out by: kind, classes, and how large the defects are, to a factor of two."""
+        """Return the strata of images: kind, classes, and size of the defects to a factor of two."""
         if self.has_mask is None:
             return self.kinds
         counts = self.count_classes()

@@ -1,5 +1,1 @@
-"""Patches of inspection images with a target and two references."""
-
-from lit_data.datasets.stripes.dataset import StripeDataset
-
-__all__ = ["StripeDataset"]
+"""Layouts of inspection images with references, defects that workers draw, pixels on the device."""

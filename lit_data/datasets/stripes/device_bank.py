@@ -10,7 +10,7 @@ import torch
 from rich.filesize import decimal
 from torch import Tensor
 
-from lit_data.datasets.stripes.dataset import StripeDataset
+from lit_data.datasets.patches import PatchDataset
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
@@ -70,7 +70,7 @@ class DeviceBank:
 
 
 class DevicePatches:
-    """Adds to batches of `StripeDataset(..., pixels=False)` what they leave out, on the device
+    """Adds to batches of `PatchDataset(..., pixels=False)` what they leave out, on the device
     where they are.
 
     A store goes to a device at the first batch that needs it there, and stays. A pickled copy
@@ -83,7 +83,7 @@ class DevicePatches:
     def __reduce__(self) -> tuple[type["DevicePatches"], tuple[()]]:
         return type(self), ()
 
-    def fill(self, batch: Batch, dataset: StripeDataset) -> Batch:
+    def fill(self, batch: Batch, dataset: PatchDataset) -> Batch:
         """Add ``image``, and ``mask`` where the dataset has masks; equal to what it would have
         written itself.
 

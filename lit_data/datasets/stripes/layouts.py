@@ -1,4 +1,4 @@
-"""How target and references lie in files: the four layouts of a stripe set."""
+"""Layouts of target and references in files."""
 
 import os
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ ROLES: Final = ("target", "ref1", "ref2")
 
 @dataclass(frozen=True, slots=True)
 class LayoutRule:
-    """What a layout means.
+    """Rule of a layout.
 
     Args:
         roles: The files that make one image; empty where it is one file.
@@ -113,7 +113,7 @@ def list_sources(
 
 
 def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
-    """What to say of a folder whose images all lie in its folder of masks."""
+    """Return the message about a folder whose images all lie in its folder of masks."""
     if any(root.is_relative_to(folder) for folder in masks):
         return (
             f"data.masks={masks[0]} is the folder of the images itself, so every file would count as a mask: move the "

@@ -10,7 +10,8 @@ import psutil
 import pytest
 import torch
 
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.datasets.stripes import device_bank
 from lit_data.datasets.stripes.device_bank import DeviceBank, DevicePatches, find_free_bytes, upload
 from lit_data.errors import ConfigError
@@ -48,7 +49,7 @@ def _images(channels: int, sizes: Sequence[tuple[int, int]], dtype: str = "uint8
     return [rng.integers(low, high, (channels, *size)).astype(dtype) for size in sizes]
 
 
-def _read(dataset: StripeDataset) -> Batch:
+def _read(dataset: PatchDataset) -> Batch:
     rows = {
         name: np.empty((len(dataset), *field.shape), field.dtype)
         for name, field in dataset.fields.items()
@@ -66,8 +67,8 @@ def _compare(
     grid = PatchGrid(store.heights_px, store.widths_px, patch_px, (9, 7), edges)
     patches = DevicePatches()
     for images, mask_bank in ((None, None), (split, masks)):
-        expected = _read(StripeDataset(store, grid, images=images, masks=mask_bank))
-        dataset = StripeDataset(store, grid, images=images, masks=mask_bank, pixels=False)
+        expected = _read(PatchDataset(store, GridPatches(grid, images), masks=mask_bank))
+        dataset = PatchDataset(store, GridPatches(grid, images), masks=mask_bank, pixels=False)
         batch = {name: tensor.to(device) for name, tensor in _read(dataset).items()}
         filled = patches.fill(batch, dataset)
         filled.pop("mask_index", None)
@@ -101,8 +102,8 @@ def test_a_sample_without_pixels_is_a_few_numbers(make_store: MakeStore) -> None
     store, masks = make_store(_images(3, SIZES)), make_store(_images(1, SIZES))
     grid = PatchGrid(store.heights_px, store.widths_px, 16, 16)
     numbers = {"index", "image_index", "position", "epoch"}
-    assert set(StripeDataset(store, grid, pixels=False).fields) == numbers
-    dataset = StripeDataset(store, grid, masks=masks, pixels=False)
+    assert set(PatchDataset(store, GridPatches(grid), pixels=False).fields) == numbers
+    dataset = PatchDataset(store, GridPatches(grid), masks=masks, pixels=False)
     assert set(dataset.fields) == numbers | {"mask_index"}
     assert all(field.dtype == "int64" for field in dataset.fields.values())
     assert dataset[0].keys() == dataset.fields.keys()
@@ -167,7 +168,9 @@ def test_a_store_goes_to_a_device_once(
     store, masks = make_store(_images(3, SIZES)), make_store(_images(1, SIZES))
     grid = PatchGrid(store.heights_px, store.widths_px, 16, 16)
     patches = DevicePatches()
-    train, test = (StripeDataset(store, grid, masks=bank, pixels=False) for bank in (None, masks))
+    train, test = (
+        PatchDataset(store, GridPatches(grid), masks=bank, pixels=False) for bank in (None, masks)
+    )
     for dataset in (train, test, train, test):
         patches.fill(_read(dataset), dataset)
     assert made == [(store.path, CPU), (masks.path, CPU)]
@@ -177,8 +180,8 @@ def test_a_store_goes_to_a_device_once(
 
 def test_what_a_validation_put_there_serves_training(make_store: MakeStore) -> None:
     store = make_store(_images(1, SIZES, "float32"))
-    dataset = StripeDataset(
-        store, PatchGrid(store.heights_px, store.widths_px, 16, 16), pixels=False
+    dataset = PatchDataset(
+        store, GridPatches(PatchGrid(store.heights_px, store.widths_px, 16, 16)), pixels=False
     )
     patches = DevicePatches()
     with torch.inference_mode():
@@ -191,8 +194,8 @@ def test_what_a_validation_put_there_serves_training(make_store: MakeStore) -> N
 
 def test_only_a_store_goes_to_the_device(tmp_path: Path) -> None:
     files = DecodedFiles(_write(tmp_path / "set", _images(1, SIZES)), ImageDecoder(), cache_bytes=0)
-    dataset = StripeDataset(
-        files, PatchGrid(files.heights_px, files.widths_px, 16, 16), pixels=False
+    dataset = PatchDataset(
+        files, GridPatches(PatchGrid(files.heights_px, files.widths_px, 16, 16)), pixels=False
     )
     with pytest.raises(
         ConfigError, match="only a decoded store can go to the device, this is DecodedFiles"

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.datasets.stripes.dataset import DefectWriter
+from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
 from lit_data.synthesis.values import ValueRange
 
@@ -18,6 +18,6 @@ def test_workers_draw_what_the_device_draws(names: tuple[str, ...], rows: int) -
     index, masks = np.arange(rows) * 5 + 2, np.full((rows, 1, 40, 32), 9, np.uint8)
     plan = sample_plan(spec, 3, 4, index, (3, 40, 32))
     expected, marks = render(torch.from_numpy(images.astype(np.float32)), plan, GREY)
-    DefectWriter(spec, 3, GREY).write_into(images, masks, index, epoch=4)
+    DefectWriter(spec, 3, GREY).write_into({"image": images, "mask": masks}, index, epoch=4)
     np.testing.assert_array_equal(images, expected.numpy())
     np.testing.assert_array_equal(masks, marks.numpy())

@@ -12,7 +12,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from lit_data.datasets import StripeDataset
+from lit_data.datasets import PatchDataset
+from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import DataError, StoreCorruptError
 from lit_data.grid import Edges, PatchGrid, cut_patch
 from lit_data.io import DecodedFiles, DecodedStore, ImageBank, ImageDecoder, ImageSource
@@ -53,10 +54,12 @@ def _bank(channels: int = 3, sizes: list[tuple[int, int]] = SIZES) -> Bank:
 
 def _dataset(
     edges: Edges = "cover", images: list[int] | None = None, masks: Bank | None = None
-) -> StripeDataset:
+) -> PatchDataset:
     bank = _bank()
-    return StripeDataset(
-        bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 12, edges), images=images, masks=masks
+    return PatchDataset(
+        bank,
+        GridPatches(PatchGrid(bank.heights_px, bank.widths_px, 16, 12, edges), images),
+        masks=masks,
     )
 
 
@@ -66,7 +69,7 @@ def test_each_sample_is_its_patch() -> None:
     for number in range(len(dataset)):
         sample = dataset[number]
         image, (y, x) = int(sample["image_index"]), sample["position"].tolist()
-        assert (image, y, x) == dataset.grid[number]
+        assert (image, y, x) == dataset.patches.grid[number]
         assert int(sample["index"]) == number
         expected = torch.from_numpy(dataset.bank[image][:, y : y + 16, x : x + 16])
         assert torch.equal(sample["image"], expected)
@@ -77,7 +80,7 @@ def test_each_sample_is_its_patch() -> None:
 def test_a_split_keeps_the_numbers_of_the_whole_set() -> None:
     whole, part = _dataset(), _dataset(images=[1, 3])
     numbers = [int(part[n]["index"]) for n in range(len(part))]
-    assert numbers == [*whole.grid.patches_of(1), *whole.grid.patches_of(3)]
+    assert numbers == [*whole.patches.grid.patches_of(1), *whole.patches.grid.patches_of(3)]
     for n, number in enumerate(numbers):
         assert torch.equal(part[n]["image"], whole[number]["image"])
 
@@ -122,7 +125,7 @@ def test_masks_must_fit_their_images() -> None:
 def test_patches_past_the_edge_are_mirrored() -> None:
     dataset = _dataset(edges="pad")
     for number in range(len(dataset)):
-        image, y, x = dataset.grid[number]
+        image, y, x = dataset.patches.grid[number]
         pixels = np.pad(dataset.bank[image], ((0, 0), (0, 16), (0, 16)), mode="reflect")
         assert np.array_equal(dataset[number]["image"].numpy(), pixels[:, y : y + 16, x : x + 16])
 
@@ -138,7 +141,7 @@ def test_the_store_stays_as_it_is() -> None:
 
 def test_a_sample_is_named_by_file_and_place() -> None:
     dataset = _dataset(images=[1, 3])
-    image, y, x = dataset.grid[int(dataset[4]["index"])]
+    image, y, x = dataset.patches.grid[int(dataset[4]["index"])]
     assert (image, y, x) == (3, 9, 0)
     assert dataset.describe_sample(4) == "image-3, patch at (y 9, x 0) px"
 
@@ -164,8 +167,8 @@ def test_a_store_that_was_cut_short_is_found(tmp_path: Path) -> None:
     images, masks = (
         _open(_write_images(tmp_path / str(n), n, 3), tmp_path / "cache", "store") for n in (3, 1)
     )
-    dataset = StripeDataset(
-        images, PatchGrid(images.heights_px, images.widths_px, 16, 16), masks=masks
+    dataset = PatchDataset(
+        images, GridPatches(PatchGrid(images.heights_px, images.widths_px, 16, 16)), masks=masks
     )
     dataset.check_sources()
     for bank in (masks, images):
@@ -183,7 +186,9 @@ def test_a_store_cut_short_is_told_before_the_next_epoch_reads_past_its_end(
     tmp_path: Path, kind: Literal["inline", "thread"]
 ) -> None:
     images = _open(_write_images(tmp_path / "images", 3, 3), tmp_path / "cache", "store")
-    dataset = StripeDataset(images, PatchGrid(images.heights_px, images.widths_px, 16, 16))
+    dataset = PatchDataset(
+        images, GridPatches(PatchGrid(images.heights_px, images.widths_px, 16, 16))
+    )
     loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=2, worker_kind=kind))
     assert list(loader)
     assert isinstance(images, DecodedStore)
@@ -212,8 +217,8 @@ def test_a_child_reads_the_same(
     images, masks = (
         _open(_write_images(tmp_path / str(n), n, 4), tmp_path / "cache", kind) for n in (3, 1)
     )
-    dataset = StripeDataset(
-        images, PatchGrid(images.heights_px, images.widths_px, 16, 3), masks=masks
+    dataset = PatchDataset(
+        images, GridPatches(PatchGrid(images.heights_px, images.widths_px, 16, 3)), masks=masks
     )
     dataset.set_epoch(5)
     rows = {
@@ -254,14 +259,21 @@ def test_half_a_million_images_have_a_small_pickle(
     if kind == "store":
         write_fake_store(tmp_path, table, COUNT)
     bank = DecodedStore.open(tmp_path) if kind == "store" else _fake_files(monkeypatch, table)
-    dataset = StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 1, 1), masks=bank)
+    dataset = PatchDataset(
+        bank, GridPatches(PatchGrid(bank.heights_px, bank.widths_px, 1, 1)), masks=bank
+    )
     pickled = pickle.dumps(dataset)
     assert len(pickled) < 4096
     found = pickle.loads(pickled)
     assert found.describe_sample(COUNT - 1) == "folder/499999.png, patch at (y 0, x 0) px"
     copied = [
         f"{type(owner).__name__}.{name}"
-        for owner in (found, found.grid, *([found.bank] if kind == "files" else []))
+        for owner in (
+            found,
+            found.patches,
+            found.patches.grid,
+            *([found.bank] if kind == "files" else []),
+        )
         for name, value in vars(owner).items()
         if isinstance(value, np.ndarray) and (value.flags.owndata or value.flags.writeable)
     ]
@@ -271,12 +283,14 @@ def test_half_a_million_images_have_a_small_pickle(
 @pytest.mark.parametrize("count", [10, 200, 900, 2_000])
 def test_sets_of_any_size_have_a_small_pickle(count: int) -> None:
     bank = _bank(sizes=[(16, 16)] * count)
-    dataset = StripeDataset(bank, PatchGrid(bank.heights_px, bank.widths_px, 16, 1))
+    dataset = PatchDataset(bank, GridPatches(PatchGrid(bank.heights_px, bank.widths_px, 16, 1)))
     assert len(pickle.dumps(dataset)) < 2**16
 
 
 def test_pickle_does_not_grow_with_patches() -> None:
     bank = _bank(sizes=[(40, 40)])
-    small, large = (StripeDataset(bank, PatchGrid([40], [40], 16, stride)) for stride in (16, 1))
+    small, large = (
+        PatchDataset(bank, GridPatches(PatchGrid([40], [40], 16, stride))) for stride in (16, 1)
+    )
     assert len(large) > 50 * len(small)
     assert abs(len(pickle.dumps(large)) - len(pickle.dumps(small))) < 64

@@ -1,8 +1,8 @@
-"""What happens to a stripe batch between the loader and the model: planned on the host, finished on the device."""
+"""Work on a batch of patches between the loader and the model: planned on the host, done on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, cast, get_args
+from typing import Any, Final, Protocol, cast, get_args
 
 import numpy as np
 import torch
@@ -11,24 +11,45 @@ from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datamodules.visuals import FamilyPreview, Visuals
-from lit_data.datasets import StripeDataset
-from lit_data.datasets.stripes.dataset import DefectWriter
+from lit_data.datasets.patches import PatchDataset
 from lit_data.datasets.stripes.device_bank import DevicePatches
 from lit_data.datasets.stripes.layouts import ROLES
+from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
 from lit_data.synthesis.families.base import Family
 from lit_data.synthesis.touches import Annotations, annotate
 from lit_data.synthesis.values import ValueRange
-from lit_data.types import PlannedBatch, Stage
+from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
-"""Where a planned batch holds its `DefectPlan`, which moves to a device as tensors do."""
+"""Key of the `DefectPlan` of a planned batch, which moves to a device as tensors do."""
+
+
+class BatchTransform(Protocol):
+    """Work on the batches of an `lit_data.datamodules.images.ImageDataModule`."""
+
+    @property
+    def augment(self) -> Mapping[Stage, Augmentation]:
+        """Augmentation of the samples of each stage that has one."""
+        ...
+
+    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
+        """Add the drawn numbers of each sample, from its own stream."""
+        ...
+
+    def draw(self, batch: PlannedBatch) -> Batch:
+        """Do the planned work before augmentation."""
+        ...
+
+    def finish(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Do the planned work, on the device of the batch."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StripeTransform:
+class ImageTransform:
     """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment; in this
     order.
 
@@ -62,12 +83,12 @@ class StripeTransform:
         Returns:
             The batch with a few small tensors more.
         """
-        index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
-        if (
-            self.synthesis
-            and stage != "predict"
-            and batch.keys().isdisjoint(("mask", "mask_index"))
-        ):
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        channels = len(self.expand)
+        has_mask = "mask" in batch or "mask_index" in batch
+        # Real defects of single images train beside synthetic ones.
+        draws_beside_mask = self.is_single and stage == "train"
+        if stage != "predict" and (draws_beside_mask or not has_mask):
             batch = self.add_plan(batch, stage)
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
@@ -76,7 +97,7 @@ class StripeTransform:
         return batch
 
     def add_plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
-        """Add the defects of each sample to a batch, drawn yet or not."""
+        """Add the synthetic defects of each sample, whether they are drawn yet or not; if any."""
         if self.synthesis is None:
             return batch
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
@@ -86,7 +107,7 @@ class StripeTransform:
             plan = replace(plan, channels=np.ones((len(plan), channels), np.bool_))
         return batch | {PLAN_KEY: plan.to("cpu")}
 
-    def finish(self, batch: PlannedBatch, stage: Stage) -> tuple[Tensor, Tensor | None]:
+    def finish(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Do the work that was planned, on the device of the batch.
 
         Args:
@@ -94,26 +115,27 @@ class StripeTransform:
             stage: The stage it was planned for.
 
         Returns:
-            images: [B, 3, H, W] float32 in 0..1.
-            masks: [B, 1, H, W] float32 in {0, 1}; none where nothing says what a defect is.
+            ``image`` [B, C, H, W] float32 in 0..1, and ``mask`` [B, 1, H, W] float32 where
+            something says what a defect is: {0, 1}, or numbers of classes.
         """
-        images, masks = self.draw(batch)
+        drawn = self.draw(batch)
         if stage not in self.augment:
-            return images, masks
-        augmented = self.augment[stage].forward(Layers(images, masks), batch)
-        return augmented.images, augmented.masks
+            return drawn
+        layers = Layers(drawn["image"], drawn.get("mask"))
+        augmented = self.augment[stage].forward(layers, batch)
+        return _to_batch(augmented.images, augmented.masks)
 
-    def draw(self, batch: PlannedBatch) -> tuple[Tensor, Tensor | None]:
-        """What `finish` does before augmentation."""
+    def draw(self, batch: PlannedBatch) -> Batch:
+        """Do what comes before augmentation; see `finish`."""
         images, values = self.spread(batch["image"], batch)
         masks = batch["mask"].to(torch.float32) if "mask" in batch else None
         plan = self._plan_of(batch)
         if plan is not None:
             # Drawing is in place, and the pixels of the loader may be needed again.
-            own = images.to(torch.float32, copy=images is batch["image"])
-            images, drawn = render(own.contiguous(), plan, values)
-            masks = drawn if masks is None else torch.where(masks > 0, masks, drawn)
-        return to_unit(images, values), masks
+            canvas = images.to(torch.float32, copy=images is batch["image"])
+            images, drawn_masks = render(canvas.contiguous(), plan, values)
+            masks = drawn_masks if masks is None else torch.where(masks > 0, masks, drawn_masks)
+        return _to_batch(to_unit(images, values), masks)
 
     def spread(self, images: Tensor, batch: PlannedBatch) -> tuple[Tensor, ValueRange]:
         """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
@@ -126,28 +148,24 @@ class StripeTransform:
         return images, self.values
 
     def keeps_whole_values(self, stage: Stage) -> bool:
-        """Whether finished samples are whole pixel values, only scaled."""
+        """Return True if finished samples are whole pixel values, only scaled."""
         return self.values.whole and self.nuisance is None and stage not in self.augment
 
-    def build_writer(self) -> DefectWriter | None:
-        """What workers draw defects with; none where they cannot, or nothing is drawn.
+    def make_writer(self) -> DefectWriter | None:
+        """Make the writer that workers draw defects with; None where they cannot, or nothing is drawn.
 
         They draw into stored pixels, so these must be whole numbers, and target and references as
         they are.
         """
-        stored = (
-            self.values.whole and self.nuisance is None and self.expand == tuple(range(len(ROLES)))
-        )
-        return (
-            DefectWriter(self.synthesis, self.seed, self.values)
-            if self.synthesis and stored
-            else None
-        )
+        is_as_stored = self.nuisance is None and self.expand == tuple(range(len(ROLES)))
+        if self.synthesis is None or not is_as_stored or not self.values.whole:
+            return None
+        return DefectWriter(self.synthesis, self.seed, self.values)
 
     def annotate(
         self, clean: Tensor, batch: PlannedBatch, stage: Stage
     ) -> tuple[DefectPlan, Annotations] | None:
-        """Where the defects of a planned batch end up, and how strong they are.
+        """Return the places and the strength of the defects of a planned batch.
 
         Args:
             clean: [B, C, H, W], the stored pixels of the batch before anything was drawn.
@@ -162,13 +180,12 @@ class StripeTransform:
         if plan is None:
             return None
         images, values = self.spread(clean, batch)
-        found = annotate(images.contiguous(), plan, values)
+        annotations = annotate(images.contiguous(), plan, values)
         if stage in self.augment:
-            layers = Layers(torch.zeros(found.labels.shape), found.labels)
-            found = replace(
-                found, labels=cast(Tensor, self.augment[stage].forward(layers, batch).masks)
-            )
-        return plan, found
+            labels = annotations.labels
+            moved = self.augment[stage].forward(Layers(torch.zeros(labels.shape), labels), batch)
+            annotations = replace(annotations, labels=cast(Tensor, moved.masks))
+        return plan, annotations
 
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
         """The defects planned for some samples of a batch, one dict each; places are those before
@@ -178,10 +195,11 @@ class StripeTransform:
             batch: A planned batch on the host.
             rows: The samples in question.
         """
-        whole = self._plan_of(batch)
-        if whole is None:
+        plan_of_batch = self._plan_of(batch)
+        if plan_of_batch is None:
             return []
-        plan = whole.select(torch.isin(whole.row, torch.tensor(rows, dtype=torch.int64)))
+        is_asked = torch.isin(plan_of_batch.row, torch.tensor(rows, dtype=torch.int64))
+        plan = plan_of_batch.select(is_asked)
         columns = {
             "index": batch["index"][plan.row].tolist(),
             "family": [plan.spec.members[number].name for number in plan.family.tolist()],
@@ -202,16 +220,21 @@ class StripeTransform:
 def find_margins(
     augment: Mapping[Stage, Augmentation], patch_px: tuple[int, int]
 ) -> dict[Stage, tuple[int, int]]:
-    """Pixels that patches of each stage are read larger by: what their augmentation needs if it crops to a patch."""
+    """Return the pixels that patches of each stage are read larger by.
+
+    An augmentation that crops to a patch needs them; without a margin it would see padding.
+    """
     margins: dict[Stage, tuple[int, int]] = dict.fromkeys(get_args(Stage), (0, 0))
-    crops = {stage: step for stage, step in augment.items() if step.crop_px == patch_px}
-    return margins | {stage: step.margin_px(patch_px) for stage, step in crops.items()}
+    for stage, step in augment.items():
+        if step.crop_px == patch_px:
+            margins[stage] = step.margin_px(patch_px)
+    return margins
 
 
 def find_unit_range(
     dtype: "np.dtype[np.generic]", value_range: Sequence[float] | None
 ) -> ValueRange:
-    """The pixel values that become 0 and 1.
+    """Return the pixel values that become 0 and 1.
 
     Args:
         dtype: Dtype of the pixels.
@@ -244,8 +267,12 @@ def to_unit(images: Tensor, values: ValueRange) -> Tensor:
     return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 
+def _to_batch(images: Tensor, masks: Tensor | None) -> Batch:
+    return {"image": images} if masks is None else {"image": images, "mask": masks}
+
+
 def _describe_shape(plan: DefectPlan, number: int) -> str:
-    """The parameters of one defect, ``name=value`` each."""
+    """Return the parameters of one defect, ``name=value`` each."""
     names = plan.spec.members[int(plan.family[number])].parameters
     return " ".join(
         f"{name}={value:.4g}"
@@ -253,7 +280,7 @@ def _describe_shape(plan: DefectPlan, number: int) -> str:
     )
 
 
-class PatchVisuals(Visuals):
+class ImageVisuals(Visuals):
     """See `Visuals`.
 
     Args:
@@ -261,18 +288,18 @@ class PatchVisuals(Visuals):
         stage: Whose samples.
     """
 
-    def __init__(self, transformation: StripeTransform, stage: Stage) -> None:
-        self._transformation, self._stage = transformation, stage
+    def __init__(self, transformation: BatchTransform, stage: Stage) -> None:
+        self._transformation = transformation
+        self._stage = stage
 
     @override
     def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
         if self._stage not in self._transformation.augment:
             return None
-        images, masks = self._transformation.draw(batch)
-        return {"image": images} if masks is None else {"image": images, "mask": masks}
+        return self._transformation.draw(batch)
 
 
-class StripeVisuals(PatchVisuals):
+class StripeVisuals(ImageVisuals):
     """See `Visuals`.
 
     Args:
@@ -284,13 +311,15 @@ class StripeVisuals(PatchVisuals):
 
     def __init__(
         self,
-        dataset: StripeDataset,
-        transformation: StripeTransform,
+        dataset: PatchDataset,
+        transformation: ImageTransform,
         pixels: DevicePatches,
         stage: Stage,
     ) -> None:
         super().__init__(transformation, stage)
-        self._dataset, self._pixels = dataset, pixels
+        self._dataset = dataset
+        self._pixels = pixels
+        self._transformation: ImageTransform = transformation
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
@@ -312,22 +341,21 @@ class StripeVisuals(PatchVisuals):
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:
-        whole = self._transformation.keeps_whole_values(self._stage)
-        return (self._dataset.bank.dtype.name, self._transformation.values) if whole else None
+        if not self._transformation.keeps_whole_values(self._stage):
+            return None
+        return self._dataset.bank.dtype.name, self._transformation.values
 
     def _with_plan(self, batch: PlannedBatch) -> PlannedBatch:
-        return (
-            self._transformation.add_plan(batch, self._stage)
-            if self._dataset.defects is not None
-            else batch
-        )
+        if self._dataset.writer is None:
+            return batch
+        return self._transformation.add_plan(batch, self._stage)
 
     def _with_pixels(self, batch: PlannedBatch) -> PlannedBatch:
         return batch if "image" in batch else self._pixels.fill(batch, self._dataset)
 
     def _cut_clean(self, batch: PlannedBatch) -> Tensor:
-        """Stored pixels without the defects that workers may have drawn: [B, C, H, W]."""
-        if self._dataset.defects is None:
+        """[B, C, H, W] stored pixels without the defects that workers may have drawn."""
+        if self._dataset.writer is None:
             images: Tensor = self._with_pixels(batch)["image"]
             return images
         return torch.from_numpy(
@@ -336,7 +364,7 @@ class StripeVisuals(PatchVisuals):
 
 
 def _preview_families(
-    transformation: StripeTransform, clean: Tensor, batch: PlannedBatch
+    transformation: ImageTransform, clean: Tensor, batch: PlannedBatch
 ) -> list[FamilyPreview]:
     """Draw every family of a synthesis on the same patches.
 
@@ -355,7 +383,7 @@ def _preview_families(
 
 
 def _preview(
-    plain: StripeTransform, spec: DefectSpec, family: Family, batch: PlannedBatch
+    plain: ImageTransform, spec: DefectSpec, family: Family, batch: PlannedBatch
 ) -> FamilyPreview:
     alone = replace(spec, families=(family,), probability=1.0, count=(1, 1), true_count=(1, 1))
     clean = batch["image"]
@@ -363,12 +391,17 @@ def _preview(
     plan = sample_plan(alone, plain.seed, int(batch["epoch"][0]), batch["index"].numpy(), shape).to(
         "cpu"
     )
-    before, _ = plain.draw(batch | {"image": clean.clone()})
-    after, masks = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
+    before = plain.draw(batch | {"image": clean.clone()})["image"]
+    drawn = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
     images, values = plain.spread(clean, batch)
     severity = annotate(images, plan, values).severity
     order = torch.argsort(plan.row)
     centre = torch.stack((plan.y, plan.x), dim=1)[order]
     return FamilyPreview(
-        family.name, before[:, 0], after[:, 0], cast(Tensor, masks)[:, 0], severity[order], centre
+        name=family.name,
+        before=before[:, 0],
+        after=drawn["image"][:, 0],
+        mask=drawn["mask"][:, 0],
+        severity=severity[order],
+        centre=centre,
     )

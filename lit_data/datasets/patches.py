@@ -1,0 +1,300 @@
+"""`PatchDataset`: patches of images, cut from decoded pixels."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from typing_extensions import override
+
+from lit_data.datasets.bank_dataset import BankDataset
+from lit_data.datasets.patch_source import PatchSource, Places
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.io.images.image_source import ImageBank, cut_patches
+from lit_data.io.shards.store import ShardedStore
+from lit_data.io.store.shared_arrays import share_state
+from lit_data.types import Array, FieldSpec, SampleRuns
+
+if TYPE_CHECKING:
+    import torch
+
+_SHARED: Final = ("bank", "patches", "masks", "labels", "paster")
+"""Attributes that copies in worker processes share."""
+_PLANES: Final = ("image", "mask", "cover")
+"""Fields [C, h, w] whose upper left corner is written where patches grow with the epochs."""
+Ints = NDArray[np.int64]
+
+
+class PatchWriter(Protocol):
+    """Synthetic marks of patches, drawn by the workers as the patches are written."""
+
+    def describe(self, size_px: tuple[int, int]) -> Mapping[str, FieldSpec]:
+        """Return the fields that samples of (height, width) hold beside ``image``."""
+        ...
+
+    def write_into(self, rows: Mapping[str, Array], index: Ints, epoch: int) -> None:
+        """Draw into samples whose ``image`` is written.
+
+        Args:
+            rows: [M, ...] values of each field.
+            index: [M] numbers of the samples' random streams.
+            epoch: The epoch they are drawn for.
+        """
+        ...
+
+
+class DefectPaster(Protocol):
+    """Defects of other patches, pasted into samples that show none."""
+
+    def paste_into(
+        self,
+        rows: Mapping[str, Array],
+        indices: Ints,
+        epoch: int,
+        cut: Callable[[Places], tuple[Array, Array]],
+    ) -> None:
+        """Paste into samples whose ``image`` and ``mask`` are written.
+
+        Args:
+            rows: [M, ...] values of each field.
+            indices: [M] numbers of the samples in the split.
+            epoch: The epoch they are drawn for.
+            cut: Cuts pixels and masks of other patches.
+        """
+        ...
+
+
+class PatchDataset(BankDataset):
+    """Patches of the images of one split; map-style, and writes many samples at once.
+
+    A sample is a dict:
+
+    - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
+    - ``mask`` [1, h, w] uint8: only with `masks`;
+    - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the
+      split, so that a sample's random stream does not depend on the split;
+    - ``image_index`` int64: number of the image in the bank;
+    - ``position`` [2] int64: (y, x) of the patch in the image, px;
+    - ``epoch`` int64: the epoch it was read for;
+    - ``draw`` int64: number of the sample in the split, of which its augmentation is drawn; only
+      with `SampledPatches`;
+    - ``label`` int64: only with `labels`;
+    - the fields of `writer`.
+
+    Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
+    ``mask_index`` int64: enough to cut the patch elsewhere, see
+    `lit_data.datasets.stripes.device_bank`. Where patches grow with the epochs, rows of a batch are
+    as large as the largest of them, and samples are written into their upper left corner.
+
+    A pickled copy shares the arrays of a large set with this one, see
+    `lit_data.io.store.shared_arrays.SharedState`.
+
+    Args:
+        bank: Decoded images.
+        patches: The patches of this split.
+        masks: Decoded masks of this split's images in the order of `patches.images`, [1, H, W]
+            uint8 each.
+        pixels: False leaves pixels out, so that samples only say where they are.
+        writer: Draws into the patches as they are written; for images without real masks.
+        margin_px: Pixels (above and below, left and right) that every patch is read larger by, for
+            augmentation to move in; `position` stays that of the patch.
+        labels: [n] label of each image of the bank.
+        paster: Pastes defects into patches that show none; needs masks.
+
+    Raises:
+        ConfigError: Both masks and a writer.
+        DataError: A mask is missing, or its size is not its image's.
+    """
+
+    def __init__(
+        self,
+        bank: ImageBank,
+        patches: PatchSource,
+        *,
+        masks: ImageBank | None = None,
+        pixels: bool = True,
+        writer: PatchWriter | None = None,
+        margin_px: tuple[int, int] = (0, 0),
+        labels: Ints | None = None,
+        paster: DefectPaster | None = None,
+    ) -> None:
+        if masks is not None and writer is not None:
+            raise ConfigError("give marks to draw, or masks that there are, not both")
+        self.bank = bank
+        self.patches = patches
+        self.masks = masks
+        self.pixels = pixels
+        self.writer = writer
+        self.margin_px = margin_px
+        self.labels = labels
+        self.paster = paster
+        if masks is not None:
+            _check_masks(masks, bank, patches.images)
+        self.fields = self._describe()
+
+    @property
+    def images(self) -> Ints:
+        """[I] numbers of the images of this split."""
+        return self.patches.images
+
+    @property
+    def read_px(self) -> tuple[int, int]:
+        """(h, w) of the largest patches with their margin."""
+        return self._add_margin(self.patches.patch_px)
+
+    @property
+    @override
+    def runs(self) -> SampleRuns | Callable[[int], SampleRuns] | None:
+        """Samples of each image or shard; None where they are cut elsewhere, or of two images each."""
+        if not self.pixels or self.paster is not None:
+            return None
+        ends, images = self.patches.image_ends, self.images
+        if ends is None:
+            return self._group_runs
+        if isinstance(self.bank, ShardedStore):  # images of a split lie in the order of the shards
+            last = np.flatnonzero(np.diff(self.bank.shard_of[images], append=-1))
+            ends, images = ends[last], images[last]
+        has_samples = np.diff(ends, prepend=0) > 0
+        nbytes = self._count_bytes(images)[has_samples]
+        return SampleRuns(ends[has_samples], nbytes, most_bytes=self._window_bytes)
+
+    @override
+    def images_of(self, indices: Ints, epoch: int) -> Ints:
+        return self.patches.images_of(indices, epoch)
+
+    def __len__(self) -> int:
+        return len(self.patches)
+
+    @override
+    def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
+        samples = super().__getitems__(indices)
+        size_px = self._add_margin(self.patches.size_at(self.epoch))
+        if size_px == self.read_px:
+            return samples
+        corner = corner_of(size_px)
+        for sample in samples:
+            for name in sample.keys() & set(_PLANES):
+                sample[name] = sample[name][corner]
+        return samples
+
+    @override
+    def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
+        places = self.patches.locate(indices, epoch)
+        rows["index"][:] = places.index
+        rows["image_index"][:] = places.image
+        rows["position"][:] = places.position
+        rows["epoch"][:] = epoch
+        if "draw" in rows:
+            rows["draw"][:] = indices
+        if self.labels is not None:
+            rows["label"][:] = self.labels[places.image]
+        if not self.pixels:
+            if self.masks is not None:
+                rows["mask_index"][:] = places.split_image
+            return
+        written = self._cut_corner(rows, epoch)
+        self._write_pixels(written, places, epoch)
+        if self.paster is not None:
+            self.paster.paste_into(written, indices, epoch, self._cut_with_masks)
+
+    def cut(self, images: Ints, positions: Ints) -> Array:
+        """Cut patches as they are stored, without synthetic defects.
+
+        Args:
+            images: [M] numbers of images of the bank.
+            positions: [M, 2] (y, x) px.
+
+        Returns:
+            [M, C, h, w], dtype of the bank, with their margins.
+        """
+        patches = np.empty((len(images), self.bank.channels, *self.read_px), self.bank.dtype)
+        y, x = (positions - self.margin_px).T
+        cut_patches(self.bank, images, y, x, patches)
+        return patches
+
+    def describe_sample(self, index: int) -> str:
+        """Name one sample of this split for a message, by its file and place."""
+        places = self.patches.locate_always(index, self.epoch)
+        if places is None:
+            return f"sample {index}, whose patch is chosen anew in each epoch"
+        y, x = places.position[0].tolist()
+        return f"{show_path(self.bank.name(int(places.image[0])))}, patch at (y {y}, x {x}) px"
+
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
+        return share_state(self, _SHARED)
+
+    def _write_pixels(self, rows: Mapping[str, Array], places: Places, epoch: int) -> None:
+        y, x = (places.position - self.margin_px).T
+        cut_patches(self.bank, places.image, y, x, rows["image"])
+        if self.masks is not None:
+            cut_patches(self.masks, places.split_image, y, x, rows["mask"])
+        elif self.writer is not None:
+            self.writer.write_into(rows, places.index, epoch)
+
+    def _cut_corner(self, rows: Mapping[str, Array], epoch: int) -> Mapping[str, Array]:
+        """Return views of the part of each row that samples of an epoch fill."""
+        size_px = self._add_margin(self.patches.size_at(epoch))
+        if size_px == self.read_px:
+            return rows
+        corner = corner_of(size_px)
+        return {name: row[corner] if name in _PLANES else row for name, row in rows.items()}
+
+    def _cut_with_masks(self, places: Places) -> tuple[Array, Array]:
+        assert self.masks is not None
+        pixels = self.cut(places.image, places.position)
+        masks = np.empty((len(pixels), 1, *self.read_px), np.uint8)
+        y, x = (places.position - self.margin_px).T
+        cut_patches(self.masks, places.split_image, y, x, masks)
+        return pixels, masks
+
+    def _add_margin(self, size_px: tuple[int, int]) -> tuple[int, int]:
+        return size_px[0] + 2 * self.margin_px[0], size_px[1] + 2 * self.margin_px[1]
+
+    def _describe(self) -> dict[str, FieldSpec]:
+        size_px, number = self.read_px, FieldSpec((), "int64")
+        fields: dict[str, FieldSpec] = {}
+        if self.pixels:
+            fields["image"] = FieldSpec((self.bank.channels, *size_px), str(self.bank.dtype))
+            if self.masks is not None:
+                fields["mask"] = FieldSpec((1, *size_px), "uint8")
+            elif self.writer is not None:
+                fields |= self.writer.describe(size_px)
+        elif self.masks is not None:
+            fields["mask_index"] = number
+        fields |= {"index": number, "image_index": number}
+        fields |= {"position": FieldSpec((2,), "int64"), "epoch": number}
+        fields |= self.patches.fields
+        if self.labels is not None:
+            fields["label"] = number
+        return fields
+
+
+def corner_of(size_px: tuple[int, int]) -> tuple[Any, ...]:
+    """Return the index that selects the upper left corner of rows [..., H, W]."""
+    return ..., slice(size_px[0]), slice(size_px[1])
+
+
+def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
+    if len(masks) != len(images):
+        raise DataError(
+            f"{len(masks)} masks for {len(images)} images: give one mask for each image"
+        )
+    has_other_height = masks.heights_px != bank.heights_px[images]
+    has_other_width = masks.widths_px != bank.widths_px[images]
+    problems = []
+    for number in np.flatnonzero(has_other_height | has_other_width).tolist():
+        problems.append(
+            (masks.name(number), _compare_sizes(masks, number, bank, int(images[number])))
+        )
+    if problems:
+        raise list_problems(problems).make_error(
+            f"{len(problems)} masks differ in size from their image (height x width px)"
+        )
+
+
+def _compare_sizes(masks: ImageBank, number: int, bank: ImageBank, image: int) -> str:
+    mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
+    image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
+    turned = " (turned by 90 degrees?)" if mask_px == image_px[::-1] else ""
+    name = show_path(bank.name(image))
+    return f"{mask_px[0]} x {mask_px[1]}, {name}: {image_px[0]} x {image_px[1]}{turned}"

@@ -1,7 +1,10 @@
-"""How processes of Python are started that import what this one does, and nothing of the folder they stand in."""
+"""Processes of Python that import what this one does, and nothing of the folder they stand in."""
 
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 
 
@@ -21,3 +24,16 @@ def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, st
         place for place in sys.path if place
     ]  # the empty one stands for the working folder
     return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **(changes or {})}
+
+
+def watch_parent() -> None:
+    """End this process within a second of the death of its parent, which may have no time to say so."""
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    # Under a fork server, `is_alive` alone is not enough: the server lives as long as its children.
+    parent, parent_id = multiprocessing.parent_process(), os.getppid()
+    while parent and parent.is_alive() and os.getppid() == parent_id:
+        parent.join(1)
+    os.kill(os.getpid(), signal.SIGKILL)

@@ -58,8 +58,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
     ``prepare.store=ADDRESS`` writes it in shards to another place instead, see
     `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
-    defects, see `lit_data.commands.export`; of CT volumes it writes the occupied voxels, all of
-    them.
+    defects, see `lit_data.commands.export`.
 
     Returns:
         Images, patches of each split and bytes of the store; samples, defects and distractors of an
@@ -170,9 +169,7 @@ def _export(cfg: DictConfig, options: PrepareOptions, datamodule: BaseDataModule
     }
     folder = Path(str(options.export))
     check_outside_root(cfg, folder, "prepare.export")
-    done = datamodule.export_files(folder)
-    if done is None:
-        done = export_set(
-            datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about
-        )
+    done = export_set(
+        datamodule, folder, stage=options.export_stage, epoch=options.export_epoch, about=about
+    )
     return {f"exported_{key}": value for key, value in done.items()}

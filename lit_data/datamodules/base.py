@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self
 
@@ -219,18 +218,6 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
             {"image": self.source.name(name(number)), "split": split}
             for number, split in sorted(split_of.items())
         ]
-
-    def export_files(self, folder: Path) -> dict[str, int] | None:
-        """For ``prepare.export``: write the set in a format of its own; none where samples are
-        written as images.
-
-        Args:
-            folder: A new or an empty one.
-
-        Returns:
-            Numbers for the report.
-        """
-        return None
 
     def dataset(self, stage: Stage) -> Rows:
         """The dataset of one stage, made at the first call."""

@@ -3,16 +3,18 @@
 import json
 import math
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.errors import ConfigError
 from lit_data.io.volumes.occupied import LabelCollector, OccupiedFinder, join_labels, read_labels
-from lit_data.io.volumes.reading import check_same_shape
+from lit_data.io.volumes.reading import check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.resampling import Resolution
+from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume, index_dtype
 from lit_data.io.volumes.volume import SLAB_BYTES, Volume
 from lit_data.types import Array
@@ -76,6 +78,29 @@ class Slab(NamedTuple):
     positions: Array
     values: Array
     labels: NDArray[np.int32]
+
+
+def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
+    """Find the occupied voxels of a file, in memory.
+
+    Raises:
+        DataError: the volume or its labels are bad.
+    """
+    with ExitStack() as stack:
+        volume = stack.enter_context(
+            open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill)
+        )
+        labels = open_labels(source, volume, npz_key=options.npz_key)
+        if labels is not None:
+            stack.enter_context(labels)
+        return index_volume(
+            volume,
+            options.low_hu,
+            options.high_hu,
+            resolution=options.resolution,
+            labels=labels,
+            slab_bytes=options.slab_bytes,
+        )
 
 
 def index_volume(
@@ -163,7 +188,6 @@ def scan_slabs(
     Raises:
         DataError: see ``index_volume``.
     """
-    _check_known(volume, low_hu, high_hu)
     finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
     plane = volume.shape[1] * volume.shape[2]
     positions_dtype = index_dtype(volume.shape)
@@ -204,17 +228,6 @@ def _check_range(low_hu: float, high_hu: float | None) -> None:
     ):
         raise ConfigError(
             f"occupied from {low_hu} to {high_hu} HU: give numbers, the second above the first or null"
-        )
-
-
-def _check_known(volume: Volume, low_hu: float, high_hu: float | None) -> None:
-    if volume.known_hu is None:
-        return
-    low, high = volume.known_hu
-    if low_hu < low or (high is not None and (high_hu is None or high_hu > high)):
-        raise DataError(
-            f"{show_path(volume.name)}: a sparse file made for {low} to {high} HU; it cannot give {low_hu} to "
-            f"{high_hu} HU, index the dense volume again"
         )
 
 

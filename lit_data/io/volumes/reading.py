@@ -14,7 +14,6 @@ from lit_data.io.volumes.file_dicom import open_dicom
 from lit_data.io.volumes.file_npy import open_npy, open_npz
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sources import VolumeSource, find_volumes, guess_kind
-from lit_data.io.volumes.sparse_npz import is_sparse_npz, open_sparse_npz
 from lit_data.io.volumes.streams import StreamSlices, check_unpacked, import_medical
 from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, Volume
 from lit_data.types import Array
@@ -162,15 +161,13 @@ def open_volume(
             return open_nifti(source.files[0], nan_fill)
         if source.kind == "npy":
             return open_npy(source.files[0], nan_fill)
-        if npz_key is None and is_sparse_npz(source.files[0]):
-            return open_sparse_npz(source.files[0])
         return open_npz(source.files[0], npz_key, nan_fill)
 
 
 def open_labels(
     source: VolumeSource, volume: Volume, *, npz_key: str | None = None
 ) -> Volume | None:
-    """Open the labels that lie beside a volume or came with it.
+    """Open the labels that lie beside a volume.
 
     Args:
         source: The volume's.
@@ -184,7 +181,7 @@ def open_labels(
         DataError: they cannot be read, or have another shape.
     """
     if source.labels is None:
-        return volume.labels
+        return None
     kind = guess_kind(source.labels)
     labels = open_volume(
         VolumeSource(source.name, source.labels, kind, (source.labels,)), npz_key=npz_key

@@ -1,8 +1,8 @@
 """The occupied voxels of a volume: where they are, what they hold, and where each slice begins among them."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,19 +125,6 @@ class SparseVolume:
         """Bytes of the volume as a dense array of the values' dtype."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
 
-    def in_memory(self) -> Self:
-        """The volume with arrays of its own, so that no file stays open for it."""
-        index = self.label_index
-        if index is not None:
-            index = replace(
-                index,
-                **{name: _own(getattr(index, name)) for name in ("classes", "starts", "positions")},
-            )
-        arrays = {
-            name: _own(getattr(self, name)) for name in ("positions", "values", "slices", "labels")
-        }
-        return replace(self, **arrays, label_index=index)
-
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
         """Coordinates of the occupied voxels.
 
@@ -204,8 +191,45 @@ class SparseVolume:
         return box
 
 
-def _own(array: Array | None) -> Any:  # noqa: ANN401 - of the dtype of the field
-    return array if array is None or array.flags.owndata else array.copy()
+class VolumeBank(Protocol):
+    """Sparse volumes by number."""
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[n] occupied voxels of each volume."""
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """(path, what is wrong) of each volume that was left out."""
+
+    @property
+    def shapes(self) -> Sequence[Triple]:
+        """(z, y, x) voxels of each volume."""
+
+    @property
+    def has_labels(self) -> Sequence[bool]:
+        """True for each volume that has labels."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays of all volumes."""
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all volumes as dense arrays of their values' dtype."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> SparseVolume: ...
+
+    def name(self, index: int) -> str:
+        """Return the path of the source of one volume."""
+
+    def check_size(self) -> None:
+        """Raise if a mapped file changed its length: reading past its end kills a process and cannot be caught."""
+
+    def find_damages(self) -> list[str]:
+        """Read every byte of all arrays; return a line for each that is not what was written."""
 
 
 def index_dtype(shape: Triple) -> "np.dtype[Any]":

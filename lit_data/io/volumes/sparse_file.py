@@ -158,6 +158,11 @@ class StoredVolume:
         return self.folder.nbytes
 
     @property
+    def array_bytes(self) -> int:
+        """Bytes of its arrays, without the headers of their files."""
+        return sum(facts.nbytes for facts in self.folder.arrays.values())
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes of the volume as a dense array of the values' dtype."""
         return math.prod(self.facts.shape) * self._descrs["values"].itemsize

@@ -17,7 +17,7 @@ from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
+from lit_data.io.volumes.sparse_build import BuildPlan, build_missing, make_folder
 from lit_data.io.volumes.sparse_file import SUFFIX, LastOpened, StoredVolume
 
 log = logging.getLogger(__name__)
@@ -64,6 +64,10 @@ class SparseStore:
         path: The folder; one for each set of options.
         counts: [n] int64, occupied voxels of each volume.
         skipped: (path, what is wrong) of each volume that was left out.
+        shapes: (z, y, x) voxels of each volume.
+        has_labels: True for each volume that has labels.
+        nbytes: Bytes of the arrays of all volumes.
+        dense_bytes: Bytes of all volumes as dense arrays of their values' dtype.
     """
 
     def __init__(self, paths: Sequence[Path], skipped: tuple[tuple[str, str], ...] = ()) -> None:
@@ -74,6 +78,10 @@ class SparseStore:
         self.counts: NDArray[np.int64] = np.array(
             [volume.points for volume in self._volumes], np.int64
         )
+        self.shapes = [volume.facts.shape for volume in self._volumes]
+        self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
+        self.nbytes = sum(volume.array_bytes for volume in self._volumes)
+        self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
         self._open: LastOpened[Path, SparseVolume] = LastOpened()
 
     @classmethod
@@ -138,7 +146,7 @@ class SparseStore:
             wait_s,
             progress,
         )
-        paths, bad = build_files(plan)
+        paths, bad = build_missing(plan)
         store = cls(paths, bad)
         list_problems(bad).warn_if_any(
             log, f"{len(bad)} of {len(sources)} volumes are bad and left out"
@@ -169,10 +177,6 @@ class SparseStore:
         """Path of the source of one volume."""
         return self._volumes[index].facts.path
 
-    def stored(self, index: int) -> StoredVolume:
-        """What is known of one volume without its voxels: shape, spacing, points."""
-        return self._volumes[index]
-
     def file(self, index: int) -> Path:
         """The folder of one volume."""
         return self._paths[index]
@@ -196,6 +200,6 @@ class SparseStore:
             volumes=len(self),
             refused=len(self.skipped),
             points=int(self.counts.sum()),
-            dense_bytes=sum(volume.dense_bytes for volume in self._volumes),
+            dense_bytes=self.dense_bytes,
             sparse_bytes=sum(volume.nbytes for volume in self._volumes),
         )

@@ -50,17 +50,9 @@ class Volume:
         affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior);
             None if unknown.
 
-    Attributes:
-        known_hu: (low, high) outside of which values were lost when the file was made; None if none
-            were.
-        labels: Labels that came in the same file.
-
     Raises:
         DataError: no voxels, slices of more than 1 GiB, or a spacing that is not above 0.
     """
-
-    known_hu: tuple[float, float | None] | None = None
-    labels: "Volume | None" = None
 
     def __init__(
         self,
@@ -175,10 +167,8 @@ class FileVolume(Volume):
             return slab if slab.dtype.kind != "f" else self._check_finite(slab, begin)
 
     def close(self) -> None:
-        """Close the file, and with it the labels that came in it."""
+        """Close the file."""
         self._reader.close()
-        if self.labels is not None:
-            self.labels.close()
 
     def _check_finite(self, slab: Array, begin: int) -> Array:
         finite = np.isfinite(slab)

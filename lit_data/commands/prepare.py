@@ -18,7 +18,6 @@ from lit_data.commands.session import build_datamodule, check_outside_root
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
-from lit_data.io.store.store import DecodedStore
 
 Split = Literal["train", "val", "test"]
 
@@ -86,10 +85,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
                 f"{len(damaged)} entries are damaged:\n  " + "\n  ".join(damaged[:100])
             )
     report: dict[str, Any] = datamodule.describe()
-    if isinstance(datamodule.bank, DecodedStore) and (
-        told := datamodule.bank.describe_compression()
-    ):
-        report["compression"] = told
     if options.export:
         report |= _export(cfg, options, datamodule)
     for key, value in report.items():

@@ -5,7 +5,7 @@ import os
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar
@@ -205,13 +205,8 @@ class ImageFolder(ImageSet):
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
-            layout = (
-                self._layout if self.cache == "store" else None
-            )  # a device cuts patches out of whole images
-            if self.shards is not None and layout is not None and layout.compression == "none":
-                layout = replace(
-                    layout, compression="lz4"
-                )  # masks: a hundredth of the disk, which may be small
+            # A device cuts patches out of whole images.
+            layout = self._layout if self.cache == "store" else None
             folder = self.store_folder / part
             return DecodedStore.build(
                 sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
@@ -234,13 +229,6 @@ class MaskedImageFolder(ImageFolder):
     masks: str | None = None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache != "store" and self.store.compression != "none":
-            raise ConfigError(
-                f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}"
-            )
 
     @property
     @override

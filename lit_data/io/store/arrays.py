@@ -65,14 +65,11 @@ class ArrayFacts:
         descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
         shape: Of the array.
         crc32: Of its values; None where they have checksums of their own.
-        block_px: [height, width] of the blocks that images in it are cut into, 0 for their whole
-            height; None where each is whole.
     """
 
     descr: Any
     shape: tuple[int, ...]
     crc32: int | None = None
-    block_px: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
         fields = [["value", self.descr]] if isinstance(self.descr, str) else self.descr
@@ -88,7 +85,6 @@ class ArrayFacts:
         ]
         checks += [
             self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32),
-            _is_block(self.block_px),
         ]
         if not all(checks):
             raise ValueError(f"no array of {self!r:.80}")
@@ -290,7 +286,6 @@ class ArrayWriter:
         most: int = 0,
         *,
         checksum: bool = True,
-        block_px: tuple[int, int] | None = None,
     ) -> Iterator["ArrayStream"]:
         """Write an array [n], part after part.
 
@@ -299,7 +294,6 @@ class ArrayWriter:
             dtype: Of its values.
             most: Its length, or more: space that is reserved first.
             checksum: Compute its CRC-32; False where its values have checksums of their own.
-            block_px: See `ArrayFacts`.
         """
         little = np.dtype(dtype).newbyteorder("<")
         descr: Any = np.lib.format.dtype_to_descr(little)
@@ -311,7 +305,7 @@ class ArrayWriter:
             write_all(fd, memoryview(facts.header))
             stream = ArrayStream(fd, little, checksum=checksum)
             yield stream
-            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32, block_px)
+            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
             os.pwrite(fd, facts.header, 0)
             os.ftruncate(fd, len(facts.header) + stream.nbytes)
         self._arrays[name] = facts
@@ -415,13 +409,7 @@ def is_count(value: object) -> bool:
 def _read_facts(name: str, about: Mapping[str, Any]) -> ArrayFacts:
     if not _NAME.fullmatch(name):
         raise ValueError(f"no array is called {name!r:.80}")
-    block_px = about["block_px"]
-    sizes = {"shape": tuple(about["shape"]), "block_px": block_px and tuple(block_px)}
-    return ArrayFacts(**{**about, **sizes})
-
-
-def _is_block(block_px: tuple[int, int] | None) -> bool:
-    return block_px is None or (len(block_px) == 2 and all(map(is_count, block_px)))
+    return ArrayFacts(**{**about, "shape": tuple(about["shape"])})
 
 
 def _dump(fields: Mapping[str, Any]) -> bytes:

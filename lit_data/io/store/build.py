@@ -4,8 +4,8 @@ import logging
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
-from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
-from lit_data.io.store.packed import estimate_shares, split_blocks
+from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
 from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
 from lit_data.io.temp import build_lock, sweep, temp_folder
@@ -29,8 +28,6 @@ from lit_data.types import Array
 log = logging.getLogger(__name__)
 
 
-_SAMPLED = 16
-"""Images, and blocks of each, that tell what compression saves."""
 MAX_NOTES = 100
 """Different remarks that are counted one by one."""
 
@@ -62,13 +59,11 @@ class PixelWriter:
         sources: Files of all images that may come, in order.
 
     Attributes:
-        notes: How many images each remark was made about.
-        ends: Byte at which each part ends.
+        notes: Number of images that each remark was made about.
     """
 
     def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
         self.notes: Counter[str] = Counter()
-        self.ends: list[int] = []
         self._stream, self._sources = stream, sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
@@ -77,7 +72,6 @@ class PixelWriter:
         """Write one image; numbers must rise from call to call."""
         for part in image.parts:
             self._stream.append(part)
-            self.ends.append(self._stream.nbytes)
         self._images[number] = (0, *image.size_px, image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
@@ -104,8 +98,7 @@ def decode_images(
     workers: int,
     layout: BandLayout,
 ) -> Iterator[DecodedImage | str]:
-    """Decode the good sources of a survey in threads, and compress them, a few ahead of the one
-    that is taken.
+    """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
 
     Args:
         decoder: Decodes one source.
@@ -202,7 +195,7 @@ def build_store(
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
             if not is_there(target):
                 sweep(folder)
-                _check_space(folder, needed_bytes, survey, sources, decoder, wanted)
+                _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
                     write_store(temp, sources, decoder, wanted, survey, options)
                     publish(temp, target)
@@ -230,59 +223,21 @@ def _measure_store(survey: Survey, sources: SourceTable) -> int:
 
 
 def _lay_out(wanted: Wanted, survey: Survey) -> BandLayout:
-    return BandLayout(
-        wanted.store.band_px, np.dtype(survey.dtype).itemsize, wanted.store.compression
-    )
+    return BandLayout(wanted.store.band_px, np.dtype(survey.dtype).itemsize)
 
 
-def _check_space(
-    folder: Path,
-    needed_bytes: int,
-    survey: Survey,
-    sources: Sequence[ImageSource],
-    decoder: Decoder,
-    wanted: Wanted,
-) -> None:
-    """Refuse a store for which there is no room, before anything is written, and say what compression would save."""
-    free_bytes, compression, hint = shutil.disk_usage(folder).free, wanted.store.compression, ""
-    if needed_bytes > free_bytes or compression != "none":
-        shares = _estimate_shares(sources, decoder, survey, _lay_out(wanted, survey))
-        needed = {name: int(needed_bytes * share) for name, share in shares.items()}
-        fitting = [
-            name for name, nbytes in needed.items() if nbytes < free_bytes and compression == "none"
-        ]
-        hint = "".join(
-            f", or set data.store.compression={n}, which needs about {decimal(needed[n])}"
-            for n in fitting[:1]
-        )
-        needed_bytes = needed.get(compression, needed_bytes)
-    where, images = show_path(folder), len(survey.images)
+def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
+    """Refuse a store for which there is no room, before anything is written."""
+    free_bytes = shutil.disk_usage(folder).free
     log.info(
         "store: %d images, %s, free %s in %s",
         images,
         decimal(needed_bytes),
         decimal(free_bytes),
-        where,
+        show_path(folder),
     )
     if needed_bytes > free_bytes:
-        raise no_space(folder, needed_bytes, free_bytes, "checked before writing", hint)
-
-
-def _estimate_shares(
-    sources: Sequence[ImageSource], decoder: Decoder, survey: Survey, layout: BandLayout
-) -> Mapping[str, float]:
-    """The share of their bytes that the images keep under each compression, as a few of them say."""
-    blocks: list[Array] = []
-    for image in np.unique(
-        np.linspace(0, len(survey.images) - 1, _SAMPLED).astype(np.int64)
-    ).tolist():
-        with suppress(DataError, OSError):
-            pixels = decoder(sources[survey.images[image]]).array
-            of_image = list(
-                split_blocks(pixels, layout.find_widths(np.array([pixels.shape[2]])).item())
-            )
-            blocks += of_image[:: -(-len(of_image) // _SAMPLED)]
-    return estimate_shares(blocks) if blocks else {}
+        raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 
 
 def write_store(
@@ -298,16 +253,16 @@ def write_store(
     Raises:
         DataError: Sources are bad.
     """
-    bad, folder, dtype = list(survey.skipped), ArrayWriter(temp), np.dtype(survey.dtype)
-    layout, values, stored = _lay_out(wanted, survey), survey.pixels_bytes // dtype.itemsize, dtype
-    if layout.compression != "none":
-        values, stored = 0, np.dtype(np.uint8)
-    with folder.stream(PIXELS, stored, values, checksum=False, block_px=layout.block_px) as stream:
+    bad, folder = list(survey.skipped), ArrayWriter(temp)
+    dtype = np.dtype(survey.dtype)
+    value_count = survey.pixels_bytes // dtype.itemsize
+    # No checksum of all pixels: each image has one of its own.
+    with folder.stream(PIXELS, dtype, value_count, checksum=False) as stream:
         writer = PixelWriter(stream, wanted.sources.take(survey.images))
+        layout = _lay_out(wanted, survey)
         decoded = decode_images(decoder, sources, survey, options.workers, layout)
-        with closing(
-            track(decoded, "decoding", len(survey.images), enabled=options.progress)
-        ) as images:
+        tracked = track(decoded, "decoding", len(survey.images), enabled=options.progress)
+        with closing(tracked) as images:
             for number, image in enumerate(images):
                 if isinstance(image, str):
                     bad.append((sources[survey.images[number]].paths[0], image))
@@ -315,19 +270,17 @@ def write_store(
                     writer.append(number, image)
         raise_bad(bad, len(sources), options.on_bad)
     records, table = writer.finish()
-    for name, array in (("images", records), ("files", table.files), ("names", table.names)):
-        folder.add(name, array)
-    if layout.compression != "none":
-        folder.add(BLOCKS, np.array(writer.ends, np.uint64))
-    notes, skipped = dict(writer.notes), tuple(bad)
+    folder.add("images", records)
+    folder.add("files", table.files)
+    folder.add("names", table.names)
     facts = StoreFacts(
-        survey.dtype,
-        survey.channels,
-        wanted.decoder,
-        wanted.on_bad,
-        notes,
-        skipped,
-        layout.compression,
+        dtype=survey.dtype,
+        channels=survey.channels,
+        decoder=wanted.decoder,
+        on_bad=wanted.on_bad,
+        notes=dict(writer.notes),
+        skipped=tuple(bad),
+        band_px=wanted.store.band_px,
     )
     try:
         folder.finish(KIND, VERSION, wanted.key, facts.as_meta())

@@ -95,13 +95,11 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         ) from error
 
 
-def no_space(
-    folder: Path, needed_bytes: int, free_bytes: int, reason: str, hint: str = ""
-) -> StoreSpaceError:
-    """Make the error for a disk without room; the hint is one more way out."""
+def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:
+    """Make the error for a disk without room."""
     return StoreSpaceError(
         f"{show_path(folder)}: no room for the decoded store ({reason}): it needs {decimal(needed_bytes)}, free are "
-        f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>{hint}"
+        f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>"
     )
 
 

@@ -24,8 +24,7 @@ from lit_data.io.source import open_source
 from lit_data.io.store.bands import WHOLE, BandFile, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
-from lit_data.io.store.packed import ROWS_PX, PackedFile, Packing, estimate_shares, split_blocks
-from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
+from lit_data.io.store.slices import ImageSizes, SlicedImage
 from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
 
@@ -33,9 +32,6 @@ log = logging.getLogger(__name__)
 
 
 CHUNK_BYTES = 2**20
-_SAMPLED = 16
-WORTH_BYTES = 2**30
-"""Size of a store from which on it is said what compression would save."""
 
 
 class StoredImages(ABC):
@@ -84,12 +80,11 @@ class DecodedStore(StoredImages):
         path: The folder of this store.
         key: SHA-256 over sources, decode options and layout version.
         channels: Channels of every image.
-        compression: `none`, `lz4` or `zstd`.
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
         pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
-            `bands`; or uint8, their compressed blocks, see `packed`.
+            `bands`.
         nbytes: Bytes of all pixels as they are stored.
         notes: How many images the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
@@ -98,26 +93,21 @@ class DecodedStore(StoredImages):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
-        self._folder, facts, images, self._sources = (
-            index.folder,
-            index.facts,
-            index.images,
-            index.sources,
-        )
-        self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
-        self.compression = facts.compression
+        facts, images = index.facts, index.images
+        self._folder, self._sources = index.folder, index.sources
+        self.key, self.channels, self.dtype = index.folder.key, facts.channels, facts.item_dtype
         self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
         self.widths_px = images["width_px"].astype(np.int64)
         self._crcs = images["crc32"]
-        self.pixels: Array = self._folder.map(
-            PIXELS, facts.item_dtype if index.ends is None else "u1"
-        )
+        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
         self._offsets = index.offsets.astype(np.int64)
-        self._blocks_px = index.layout.find_widths(self.widths_px)
-        self._is_sliced = index.layout.find_banded(self.widths_px) | (self.compression != "none")
-        self._file = self._map_slices(index) if self._is_sliced.any() else None
+        self._is_banded = facts.layout.find_banded(self.widths_px)
+        self._file: BandFile | None = None
+        if facts.band_px is not None and self._is_banded.any():
+            mapped, values = self._folder.map_again(PIXELS)
+            self._file = BandFile(mapped, values, facts.band_px, self._sizes, self._offsets)
         self._equal = self._view_equal_sizes()
 
     @classmethod
@@ -183,7 +173,7 @@ class DecodedStore(StoredImages):
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands or blocks."""
+        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands."""
         if self._equal is not None:
             view: Array = self._equal[operator.index(index)]
             return view
@@ -195,7 +185,7 @@ class DecodedStore(StoredImages):
 
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
-        if self._file is not None and self._is_sliced.item(index):
+        if self._file is not None and self._is_banded.item(index):
             return self._file.make(range(len(self))[index])[1]
         shape, begin = self._sizes.shape(index), self._offsets.item(index)
         return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
@@ -209,35 +199,12 @@ class DecodedStore(StoredImages):
             np.concatenate(patches, out=rows.reshape(-1, *size_px))
             return
         if self._file is not None:
-            self._file.expect(compress(places, self._is_sliced[images]), size_px)
+            self._file.expect(compress(places, self._is_banded[images]), size_px)
         for row, (image, top, left) in zip(rows, places, strict=True):
-            if self._file is not None and self._is_sliced.item(image):
+            if self._file is not None and self._is_banded.item(image):
                 row[...] = self._file.open(image)[1].cut(top, left, size_px)
             else:
                 row[...] = cut_patch(self[image], top, left, size_px)
-
-    def describe_compression(self) -> str:
-        """What compression saves or would save, as some blocks of some images say; empty for a small store."""
-        whole_bytes = self._sizes.nbytes
-        if self.compression != "none":
-            return f"{self.compression}, {decimal(self.nbytes)} of {decimal(whole_bytes)}"
-        if whole_bytes < WORTH_BYTES:
-            return ""
-        saved = {
-            name: decimal(int(whole_bytes * (1 - share)))
-            for name, share in estimate_shares(self._sample()).items()
-        }
-        options = ", ".join(
-            f"data.store.compression={name} would save {size}" for name, size in saved.items()
-        )
-        return f"none, {decimal(whole_bytes)}; {options}"
-
-    def _sample(self) -> Iterator[Array]:
-        """Blocks out of the middle rows of a few images."""
-        for number in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64)).tolist():
-            middle = self.heights_px.item(number) // 2 // ROWS_PX * ROWS_PX
-            rows = np.asarray(self.open_image(number)[:, middle : middle + ROWS_PX, :])
-            yield from list(split_blocks(rows, self._blocks_px.item(number)))[:_SAMPLED]
 
     def __repr__(self) -> str:
         size = decimal(self.nbytes)
@@ -310,17 +277,6 @@ class DecodedStore(StoredImages):
     @property
     def _sizes(self) -> ImageSizes:
         return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
-
-    def _map_slices(self, index: StoreIndex) -> SlicedFile:
-        """Images in bands or blocks, in a map of their own, which is read at random places."""
-        mapped, values = self._folder.map_again(PIXELS)
-        if index.ends is not None:
-            packing = Packing(self.compression, self.path / f"{PIXELS}.npy")
-            return PackedFile(
-                mapped, values, index.ends, self._sizes, blocks_px=self._blocks_px, packing=packing
-            )
-        assert index.layout.band_px is not None
-        return BandFile(mapped, values, index.layout.band_px, self._sizes, self._offsets)
 
     def _view_equal_sizes(self) -> Array | None:
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)

@@ -484,7 +484,8 @@ def test_real_volumes_of_all_formats(shared_data: Path, tmp_path: Path, sample: 
 def test_many_volumes_need_few_file_descriptors(
     cache: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.io.volumes.sparse_file.MAX_OPEN", 1)
+    for module in ("io.volumes.sparse_store", "datasets.ct.distance"):
+        monkeypatch.setattr(f"lit_data.{module}.MAX_OPEN", 1)
     before = len(list(Path("/proc/self/fd").iterdir()))
     data = _data(cache, **options)
     assert _first(data, "predict", count=10)["index"].tolist() == list(range(10))

@@ -10,11 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, StoreError
+from lit_data.io.cache import LruCache
 from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
-from lit_data.io.volumes.sparse_file import LastOpened
+from lit_data.io.volumes.sparse_file import MAX_OPEN
 
 SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
 
@@ -156,11 +157,11 @@ class PointDistances:
 
     def __init__(self, bank: VolumeBank, folder: Path, most_mm: float | None) -> None:
         self.bank, self.folder, self.most_mm = bank, folder, most_mm
-        self._opened: LastOpened[int, Distances] = LastOpened()
+        self._mapped: LruCache[int, Distances] = LruCache(max_items=MAX_OPEN)
 
     def __getitem__(self, number: int) -> Distances:
         """Distances of one volume: [N] float32 mm, none of them positive; read-only."""
-        return self._opened.get(number, lambda: self._open(self.bank[number]))
+        return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
 
     def prepare(self, *, progress: bool = True) -> None:
         """Measure what is not measured yet.

@@ -13,12 +13,13 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from lit_data.errors import StoreError, list_problems, show_path
+from lit_data.io.cache import LruCache
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_build import BuildPlan, build_missing, make_folder
-from lit_data.io.volumes.sparse_file import SUFFIX, LastOpened, StoredVolume
+from lit_data.io.volumes.sparse_file import MAX_OPEN, SUFFIX, StoredVolume
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +83,7 @@ class SparseStore:
         self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
         self.nbytes = sum(volume.array_bytes for volume in self._volumes)
         self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
-        self._open: LastOpened[Path, SparseVolume] = LastOpened()
+        self._mapped: LruCache[Path, SparseVolume] = LruCache(max_items=MAX_OPEN)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -165,7 +166,7 @@ class SparseStore:
             StoreCorruptError: its file is damaged.
         """
         path = self._paths[operator.index(index)]
-        return self._open.get(path, lambda: StoredVolume(path).map())
+        return self._mapped.get_or_load(path, lambda: StoredVolume(path).map())
 
     def __repr__(self) -> str:
         return f"SparseStore({self.report()}, {self.path})"

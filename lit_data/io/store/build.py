@@ -1,4 +1,4 @@
-"""Building a decoded store: every source decoded once, strictly, into files that appear all at once or not at all."""
+"""Build of a decoded store: every source decoded once, strictly, into files that appear all at once."""
 
 import logging
 import shutil
@@ -21,7 +21,7 @@ from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
-from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
+from lit_data.io.store.store_retention import Recipe, describe_stale, find_store, prune
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 
@@ -39,9 +39,9 @@ class DecodedImage:
     Args:
         size_px: (H, W).
         parts: Its pixels as they are written, little-endian.
-        crc32: Of the pixels [C, H, W].
+        crc32: CRC-32 of the pixels [C, H, W].
         notes: Remarks of the decoder, without the path.
-        source_crc32: Of each of its files.
+        source_crc32: CRC-32 of each of its files.
     """
 
     size_px: tuple[int, int]
@@ -76,9 +76,8 @@ class PixelWriter:
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
         for note in image.notes:
-            self.notes[
-                note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"
-            ] += 1
+            is_counted = note in self.notes or len(self.notes) < MAX_NOTES
+            self.notes[note if is_counted else "other remarks"] += 1
 
     def finish(self) -> tuple[Array, SourceTable]:
         """Return the records of the images that were written, and their files."""
@@ -119,9 +118,13 @@ def decode_images(
         except (DataError, OSError) as error:
             return str(error)
         notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
-        parts, height_px, width_px = tuple(layout.split(pixels)), *pixels.shape[1:]
+        _, height_px, width_px = pixels.shape
         return DecodedImage(
-            (height_px, width_px), parts, zlib.crc32(pixels.data), notes, decoded.source_crc32
+            size_px=(height_px, width_px),
+            parts=tuple(layout.split(pixels)),
+            crc32=zlib.crc32(pixels.data),
+            notes=notes,
+            source_crc32=decoded.source_crc32,
         )
 
     return ordered_map(decode, range(len(survey.images)), workers)
@@ -136,7 +139,7 @@ def _cut_path(note: str, paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How a store is built.
+    """Options of a build.
 
     Args:
         on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and
@@ -179,32 +182,35 @@ def build_store(
         DataError: Sources are bad.
         StoreError: Or one of its kinds; see ``lit_data.errors``.
     """
-    listed = list_sources(sources, progress=options.progress)
-    wanted = Wanted(listed, decoder.fingerprint, options.on_bad, options.store)
-    if found := find_store(folder, wanted):
-        return found
-    _tell_stale(folder, wanted, options.rebuild)
+    table = list_sources(sources, progress=options.progress)
+    recipe = Recipe(table, decoder.fingerprint, options.on_bad, options.store)
+    existing_store = find_store(folder, recipe)
+    if existing_store is not None:
+        return existing_store
+    _warn_of_stale(folder, recipe, options.rebuild)
     survey = survey_sources(
         sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress
     )
-    if not _lay_out(wanted, survey).find_banded(survey.widths_px).any():
-        wanted = wanted.without_bands
-    target, needed_bytes = folder / wanted.key, _measure_store(survey, wanted.sources)
+    # Narrow images have one store, whatever width of bands is asked for.
+    if not _lay_out(recipe, survey).find_banded(survey.widths_px).any():
+        recipe = recipe.without_bands
+    target = folder / recipe.key
+    needed_bytes = _measure_store(survey, recipe.sources)
     with explain_errors(folder, needed_bytes):
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
-            if not is_there(target):
+            if not is_there(target):  # another process may have built it while this one waited
                 sweep(folder)
                 _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
-                    write_store(temp, sources, decoder, wanted, survey, options)
+                    write_store(temp, sources, decoder, recipe, survey, options)
                     publish(temp, target)
-                prune(folder, target, wanted)
+                prune(folder, target, recipe)
     return target
 
 
-def _tell_stale(folder: Path, wanted: Wanted, rebuild: bool) -> None:
-    change = describe_stale(folder, wanted)
+def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
+    change = describe_stale(folder, recipe)
     if change is None:
         return
     if not rebuild:
@@ -222,8 +228,8 @@ def _measure_store(survey: Survey, sources: SourceTable) -> int:
     return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
-def _lay_out(wanted: Wanted, survey: Survey) -> BandLayout:
-    return BandLayout(wanted.store.band_px, np.dtype(survey.dtype).itemsize)
+def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
+    return BandLayout(recipe.store.band_px, np.dtype(survey.dtype).itemsize)
 
 
 def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
@@ -244,7 +250,7 @@ def write_store(
     temp: Path,
     sources: Sequence[ImageSource],
     decoder: Decoder,
-    wanted: Wanted,
+    recipe: Recipe,
     survey: Survey,
     options: BuildOptions,
 ) -> None:
@@ -253,22 +259,15 @@ def write_store(
     Raises:
         DataError: Sources are bad.
     """
-    bad, folder = list(survey.skipped), ArrayWriter(temp)
+    folder = ArrayWriter(temp)
     dtype = np.dtype(survey.dtype)
     value_count = survey.pixels_bytes // dtype.itemsize
     # No checksum of all pixels: each image has one of its own.
     with folder.stream(PIXELS, dtype, value_count, checksum=False) as stream:
-        writer = PixelWriter(stream, wanted.sources.take(survey.images))
-        layout = _lay_out(wanted, survey)
+        writer = PixelWriter(stream, recipe.sources.take(survey.images))
+        layout = _lay_out(recipe, survey)
         decoded = decode_images(decoder, sources, survey, options.workers, layout)
-        tracked = track(decoded, "decoding", len(survey.images), enabled=options.progress)
-        with closing(tracked) as images:
-            for number, image in enumerate(images):
-                if isinstance(image, str):
-                    bad.append((sources[survey.images[number]].paths[0], image))
-                elif not bad or options.on_bad == "skip":
-                    writer.append(number, image)
-        raise_bad(bad, len(sources), options.on_bad)
+        bad = _write_images(writer, decoded, sources, survey, options)
     records, table = writer.finish()
     folder.add("images", records)
     folder.add("files", table.files)
@@ -276,16 +275,41 @@ def write_store(
     facts = StoreFacts(
         dtype=survey.dtype,
         channels=survey.channels,
-        decoder=wanted.decoder,
-        on_bad=wanted.on_bad,
+        decoder=recipe.decoder,
+        on_bad=recipe.on_bad,
         notes=dict(writer.notes),
         skipped=tuple(bad),
-        band_px=wanted.store.band_px,
+        band_px=recipe.store.band_px,
     )
     try:
-        folder.finish(KIND, VERSION, wanted.key, facts.as_meta())
+        folder.finish(KIND, VERSION, recipe.key, facts.as_meta())
     except ValueError as error:
         raise DataError(
             f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}"
         ) from error
     keep_private(temp, (path for number in survey.images for path in sources[number].paths))
+
+
+def _write_images(
+    writer: PixelWriter,
+    decoded: Iterator[DecodedImage | str],
+    sources: Sequence[ImageSource],
+    survey: Survey,
+    options: BuildOptions,
+) -> list[tuple[str, str]]:
+    """Write images as they come, and return (path, what is wrong) of all bad ones.
+
+    Raises:
+        DataError: Sources are bad, and are not to be skipped.
+    """
+    bad = list(survey.skipped)
+    tracked = track(decoded, "decoding", len(survey.images), enabled=options.progress)
+    with closing(tracked) as images:
+        for number, image in enumerate(images):
+            if isinstance(image, str):
+                bad.append((sources[survey.images[number]].paths[0], image))
+            # Once the build has failed, the rest is decoded only to find all that is bad.
+            elif not bad or options.on_bad == "skip":
+                writer.append(number, image)
+    raise_bad(bad, len(sources), options.on_bad)
+    return bad

@@ -1,4 +1,4 @@
-"""Files of stores: written whole and down to the disk, mapped, and joined to one, an uncompressed tar."""
+"""Files of stores: written down to the disk, mapped, and joined to one, an uncompressed tar."""
 
 import errno
 import mmap
@@ -63,10 +63,9 @@ def keep_private(path: Path, sources: Iterable[str]) -> None:
     allowed = 0o777
     for source in sources:
         allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
+    # Group and others lose the right to read, and of a folder also that to enter it.
     hidden = ~allowed & 0o044
-    path.chmod(
-        path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2)
-    )  # of a folder also who may enter it
+    path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))
 
 
 @contextmanager
@@ -107,14 +106,14 @@ TAR_SUFFIX: Final = ".tar"
 
 
 class Mapped(NamedTuple):
-    """A place in a map of a file."""
+    """Map of a file, and a place in it."""
 
     data: mmap.mmap
     begin: int
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
+    """Return True if a store has been published at ``folder``; False also where that cannot be looked up."""
     return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
 
 
@@ -158,7 +157,7 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
 
 
 def write_tar(files: Mapping[str, Path], target: Path) -> None:
-    """One file of several, the same bytes for the same files.
+    """Join several files to one, the same bytes for the same files.
 
     Args:
         files: By their names in it.
@@ -202,20 +201,19 @@ class Tar:
             nbytes = os.fstat(file.fileno()).st_size
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
-                    found = {
-                        member.name: (member.offset_data, member.size)
-                        for member in tar
-                        if member.isreg()
-                    }
+                    files = [member for member in tar if member.isreg()]
             except (tarfile.TarError, ValueError, OverflowError) as error:
                 raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
-        inside = {
-            name: place for name, place in found.items() if 0 <= place[0] <= sum(place) <= nbytes
-        }
-        return cls(path, nbytes, inside)
+        members: dict[str, tuple[int, int]] = {}
+        for member in files:
+            # Anybody may have written it: what reaches past its end is taken for missing.
+            begin, end = member.offset_data, member.offset_data + member.size
+            if 0 <= begin <= end <= nbytes:
+                members[member.name] = begin, member.size
+        return cls(path, nbytes, members)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """The beginning of a file; nothing where it is not there."""
+        """Read the beginning of a file; nothing where it is not there."""
         begin, nbytes = self.members.get(name, (0, 0))
         with self.path.open("rb") as file:
             file.seek(begin)

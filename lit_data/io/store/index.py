@@ -74,7 +74,7 @@ class StoreFacts:
 
     @property
     def layout(self) -> BandLayout:
-        """Which images are in bands."""
+        """Layout of its images."""
         return BandLayout(self.band_px, self.item_dtype.itemsize)
 
     def as_meta(self) -> dict[str, Any]:

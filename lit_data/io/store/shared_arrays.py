@@ -20,7 +20,7 @@ from lit_data.errors import ConfigError, WorkerDiedError
 
 
 class Handle(NamedTuple):
-    """Where another process finds the memory while its maker lives and keeps it."""
+    """Address by which another process finds the memory while its maker lives and keeps it."""
 
     pid: int
     fd: int
@@ -134,14 +134,15 @@ def share_state(owner: object, fixed: Sequence[str]) -> tuple[SharedState, dict[
             now.
     """
     state = vars(owner)
+    # The owner keeps what was made first, so that all its pickles share one memory.
     shared: SharedState = state.setdefault(
         "_shared_state", SharedState({name: state[name] for name in fixed})
     )
-    return shared, {
-        name: value
-        for name, value in state.items()
-        if name not in shared and name != "_shared_state"
-    }
+    others = {}
+    for name, value in state.items():
+        if name not in shared and name != "_shared_state":
+            others[name] = value
+    return shared, others
 
 
 def _write_parts(parts: Sequence[memoryview]) -> SharedMemory:
@@ -158,15 +159,17 @@ def _unpack(handle: Handle, parts: int) -> dict[str, Any]:
     data = memoryview(attach(handle, writable=False))
     lengths = np.frombuffer(data, np.int64, parts)
     starts = _find_starts(lengths).tolist()
-    body, *buffers = (
-        data[start : start + n] for start, n in zip(starts, lengths.tolist(), strict=False)
-    )
+    parts_data = []
+    for start, nbytes in zip(starts, lengths.tolist(), strict=False):  # the last start is the end
+        parts_data.append(data[start : start + nbytes])
+    body, *buffers = parts_data
     state: dict[str, Any] = pickle.loads(body, buffers=buffers)
     return state
 
 
 def _find_starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each part begins after the table of lengths, and where the last one ends."""
-    rooms = -(-np.array([lengths.nbytes, *lengths]) // _ALIGN_BYTES) * _ALIGN_BYTES
-    starts: NDArray[np.int64] = np.cumsum(rooms)
+    """Return the byte at which each part begins behind the table of lengths, and that behind the last."""
+    sizes = np.array([lengths.nbytes, *lengths])
+    aligned_sizes = -(-sizes // _ALIGN_BYTES) * _ALIGN_BYTES
+    starts: NDArray[np.int64] = np.cumsum(aligned_sizes)
     return starts

@@ -1,4 +1,4 @@
-"""The decoded store: all images of a data set, decoded once, in one file that every worker maps and none copies."""
+"""The decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from rich.filesize import decimal
 from typing_extensions import override
 
-from lit_data.errors import DataError, StoreCorruptError, list_problems, show_path
+from lit_data.errors import DataError, list_problems, show_path
 from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
@@ -35,8 +35,7 @@ CHUNK_BYTES = 2**20
 
 
 class StoredImages(ABC):
-    """An `lit_data.io.images.image_source.ImageBank` whose images are stored, so that it is known
-    what they are.
+    """`lit_data.io.images.image_source.ImageBank` of stored images, so that it is known what they are.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -46,7 +45,7 @@ class StoredImages(ABC):
 
     @abstractmethod
     def open_image(self, index: int) -> Array | SlicedImage:
-        """One image, to be read by slices: [C, H, W]."""
+        """Return one image, to be read by slices: [C, H, W]."""
 
     @property
     @abstractmethod
@@ -63,7 +62,7 @@ class StoredImages(ABC):
 
     @abstractmethod
     def verify(self, *, progress: bool = True) -> list[str]:
-        """One line for each image or file that is not what it was when it was stored."""
+        """Return a line for each image or file that is not what it was when it was stored."""
 
 
 class DecodedStore(StoredImages):
@@ -86,7 +85,7 @@ class DecodedStore(StoredImages):
         pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
             `bands`.
         nbytes: Bytes of all pixels as they are stored.
-        notes: How many images the decoder had each remark about.
+        notes: Number of images that the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
     """
 
@@ -108,7 +107,7 @@ class DecodedStore(StoredImages):
         if facts.band_px is not None and self._is_banded.any():
             mapped, values = self._folder.map_again(PIXELS)
             self._file = BandFile(mapped, values, facts.band_px, self._sizes, self._offsets)
-        self._equal = self._view_equal_sizes()
+        self._equal_images = self._view_equal_sizes()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -162,36 +161,40 @@ class DecodedStore(StoredImages):
         """
         options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
         built = cls(build_store(sources, Path(folder), decoder, options))
-        where = show_path(folder)
         bad = list_problems(built.skipped)
         bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
         for note, images in built.notes.items():
-            log.info("%s: %d images: %s", where, images, note)
+            log.info("%s: %d images: %s", show_path(folder), images, note)
         return built
 
     def __len__(self) -> int:
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands."""
-        if self._equal is not None:
-            view: Array = self._equal[operator.index(index)]
+        """Return one image [C, H, W], read-only: a view of the map, or a copy of one in bands."""
+        if self._equal_images is not None:
+            view: Array = self._equal_images[operator.index(index)]
             return view
-        found = self.open_image(index)
-        if isinstance(found, SlicedImage):
-            found = np.ascontiguousarray(found)
-            found.flags.writeable = False
-        return found
+        image = self.open_image(index)
+        if isinstance(image, SlicedImage):
+            image = np.ascontiguousarray(image)
+            image.flags.writeable = False
+        return image
 
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
         if self._file is not None and self._is_banded.item(index):
-            return self._file.make(range(len(self))[index])[1]
+            return self._file.make(range(len(self))[index])[
+                1
+            ]  # negative numbers count from the end
         shape, begin = self._sizes.shape(index), self._offsets.item(index)
         return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """See `lit_data.io.images.image_source.cut_patches`; the kernel is told all of it before the first is read."""
+        """Cut patches, see `lit_data.io.images.image_source.cut_patches`.
+
+        The kernel is told of all of them before the first is read.
+        """
         size_px = rows.shape[2:]
         places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
         if self._file is None and rows.flags.c_contiguous:
@@ -214,7 +217,7 @@ class DecodedStore(StoredImages):
         return type(self), (str(self.path),)
 
     def name(self, index: int) -> str:
-        """First source path of one image."""
+        """Return the first source path of one image."""
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)
 
     @property
@@ -248,26 +251,30 @@ class DecodedStore(StoredImages):
         return [line for line in (*arrays, *images, *files) if line]
 
     def find_bad_images(self) -> Iterator[str]:
-        """Read every image, and say for each what is wrong; nothing if all is well."""
+        """Read every image, and yield what is wrong with it, "" if all is well."""
         for image, expected in enumerate(self._crcs.tolist()):
-            try:
-                found = zlib.crc32(self[image].data)
-            except StoreCorruptError as error:
-                yield f"{show_path(self.name(image))}: {error}"
-                continue
-            what = f"{show_path(self.name(image))}: the stored pixels have CRC-32 {found:08x}, expected {expected:08x}"
-            yield "" if found == expected else what
+            crc32 = zlib.crc32(self[image].data)
+            if crc32 == expected:
+                yield ""
+            else:
+                name = show_path(self.name(image))
+                yield f"{name}: the stored pixels have CRC-32 {crc32:08x}, expected {expected:08x}"
 
     def _find_bad_files(self) -> Iterator[str]:
         for row, expected in enumerate(self._sources.files["crc32"].tolist()):
             path = self._sources.name(row)
             try:
-                found = _checksum(path)
+                crc32 = _checksum(path)
             except DataError as error:
                 yield str(error)
                 continue
-            what = f"{show_path(path)}: the source has CRC-32 {found:08x}, expected {expected:08x}; it changed"
-            yield "" if found == expected else what
+            if crc32 == expected:
+                yield ""
+            else:
+                yield (
+                    f"{show_path(path)}: the source has CRC-32 {crc32:08x}, expected {expected:08x}; "
+                    "it changed"
+                )
 
     @property
     def sources(self) -> SourceTable:
@@ -279,17 +286,20 @@ class DecodedStore(StoredImages):
         return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
 
     def _view_equal_sizes(self) -> Array | None:
+        """Return all images as one array [n, C, H, W], which is quicker to index; None if they cannot be."""
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
-        if (
-            self._file is not None
-            or (self.heights_px != height_px).any()
-            or (self.widths_px != width_px).any()
-        ):
+        has_one_size = (self.heights_px == height_px).all() and (self.widths_px == width_px).all()
+        if self._file is not None or not has_one_size:
             return None
         return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 
 
 def _checksum(path: str) -> int:
+    """Return the CRC-32 of a file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     crc32 = 0
     with open_source(path) as file:
         while chunk := file.read(CHUNK_BYTES):

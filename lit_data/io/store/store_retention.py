@@ -20,7 +20,7 @@ KEEP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Recipe:
     """All that a store is to be made from.
 
     Args:
@@ -43,29 +43,29 @@ class Wanted:
         return self.sources.digest(str(VERSION), self.decoder, self.on_bad, layout)
 
     @property
-    def without_bands(self) -> "Wanted":
+    def without_bands(self) -> "Recipe":
         """The same where no image is in bands."""
         return replace(self, store=replace(self.store, band_px=None))
 
 
-def find_store(folder: Path, wanted: Wanted) -> Path | None:
-    """Return the store that fits: one with the wanted bands, or one of images too narrow for bands.
+def find_store(folder: Path, recipe: Recipe) -> Path | None:
+    """Return the store that fits: one with the bands of the recipe, or one of images too narrow for bands.
 
     Raises:
         StoreError: One of whole images cannot be read.
     """
-    target, unbanded = folder / wanted.key, folder / wanted.without_bands.key
+    target, unbanded = folder / recipe.key, folder / recipe.without_bands.key
     if is_there(target):
         return target
     if not is_there(unbanded):
         return None
     index = StoreIndex.open(unbanded)
-    layout = BandLayout(wanted.store.band_px, index.facts.layout.itemsize)
+    layout = BandLayout(recipe.store.band_px, index.facts.layout.itemsize)
     has_wide_images = layout.find_banded(index.images["width_px"]).any()
     return None if has_wide_images else unbanded
 
 
-def describe_stale(folder: Path, wanted: Wanted) -> str | None:
+def describe_stale(folder: Path, recipe: Recipe) -> str | None:
     """Say why no store in the folder fits.
 
     Returns:
@@ -73,13 +73,13 @@ def describe_stale(folder: Path, wanted: Wanted) -> str | None:
         such store.
     """
     for path in _list_stores(folder):
-        change = _describe_difference(path, wanted)
+        change = _describe_difference(path, recipe)
         if change:
             return change
     return None
 
 
-def prune(folder: Path, published: Path, wanted: Wanted) -> None:
+def prune(folder: Path, published: Path, recipe: Recipe) -> None:
     """Remove stores of some of the same files, and unreadable ones, until ``KEEP`` are left.
 
     Processes that have them open keep reading: the disk space is freed when the last of them ends.
@@ -87,11 +87,11 @@ def prune(folder: Path, published: Path, wanted: Wanted) -> None:
     Args:
         folder: The folder of all stores.
         published: The store that was just built; it stays.
-        wanted: What it was built from.
+        recipe: That it was built by.
     """
     related_stores = []
     for path in _list_stores(folder):
-        if path != published and _describe_difference(path, wanted) != "":
+        if path != published and _describe_difference(path, recipe) != "":
             related_stores.append(path)
     for path in related_stores[KEEP - 1 :]:
         try:
@@ -108,7 +108,7 @@ def _list_stores(folder: Path) -> list[Path]:
     return sorted(stores, key=_read_age, reverse=True)
 
 
-def _describe_difference(path: Path, wanted: Wanted) -> str:
+def _describe_difference(path: Path, recipe: Recipe) -> str:
     """Return what changed since a store was built; "" if it holds other files altogether."""
     try:
         index = StoreIndex.open(path)
@@ -116,18 +116,18 @@ def _describe_difference(path: Path, wanted: Wanted) -> str:
         return "the store there cannot be read by this version"
     facts = index.facts
     skipped_names = [name for name, _ in facts.skipped]
-    file_changes = describe_change(index.sources, wanted.sources, skipped_names)
+    file_changes = describe_change(index.sources, recipe.sources, skipped_names)
     if file_changes is None:
         return ""
     changes = [file_changes] if file_changes else []
-    if facts.on_bad != wanted.on_bad:
-        changes.append(f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}")
-    changes += describe_options(facts.decoder, wanted.decoder)
+    if facts.on_bad != recipe.on_bad:
+        changes.append(f"on_bad {facts.on_bad!r} -> {recipe.on_bad!r}")
+    changes += describe_options(facts.decoder, recipe.decoder)
     if changes:
         return "; ".join(changes)
     # Only where nothing else changed: stores of narrow images have no bands whatever is asked for.
-    if facts.band_px != wanted.store.band_px:
-        return f"store.band_px {facts.band_px} -> {wanted.store.band_px}"
+    if facts.band_px != recipe.store.band_px:
+        return f"store.band_px {facts.band_px} -> {recipe.store.band_px}"
     return "a file that was skipped"
 
 

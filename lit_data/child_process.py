@@ -9,25 +9,27 @@ from collections.abc import Mapping, Sequence
 
 
 def python_command(*words: str) -> list[str]:
-    """Return a command of this Python; ``-P`` keeps the working folder, which may be anybody's, off the import path."""
+    """Return a command of this Python."""
+    # -P keeps the working folder, which may be anybody's, off the import path.
     return [sys.executable, "-P", *words]
 
 
 def python_environment(changes: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the environment for `python_command`, in which all that this process can import is
-    found.
+    """Return the environment for `python_command`, whose imports are those of this process.
 
     Args:
         changes: Further variables.
     """
-    places: Sequence[str] = [
-        place for place in sys.path if place
-    ]  # the empty one stands for the working folder
-    return {**os.environ, "PYTHONPATH": os.pathsep.join(places), **(changes or {})}
+    # The empty one stands for the working folder.
+    folders: Sequence[str] = [folder for folder in sys.path if folder]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(folders), **(changes or {})}
 
 
 def watch_parent() -> None:
-    """End this process within a second of the death of its parent, which may have no time to say so."""
+    """End this process within a second of the death of its parent.
+
+    A parent that is killed cannot say so, and a child that waits for tasks would wait for ever.
+    """
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

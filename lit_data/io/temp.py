@@ -1,5 +1,4 @@
-"""Locks of builds, and their temporary folders: leftovers of dead builds are told from the work of
-living ones.
+"""Locks and temporary folders of builds; leftovers of dead builds are told from living work.
 
 The owner of a temporary folder stands in its name: making a folder is one atomic step, so there is
 no moment at which a kill leaves a folder whose owner is unknown. The random part makes the name
@@ -28,7 +27,7 @@ log = logging.getLogger(__name__)
 
 
 ABANDONED_S = 24 * 3600
-"""A folder made on another machine, where its owner cannot be looked up, counts as abandoned after this long."""
+"""Age from which a folder of another machine, whose owner cannot be looked up, is abandoned."""
 
 _NAME = re.compile(
     r"\.build-(?P<pid>\d{1,9})-(?P<start>\w*)-(?P<machine>[0-9a-f]{8})-(?P<host>.*)-[0-9a-f]{16}"
@@ -50,8 +49,7 @@ class Owner:
 
 @contextmanager
 def temp_folder(folder: Path) -> Iterator[Path]:
-    """Make a temporary folder inside ``folder`` and remove it at the end, unless it was renamed by
-    then.
+    """Make a temporary folder, and remove it at the end unless it was renamed by then.
 
     Args:
         folder: An existing folder.
@@ -85,7 +83,7 @@ def sweep(folder: Path) -> int:
 
 
 def find_builder(folder: Path) -> Owner | None:
-    """Return a living owner of a temporary folder, that is a process that builds in ``folder`` now."""
+    """Return a living owner of a temporary folder: a process that builds in ``folder`` now."""
     for path, owner in _list_owned(folder):
         if _is_alive(owner, path):
             return owner
@@ -146,7 +144,7 @@ def read_start(pid: int) -> str:
 
 @cache
 def identify_machine() -> str:
-    """Return eight hex digits, equal in two processes exactly if they can look each other up by process id."""
+    """Return eight hex digits, equal in processes that can look each other up by their ids."""
     facts = [socket.gethostname()]
     # Only Linux has these; containers may share a host name but not their process ids.
     with suppress(OSError):
@@ -159,7 +157,7 @@ LOCK_NAME = ".lock"
 POLL_S = 0.2
 TELL_EVERY_S = 15.0
 ORPHANED_S = 5.0
-"""A lock that is held for this long while nobody builds is one that a network disk forgot to free."""
+"""A lock held for this long while nobody builds is one that a network disk forgot to free."""
 
 
 @contextmanager
@@ -184,7 +182,10 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock among all processes and threads of this machine; the system frees it if its holder dies."""
+    """Hold a lock among all processes and threads of this machine.
+
+    The system frees it if its holder dies.
+    """
     lock = _make_lock(path)
     try:
         with suppress(OSError):  # a file system without locks: work may be done twice
@@ -221,8 +222,8 @@ def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], boo
         waited_s = now_s - started_s
         if waited_s > wait_s:
             raise StoreBusyError(
-                f"{name}: {builder or 'an unknown process'} still builds there after wait_s={wait_s:g} s; "
-                "wait for it, raise wait_s, or end that process"
+                f"{name}: {builder or 'an unknown process'} still builds there after "
+                f"wait_s={wait_s:g} s; wait for it, raise wait_s, or end that process"
             )
         if now_s - last_message_s > TELL_EVERY_S:
             log.warning("%s: waiting for %s, which builds there (%.0f s)", name, builder, waited_s)

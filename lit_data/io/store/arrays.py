@@ -1,4 +1,4 @@
-"""Folders of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and ``meta.json``.
+"""Folders of arrays: a ``NAME.npy`` for each, which readers map and none copies, and ``meta.json``.
 
 The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set
 on a server travels.
@@ -131,7 +131,8 @@ class ArrayFolder:
             fields = read_meta(self.path / META_NAME)
         else:
             raise StoreError(
-                f"no store of {kind} at {show_path(self.path)}; run `python -m lit_data prepare` to make it"
+                f"no store of {kind} at {show_path(self.path)}; "
+                "run `python -m lit_data prepare` to make it"
             )
         try:
             if (fields["kind"], fields["version"]) != (kind, version):
@@ -384,11 +385,11 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def publish(temp: Path, target: Path) -> None:
-    """Give a written folder its name; another process may have been first, whose folder is as good."""
+    """Give a written folder its name."""
     sync_folder(temp)
     try:
         temp.rename(target)
-    except OSError as error:
+    except OSError as error:  # another process was first, whose folder is as good
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         log.info("%s: another process published this store first; it is used", show_path(target))

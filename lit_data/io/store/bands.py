@@ -1,5 +1,4 @@
-"""Large images in vertical bands, so that a patch reads what it shows and not whole rows of its
-image.
+"""Large images in vertical bands, so that a patch reads what it shows and not whole rows.
 
 A band is [H, C, b] in one piece: the rows of a patch lie one after another in each band that it
 touches. The bands of an image come from left to right, the last one may be narrower. Small images
@@ -46,7 +45,8 @@ class StoreOptions:
     def __post_init__(self) -> None:
         if self.band_px is not None and self.band_px not in WIDTHS:
             raise ConfigError(
-                f"store.band_px={self.band_px!r} must be one of {', '.join(map(str, WIDTHS))}, or null"
+                f"store.band_px={self.band_px!r} must be one of "
+                f"{', '.join(map(str, WIDTHS))}, or null"
             )
 
 

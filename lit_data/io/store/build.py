@@ -1,4 +1,4 @@
-"""Build of a decoded store: every source decoded once, strictly, into files that appear all at once."""
+"""Build of a decoded store: each source is decoded once, strictly, and all files appear at once."""
 
 import logging
 import shutil
@@ -215,8 +215,8 @@ def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
         return
     if not rebuild:
         raise StoreStaleError(
-            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow rebuilding, run "
-            "`python -m lit_data prepare`, or restore the old files and options"
+            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow "
+            "rebuilding, run `python -m lit_data prepare`, or restore the old files and options"
         )
     log.warning("%s: building the decoded store anew: %s", show_path(folder), change)
 

@@ -47,7 +47,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Reserve the space of a file where the system can, so that a full disk shows before the work and not after it."""
+    """Reserve the space of a file where the system can: a full disk shows before the work."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -90,15 +90,17 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno in _NOT_ALLOWED:
             hint = "make it writable, or choose another folder with paths.cache=<folder>"
         raise StoreError(
-            f"{show_path(folder)}: a decoded store cannot be written there ({error.strerror}); {hint}"
+            f"{show_path(folder)}: a decoded store cannot be written there "
+            f"({error.strerror}); {hint}"
         ) from error
 
 
 def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:
     """Make the error for a disk without room."""
     return StoreSpaceError(
-        f"{show_path(folder)}: no room for the decoded store ({reason}): it needs {decimal(needed_bytes)}, free are "
-        f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>"
+        f"{show_path(folder)}: no room for the decoded store ({reason}): it needs "
+        f"{decimal(needed_bytes)}, free are {decimal(free_bytes)}; free some space, or choose "
+        "another folder with paths.cache=<folder>"
     )
 
 
@@ -113,13 +115,13 @@ class Mapped(NamedTuple):
 
 
 def is_there(folder: Path) -> bool:
-    """Return True if a store has been published at ``folder``; False also where that cannot be looked up."""
-    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
+    """Return True if a store has been published; False also where that cannot be looked up."""
+    # Path.is_dir raises where a name is too long or a parent closed.
+    return os.path.isdir(folder)  # noqa: PTH112
 
 
 def open_regular(path: Path) -> int:
-    """Open a file of a store for reading, without waiting on a pipe or device that stands in its
-    place.
+    """Open a file of a store for reading; a pipe or device in its place is not waited for.
 
     Raises:
         StoreError: It cannot be opened.
@@ -224,5 +226,6 @@ def corrupt(path: Path, problem: str) -> StoreCorruptError:
     """Make the error for a file of a store whose content is wrong."""
     folder = show_path(path.parent)
     return StoreCorruptError(
-        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run "
+        "`python -m lit_data prepare` again"
     )

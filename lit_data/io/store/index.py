@@ -1,4 +1,4 @@
-"""Index of a store of images: where each image lies, which files are behind it, how these were read."""
+"""Index of a store: where each image lies, which files are behind it, how these were read."""
 
 import dataclasses
 import os

@@ -1,4 +1,4 @@
-"""Arrays that are made once and kept beside the stores, in folders named by all that they depend on."""
+"""Arrays that are made once and kept beside stores, in folders named by all they depend on."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -57,7 +57,7 @@ def keep_found(
     dtype: Any = np.int64,  # noqa: ANN401 - all that NumPy takes
     version: int = 1,
 ) -> dict[str, Any]:
-    """Return arrays [n] that reading all of a dataset once gives; from the folder if they are there.
+    """Return arrays [n] that reading all of a dataset once gives, from the folder if possible.
 
     Args:
         folder: Where they are kept; None keeps nothing.

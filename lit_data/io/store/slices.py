@@ -1,4 +1,4 @@
-"""Images of a file that are read by slices: no more than a patch shows, and the kernel is told before."""
+"""Images that are read by slices: no more than a patch shows, and the kernel is told before."""
 
 import mmap
 from abc import ABC, abstractmethod
@@ -29,7 +29,7 @@ class SlicedImage(ABC):
         return np.asarray(self.read(0, 0, *self.shape[1:]), dtype)
 
     def __getitem__(self, part: tuple[slice, slice, slice]) -> Array:
-        """Read some rows and columns of some channels, each without steps, and no more than that."""
+        """Read some rows and columns of some channels, each without steps, and no more."""
         channels, rows, columns = part
         top, bottom, _ = rows.indices(self.shape[1])
         left, right, _ = columns.indices(self.shape[2])

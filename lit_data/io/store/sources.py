@@ -21,7 +21,7 @@ from lit_data.types import Array
 SOURCE_RECORD = np.dtype(
     [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
 )
-"""Where a path ends among the joined paths, the file's size and modification time (-1: no such file), its CRC-32."""
+"""End of a path among the joined paths, the file's size and time (-1: no such file), its CRC-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class SourceTable:
         return SourceTable(table.names, files, table.firsts)
 
     def digest(self, *more: str) -> str:
-        """Return the SHA-256 over paths, sizes, modification times, which image has which, and some texts."""
+        """Return the SHA-256 over paths, sizes and times, their images, and some texts."""
         sha256 = hashlib.sha256()
         parts = [text.encode() for text in more]
         parts.append(self.firsts.astype("<i8").tobytes())
@@ -95,7 +95,7 @@ class SourceTable:
 
 
 def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
-    """Make the table of images whose files are given by path, with everything but the paths left at 0."""
+    """Make the table of images with the paths of their files, all else left at 0."""
     counts: list[int] = []
     names: list[bytes] = []
     for image_paths in paths:
@@ -108,8 +108,7 @@ def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
 
 
 def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
-    """Make the table of the sources as they are on disk now; a file that is not there has size and
-    time -1.
+    """Make the table of the sources as they are now; a missing file has size and time -1.
 
     Args:
         sources: The images.
@@ -125,8 +124,7 @@ def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTab
 
 
 def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> SourceTable:
-    """Make the table of the sources as `list_sources` does, under names that are the same on every
-    machine.
+    """Make the table of `list_sources` under names that are the same on every machine.
 
     Args:
         sources: The images.
@@ -169,7 +167,7 @@ def describe_change(
             phrases.append(f"{len(names)} {change} (first: {first})")
     if phrases:
         return "files " + ", ".join(phrases)
-    # The old list lacks what it skipped, so that digests can be compared only where it skipped none.
+    # The old list lacks what it skipped, so digests can be compared only where that is nothing.
     is_same = list(before) == names_left if skipped_names else old.digest() == new.digest()
     return "" if is_same else "the order or grouping of the files"
 

@@ -35,7 +35,7 @@ CHUNK_BYTES = 2**20
 
 
 class StoredImages(ABC):
-    """`lit_data.io.images.image_source.ImageBank` of stored images, so that it is known what they are.
+    """Bank of stored images, so that it is known what they are; an `ImageBank`.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -50,7 +50,7 @@ class StoredImages(ABC):
     @property
     @abstractmethod
     def source_states(self) -> Array:
-        """[n, 2] CRC-32 and size of the first file of each image: equal for files that are equal to the byte."""
+        """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
 
     @abstractmethod
     def check_size(self) -> None:
@@ -210,8 +210,8 @@ class DecodedStore(StoredImages):
                 row[...] = cut_patch(self[image], top, left, size_px)
 
     def __repr__(self) -> str:
-        size = decimal(self.nbytes)
-        return f"DecodedStore({len(self)} images, {self.channels} channels, {self.dtype}, {size}, {self.path})"
+        images = f"{len(self)} images, {self.channels} channels, {self.dtype}"
+        return f"DecodedStore({images}, {decimal(self.nbytes)}, {self.path})"
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (str(self.path),)
@@ -272,8 +272,8 @@ class DecodedStore(StoredImages):
                 yield ""
             else:
                 yield (
-                    f"{show_path(path)}: the source has CRC-32 {crc32:08x}, expected {expected:08x}; "
-                    "it changed"
+                    f"{show_path(path)}: the source has CRC-32 {crc32:08x}, "
+                    f"expected {expected:08x}; it changed"
                 )
 
     @property
@@ -286,7 +286,7 @@ class DecodedStore(StoredImages):
         return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
 
     def _view_equal_sizes(self) -> Array | None:
-        """Return all images as one array [n, C, H, W], which is quicker to index; None if they cannot be."""
+        """Return all images as one array [n, C, H, W]; None if they differ in size."""
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
         has_one_size = (self.heights_px == height_px).all() and (self.widths_px == width_px).all()
         if self._file is not None or not has_one_size:

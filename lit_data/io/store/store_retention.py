@@ -1,4 +1,4 @@
-"""Stores that stand side by side in one folder, one per key: what sets them apart, and which may go."""
+"""Stores side by side in one folder, one per key: what sets them apart, and which may go."""
 
 import json
 import logging
@@ -49,7 +49,7 @@ class Recipe:
 
 
 def find_store(folder: Path, recipe: Recipe) -> Path | None:
-    """Return the store that fits: one with the bands of the recipe, or one of images too narrow for bands.
+    """Return the store that fits: one with these bands, or one of images too narrow for any.
 
     Raises:
         StoreError: One of whole images cannot be read.

@@ -1,6 +1,4 @@
-"""Indexing the volumes of a dataset into their folders, by several processes, going on where a
-killed build was.
-"""
+"""Index of the volumes of a dataset, by several processes, going on where a killed build was."""
 
 import hashlib
 import logging

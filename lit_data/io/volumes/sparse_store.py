@@ -1,4 +1,4 @@
-"""The sparse store: the occupied voxels of all volumes of a data set, indexed once, mapped by every worker."""
+"""The sparse store: occupied voxels of the volumes of a dataset, indexed once and mapped."""
 
 import logging
 import operator
@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What became of the volumes of a store.
+    """Report about the volumes of a store.
 
     Attributes:
         volumes: Stored.
@@ -45,17 +45,19 @@ class StoreReport:
 
     @property
     def ratio(self) -> float:
-        """See the class."""
+        """Sparse by dense bytes."""
         return self.sparse_bytes / max(self.dense_bytes, 1)
 
     def __str__(self) -> str:
-        sizes = f"{decimal(self.dense_bytes)} dense, {decimal(self.sparse_bytes)} sparse ({self.ratio:.2%})"
-        return f"{self.volumes} volumes, {self.points} occupied voxels: {sizes}; {self.refused} refused"
+        dense, sparse = decimal(self.dense_bytes), decimal(self.sparse_bytes)
+        return (
+            f"{self.volumes} volumes, {self.points} occupied voxels: {dense} dense, "
+            f"{sparse} sparse ({self.ratio:.2%}); {self.refused} refused"
+        )
 
 
 class SparseStore:
-    """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or
-    ``open``.
+    """Sparse volumes by number, as read-only views of memory maps; made by ``build`` or ``open``.
 
     On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key.
     They are published whole and never changed; a build that was killed goes on where it was. A
@@ -87,8 +89,7 @@ class SparseStore:
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the folder of a store, all its volumes sorted by name; the dense volumes are not
-        needed.
+        """Open the folder of a store, its volumes sorted by name, without the dense volumes.
 
         Args:
             path: The folder, ``store.path``.
@@ -100,7 +101,8 @@ class SparseStore:
         paths = sorted(Path(path).glob(f"*{SUFFIX}"))
         if not paths:
             raise StoreError(
-                f"no store of sparse volumes at {show_path(path)}; run `python -m lit_data prepare` to make it"
+                f"no store of sparse volumes at {show_path(path)}; "
+                "run `python -m lit_data prepare` to make it"
             )
         names = {file: StoredVolume(file).facts.name for file in paths}
         return cls(sorted(paths, key=lambda file: (names[file], file.name)))
@@ -175,15 +177,15 @@ class SparseStore:
         return type(self), (self._paths, self.skipped)
 
     def name(self, index: int) -> str:
-        """Path of the source of one volume."""
+        """Return the path of the source of one volume."""
         return self._volumes[index].facts.path
 
     def file(self, index: int) -> Path:
-        """The folder of one volume."""
+        """Return the folder of one volume."""
         return self._paths[index]
 
     def check_size(self) -> None:
-        """See `ArrayFolder.check_size`.
+        """Compare the length of every file with what was written, see `ArrayFolder.check_size`.
 
         Raises:
             StoreCorruptError: a file is not as long as it should be.
@@ -192,11 +194,14 @@ class SparseStore:
             volume.folder.check_size()
 
     def find_damages(self) -> list[str]:
-        """Read every byte of all arrays again; a line for each that is not what was written."""
-        return [line for volume in self._volumes for line in volume.folder.find_damages() if line]
+        """Read all bytes of all arrays; return a line for each that is not what was written."""
+        damages: list[str] = []
+        for volume in self._volumes:
+            damages += filter(None, volume.folder.find_damages())
+        return damages
 
     def report(self) -> StoreReport:
-        """Sizes, points and refused volumes."""
+        """Return sizes, points and refused volumes."""
         return StoreReport(
             volumes=len(self),
             refused=len(self.skipped),

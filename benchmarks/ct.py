@@ -30,13 +30,13 @@ from lit_data.io.volumes.indexing import IndexOptions, index_volume
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.sources import VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_npz import read_sparse_npz, write_npz
 from lit_data.io.volumes.sparse_store import SparseStore
 
 log = logging.getLogger(__name__)
 
 
 _WINDOW = WINDOWS["bone"]
+_ARCHIVED: Final = ("positions", "values", "slices", "shape", "spacing_mm")
 
 
 class Cloud(NamedTuple):
@@ -94,7 +94,7 @@ class Ways:
             "memory_map": (None, lambda number, _: self.write(number, self.index(number))),
             "sparse_file": (
                 self.write_files,
-                lambda number, _: self.write(number, read_sparse_npz(self.file(number))),
+                lambda number, _: self.write(number, self.read_file(number)),
             ),
             "store": (self.build, lambda number, _: self.write(number, self.store[number])),
             "subset": (None, self.draw_subset),
@@ -143,7 +143,18 @@ class Ways:
     def write_files(self) -> None:
         """Write a compressed archive for each volume."""
         for number in range(len(self.sources)):
-            write_npz(self.index(number), self.file(number))
+            volume = self.index(number)
+            arrays = {name: getattr(volume, name) for name in _ARCHIVED}
+            self.file(number).parent.mkdir(exist_ok=True)
+            np.savez_compressed(self.file(number), allow_pickle=False, **arrays)
+
+    def read_file(self, number: int) -> SparseVolume:
+        """Read the archive of a volume."""
+        with np.load(self.file(number), allow_pickle=False) as archive:
+            arrays = {name: archive[name] for name in _ARCHIVED}
+        shape = tuple(arrays.pop("shape").tolist())
+        spacing_mm = tuple(arrays.pop("spacing_mm").tolist())
+        return SparseVolume(shape=shape, spacing_mm=spacing_mm, **arrays)
 
     def file(self, number: int) -> Path:
         """The archive of a volume."""

@@ -52,8 +52,8 @@ Open = Callable[[], Iterator[Mapping[str, Any]]]
 class PatchesSuite(Suite):
     """Patches of large images in random order, from a cold and from a warm page cache.
 
-    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and as it was,
-    ``lz4`` and ``zstd`` the first compressed, with its own loader; ``tiff`` (tiles of 128 px, read
+    A row for each way: ``bands`` and ``whole`` are the store of lit_data in bands and without,
+    with its own loader; ``tiff`` (tiles of 128 px, read
     by tifffile), ``zarr`` (chunks of 64 px in shards of 1,024) and ``hdf5`` (chunks of 64 px) are
     read in the workers of torch's DataLoader, none of them compressed. Columns: patches per second
     ``cold_per_s`` and ``warm_per_s`` after the first batch; their ratios to ``whole``;
@@ -63,8 +63,7 @@ class PatchesSuite(Suite):
 
     Args:
         images: Number of images that are made.
-        photos: Folder of photographs that they are put together from; without it they are noise,
-            which no compression makes smaller.
+        photos: Folder of photographs that they are put together from; without it they are noise.
         side_px: Their height and width, 3 channels of uint8.
         patch_px: Side of a patch.
         stride_px: Distance between patches of the grid.
@@ -160,8 +159,6 @@ def _make_ways(folder: Path, options: PatchesSuite) -> dict[str, Open]:
     layouts = {
         "bands": StoreOptions(band_px=options.band_px),
         "whole": StoreOptions(band_px=None),
-        "lz4": StoreOptions(band_px=options.band_px, compression="lz4"),
-        "zstd": StoreOptions(band_px=options.band_px, compression="zstd"),
     }
     ways: dict[str, Open] = {}
     stores = {}

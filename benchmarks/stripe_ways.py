@@ -196,7 +196,7 @@ class ImprovedStripes(StripeWay):
         self, patches: Sequence[StripePatch], recipe: StripeRecipe, *, cache_bytes: int
     ) -> None:
         super().__init__(patches, recipe)
-        self.cache: LruCache[tuple[str, ...]] = LruCache(cache_bytes)
+        self.cache: LruCache[tuple[str, ...], Array] = LruCache(cache_bytes)
 
     def warm_up(self) -> None:
         """Decode every image once, until the cache is full."""

@@ -1,4 +1,4 @@
-"""Files that are there as a whole or as they were before, whatever happens while they are written."""
+"""Files that are there as a whole or as before, whatever happens while they are written."""
 
 import csv
 import hashlib
@@ -20,8 +20,7 @@ PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 
 @contextmanager
 def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
-    """A new file that takes the place of `path` at the end, or leaves nothing behind if an error
-    comes.
+    """Give a new file that takes the place of `path` at the end, or leaves nothing after an error.
 
     Args:
         path: Of the file; its folder exists. No link is followed there.
@@ -48,7 +47,7 @@ def _create(path: str, flags: int) -> int:
 
 @contextmanager
 def replacing_by_path(path: Path) -> Iterator[Path]:
-    """As `replacing`, for what writes to a path itself and brings it to the disk if that matters."""
+    """Give a path instead of a file as by `replacing`, which is not brought to the disk."""
     part = path.with_name(f".lit_data-{secrets.token_hex(8)}.part")
     try:
         yield part
@@ -94,7 +93,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def find_sha256(path: Path) -> str:
-    """SHA-256 of a file, hexadecimal.
+    """Return the SHA-256 of a file, hexadecimal.
 
     Raises:
         OSError: It cannot be read.
@@ -126,9 +125,8 @@ def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, 
 
 
 def plain_cell(value: Any) -> Any:  # noqa: ANN401 - a cell of any type
-    """A cell that no spreadsheet takes for a formula: names of files and messages may be anybody's."""
-    return (
-        f"'{value}"
-        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
-        else value
-    )
+    """Return a cell that no spreadsheet takes for a formula."""
+    # Names of files and messages may be anybody's.
+    if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r")):
+        return f"'{value}"
+    return value

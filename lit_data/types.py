@@ -23,7 +23,7 @@ Array = NDArray[Any]
 Batch = dict[str, "torch.Tensor"]
 """A batch is a dict of tensors whose first dimension is B; each datamodule documents its keys."""
 PlannedBatch = dict[str, Any]
-"""A batch between `plan_batch` and `finish_batch`: its tensors, and beside them plans, paths and other objects."""
+"""Batch between `plan_batch` and `finish_batch`: tensors beside plans, paths, other objects."""
 
 IGNORED: Final = 255
 """In masks: the number of pixels that neither train nor are scored."""
@@ -31,7 +31,7 @@ IGNORED: Final = 255
 
 @dataclass(frozen=True, slots=True)
 class FieldSpec:
-    """What a sample holds under one key.
+    """Field of a sample: what it holds under one key.
 
     Attributes:
         shape: Of one sample, without the batch dimension; of one item where samples hold several.
@@ -57,14 +57,19 @@ COUNT_SUFFIX: Final = "_count"
 def row_shapes(
     fields: "Mapping[str, FieldSpec]",
 ) -> dict[str, tuple[tuple[int, ...], np.dtype[Any]]]:
-    """Shape and dtype of what `RowWriter.write_into` fills for a sample: its fields, and the counts of ragged ones."""
-    found: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
+    """Return shape and dtype of all that `RowWriter.write_into` fills for a sample.
+
+    These are its fields, and the counts of ragged ones.
+    """
+    shapes: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
     for name, field in fields.items():
-        items = () if field.max_items is None else (field.max_items,)
-        found[name] = (*items, *field.shape), np.dtype(field.dtype)
-        if items:
-            found[name + COUNT_SUFFIX] = (), np.dtype(np.int64)
-    return found
+        dtype = np.dtype(field.dtype)
+        if field.max_items is None:
+            shapes[name] = field.shape, dtype
+        else:
+            shapes[name] = (field.max_items, *field.shape), dtype
+            shapes[name + COUNT_SUFFIX] = (), np.dtype(np.int64)
+    return shapes
 
 
 class LookAhead(Protocol):
@@ -97,8 +102,7 @@ class SampleRuns(NamedTuple):
 
 @runtime_checkable
 class RowWriter(Protocol):
-    """A dataset that writes samples straight into rows of a batch, which skips the per-sample path
-    and its copies.
+    """Dataset that writes samples straight into rows of a batch, without a copy of each.
 
     ``fields`` names every key of a sample. ``write_into`` fills ``rows[key][m]`` for the m-th of
     ``indices``; what it writes is a pure function of (index, epoch), so any worker may write any
@@ -123,14 +127,19 @@ class RowWriter(Protocol):
     def write_into(
         self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int
     ) -> Mapping[str, list[Any]] | None:
-        """Write the samples of `indices` into the rows of each key; return what has no rows (text), if anything."""
+        """Write the samples of `indices` into the rows of each key.
+
+        Returns:
+            What has no rows (text), if anything.
+        """
         ...
 
 
 def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) -> dict[str, Array]:
-    """Rows of several samples in memory of their own."""
-    shapes = row_shapes(dataset.fields).items()
-    rows = {name: np.zeros((len(indices), *shape), dtype) for name, (shape, dtype) in shapes}
+    """Read several samples into rows of their own."""
+    rows: dict[str, Array] = {}
+    for name, (shape, dtype) in row_shapes(dataset.fields).items():
+        rows[name] = np.zeros((len(indices), *shape), dtype)
     dataset.write_into(rows, indices, epoch)
     return rows
 
@@ -138,7 +147,7 @@ def read_rows(dataset: RowWriter, indices: NDArray[np.int64], epoch: int = 0) ->
 def read_samples(
     dataset: RowWriter, indices: Sequence[int], epoch: int
 ) -> "list[dict[str, torch.Tensor]]":
-    """Samples one by one, without the room for items that they do not have.
+    """Read samples one by one, without the room for items that they do not have.
 
     Raises:
         IndexError: The dataset has fewer samples.
@@ -149,19 +158,16 @@ def read_samples(
         if not 0 <= index < len(dataset):
             raise IndexError(f"sample {index} of {len(dataset)}")
     rows = read_rows(dataset, np.array(indices, dtype=np.int64), epoch)
-    tensors = {name: torch.from_numpy(rows[name]) for name in dataset.fields}
-    counts = {
-        name: rows[name + COUNT_SUFFIX]
-        for name, field in dataset.fields.items()
-        if field.max_items is not None
-    }
-    return [
-        {
-            name: tensor[row][: counts[name][row]] if name in counts else tensor[row]
-            for name, tensor in tensors.items()
-        }
-        for row in range(len(indices))
-    ]
+    samples = []
+    for row in range(len(indices)):
+        sample = {}
+        for name, field in dataset.fields.items():
+            values = torch.from_numpy(rows[name])[row]
+            if field.max_items is not None:
+                values = values[: rows[name + COUNT_SUFFIX][row]]
+            sample[name] = values
+        samples.append(sample)
+    return samples
 
 
 @runtime_checkable
@@ -172,7 +178,7 @@ class ResizableLoader(Protocol):
 
     @property
     def resizable(self) -> bool:
-        """Whether a new batch size takes effect within the epoch, with no sample lost."""
+        """True if a new batch size takes effect within the epoch, with no sample lost."""
         ...
 
 
@@ -201,5 +207,5 @@ class HasPoses(Protocol):
 
     @property
     def poses(self) -> "torch.Tensor | None":
-        """[V, 2] float32: (azimuth, elevation) of each view, in rad; none where objects have one image each."""
+        """[V, 2] float32 (azimuth, elevation) of each view, rad; None if objects have one image."""
         ...

@@ -33,6 +33,7 @@ OUTSIDE = [
         "nibabel",
         "pydicom",
         "edt",
+        "filelock",
         "psutil",
         "rich",
         "yaml",

@@ -21,7 +21,6 @@ from lit_data.io import DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.remote.connection_web import read_index
 from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile, parse_list
 from lit_data.io.store.arrays import META_NAME
-from lit_data.io.volumes import index_volume, open_volume, wrap_array, write_npz
 from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run
 
@@ -165,19 +164,6 @@ def _store(folder: Path, name: str) -> Case:
     return Case(path / name, lambda: DecodedStore(path)[0].sum())
 
 
-def _sparse_npz(folder: Path) -> Case:
-    volume = np.random.default_rng(0).integers(-1000, 2000, (3, 6, 5), dtype=np.int16)
-    write_npz(
-        index_volume(wrap_array(volume), -500, labels=wrap_array(volume > 0)), folder / "v.npz"
-    )
-
-    def read() -> None:
-        with open_volume(folder / "v.npz") as opened:
-            opened.read(0, 1)
-
-    return Case(folder / "v.npz", read)
-
-
 def _run(folder: Path, name: str) -> Case:
     run = make_run(folder / "run")
     return Case(run / name, lambda: write_report([run], output=folder / "report.html"))
@@ -197,7 +183,6 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "fingerprint": lambda folder: _journal(folder, FINGERPRINT),
     "store meta": lambda folder: _store(folder, META_NAME),
     "store index": lambda folder: _store(folder, "files.npy"),
-    "sparse npz": _sparse_npz,
     "run: summary.json": lambda folder: _run(folder, "summary.json"),
     "run: metrics.csv": lambda folder: _run(folder, "csv/metrics.csv"),
     "run: config.yaml": lambda folder: _run(folder, ".hydra/config.yaml"),

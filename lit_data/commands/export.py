@@ -85,7 +85,7 @@ class _Book:
         planned = self.datamodule.plan_batch(batch, self.stage)
         annotated = self.inspection.annotate(planned)
         finished = self.datamodule.finish_batch(planned, self.stage)
-        if "mask" not in finished:
+        if "mask" not in finished or finished["mask"].ndim > 4:  # of windows of volumes
             raise ConfigError(f"the {self.stage} samples have no masks: there is nothing to export")
         first = len(self.images)
         for row in range(len(finished["index"])):

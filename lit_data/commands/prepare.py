@@ -19,7 +19,6 @@ from lit_data.commands.export import export_set
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
-from lit_data.io.store.store import DecodedStore
 
 Split = Literal["train", "val", "test"]
 
@@ -65,8 +64,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
     ``prepare.store=ADDRESS`` writes it in shards to another place instead, see
     `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
-    defects, see `lit_data.commands.export`; of CT volumes it writes the occupied voxels, all of
-    them.
+    defects, see `lit_data.commands.export`.
 
     Returns:
         Images, patches of each split and bytes of the store; samples, defects and distractors of an
@@ -112,12 +110,7 @@ def _open(datamodule: BaseDataModule, options: PrepareOptions) -> dict[str, Any]
         if damaged:
             entries = "\n  ".join(damaged[:_MOST_DAMAGED])
             raise StoreCorruptError(f"{len(damaged)} entries are damaged:\n  {entries}")
-    report = datamodule.describe()
-    if isinstance(datamodule.bank, DecodedStore):
-        compression = datamodule.bank.describe_compression()
-        if compression:
-            report["compression"] = compression
-    return report
+    return datamodule.describe()
 
 
 def _print_counts(counts: Mapping[str, Any]) -> None:
@@ -181,13 +174,11 @@ def _export(
 ) -> dict[str, int]:
     folder = Path(str(options.export))
     check_outside_root(folder, source["data"].get("root"), "prepare.export")
-    counts = datamodule.export_files(folder)
-    if counts is None:
-        counts = export_set(
-            datamodule,
-            folder,
-            stage=options.export_stage,
-            epoch=options.export_epoch,
-            origin=source,
-        )
+    counts = export_set(
+        datamodule,
+        folder,
+        stage=options.export_stage,
+        epoch=options.export_epoch,
+        origin=source,
+    )
     return {f"exported_{key}": value for key, value in counts.items()}

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self
 
@@ -232,18 +231,6 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
     def image_classes(self) -> Sequence[str]:
         """Class of each image of the bank, for tables; empty where nothing says it."""
         return ()
-
-    def export_files(self, folder: Path) -> dict[str, int] | None:
-        """Write the dataset in a format of its own, for ``prepare.export``; None where samples are
-        written as images.
-
-        Args:
-            folder: A new or an empty one.
-
-        Returns:
-            Numbers for the report.
-        """
-        return None
 
     def dataset(self, stage: Stage) -> Rows:
         """Return the dataset of one stage, which the first call builds."""

@@ -1,7 +1,6 @@
 """`CTDataModule`: CT volumes as sets of occupied voxels, or as dense windows of them."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
 import torch
@@ -182,10 +181,6 @@ class CTDataModule(BaseDataModule[CTDataset]):
         max_points: int | None = None,
         sdf: float | Literal["exact"] | None = None,
         windows: WindowSpec | None = None,
-        precompute: bool | Literal["lazy"] = True,
-        cache_data: bool = False,
-        preload: bool | Literal["auto"] = "auto",
-        preload_share: float = 0.25,
         processes: int | Literal["auto"] = "auto",
         nan_fill: float | None = None,
         loader: LoaderOptions | None = None,
@@ -210,10 +205,6 @@ class CTDataModule(BaseDataModule[CTDataset]):
             resolution=resolution,
             min_points=min_points,
             too_few=too_few,
-            precompute=precompute,
-            cache_data=cache_data,
-            preload=preload,
-            preload_share=preload_share,
             processes=processes,
             nan_fill=nan_fill,
             **options,
@@ -248,7 +239,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
             WindowRows(
                 self.volumes.bank,
                 volumes,
-                self.volumes.shapes,
+                self.volumes.bank.shapes,
                 window=self.window,
                 spec=self.windows,
                 draws=stage == "train" and self.windows.mode == "random",
@@ -290,16 +281,12 @@ class CTDataModule(BaseDataModule[CTDataset]):
         """Numbers about the opened set: volumes, points, and bytes of the dense volumes and of their index."""
         return self.volumes.describe()
 
-    @override
-    def export_files(self, folder: Path) -> dict[str, int]:
-        """Write every volume as a sparse `.npz` file, see `lit_data.io.volumes.sparse_npz`."""
-        return self.volumes.export(folder)
-
     def _distances(self) -> PointDistances | None:
         if not self.has_sdf or self.sample != "points":
             return None
-        folder = self.source.store_folder / "distances" if self.source.precompute else None
-        return PointDistances(self.volumes.bank, folder, self.most_mm)
+        return PointDistances(
+            self.volumes.bank, self.source.store_folder / "distances", self.most_mm
+        )
 
     @override
     def open_source(self) -> None:

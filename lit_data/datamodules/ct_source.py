@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,123 +17,68 @@ from lit_data.datamodules.source import Source
 from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.volumes import ShardedVolumeRoot, ShardedVolumes, publish_volumes
-from lit_data.io.volumes.banks import Precompute, Preload, VolumeBank, open_bank
 from lit_data.io.volumes.hounsfield import Window
-from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.preload import index_source
-from lit_data.io.volumes.reading import open_volume
+from lit_data.io.volumes.indexing import IndexOptions, index_source
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, find_volumes
-from lit_data.io.volumes.sparse_npz import write_npz
+from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.io.volumes.volume import Triple
-from lit_data.loading.machine import available_memory_bytes, count_cores
+from lit_data.loading.machine import count_cores
 from lit_data.samples.ct import ensure_ct_samples
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
 
 
-README: Final = """Occupied voxels of CT volumes, written by lit_data. The arrays of each file in train, val and test:
-
-shape            [3] int64, (z, y, x) voxels of the volume
-spacing_mm       [3] float64, (z, y, x)
-occupied_hu      [2] float64: voxels above the first and up to the second number are occupied
-positions        [N] int32 or int64, where they lie in the flat volume, ascending: z * Y * X + y * X + x
-values           [N] their Hounsfield units
-slices           [z + 1] int64, where each slice begins in positions
-labels           [N] their labels, where there are any; classes, class_starts and class_positions: all labelled voxels
-affine           [4, 4] float64, where it is known: from voxels (x, y, z) to mm (right, anterior, superior)
-"""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class CTVolumes:
-    """The volumes that are good, in the order of their names.
+    """The good volumes, in the order of their names.
 
     Args:
         bank: Their occupied voxels; it may hold more volumes than there are in the splits.
         sources: Their files.
-        shapes: (z, y, x) voxels of each.
         splits: For each of train, val, test the ascending numbers of its volumes.
-        has_labels: Whether any volume has labels.
-        too_few: Volumes that were left out because too few voxels are occupied.
+        too_few: Number of volumes that were left out because too few voxels are occupied.
     """
 
     bank: VolumeBank
     sources: Sequence[VolumeSource]
-    shapes: Sequence[Triple]
     splits: Mapping[str, NDArray[np.int64]]
-    has_labels: bool
     too_few: int
 
+    @property
+    def has_labels(self) -> bool:
+        """True if any volume has labels."""
+        return any(self.bank.has_labels)
+
     def of(self, stage: Stage) -> NDArray[np.int64]:
-        """Numbers of the volumes of a stage: to predict, those of all splits."""
+        """Return the numbers of the volumes of a stage: to predict, those of all splits."""
         if stage == "predict":
             return np.sort(np.concatenate([self.splits[split] for split in SPLITS]))
         return self.splits[stage]
 
-    def find_room(self, most: int | None) -> int:
-        """Most points of a sample.
-
-        Raises:
-            ConfigError: They are not limited, and not known.
-        """
-        counts = self.bank.counts
-        if counts is None:
-            if most is None:
-                raise ConfigError(
-                    "max_points=null needs precompute=true, which counts points: set data.max_points"
-                )
-            return most
-        largest = max(1, int(counts[self.of("predict")].max(initial=0)))
-        return largest if most is None else min(most, largest)
+    def find_room(self, max_points: int | None) -> int:
+        """Return the largest number of points of a sample."""
+        largest_count = max(1, int(self.bank.counts[self.of("predict")].max(initial=0)))
+        return largest_count if max_points is None else min(max_points, largest_count)
 
     def describe(self) -> dict[str, Any]:
-        """Numbers for a report; sizes and points where all volumes are indexed."""
-        found: dict[str, Any] = {
-            "volumes": len(self.of("predict")),
-            "refused": len(self.bank.skipped),
-            "too_few": self.too_few,
-        }
+        """Return numbers for a report."""
         bank = self.bank
-        if bank.counts is not None:
-            parts = (
-                [bank]
-                if isinstance(bank, ShardedVolumes)
-                else [bank[number] for number in range(len(bank))]
-            )
-            dense_bytes, sparse_bytes = (
-                sum(part.dense_bytes for part in parts),
-                sum(part.nbytes for part in parts),
-            )
-            found |= {
-                "points": int(bank.counts.sum()),
-                "dense_bytes": dense_bytes,
-                "sparse_bytes": sparse_bytes,
-            }
-            found["sparse_share"] = sparse_bytes / dense_bytes
-        return found | {f"{split}_volumes": len(self.splits[split]) for split in SPLITS}
-
-    def export(self, folder: Path) -> dict[str, int]:
-        """Write every volume as ``SPLIT/NAME.npz``; the folder can be read as a set again.
-
-        Raises:
-            ConfigError: The folder holds files already.
-        """
-        if folder.exists() and any(folder.iterdir()):
-            raise ConfigError(f"prepare.export={folder} is not empty: name a new folder")
-        places = [(split, number) for split in SPLITS for number in self.splits[split].tolist()]
-        written_bytes = 0
-        for split, number in track(places, "exporting", len(places)):
-            path = folder / split / f"{self.sources[number].name.removeprefix(f'{split}/')}.npz"
-            write_npz(self.bank[number], path)
-            written_bytes += path.stat().st_size
-        (folder / "README.txt").write_text(README, encoding="utf-8")
-        return {"volumes": len(places), "bytes": written_bytes}
+        numbers: dict[str, Any] = {
+            "volumes": len(self.of("predict")),
+            "refused": len(bank.skipped),
+            "too_few": self.too_few,
+            "points": int(bank.counts.sum()),
+            "dense_bytes": bank.dense_bytes,
+            "sparse_bytes": bank.nbytes,
+            "sparse_share": bank.nbytes / bank.dense_bytes,
+        }
+        for split in SPLITS:
+            numbers[f"{split}_volumes"] = len(self.splits[split])
+        return numbers
 
 
 SampleKind = Literal["points", "windows"]
@@ -200,12 +145,6 @@ class CTSource(Source):
         resolution: What volumes are brought to before they are indexed.
         min_points: Volumes with fewer occupied voxels are bad.
         too_few: `error` lists them and ends; `skip` leaves them out and counts them.
-        precompute: True indexes all volumes before the first epoch; `lazy` each at its first use;
-            False at every use.
-        cache_data: Keep what was read in the memory of each process.
-        preload: Read the index into memory before the first epoch: True, False, or `auto`: sets of
-            up to 100 volumes that fit into `preload_share`.
-        preload_share: Share of the available memory.
         processes: Of the indexing; `auto` takes the cores.
         nan_fill: Replaces NaN and infinite voxels, which are bad otherwise.
 
@@ -217,10 +156,6 @@ class CTSource(Source):
     resolution: Resolution = field(default_factory=Resolution)
     min_points: int
     too_few: TooFew
-    precompute: Precompute
-    cache_data: bool
-    preload: Preload
-    preload_share: float
     processes: int | Literal["auto"]
     nan_fill: float | None
 
@@ -230,13 +165,6 @@ class CTSource(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("too_few", self.too_few, get_args(TooFew))
-        check_choice("precompute", self.precompute, get_args(Precompute))
-        check_choice("preload", self.preload, get_args(Preload))
-        check_choice("cache_data", self.cache_data, (True, False))
-        if not 0 < self.preload_share <= 1:
-            raise ConfigError(
-                f"preload_share={self.preload_share!r} is not allowed: a share above 0 and up to 1 is"
-            )
         for name, least in (("min_points", 0), ("processes", 1)):
             value = getattr(self, name)
             wrong = isinstance(value, bool) or not isinstance(value, int) or value < least
@@ -244,17 +172,6 @@ class CTSource(Source):
                 raise ConfigError(
                     f"{name}={value!r} is not allowed: a whole number of at least {least} is"
                 )
-        if self.too_few == "skip" and self.precompute is not True:
-            raise ConfigError(
-                "too_few=skip needs precompute=true, which counts points before the first epoch"
-            )
-        if is_sharded(self.root) and (
-            self.precompute is not True or self.cache_data or self.preload is True
-        ):
-            raise ConfigError(
-                f"root={self.root}: a set of shards is indexed, and its volumes come when they are needed: leave "
-                "precompute=true, cache_data=false and preload=auto"
-            )
 
     @cached_property
     @override
@@ -300,48 +217,38 @@ class CTSource(Source):
         return count_cores() if self.processes == "auto" else self.processes
 
     def open(self) -> CTVolumes:
-        """The volumes that are good, and their splits; the first call indexes them, unless that is
-        to be done later.
+        """Return the good volumes and their splits; volumes without an index are indexed first.
 
         Raises:
             DataError: Volumes are bad or have too few points; all of them are listed.
         """
         sources, bank = self._open_bank()
-        good = _find_good(sources, bank)
-        splits = split_images(
-            [source.name for source in sources], self.splits, seed=self.split_seed
-        )
-        few = self._find_few(bank)
-        places = {number: place for place, number in enumerate(good) if place not in few}
-        known = [self._look(bank, place, sources[number]) for place, number in enumerate(good)]
-        return CTVolumes(
-            bank,
-            [sources[number] for number in good],
-            [shape for shape, _ in known],
-            {
-                split: _number([places[n] for n in splits[split].tolist() if n in places])
-                for split in SPLITS
-            },
-            has_labels=any(has_labels for _, has_labels in known),
-            too_few=len(few),
-        )
+        # A bank leaves out bad volumes, which changes no split: it is one of all sources.
+        names = [source.name for source in sources]
+        splits = split_images(names, self.splits, seed=self.split_seed)
+        numbers = _find_good(sources, bank)
+        too_few = self._find_too_few(bank)
+        bank_numbers = {number: row for row, number in enumerate(numbers) if row not in too_few}
+        split_rows: dict[str, NDArray[np.int64]] = {}
+        for split in SPLITS:
+            rows = [bank_numbers[n] for n in splits[split].tolist() if n in bank_numbers]
+            split_rows[split] = np.array(sorted(rows), np.int64)
+        good_sources = [sources[number] for number in numbers]
+        return CTVolumes(bank, good_sources, split_rows, too_few=len(too_few))
 
     def _open_bank(self) -> tuple[Sequence[VolumeSource], VolumeBank]:
         if self.shards is not None:
-            there = self.shards.open_volumes(self.index_options)
-            return there.list_sources(), there
+            sharded_volumes = self.shards.open_volumes(self.index_options)
+            return sharded_volumes.list_sources(), sharded_volumes
         sources = find_volumes(self.folder)
-        return sources, open_bank(
+        store = SparseStore.build(
             sources,
             self.store_folder,
             options=self.index_options,
-            precompute=self.precompute,
-            cache_data=self.cache_data,
-            preload=self.preload,
-            preload_bytes=round(self.preload_share * available_memory_bytes()),
             processes=self.workers,
             on_bad=self.on_bad,
         )
+        return sources, store
 
     def check(self) -> dict[str, int]:
         """Read every volume and its labels strictly, and keep nothing.
@@ -353,94 +260,65 @@ class CTSource(Source):
         self.refresh()
         sources = find_volumes(self.folder)
         problems, points = Problems(), 0
-        found = ordered_map(self._count, sources, self.workers)
-        for source, count in zip(sources, track(found, "checking", len(sources)), strict=True):
+        counts = ordered_map(self._count, sources, self.workers)
+        for source, count in zip(sources, track(counts, "checking", len(sources)), strict=True):
             if isinstance(count, str):
                 problems.add(source.path, count)
             elif count < self.min_points:
-                problems.add(
-                    source.path,
-                    f"{count} occupied voxels, fewer than data.min_points={self.min_points}",
-                )
+                problems.add(source.path, self._describe_too_few(count))
             else:
                 points += count
         problems.raise_if_any(f"{len(problems)} of {len(sources)} volumes are bad")
         return {"volumes": len(sources), "points": points}
 
     def verify(self, volumes: CTVolumes) -> list[str]:
-        """Volumes whose index differs from what their files give now."""
-        if self.precompute is False:
-            raise ConfigError("precompute=false keeps no index that could be verified")
+        """Return a line for each volume whose index differs from what its files give now."""
         if isinstance(volumes.bank, ShardedVolumes):
             return volumes.bank.find_damages()
-        damaged = []
+        damages = []
         for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
-            kept, fresh = volumes.bank[number], index_source(source, self.index_options)
-            pairs = (
-                (kept.positions, fresh.positions),
-                (kept.values, fresh.values),
-                (kept.slices, fresh.slices),
+            stored, fresh = volumes.bank[number], index_source(source, self.index_options)
+            is_equal = (
+                np.array_equal(stored.positions, fresh.positions)
+                and np.array_equal(stored.values, fresh.values)
+                and np.array_equal(stored.slices, fresh.slices)
             )
-            if not all(np.array_equal(one, other) for one, other in pairs):
-                damaged.append(f"{show_path(source.path)}: its index is not what the file gives")
-        return damaged + (
-            volumes.bank.find_damages() if isinstance(volumes.bank, SparseStore) else []
-        )
+            if not is_equal:
+                damages.append(f"{show_path(source.path)}: its index is not what the file gives")
+        return damages + volumes.bank.find_damages()
 
     def _count(self, source: VolumeSource) -> int | str:
-        """Occupied voxels of a volume, or what is wrong with it."""
+        """Return the occupied voxels of a volume, or what is wrong with it."""
         try:
             return len(index_source(source, self.index_options))
         except DataError as error:
             return str(error)
 
-    def _find_few(self, bank: VolumeBank) -> set[int]:
-        """Volumes with too few points, where that is known; the others are refused when they are
-        read.
+    def _find_too_few(self, bank: VolumeBank) -> set[int]:
+        """Return the numbers of the volumes with too few points.
 
         Raises:
             DataError: There are any, and they are not to be skipped.
         """
-        if bank.counts is None:
-            return set()
-        problems, few = Problems(), np.flatnonzero(bank.counts < self.min_points).tolist()
-        for place in few:
-            count = bank.counts[place]
-            problems.add(
-                bank.name(place),
-                f"{count} occupied voxels, fewer than data.min_points={self.min_points}",
-            )
-        what = f"{len(few)} of {len(bank)} volumes have too few points"
+        problems = Problems()
+        too_few: list[int] = np.flatnonzero(bank.counts < self.min_points).tolist()
+        for number in too_few:
+            problems.add(bank.name(number), self._describe_too_few(int(bank.counts[number])))
+        headline = f"{len(too_few)} of {len(bank)} volumes have too few points"
         if self.too_few == "error":
-            problems.raise_if_any(what, "lower data.min_points, or set data.too_few=skip")
-        problems.warn_if_any(
-            log, f"{len(few)} of {len(bank)} volumes have too few points; they are left out"
-        )
-        return set(few)
+            problems.raise_if_any(headline, "lower data.min_points, or set data.too_few=skip")
+        problems.warn_if_any(log, f"{headline}; they are left out")
+        return set(too_few)
 
-    def _look(self, bank: VolumeBank, place: int, source: VolumeSource) -> tuple[Triple, bool]:
-        """Shape of a volume, and whether it has labels."""
-        if isinstance(bank, ShardedVolumes):
-            return bank.shapes[place], bank.has_labels[place]
-        if isinstance(bank, SparseStore):
-            stored = bank.stored(place)
-            return stored.facts.shape, "labels" in stored.folder.arrays
-        if bank.counts is not None:
-            volume = bank[place]
-            return volume.shape, volume.labels is not None
-        with open_volume(source, nan_fill=self.nan_fill) as opened:
-            has_labels = source.labels is not None or opened.labels is not None
-            return self.resolution.apply(opened, fill=0).shape, has_labels
+    def _describe_too_few(self, count: int) -> str:
+        return f"{count} occupied voxels, fewer than data.min_points={self.min_points}"
 
 
 def _find_good(sources: Sequence[VolumeSource], bank: VolumeBank) -> list[int]:
-    """Number of each volume of a bank among the sources: those that were left out are missing, none is moved."""
-    good: list[int] = []
+    """Return the number among all sources of each volume of a bank, which leaves out bad ones."""
+    numbers: list[int] = []
     for number, source in enumerate(sources):
-        if len(good) < len(bank) and bank.name(len(good)) == source.path:
-            good.append(number)
-    return good
-
-
-def _number(places: Sequence[int]) -> NDArray[np.int64]:
-    return np.array(sorted(places), np.int64)
+        # Both lists have one order, so the next volume of the bank is the next equal name.
+        if len(numbers) < len(bank) and bank.name(len(numbers)) == source.path:
+            numbers.append(number)
+    return numbers

@@ -6,7 +6,7 @@ import os
 import unicodedata
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
@@ -218,9 +218,6 @@ class ImageFolder(ImageSet):
         if self.cache in ("store", "device"):
             # A device cuts patches out of whole images.
             layout = self._layout if self.cache == "store" else None
-            if self.shards is not None and layout is not None and layout.compression == "none":
-                # Beside shards only masks are stored, which take a hundredth of the disk so.
-                layout = replace(layout, compression="lz4")
             folder = self.store_folder / part
             return DecodedStore.build(
                 sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
@@ -243,13 +240,6 @@ class MaskedImageFolder(ImageFolder):
     masks: str | None = None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.cache != "store" and self.store.compression != "none":
-            raise ConfigError(
-                f"store.compression={self.store.compression} needs data.cache=store, not {self.cache}"
-            )
 
     @property
     @override

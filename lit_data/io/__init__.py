@@ -3,7 +3,7 @@
 Importing this imports no image library; each reader imports its own when it is first used.
 """
 
-from lit_data.io.discovery import find_images, match_by_stem, resolve_listed
+from lit_data.io.discovery import find_images, match_by_stem
 from lit_data.io.images.decoders import (
     DecodedSource,
     Decoder,
@@ -38,5 +38,4 @@ __all__ = [
     "read_image",
     "read_mask",
     "read_npz",
-    "resolve_listed",
 ]

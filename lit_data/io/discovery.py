@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from lit_data.errors import ConfigError, DataError, Problems, escape, list_problems, show_path
 from lit_data.io.images.header import EXTENSIONS
-from lit_data.io.source import check_regular, describe_missing, nearest_existing
+from lit_data.io.source import describe_missing, nearest_existing
 
 log = logging.getLogger(__name__)
 
@@ -353,36 +353,6 @@ def find_images(
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
 
 
-def resolve_listed(
-    root: AnyPath, names: Sequence[str], *, allow_outside: bool = False, first_row: int = 1
-) -> tuple[Path, ...]:
-    """Find the files that a list names.
-
-    Args:
-        root: The folder that the names are relative to.
-        names: One for each row of the list.
-        allow_outside: Allow absolute names, ``..`` and links that lead out of the folder.
-        first_row: Number of the first row, for messages.
-
-    Returns:
-        A path for each name, in order.
-
-    Raises:
-        DataError: lists every row whose file is missing, outside, or not a regular file.
-    """
-    problems, real_root = Problems(), os.path.realpath(root)
-    paths = tuple(Path(root) / name for name in names)
-    for row, (name, path) in enumerate(zip(names, paths, strict=True), first_row):
-        try:
-            if not allow_outside:
-                _check_inside(name, path, real_root)
-            check_regular(path)
-        except (DataError, ValueError) as error:  # ValueError: a name with a zero byte
-            problems.add(path, f"row {row}: {error}")
-    problems.raise_if_any(f"{len(problems)} of {len(names)} listed files are bad")
-    return paths
-
-
 def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[tuple[Path, Path]]:
     """Pair images and masks whose names agree up to the extension.
 
@@ -419,13 +389,6 @@ def _check_stems(problems: Problems, root: Path, names: Sequence[str]) -> None:
         first = seen.setdefault(stem, name)
         if first is not name:
             problems.add(root / name, f"the same name as {show_path(root / first)}")
-
-
-def _check_inside(name: str, path: Path, real_root: str) -> None:
-    if Path(name).is_absolute() or ".." in Path(name).parts:
-        raise DataError(describe_outside(name))
-    if not is_inside(target := os.path.realpath(path), real_root):
-        raise DataError(describe_outside(target))
 
 
 def _index_stems(paths: Iterable[AnyPath], problems: Problems) -> dict[str, Path]:

@@ -1,4 +1,4 @@
-"""A progress bar that stays away from short work."""
+"""Progress bars that stay away from short work, and a map in threads that keeps the order."""
 
 import time
 from collections import deque
@@ -26,7 +26,8 @@ def ordered_map(
         workers: Number of threads.
     """
     waiting: deque[Future[R]] = deque()
-    pool, abandoned = ThreadPoolExecutor(workers, thread_name_prefix="lit_data"), False
+    pool = ThreadPoolExecutor(workers, thread_name_prefix="lit_data")
+    is_abandoned = False
     try:
         for item in items:
             waiting.append(pool.submit(function, item))
@@ -34,13 +35,12 @@ def ordered_map(
                 yield waiting.popleft().result()
         while waiting:
             yield waiting.popleft().result()
-    except (
-        GeneratorExit
-    ):  # perhaps by the garbage collector, which may hold a lock that an ending thread needs
-        abandoned = True
+    except GeneratorExit:
+        # Perhaps of the garbage collector, which may hold a lock that an ending thread needs.
+        is_abandoned = True
         raise
     finally:
-        pool.shutdown(wait=not abandoned, cancel_futures=True)
+        pool.shutdown(wait=not is_abandoned, cancel_futures=True)
 
 
 T = TypeVar("T")
@@ -59,7 +59,7 @@ def track(
         enabled: False shows nothing.
     """
     started_s = time.monotonic()
-    bar: Progress | None = None
+    bar: Progress | None = None  # it is imported and shown for long work only
     try:
         for done, item in enumerate(items, start=1):
             yield item

@@ -1,12 +1,10 @@
-"""Temporary folders of a build, and how leftovers of dead builds are told from the work of living
-ones.
+"""Locks and temporary folders of builds; leftovers of dead builds are told from living work.
 
 The owner of a temporary folder stands in its name: making a folder is one atomic step, so there is
 no moment at which a kill leaves a folder whose owner is unknown. The random part makes the name
 unpredictable.
 """
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -21,13 +19,15 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from lit_data.errors import StoreBusyError, show_path
 
 log = logging.getLogger(__name__)
 
 
 ABANDONED_S = 24 * 3600
-"""A folder made on another machine, where its owner cannot be looked up, counts as abandoned after this long."""
+"""Age from which a folder of another machine, whose owner cannot be looked up, is abandoned."""
 
 _NAME = re.compile(
     r"\.build-(?P<pid>\d{1,9})-(?P<start>\w*)-(?P<machine>[0-9a-f]{8})-(?P<host>.*)-[0-9a-f]{16}"
@@ -49,8 +49,7 @@ class Owner:
 
 @contextmanager
 def temp_folder(folder: Path) -> Iterator[Path]:
-    """Make a temporary folder inside ``folder`` and remove it at the end, unless it was renamed by
-    then.
+    """Make a temporary folder, and remove it at the end unless it was renamed by then.
 
     Args:
         folder: An existing folder.
@@ -75,24 +74,31 @@ def remove_folder(path: Path) -> None:
 
 def sweep(folder: Path) -> int:
     """Remove the temporary folders whose owner is gone, and return how many there were."""
-    gone = [path for path, owner in _list_owned(folder) if not _is_alive(owner, path)]
-    for path in gone:
-        shutil.rmtree(path, ignore_errors=True)
-    return len(gone)
+    removed = 0
+    for path, owner in _list_owned(folder):
+        if not _is_alive(owner, path):
+            shutil.rmtree(path, ignore_errors=True)
+            removed += 1
+    return removed
 
 
 def find_builder(folder: Path) -> Owner | None:
-    """Return a living owner of a temporary folder, that is a process that builds in ``folder`` now."""
-    return next((owner for path, owner in _list_owned(folder) if _is_alive(owner, path)), None)
+    """Return a living owner of a temporary folder: a process that builds in ``folder`` now."""
+    for path, owner in _list_owned(folder):
+        if _is_alive(owner, path):
+            return owner
+    return None
 
 
 def _list_owned(folder: Path) -> list[tuple[Path, Owner]]:
-    matches = ((path, _NAME.fullmatch(path.name)) for path in folder.glob(".build-*"))
-    return [
-        (path, Owner(int(m["pid"]), m["start"], m["machine"], m["host"]))
-        for path, m in matches
-        if m
-    ]
+    """Return the temporary folders in a folder with their owners."""
+    owned = []
+    for path in folder.glob(".build-*"):
+        match = _NAME.fullmatch(path.name)
+        if match:
+            owner = Owner(int(match["pid"]), match["start"], match["machine"], match["host"])
+            owned.append((path, owner))
+    return owned
 
 
 def _make_name() -> str:
@@ -104,6 +110,7 @@ def _make_name() -> str:
 def _is_alive(owner: Owner, path: Path) -> bool:
     if owner.machine == identify_machine():
         return _is_running(owner.pid, owner.start)
+    # Of another machine nothing can be asked, so the age of what it wrote last decides.
     try:
         newest_s = max(entry.stat().st_mtime for entry in (path, *path.iterdir()))
     except OSError:
@@ -122,8 +129,13 @@ def _is_running(pid: int, start: str) -> bool:
 
 
 def read_start(pid: int) -> str:
-    """Start time of a process in clock ticks since boot; "zombie" once it is dead, "" where that cannot be read."""
+    """Return the start time of a process in clock ticks since boot.
+
+    Returns:
+        "zombie" once the process is dead, "" where its state cannot be read.
+    """
     try:
+        # Behind the name of the program, which may hold spaces and parentheses itself.
         fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     except OSError:
         return ""
@@ -132,11 +144,10 @@ def read_start(pid: int) -> str:
 
 @cache
 def identify_machine() -> str:
-    """Eight hex digits that two processes share exactly if they can look each other up by process id."""
+    """Return eight hex digits, equal in processes that can look each other up by their ids."""
     facts = [socket.gethostname()]
-    with suppress(
-        OSError
-    ):  # only Linux has them; containers may share a host name but not their process ids
+    # Only Linux has these; containers may share a host name but not their process ids.
+    with suppress(OSError):
         facts.append(Path("/proc/sys/kernel/random/boot_id").read_text())
         facts.append(str(Path("/proc/self/ns/pid").readlink()))
     return hashlib.sha256("|".join(facts).encode()).hexdigest()[:8]
@@ -146,7 +157,7 @@ LOCK_NAME = ".lock"
 POLL_S = 0.2
 TELL_EVERY_S = 15.0
 ORPHANED_S = 5.0
-"""A lock that is held for this long while nobody builds is held by nobody who matters."""
+"""A lock held for this long while nobody builds is one that a network disk forgot to free."""
 
 
 @contextmanager
@@ -156,86 +167,77 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
     Args:
         folder: An existing folder.
         wait_s: Longest wait for another process that builds.
-        is_done: Says whether the other process has made what we want; ends the wait.
+        is_done: Returns True once the other process has made what we want, which ends the wait.
 
     Raises:
         StoreBusyError: Another process still builds after ``wait_s``.
     """
+    lock = _make_lock(folder / LOCK_NAME)
     try:
-        fd = os.open(
-            folder / LOCK_NAME,
-            os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC,
-            0o664,
-        )
-    except OSError as error:
-        _tell_unlockable(folder, error)
+        _wait(lock, folder, wait_s, is_done)
         yield
-        return
-    with _giving_back(fd):
-        _wait(fd, folder, wait_s, is_done)
-        yield
+    finally:
+        _release(lock)
 
 
 @contextmanager
 def hold_lock(path: Path) -> Iterator[None]:
-    """Hold a lock among all processes and threads of this machine; the system gives it back if its holder dies."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o664)
-    with _giving_back(fd):
-        with suppress(OSError):  # a file system without locks: work may be done twice
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
+    """Hold a lock among all processes and threads of this machine.
 
-
-@contextmanager
-def _giving_back(fd: int) -> Iterator[None]:
+    The system frees it if its holder dies.
+    """
+    lock = _make_lock(path)
     try:
+        with suppress(OSError):  # a file system without locks: work may be done twice
+            lock.acquire(poll_interval=0.01)
         yield
     finally:
-        with suppress(OSError):
-            fcntl.flock(
-                fd, fcntl.LOCK_UN
-            )  # closing is not enough: a forked child may share the descriptor
-        os.close(fd)
+        _release(lock)
 
 
-def _wait(fd: int, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> None:
-    started_s = seen_s = time.monotonic()
-    told_s = float("-inf")
+def _make_lock(path: Path) -> FileLock:
+    # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
+    # which filelock offers where the system has none, would outlast a builder that is killed.
+    return FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
+
+
+def _release(lock: FileLock) -> None:
+    with suppress(OSError):
+        lock.release(force=True)
+
+
+def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> None:
+    """Wait until the lock is held, or is not needed any more."""
+    started_s = last_seen_s = time.monotonic()
+    last_message_s = float("-inf")
     name = show_path(folder)
-    while not _try(fd, folder) and not is_done():
+    while not _try(lock, folder) and not is_done():
         now_s = time.monotonic()
         builder = find_builder(folder)
         if builder is not None:
-            seen_s = now_s
-        elif now_s - seen_s > ORPHANED_S:
+            last_seen_s = now_s
+        elif now_s - last_seen_s > ORPHANED_S:
             log.warning("%s: its lock is held but nobody builds; going on without it", name)
             return
-        if now_s - started_s > wait_s:
+        waited_s = now_s - started_s
+        if waited_s > wait_s:
             raise StoreBusyError(
-                f"{name}: {builder or 'an unknown process'} still builds there after wait_s={wait_s:g} s; "
-                "wait for it, raise wait_s, or end that process"
+                f"{name}: {builder or 'an unknown process'} still builds there after "
+                f"wait_s={wait_s:g} s; wait for it, raise wait_s, or end that process"
             )
-        if now_s - told_s > TELL_EVERY_S:
-            log.warning(
-                "%s: waiting for %s, which builds there (%.0f s)", name, builder, now_s - started_s
-            )
-            told_s = now_s
+        if now_s - last_message_s > TELL_EVERY_S:
+            log.warning("%s: waiting for %s, which builds there (%.0f s)", name, builder, waited_s)
+            last_message_s = now_s
         time.sleep(POLL_S)
 
 
-def _try(fd: int, folder: Path) -> bool:
+def _try(lock: FileLock, folder: Path) -> bool:
+    """Return True if the lock is held now, or if there can be none in this folder."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        lock.acquire(blocking=False)
+    except Timeout:
         return False
-    except OSError as error:
-        _tell_unlockable(folder, error)
+    except OSError as error:  # a read-only folder, or a network disk without locks
+        path = show_path(folder / LOCK_NAME)
+        log.warning("%s: cannot be locked (%s); going on without it", path, error.strerror)
     return True
-
-
-def _tell_unlockable(folder: Path, error: OSError) -> None:
-    log.warning(
-        "%s: cannot be locked (%s); going on without it",
-        show_path(folder / LOCK_NAME),
-        error.strerror,
-    )

@@ -1,12 +1,10 @@
 """Code of a worker process, and the board on which it and the main process see each other."""
 
 import faulthandler
-import multiprocessing
 import os
 import random
 import signal
 import sys
-import threading
 from multiprocessing.connection import Connection
 from typing import Any, Final
 
@@ -14,6 +12,7 @@ import numpy as np
 import torch
 from torch.utils.data._utils import worker as torch_worker
 
+from lit_data.child_process import watch_parent
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
 from lit_data.loading.staging import Layout
 from lit_data.loading.tasks import Failure, Texts, check_crossing, write
@@ -112,7 +111,7 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
     faulthandler.disable()  # the main process says how a worker ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if lines[0, CLOSING] else None)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
+    watch_parent()
     torch.set_num_threads(1)
     seed = _SEED + worker
     random.seed(seed)
@@ -127,17 +126,6 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
         os.environ[THREADS_VARIABLE] = "1"  # for an OpenCV that is imported later
         if "cv2" in sys.modules:
             sys.modules["cv2"].setNumThreads(0)
-
-
-def _end_with_parent() -> None:
-    """Kill this process once its parent is gone.
-
-    A fork server lives as long as its workers do, so that both are watched.
-    """
-    parent, parent_id = multiprocessing.parent_process(), os.getppid()
-    while parent and parent.is_alive() and os.getppid() == parent_id:
-        parent.join(1)
-    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def _view_board(memory: Any) -> Array:  # noqa: ANN401 - an mmap

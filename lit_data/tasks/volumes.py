@@ -42,14 +42,7 @@ class VolumeTask(Task[CTDataModule]):
 
     predicts = "reconstructions"
     candidates = 8
-    neutral_data = (
-        *Task.neutral_data,
-        "cache_data",
-        "precompute",
-        "preload",
-        "preload_share",
-        "processes",
-    )
+    neutral_data = (*Task.neutral_data, "processes")
 
     @override
     def draw_samples(

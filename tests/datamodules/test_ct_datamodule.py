@@ -9,6 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
+from lit_data.commands.export import export_set
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
@@ -242,21 +243,6 @@ def test_a_piece_of_a_batch_has_the_points_of_its_volumes(
         data.slice_batch({"mine": whole["feats"]}, 0, 1)
 
 
-@pytest.mark.parametrize(
-    "options", [{"precompute": False}, {"precompute": "lazy"}, {"cache_data": True}]
-)
-@pytest.mark.parametrize("preload", [True, False])
-def test_however_the_index_is_kept_the_points_are_the_same(
-    cache: str, tmp_path: Path, options: Any, preload: bool
-) -> None:
-    expected = _first(_data(cache, sdf=4.0), count=6)
-    found = _first(
-        _data(str(tmp_path), samples=SAMPLES, sdf=4.0, preload=preload, **options), count=6
-    )
-    for key in expected.keys() - {"path"}:
-        assert torch.equal(found[key], expected[key]), key
-
-
 def test_later_epochs_read_no_dense_volume(tmp_path: Path) -> None:
     root = _write_set(tmp_path / "set")
     data = _data(str(tmp_path), root=str(root), sdf=4.0)
@@ -370,11 +356,6 @@ def test_volumes_with_too_few_points_are_refused_or_left_out(
         "v3",
         "v5",
     ]
-    lazy = _data(str(tmp_path), precompute=False, preload=False, **given)
-    with pytest.raises(
-        DataError, match=r"v1\.npy: 3 occupied voxels, fewer than data.min_points=4"
-    ):
-        _first(lazy, "predict", 6)
     with pytest.raises(DataError, match=r"v4\.npy: 3 occupied(.|\n)*2 of 6 volumes are bad"):
         _data(str(tmp_path), setup=False, **given).check_sources()
 
@@ -404,7 +385,7 @@ def test_bad_files_are_listed_or_left_out(tmp_path: Path) -> None:
     assert data.describe()["refused"] == 1
 
 
-def test_the_report_says_sizes_and_the_export_can_be_read_again(cache: str, tmp_path: Path) -> None:
+def test_the_report_says_sizes(cache: str) -> None:
     data = _data(cache)
     dense_bytes = 10 * int(np.prod(SHAPE)) * 2
     report = data.describe()
@@ -417,20 +398,13 @@ def test_the_report_says_sizes_and_the_export_can_be_read_again(cache: str, tmp_
     assert report["points"] == int(_first(data, "predict", 10)["occupied_total"].sum())
     assert report["sparse_share"] == pytest.approx(report["sparse_bytes"] / dense_bytes)
     assert [report[f"{split}_volumes"] for split in ("train", "val", "test")] == [6, 2, 2]
-    done = data.export_files(tmp_path / "out")
-    files = sorted(
-        path.relative_to(tmp_path / "out").as_posix() for path in (tmp_path / "out").rglob("*.npz")
-    )
-    assert done == {
-        "volumes": 10,
-        "bytes": sum((tmp_path / "out" / name).stat().st_size for name in files),
-    }
-    assert files[-1] == "val/ct_0007.npz"
-    again = _data(str(tmp_path), root=str(tmp_path / "out"))
-    expected, found = (_first(one, "predict", 10) for one in (data, again))
-    _assert_equal({**expected, "path": []}, {**found, "path": []})
-    with pytest.raises(ConfigError, match="is not empty: name a new folder"):
-        data.export_files(tmp_path / "out")
+
+
+@pytest.mark.parametrize("sample", ["points", "windows"])
+def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path, sample: str) -> None:
+    data = _data(cache, sample=sample, windows=WindowSpec(size=8))
+    with pytest.raises(ConfigError, match="there is nothing to export"):
+        export_set(data, tmp_path / "out", stage="train", epoch=0, about={})
 
 
 def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:
@@ -442,8 +416,6 @@ def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> No
     assert [line.rsplit("/", 1)[1] for line in data.verify_sources()] == [
         "v3.npy: its index is not what the file gives"
     ]
-    with pytest.raises(ConfigError, match="keeps no index"):
-        _data(str(tmp_path), root=str(tmp_path / "set"), precompute=False).verify_sources()
 
 
 def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
@@ -477,10 +449,7 @@ def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
         ({"max_points": 0}, "max_points=0 is not allowed"),
         ({"min_points": -1}, "min_points=-1 is not allowed: a whole number of at least 0"),
         ({"too_few": "drop"}, "too_few='drop' is unknown: choose one of error, skip"),
-        ({"too_few": "skip", "precompute": "lazy"}, "too_few=skip needs precompute=true"),
         ({"sdf": -1}, "sdf=-1 is not allowed: the largest distance in mm, exact, or null"),
-        ({"precompute": "now"}, "precompute='now' is unknown: choose one of true, false, lazy"),
-        ({"preload_share": 2}, "preload_share=2 is not allowed"),
         ({"processes": 0}, "processes=0 is not allowed"),
         ({"batch_format": ["coords", "boxes"]}, "unknown keys"),
     ],
@@ -488,12 +457,6 @@ def test_the_resolution_is_that_of_the_samples(cache: str) -> None:
 def test_what_is_not_allowed_is_refused(cache: str, options: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         _data(cache, setup=False, **options)
-
-
-def test_all_points_of_uncounted_volumes_are_refused(cache: str) -> None:
-    data = _data(cache, precompute=False, preload=False, max_points=None)
-    with pytest.raises(ConfigError, match="max_points=null needs precompute=true"):
-        data.dataset("train")
 
 
 @pytest.mark.data
@@ -517,11 +480,12 @@ def test_real_volumes_of_all_formats(shared_data: Path, tmp_path: Path, sample: 
     assert labels.max() > 1
 
 
-@pytest.mark.parametrize("options", [{"cache_data": True}, {"sdf": 4.0}])
+@pytest.mark.parametrize("options", [{}, {"sdf": 4.0}])
 def test_many_volumes_need_few_file_descriptors(
     cache: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.io.volumes.sparse_file.MAX_OPEN", 1)
+    for module in ("io.volumes.sparse_store", "datasets.ct.distance"):
+        monkeypatch.setattr(f"lit_data.{module}.MAX_OPEN", 1)
     before = len(list(Path("/proc/self/fd").iterdir()))
     data = _data(cache, **options)
     assert _first(data, "predict", count=10)["index"].tolist() == list(range(10))

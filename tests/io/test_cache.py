@@ -1,4 +1,4 @@
-"""The byte-bounded cache, and images decoded when they are asked for."""
+"""The bounded cache, and images decoded when they are asked for."""
 
 import os
 import pickle
@@ -28,7 +28,7 @@ def fail() -> Array:
 
 
 def test_least_recently_used_goes_first() -> None:
-    cache: LruCache[str] = LruCache(10)
+    cache: LruCache[str, Array] = LruCache(10)
     for key in "abc":
         cache.get_or_load(key, make(4))
     assert (len(cache), cache.nbytes, cache.hits, cache.misses) == (2, 8, 0, 3)
@@ -41,7 +41,7 @@ def test_least_recently_used_goes_first() -> None:
 
 
 def test_one_large_array_pushes_out_several() -> None:
-    cache: LruCache[str] = LruCache(10)
+    cache: LruCache[str, Array] = LruCache(10)
     for key in "abc":
         cache.get_or_load(key, make(3))
     cache.get_or_load("d", make(10))
@@ -49,7 +49,7 @@ def test_one_large_array_pushes_out_several() -> None:
 
 
 def test_array_larger_than_the_bound_is_not_kept() -> None:
-    cache: LruCache[str] = LruCache(10)
+    cache: LruCache[str, Array] = LruCache(10)
     cache.get_or_load("a", make(4))
     assert cache.get_or_load("b", make(11)).nbytes == 11
     cache.get_or_load("a", fail)
@@ -57,7 +57,7 @@ def test_array_larger_than_the_bound_is_not_kept() -> None:
 
 
 def test_arrays_are_read_only() -> None:
-    cache: LruCache[str] = LruCache(10)
+    cache: LruCache[str, Array] = LruCache(10)
     own = np.zeros(4, np.uint8)
     with pytest.raises(ValueError, match="read-only"):
         cache.get_or_load("a", lambda: own)[0] = 1
@@ -65,7 +65,7 @@ def test_arrays_are_read_only() -> None:
 
 
 def test_threads_share_one_load() -> None:
-    cache: LruCache[int] = LruCache(1000)
+    cache: LruCache[int, Array] = LruCache(1000)
     waiting, loads = threading.Event(), []
 
     def load() -> Array:
@@ -84,7 +84,7 @@ def test_threads_share_one_load() -> None:
 
 
 def test_threads_share_an_error_and_the_next_call_loads_again() -> None:
-    cache: LruCache[int] = LruCache(1000)
+    cache: LruCache[int, Array] = LruCache(1000)
     waiting = threading.Event()
 
     def load() -> Array:
@@ -103,7 +103,7 @@ def test_threads_share_an_error_and_the_next_call_loads_again() -> None:
 
 
 def test_counts_hold_under_many_threads() -> None:
-    cache: LruCache[int] = LruCache(100)
+    cache: LruCache[int, Array] = LruCache(100)
     interval_s = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
     try:
@@ -118,9 +118,27 @@ def test_counts_hold_under_many_threads() -> None:
     assert (cache.nbytes, len(cache)) == (98, 14)
 
 
-def test_wrong_bound() -> None:
-    with pytest.raises(ConfigError, match="max_bytes=-1 of a cache must be 0 or more"):
-        LruCache(-1)
+def test_a_number_of_values_is_a_bound_too() -> None:
+    cache: LruCache[str, Array] = LruCache(max_items=2)
+    for key in "abac":
+        cache.get_or_load(key, make(4))
+    cache.get_or_load("a", fail)
+    with pytest.raises(AssertionError, match="loaded again"):
+        cache.get_or_load("b", fail)
+    assert (len(cache), cache.nbytes) == (2, 8)
+
+
+def test_a_copy_for_another_process_has_the_bounds_alone() -> None:
+    cache: LruCache[str, Array] = LruCache(10, max_items=3)
+    cache.get_or_load("a", make(4))
+    copy = pickle.loads(pickle.dumps(cache))
+    assert (copy.max_bytes, copy.max_items, len(copy), copy.nbytes, copy.misses) == (10, 3, 0, 0, 0)
+
+
+@pytest.mark.parametrize("bound", ["max_bytes", "max_items"])
+def test_wrong_bound(bound: str) -> None:
+    with pytest.raises(ConfigError, match=f"{bound}=-1 of a cache must be 0 or more"):
+        LruCache(**{bound: -1})
 
 
 # --- DecodedFiles

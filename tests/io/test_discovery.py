@@ -15,7 +15,6 @@ from lit_data.io.discovery import (
     list_shown,
     match_by_stem,
     name_below,
-    resolve_listed,
 )
 
 
@@ -322,42 +321,6 @@ def test_an_unreadable_folder_is_named_with_the_systems_answer(
     monkeypatch.setattr(os, "scandir", refuse)
     with pytest.raises(DataError, match=r"locked: cannot be read, EACCES \(Permission denied\)"):
         find_images(tmp_path)
-
-
-# row 9
-def test_a_listed_file_that_is_missing_is_named_with_its_row(tmp_path: Path) -> None:
-    _touch(tmp_path, "a.png", "sub/b.png")
-    assert resolve_listed(tmp_path, ["sub/b.png", "a.png"]) == (
-        tmp_path / "sub/b.png",
-        tmp_path / "a.png",
-    )
-    (tmp_path / "empty.png").touch()
-    with pytest.raises(ValueError, match="embedded null") as refused:
-        os.lstat("nul\0.png")
-    with pytest.raises(DataError) as caught:
-        resolve_listed(tmp_path, ["a.png", "c.png", "sub", "nul\0.png", "empty.png"], first_row=2)
-    assert str(caught.value).splitlines() == [
-        f"  {tmp_path}/c.png: row 3: no such file; the nearest folder that exists is {tmp_path}",
-        f"  {tmp_path}/sub: row 4: not a regular file (a folder)",
-        f"  {tmp_path}/nul\\x00.png: row 5: {refused.value}",
-        f"  {tmp_path}/empty.png: row 6: 0 bytes",
-        "4 of 5 listed files are bad",
-    ]
-
-
-# paths in manifests, section 3
-@pytest.mark.parametrize("name", ["../out.png", "sub/../../out.png", "link.png", "{root}/out.png"])
-def test_a_listed_path_stays_inside(tmp_path: Path, name: str) -> None:
-    _touch(tmp_path, "out.png", "data/sub/a.png")
-    (tmp_path / "data" / "link.png").symlink_to("../out.png")
-    name = name.format(root=tmp_path)
-    with pytest.raises(
-        DataError,
-        match=r"row 1: leads out of the data folder, to .*out.png; set allow_outside=True",
-    ):
-        resolve_listed(tmp_path / "data", [name])
-    (path,) = resolve_listed(tmp_path / "data", [name], allow_outside=True)
-    assert path.samefile(tmp_path / "out.png")
 
 
 def test_images_and_masks_are_matched_by_stem() -> None:

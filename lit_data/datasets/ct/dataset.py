@@ -8,7 +8,6 @@ from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import PointRows, WindowRows
 from lit_data.io.shards.volumes import ShardedVolumes
-from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
@@ -143,5 +142,4 @@ class CTDataset:
         Raises:
             StoreCorruptError: One was.
         """
-        if isinstance(self.rows.bank, SparseStore):
-            self.rows.bank.check_size()
+        self.rows.bank.check_size()

@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, StoreError
+from lit_data.io.cache import LruCache
 from lit_data.io.progress import track
 from lit_data.io.store.kept import keep_arrays
 from lit_data.io.temp import sweep
-from lit_data.io.volumes.banks import VolumeBank
-from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_file import LastOpened
+from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
+from lit_data.io.volumes.sparse_file import MAX_OPEN
 
 SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
 
@@ -151,20 +151,17 @@ class PointDistances:
 
     Args:
         bank: The volumes.
-        folder: Where distances are kept; none measures them at every call.
+        folder: Where distances are kept.
         most_mm: Larger distances are cut to this; none keeps all.
     """
 
-    def __init__(self, bank: VolumeBank, folder: Path | None, most_mm: float | None) -> None:
+    def __init__(self, bank: VolumeBank, folder: Path, most_mm: float | None) -> None:
         self.bank, self.folder, self.most_mm = bank, folder, most_mm
-        self._opened: LastOpened[int, Distances] = LastOpened()
+        self._mapped: LruCache[int, Distances] = LruCache(max_items=MAX_OPEN)
 
     def __getitem__(self, number: int) -> Distances:
         """Distances of one volume: [N] float32 mm, none of them positive; read-only."""
-        folder = self.folder
-        if folder is None:
-            return self._measure(self.bank[number])
-        return self._opened.get(number, lambda: self._open(self.bank[number], folder))
+        return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
 
     def prepare(self, *, progress: bool = True) -> None:
         """Measure what is not measured yet.
@@ -172,23 +169,25 @@ class PointDistances:
         Raises:
             StoreError: The folder cannot be written.
         """
-        if self.folder is not None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            sweep(self.folder)
-            for number in track(
-                range(len(self.bank)), "measuring distances", len(self.bank), enabled=progress
-            ):
-                self[number]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        sweep(self.folder)
+        count = len(self.bank)
+        for number in track(range(count), "measuring distances", count, enabled=progress):
+            self[number]
 
-    def _open(self, volume: SparseVolume, folder: Path) -> Distances:
+    def _open(self, volume: SparseVolume) -> Distances:
         key = self._identify(volume)
-        kept = keep_arrays(
-            folder, key, "distances", FORMAT_VERSION, lambda: {"distances": self._measure(volume)}
+        arrays = keep_arrays(
+            self.folder,
+            key,
+            "distances",
+            FORMAT_VERSION,
+            lambda: {"distances": self._measure(volume)},
         )
-        distances: Distances = kept.map("distances", np.float32)
+        distances: Distances = arrays.map("distances", np.float32)
         if len(distances) != len(volume):
             raise StoreError(
-                f"{folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it"
+                f"{self.folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it"
             )
         return distances
 

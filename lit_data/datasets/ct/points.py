@@ -16,9 +16,8 @@ from lit_data.datasets.ct.windows import (
     find_inside,
 )
 from lit_data.errors import DataError, show_path
-from lit_data.io.volumes.banks import VolumeBank
 from lit_data.io.volumes.hounsfield import Window
-from lit_data.io.volumes.sparse import SparseVolume
+from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
 

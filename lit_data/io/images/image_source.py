@@ -116,7 +116,7 @@ class DecodedFiles:
         workers: int = 2,
         progress: bool = True,
     ) -> None:
-        self.cache: LruCache[int] = LruCache(cache_bytes)
+        self.cache: LruCache[int, Array] = LruCache(cache_bytes)
         self._decoder = decoder
         survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
         self._survey = survey
@@ -135,7 +135,7 @@ class DecodedFiles:
         return share_state(self, ("_survey", "_sources", "heights_px", "widths_px", "skipped"))
 
     def __repr__(self) -> str:
-        cache = decimal(self.cache.max_bytes)
+        cache = decimal(self.cache.max_bytes or 0)
         return f"DecodedFiles({len(self)} images, {self.channels} channels, {self.dtype}, cache {cache})"
 
     def __getitem__(self, index: int) -> Array:

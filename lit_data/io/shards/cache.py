@@ -1,12 +1,11 @@
 """`ShardCache`: the local copies of shards, within a number of bytes, shared by all processes of a machine."""
 
 import logging
+import math
 import os
 import resource
-import sys
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.filesize import decimal
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import find_sha256
 from lit_data.grid import Ints
+from lit_data.io.cache import HasBytes, LruCache
 from lit_data.io.remote.objects import Objects
 from lit_data.io.shards.index import Shard
 from lit_data.io.store.files import TAR_SUFFIX
@@ -32,7 +32,7 @@ _OPEN_SHARE: Final = 4
 """One of so many file descriptors that a process may have is for a shard, which takes up to two."""
 
 
-Opened = TypeVar("Opened")
+Opened = TypeVar("Opened", bound=HasBytes)
 
 
 class ShardCache(Generic[Opened]):
@@ -71,11 +71,13 @@ class ShardCache(Generic[Opened]):
         self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
         self._open_copy = open_file
         self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
-        self._opened: OrderedDict[int, tuple[Opened, float]] = OrderedDict()
-        self._opened_bytes = 0
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        self._most_open = sys.maxsize if most == resource.RLIM_INFINITY else most // _OPEN_SHARE
-        self._lock = threading.Lock()
+        max_open = None if most == resource.RLIM_INFINITY else most // _OPEN_SHARE
+        # One shard at least, also where it takes more than a half.
+        self._opened: LruCache[int, Opened] = LruCache(
+            max(max_bytes // 2, largest), max_items=max_open
+        )
+        self._stamped_s: dict[int, float] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.folder, self.shards, self.objects, self.max_bytes, self._open_copy)
@@ -111,17 +113,11 @@ class ShardCache(Generic[Opened]):
         Raises:
             DataError: It cannot be fetched, or is damaged there.
         """
+        opened = self._opened.get_or_load(number, lambda: self._open_file(number))
+        # Others remove what was used longest ago; to say so once a second is enough.
         now_s = time.monotonic()
-        with self._lock:
-            opened, touched_s = self._opened.get(number, (None, 0.0))
-            if opened is not None:
-                is_old = now_s - touched_s > _TOUCH_S
-                self._opened[number] = opened, now_s if is_old else touched_s
-                self._opened.move_to_end(number)
-        if opened is None:
-            opened = self._open_file(number)
-            self._keep(number, opened, now_s)
-        elif is_old:
+        if now_s - self._stamped_s.get(number, -math.inf) > _TOUCH_S:
+            self._stamped_s[number] = now_s
             self._stamp(number, time.time())
         return opened
 
@@ -142,7 +138,7 @@ class ShardCache(Generic[Opened]):
     def _open_file(self, number: int) -> Opened:
         for left in reversed(range(_TRIES)):
             path = self.fetch(number)
-            self._stamp(number, time.time())  # others remove what was used longest ago
+            self._stamp(number, time.time())
             try:
                 return self._open_copy(path)
             except (StoreError, FileNotFoundError) as error:
@@ -155,16 +151,6 @@ class ShardCache(Generic[Opened]):
                         "that is too small for all of them, raise data.cache_bytes"
                     ) from error
         raise AssertionError
-
-    def _keep(self, number: int, opened: Opened, now_s: float) -> None:
-        with self._lock:
-            if number not in self._opened:
-                self._opened_bytes += self.shards[number].nbytes
-            self._opened[number] = opened, now_s
-            while len(self._opened) > 1 and (
-                self._opened_bytes > self.max_bytes // 2 or len(self._opened) > self._most_open
-            ):
-                self._opened_bytes -= self.shards[self._opened.popitem(last=False)[0]].nbytes
 
     def _fetch(self, shard: Shard, path: Path) -> None:
         with temp_folder(self.folder) as temp:

@@ -26,7 +26,7 @@ from lit_data.io.store.build import BuildOptions, write_store
 from lit_data.io.store.files import explain_errors, is_there, write_tar
 from lit_data.io.store.sources import SourceTable, list_below
 from lit_data.io.store.store import DecodedStore
-from lit_data.io.store.store_retention import Wanted
+from lit_data.io.store.store_retention import Recipe
 from lit_data.io.temp import sweep, temp_folder
 from lit_data.types import Array
 
@@ -248,7 +248,7 @@ class ImagePublisher:
         """A shard that is at its place now, or under `on_bad=skip` why none of its images is good."""
         options, there, scratch = self._options, self._writer.there, self._writer.scratch
         table = list_below(sources, self._names)
-        target = Wanted(table, self._decoder.fingerprint, options.on_bad, options.store)
+        target = Recipe(table, self._decoder.fingerprint, options.on_bad, options.store)
         note = scratch / "notes" / target.key
         if target.key in there and is_there(note):
             return _Written.read(note)
@@ -271,7 +271,7 @@ class ImagePublisher:
             return written
 
     def _build(
-        self, sources: Sequence[ImageSource], survey: Survey, target: Wanted, folder: Path
+        self, sources: Sequence[ImageSource], survey: Survey, target: Recipe, folder: Path
     ) -> None:
         folder.mkdir()
         build = BuildOptions(

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import find_sha256, replacing
+from lit_data.io.cache import HasBytes
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
@@ -28,7 +29,7 @@ from lit_data.io.temp import build_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
 
-Opened = TypeVar("Opened")
+Opened = TypeVar("Opened", bound=HasBytes)
 
 _WAIT_S = 3600.0
 _POINTER_BYTES = 2**16

@@ -1,5 +1,4 @@
-"""A folder of arrays: ``NAME.npy`` for each, which every reader maps and none copies, and
-``meta.json`` about them.
+"""Folders of arrays: a ``NAME.npy`` for each, which readers map and none copies, and ``meta.json``.
 
 The folder may also be one file, an uncompressed tar, which is mapped as it is: so a shard of a set
 on a server travels.
@@ -59,63 +58,49 @@ _DTYPE: Final = re.compile(r"[<|][biuf][1248]")
 
 @dataclass(frozen=True, slots=True)
 class ArrayFacts:
-    """What `meta.json` says of an array.
+    """Facts of an array in `meta.json`.
 
     Args:
         descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
         shape: Of the array.
         crc32: Of its values; None where they have checksums of their own.
-        block_px: [height, width] of the blocks that images in it are cut into, 0 for their whole
-            height; None where each is whole.
     """
 
     descr: Any
     shape: tuple[int, ...]
     crc32: int | None = None
-    block_px: tuple[int, int] | None = None
 
     def __post_init__(self) -> None:
-        fields = [["value", self.descr]] if isinstance(self.descr, str) else self.descr
-        checks = [isinstance(fields, list) and 0 < len(fields) < 32]
-        checks += [
-            len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1]))
-            for pair in fields
-        ]
-        checks += [
-            0 < len(self.shape) < 8,
-            all(map(is_count, self.shape)),
-            math.prod(self.shape) <= MAX_LENGTH,
-        ]
-        checks += [
-            self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32),
-            _is_block(self.block_px),
-        ]
-        if not all(checks):
+        # The lengths are checked first: a product of anything else has no meaning.
+        is_shape = 0 < len(self.shape) < 8 and all(map(is_count, self.shape))
+        is_small = is_shape and math.prod(self.shape) <= MAX_LENGTH
+        is_sum = self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32)
+        if not (_is_descr(self.descr) and is_small and is_sum):
             raise ValueError(f"no array of {self!r:.80}")
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """NumPy's."""
-        return np.dtype(
-            self.descr if isinstance(self.descr, str) else [tuple(pair) for pair in self.descr]
-        )
+        """Dtype of its values."""
+        if isinstance(self.descr, str):
+            return np.dtype(self.descr)
+        return np.dtype([tuple(pair) for pair in self.descr])
 
     @property
     def nbytes(self) -> int:
-        """Of all values."""
+        """Bytes of all values."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     @property
     def header(self) -> bytes:
-        """What the file begins with; as long for any length of the first axis."""
-        text = io.BytesIO()
-        form = {
+        """First bytes of the file, as many for any length of the first axis."""
+        header = io.BytesIO()
+        fields = {
             "descr": np.lib.format.dtype_to_descr(self.dtype),
             "fortran_order": False,
             "shape": self.shape,
         }
-        np.lib.format.write_array_header_1_0(text, form)
-        return text.getvalue()
+        np.lib.format.write_array_header_1_0(header, fields)
+        return header.getvalue()
 
 
 class ArrayFolder:
@@ -128,8 +113,8 @@ class ArrayFolder:
 
     Attributes:
         key: SHA-256 of all that the arrays were made from.
-        arrays: What each array is.
-        facts: What else is known, to be checked by whoever reads it.
+        arrays: Facts of each array, by its name.
+        facts: All else that is known, to be checked by whoever reads it.
 
     Raises:
         StoreError: There is none, or it cannot be read.
@@ -138,19 +123,17 @@ class ArrayFolder:
 
     def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
         self.path = Path(path)
-        self._tar = (
-            Tar.open(self.path) if self.path.suffix == TAR_SUFFIX and self.path.is_file() else None
-        )
-        if self._tar is None and not is_there(self.path):
-            where = show_path(self.path)
+        self._tar: Tar | None = None
+        if self.path.suffix == TAR_SUFFIX and self.path.is_file():
+            self._tar = Tar.open(self.path)
+            fields = _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
+        elif is_there(self.path):
+            fields = read_meta(self.path / META_NAME)
+        else:
             raise StoreError(
-                f"no store of {kind} at {where}; run `python -m lit_data prepare` to make it"
+                f"no store of {kind} at {show_path(self.path)}; "
+                "run `python -m lit_data prepare` to make it"
             )
-        fields = (
-            read_meta(self.path / META_NAME)
-            if self._tar is None
-            else _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
-        )
         try:
             if (fields["kind"], fields["version"]) != (kind, version):
                 raise ValueError(
@@ -158,15 +141,15 @@ class ArrayFolder:
                 )
             self.key: str = fields["key"]
             self.facts: dict[str, Any] = dict(fields["facts"])
-            self.arrays = {
-                name: _read_facts(name, about) for name, about in fields["arrays"].items()
-            }
+            self.arrays: dict[str, ArrayFacts] = {}
+            for name, array_fields in fields["arrays"].items():
+                self.arrays[name] = _read_facts(name, array_fields)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise corrupt(
                 self.path / META_NAME, f"no {kind} of version {version} ({error!s:.200})"
             ) from error
         self._maps: dict[str, Mapped] = {}
-        self._whole: mmap.mmap | None = None
+        self._tar_map: mmap.mmap | None = None
 
     @property
     def nbytes(self) -> int:
@@ -174,13 +157,18 @@ class ArrayFolder:
         return sum(len(facts.header) + facts.nbytes for facts in self.arrays.values())
 
     def map_again(self, name: str) -> tuple["Mapped", Array]:
-        """A second map of an array, which may be read in another way than the first, and the array in it."""
-        facts, mapped = self.arrays[name], self._map_file(name, again=True)
-        begin = mapped.begin + len(facts.header)
-        return Mapped(mapped.data, begin), np.ndarray(facts.shape, facts.dtype, mapped.data, begin)
+        """Map an array a second time, to be read in another way than the first.
+
+        Returns:
+            The map and where the values begin in it, and the array in it.
+        """
+        facts = self.arrays[name]
+        data, header_begin = self._map_file(name, again=True)
+        begin = header_begin + len(facts.header)
+        return Mapped(data, begin), np.ndarray(facts.shape, facts.dtype, data, begin)
 
     def map(self, name: str, descr: Any = None, *, check: bool = False) -> Array:  # noqa: ANN401 - see `ArrayFacts`
-        """An array, a read-only view of its file.
+        """Map an array: a read-only view of its file.
 
         Args:
             name: Of the array.
@@ -195,12 +183,14 @@ class ArrayFolder:
         if facts is None or (descr is not None and facts.dtype != np.dtype(descr)):
             raise corrupt(path, f"expected an array of {descr}, found {facts}")
         self._maps[name] = data, begin = self._map_file(name)
-        values = begin + len(facts.header)
-        if data[begin:values] != facts.header:
+        values_begin = begin + len(facts.header)
+        if data[begin:values_begin] != facts.header:
             raise corrupt(path, "its header is not the one that was written")
-        if check and (problem := self._find_damage(name)):
-            raise corrupt(path, problem)
-        array: Array = np.ndarray(facts.shape, facts.dtype, data, values)
+        if check:
+            damage = self._describe_damage(name)
+            if damage:
+                raise corrupt(path, damage)
+        array: Array = np.ndarray(facts.shape, facts.dtype, data, values_begin)
         return array
 
     def check_size(self) -> None:
@@ -212,53 +202,61 @@ class ArrayFolder:
         Raises:
             StoreCorruptError: A file is not as long as it should be.
         """
-        for name in self.arrays if self._tar is None else ():
+        if self._tar is not None:  # its length was compared when it was mapped
+            return
+        for name in self.arrays:
             path = self.path / f"{name}.npy"
-            mapped = self._maps.get(
-                name
-            )  # the file that is read, also where another has its name now
-            found_bytes = (
-                mapped.data.size() if mapped else path.stat().st_size if path.is_file() else 0
-            )
-            if found_bytes != self._size(name):
-                raise corrupt(path, f"expected {self._size(name)} bytes, found {found_bytes}")
-
-    def find_damages(self) -> Iterator[str]:
-        """Read every byte of the arrays that have a CRC-32, and say for each what is wrong; nothing if all is well."""
-        for name, facts in self.arrays.items():
-            if facts.crc32 is not None:
-                if name not in self._maps:
-                    self.map(name)
-                yield (
-                    f"{show_path(self.path / name)}.npy: {problem}"
-                    if (problem := self._find_damage(name))
-                    else ""
+            if name in self._maps:
+                # The file that is read, also where another has its name now.
+                found_bytes = self._maps[name].data.size()
+            else:
+                found_bytes = path.stat().st_size if path.is_file() else 0
+            if found_bytes != self._count_bytes(name):
+                raise corrupt(
+                    path, f"expected {self._count_bytes(name)} bytes, found {found_bytes}"
                 )
 
-    def _size(self, name: str) -> int:
+    def find_damages(self) -> Iterator[str]:
+        """Read every byte of the arrays that have a CRC-32.
+
+        Yields:
+            For each array a line that says what is wrong, or "".
+        """
+        for name, facts in self.arrays.items():
+            if facts.crc32 is None:
+                continue
+            if name not in self._maps:
+                self.map(name)
+            damage = self._describe_damage(name)
+            yield f"{show_path(self.path / name)}.npy: {damage}" if damage else ""
+
+    def _count_bytes(self, name: str) -> int:
+        """Return the bytes that the file of an array must have."""
         return len(self.arrays[name].header) + self.arrays[name].nbytes
 
     def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
-        """The map that holds an array, and where its header begins there; the arrays of a tar have one together."""
+        """Return the map that holds an array, and where its header begins there."""
         path = self.path / f"{name}.npy"
         if self._tar is None:
-            return Mapped(map_file(path, self._size(name)), 0)
+            return Mapped(map_file(path, self._count_bytes(name)), 0)
         begin, nbytes = self._tar.members.get(path.name, (0, 0))
-        if nbytes != self._size(name):
-            raise corrupt(path, f"expected {self._size(name)} bytes, found {nbytes}")
+        if nbytes != self._count_bytes(name):
+            raise corrupt(path, f"expected {self._count_bytes(name)} bytes, found {nbytes}")
         if again:
             return Mapped(map_file(self.path, self._tar.nbytes), begin)
-        self._whole = self._whole or map_file(
-            self.path, self._tar.nbytes
-        )  # a file open for each would be too many
-        return Mapped(self._whole, begin)
+        # The arrays of a tar have one map together: a file open for each would be too many.
+        if self._tar_map is None:
+            self._tar_map = map_file(self.path, self._tar.nbytes)
+        return Mapped(self._tar_map, begin)
 
-    def _find_damage(self, name: str) -> str:
+    def _describe_damage(self, name: str) -> str:
+        """Compare a mapped array with its CRC-32; return what is wrong, or ""."""
         facts, (data, begin) = self.arrays[name], self._maps[name]
         first = begin + len(facts.header)
-        found = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
-        is_right = facts.crc32 is None or found == facts.crc32
-        return "" if is_right else f"expected CRC-32 {facts.crc32:08x}, found {found:08x}"
+        crc32 = zlib.crc32(memoryview(data)[first : first + facts.nbytes])
+        if facts.crc32 is None or crc32 == facts.crc32:
+            return ""
+        return f"expected CRC-32 {facts.crc32:08x}, found {crc32:08x}"
 
 
 class ArrayWriter:
@@ -290,7 +288,6 @@ class ArrayWriter:
         most: int = 0,
         *,
         checksum: bool = True,
-        block_px: tuple[int, int] | None = None,
     ) -> Iterator["ArrayStream"]:
         """Write an array [n], part after part.
 
@@ -299,11 +296,11 @@ class ArrayWriter:
             dtype: Of its values.
             most: Its length, or more: space that is reserved first.
             checksum: Compute its CRC-32; False where its values have checksums of their own.
-            block_px: See `ArrayFacts`.
         """
         little = np.dtype(dtype).newbyteorder("<")
         descr: Any = np.lib.format.dtype_to_descr(little)
-        descr = descr if isinstance(descr, str) else [list(pair) for pair in descr]
+        if not isinstance(descr, str):
+            descr = [list(pair) for pair in descr]  # JSON knows no tuples
         with new_file(self.folder / f"{name}.npy") as fd:
             facts = ArrayFacts(descr, (most,))
             if most:
@@ -311,7 +308,8 @@ class ArrayWriter:
             write_all(fd, memoryview(facts.header))
             stream = ArrayStream(fd, little, checksum=checksum)
             yield stream
-            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32, block_px)
+            # The header is as long for any length, so that it can be written once that is known.
+            facts = ArrayFacts(descr, (stream.nbytes // little.itemsize,), stream.crc32)
             os.pwrite(fd, facts.header, 0)
             os.ftruncate(fd, len(facts.header) + stream.nbytes)
         self._arrays[name] = facts
@@ -322,7 +320,7 @@ class ArrayWriter:
         Raises:
             ValueError: It is longer than `MAX_META_BYTES`.
         """
-        arrays = {name: dataclasses.asdict(about) for name, about in self._arrays.items()}
+        arrays = {name: dataclasses.asdict(array) for name, array in self._arrays.items()}
         text = encode_meta(
             {"kind": kind, "version": version, "key": key, "arrays": arrays, "facts": dict(facts)}
         )
@@ -336,21 +334,20 @@ class ArrayStream:
     """Appends values to a file.
 
     Attributes:
-        nbytes: Written.
-        crc32: Of them; None without.
+        nbytes: Bytes written so far.
+        crc32: Of these bytes; None without a checksum.
     """
 
     def __init__(self, fd: int, dtype: "np.dtype[Any]", *, checksum: bool) -> None:
         self._fd, self._dtype = fd, dtype
-        self.nbytes, self.crc32 = 0, 0 if checksum else None
+        self.nbytes = 0
+        self.crc32 = 0 if checksum else None
 
     def append(self, values: Array) -> None:
         """Write values."""
-        data = (
-            np.ascontiguousarray(values, self._dtype).view(np.uint8).data
-            if values.size
-            else memoryview(b"")
-        )
+        if values.size == 0:  # of which there is no view as bytes
+            return
+        data = np.ascontiguousarray(values, self._dtype).view(np.uint8).data
         write_all(self._fd, data)
         self.nbytes += data.nbytes
         if self.crc32 is not None:
@@ -358,12 +355,12 @@ class ArrayStream:
 
 
 def encode_meta(fields: Mapping[str, Any]) -> bytes:
-    """The one canonical text of these fields, its own CRC-32 included."""
+    """Return the one canonical text of these fields, its own CRC-32 included."""
     return _dump({**fields, _CHECKSUM: zlib.crc32(_dump(fields))})
 
 
 def read_meta(path: Path) -> dict[str, Any]:
-    """The fields of a `meta.json`, without its CRC-32.
+    """Return the fields of a `meta.json`, without its CRC-32.
 
     Raises:
         StoreError: It cannot be opened.
@@ -388,11 +385,11 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
 
 
 def publish(temp: Path, target: Path) -> None:
-    """Give a folder that is written its name; another process may have been first, whose folder is as good."""
+    """Give a written folder its name."""
     sync_folder(temp)
     try:
         temp.rename(target)
-    except OSError as error:
+    except OSError as error:  # another process was first, whose folder is as good
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
         log.info("%s: another process published this store first; it is used", show_path(target))
@@ -400,7 +397,7 @@ def publish(temp: Path, target: Path) -> None:
 
 
 def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """For `json.loads`: a dict whose names stand once each in the text."""
+    """Make a dict of a JSON text whose names stand there once each, for `json.loads`."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         raise ValueError("a key stands there twice")
@@ -408,20 +405,25 @@ def refuse_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value of a JSON text is a whole number from 0 that fits into 62 bits."""
+    """Return True if a value of a JSON text is a whole number from 0 that fits into 62 bits."""
     return type(value) is int and 0 <= value <= MAX_LENGTH
 
 
-def _read_facts(name: str, about: Mapping[str, Any]) -> ArrayFacts:
+def _read_facts(name: str, fields: Mapping[str, Any]) -> ArrayFacts:
     if not _NAME.fullmatch(name):
         raise ValueError(f"no array is called {name!r:.80}")
-    block_px = about["block_px"]
-    sizes = {"shape": tuple(about["shape"]), "block_px": block_px and tuple(block_px)}
-    return ArrayFacts(**{**about, **sizes})
+    return ArrayFacts(**{**fields, "shape": tuple(fields["shape"])})
 
 
-def _is_block(block_px: tuple[int, int] | None) -> bool:
-    return block_px is None or (len(block_px) == 2 and all(map(is_count, block_px)))
+def _is_descr(descr: Any) -> bool:  # noqa: ANN401 - of a JSON text
+    """Return True for a little-endian dtype of numbers, or for one of records of them."""
+    pairs = [["value", descr]] if isinstance(descr, str) else descr
+    if not isinstance(pairs, list) or not 0 < len(pairs) < 32:
+        return False
+    for pair in pairs:
+        if len(pair) != 2 or not (_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1])):
+            return False
+    return True
 
 
 def _dump(fields: Mapping[str, Any]) -> bytes:

@@ -1,29 +1,25 @@
-"""Large images in vertical bands, so that a patch reads what it shows and not whole rows of its
-image.
+"""Large images in vertical bands, so that a patch reads what it shows and not whole rows.
 
 A band is [H, C, b] in one piece: the rows of a patch lie one after another in each band that it
 touches. The bands of an image come from left to right, the last one may be narrower. Small images
 stay planar [C, H, W].
 
 Measured against square blocks of equal width, bands read less (a patch of 128 px at any place 1.7
-times its bytes, not 2.1) and copy faster, as no row lies in two of them. Compressed images lie in
-blocks all the same, see `lit_data.io.store.packed`.
+times its bytes, not 2.1) and copy faster, as no row lies in two of them.
 """
 
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple, get_args
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.grid import Ints
 from lit_data.io.store.files import Mapped
-from lit_data.io.store.packed import ROWS_PX, Compression, pack, split_blocks
 from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
 from lit_data.types import Array
 
@@ -34,74 +30,56 @@ WIDTHS: Final = (32, 64, 128, 256)
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions:
-    """How decoded images lie on the disk.
+    """Layout of decoded images on the disk.
 
     Args:
         band_px: Width of the bands that images are cut into whose rows take 1 KiB and more; None
             keeps them whole.
-        compression: `none`, `lz4` or `zstd`, see `lit_data.io.store.packed`.
 
     Raises:
-        ConfigError: The width is none of 32, 64, 128 and 256, or the compression is not known.
+        ConfigError: The width is none of 32, 64, 128 and 256.
     """
 
     band_px: int | None = 64
-    compression: Compression = "none"
 
     def __post_init__(self) -> None:
         if self.band_px is not None and self.band_px not in WIDTHS:
             raise ConfigError(
-                f"store.band_px={self.band_px!r} must be one of {', '.join(map(str, WIDTHS))}, or null"
+                f"store.band_px={self.band_px!r} must be one of "
+                f"{', '.join(map(str, WIDTHS))}, or null"
             )
-        check_choice("store.compression", self.compression, get_args(Compression))
 
 
 WHOLE: Final = StoreOptions(band_px=None)
-"""Images are neither cut nor compressed."""
+"""No image is cut into bands."""
 
 
 class BandLayout(NamedTuple):
-    """How the images of a store lie.
+    """Layout of the images of a store.
 
     Attributes:
         band_px: Width of a band; None: no image is in bands.
         itemsize: Bytes of a value.
-        compression: Of their blocks.
     """
 
     band_px: int | None
     itemsize: int
-    compression: Compression = "none"
-
-    @property
-    def block_px(self) -> tuple[int, int] | None:
-        """As `lit_data.io.store.arrays.ArrayFacts` has it."""
-        if self.compression != "none":
-            return ROWS_PX, self.band_px or 0
-        return None if self.band_px is None else (0, self.band_px)
 
     def find_banded(self, widths_px: Ints) -> NDArray[np.bool_]:
-        """[n] whether images of these widths are in bands."""
-        wide = widths_px * self.itemsize >= MIN_ROW_BYTES
-        return wide if self.band_px is not None else np.zeros_like(wide)
-
-    def find_widths(self, widths_px: Ints) -> Ints:
-        """[n] px of the blocks of compressed images of these widths."""
-        return np.where(self.find_banded(widths_px), self.band_px or 0, widths_px)
+        """Return [n] bool, True for images of these widths that are in bands."""
+        if self.band_px is None:
+            return np.zeros(len(widths_px), np.bool_)
+        return widths_px * self.itemsize >= MIN_ROW_BYTES
 
     def split(self, image: Array) -> Iterator[Array]:
-        """An image [C, H, W] in the order of the disk: whole, band by band, or block by block [n] uint8."""
-        width, widths = image.shape[2], np.array([image.shape[2]])
-        if self.compression != "none":
-            for block in split_blocks(image, self.find_widths(widths).item()):
-                yield np.frombuffer(pack(block, self.compression), np.uint8)
-        elif self.band_px is None or not self.find_banded(widths)[0]:
+        """Yield an image [C, H, W] in the order of the disk: whole, or its bands [H, C, b]."""
+        width_px = image.shape[2]
+        if self.band_px is None or width_px * self.itemsize < MIN_ROW_BYTES:
             yield image
-        else:
-            for left in range(0, width, self.band_px):
-                yield np.ascontiguousarray(
-                    image[:, :, left : left + self.band_px].transpose(1, 0, 2)
-                )
+            return
+        for left_px in range(0, width_px, self.band_px):
+            band = image[:, :, left_px : left_px + self.band_px]
+            yield np.ascontiguousarray(band.transpose(1, 0, 2))
 
 
 class BandedImage(SlicedImage):
@@ -124,31 +102,33 @@ class BandedImage(SlicedImage):
 
     @override
     def read(self, top_px: int, left_px: int, height_px: int, width_px: int) -> Array:
-        band, end_px = self._band_px, left_px + width_px
-        first = min(left_px // band, len(self._bands))
-        found = self._bands[first : -(-end_px // band), top_px : top_px + height_px]
-        joined = found.transpose(1, 2, 0, 3).reshape(height_px, self.shape[0], len(found) * band)
-        if end_px > len(self._bands) * band:
-            joined = np.concatenate((joined, self._last[top_px : top_px + height_px]), axis=2)
-        shift = left_px - first * band
-        return joined[:, :, shift : shift + width_px].transpose(1, 0, 2)
+        band_px, channels = self._band_px, self.shape[0]
+        right_px, bottom_px = left_px + width_px, top_px + height_px
+        first = min(left_px // band_px, len(self._bands))
+        bands = self._bands[first : -(-right_px // band_px), top_px:bottom_px]
+        # [bands, h, C, b] becomes [h, C, bands * b]: rows of neighbouring bands side by side.
+        rows = bands.transpose(1, 2, 0, 3).reshape(height_px, channels, len(bands) * band_px)
+        if right_px > len(self._bands) * band_px:
+            rows = np.concatenate((rows, self._last[top_px:bottom_px]), axis=2)
+        shift_px = left_px - first * band_px
+        return rows[:, :, shift_px : shift_px + width_px].transpose(1, 0, 2)
 
     @override
     def find_spans(
         self, top_px: int, left_px: int, size_px: tuple[int, int]
     ) -> Iterator[tuple[int, int]]:
-        channels, height, width = self.shape
-        top, bottom = max(top_px, 0), min(top_px + size_px[0], height)
-        right, itemsize = min(left_px + size_px[1], width), self.dtype.itemsize
-        if top < bottom:
-            for left in range(
-                max(left_px, 0) // self._band_px * self._band_px, right, self._band_px
-            ):
-                row = channels * min(self._band_px, width - left)
-                yield (
-                    (channels * height * left + top * row) * itemsize,
-                    (bottom - top) * row * itemsize,
-                )
+        channels, height_px, width_px = self.shape
+        top_px, bottom_px = max(top_px, 0), min(top_px + size_px[0], height_px)
+        right_px = min(left_px + size_px[1], width_px)
+        if top_px >= bottom_px:
+            return
+        first_px = max(left_px, 0) // self._band_px * self._band_px
+        for band_left_px in range(first_px, right_px, self._band_px):
+            # All bands before this one, then the rows above the patch in this one.
+            row_values = channels * min(self._band_px, width_px - band_left_px)
+            begin = channels * height_px * band_left_px + top_px * row_values
+            count = (bottom_px - top_px) * row_values
+            yield begin * self.dtype.itemsize, count * self.dtype.itemsize
 
 
 class BandFile(SlicedFile):

@@ -1,11 +1,11 @@
-"""Building a decoded store: every source decoded once, strictly, into files that appear all at once or not at all."""
+"""Build of a decoded store: each source is decoded once, strictly, and all files appear at once."""
 
 import logging
 import shutil
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,18 +19,15 @@ from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
-from lit_data.io.store.index import BLOCKS, IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
-from lit_data.io.store.packed import estimate_shares, split_blocks
+from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts
 from lit_data.io.store.sources import SourceTable, list_sources
-from lit_data.io.store.store_retention import Wanted, describe_stale, find_store, prune
+from lit_data.io.store.store_retention import Recipe, describe_stale, find_store, prune
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
 
-_SAMPLED = 16
-"""Images, and blocks of each, that tell what compression saves."""
 MAX_NOTES = 100
 """Different remarks that are counted one by one."""
 
@@ -42,9 +39,9 @@ class DecodedImage:
     Args:
         size_px: (H, W).
         parts: Its pixels as they are written, little-endian.
-        crc32: Of the pixels [C, H, W].
+        crc32: CRC-32 of the pixels [C, H, W].
         notes: Remarks of the decoder, without the path.
-        source_crc32: Of each of its files.
+        source_crc32: CRC-32 of each of its files.
     """
 
     size_px: tuple[int, int]
@@ -62,13 +59,11 @@ class PixelWriter:
         sources: Files of all images that may come, in order.
 
     Attributes:
-        notes: How many images each remark was made about.
-        ends: Byte at which each part ends.
+        notes: Number of images that each remark was made about.
     """
 
     def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
         self.notes: Counter[str] = Counter()
-        self.ends: list[int] = []
         self._stream, self._sources = stream, sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
@@ -77,14 +72,12 @@ class PixelWriter:
         """Write one image; numbers must rise from call to call."""
         for part in image.parts:
             self._stream.append(part)
-            self.ends.append(self._stream.nbytes)
         self._images[number] = (0, *image.size_px, image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
         for note in image.notes:
-            self.notes[
-                note if note in self.notes or len(self.notes) < MAX_NOTES else "other remarks"
-            ] += 1
+            is_counted = note in self.notes or len(self.notes) < MAX_NOTES
+            self.notes[note if is_counted else "other remarks"] += 1
 
     def finish(self) -> tuple[Array, SourceTable]:
         """Return the records of the images that were written, and their files."""
@@ -104,8 +97,7 @@ def decode_images(
     workers: int,
     layout: BandLayout,
 ) -> Iterator[DecodedImage | str]:
-    """Decode the good sources of a survey in threads, and compress them, a few ahead of the one
-    that is taken.
+    """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
 
     Args:
         decoder: Decodes one source.
@@ -126,9 +118,13 @@ def decode_images(
         except (DataError, OSError) as error:
             return str(error)
         notes = tuple(_cut_path(note, source.paths) for note in decoded.notes)
-        parts, height_px, width_px = tuple(layout.split(pixels)), *pixels.shape[1:]
+        _, height_px, width_px = pixels.shape
         return DecodedImage(
-            (height_px, width_px), parts, zlib.crc32(pixels.data), notes, decoded.source_crc32
+            size_px=(height_px, width_px),
+            parts=tuple(layout.split(pixels)),
+            crc32=zlib.crc32(pixels.data),
+            notes=notes,
+            source_crc32=decoded.source_crc32,
         )
 
     return ordered_map(decode, range(len(survey.images)), workers)
@@ -143,7 +139,7 @@ def _cut_path(note: str, paths: Sequence[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class BuildOptions:
-    """How a store is built.
+    """Options of a build.
 
     Args:
         on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and
@@ -186,38 +182,41 @@ def build_store(
         DataError: Sources are bad.
         StoreError: Or one of its kinds; see ``lit_data.errors``.
     """
-    listed = list_sources(sources, progress=options.progress)
-    wanted = Wanted(listed, decoder.fingerprint, options.on_bad, options.store)
-    if found := find_store(folder, wanted):
-        return found
-    _tell_stale(folder, wanted, options.rebuild)
+    table = list_sources(sources, progress=options.progress)
+    recipe = Recipe(table, decoder.fingerprint, options.on_bad, options.store)
+    existing_store = find_store(folder, recipe)
+    if existing_store is not None:
+        return existing_store
+    _warn_of_stale(folder, recipe, options.rebuild)
     survey = survey_sources(
         sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress
     )
-    if not _lay_out(wanted, survey).find_banded(survey.widths_px).any():
-        wanted = wanted.without_bands
-    target, needed_bytes = folder / wanted.key, _measure_store(survey, wanted.sources)
+    # Narrow images have one store, whatever width of bands is asked for.
+    if not _lay_out(recipe, survey).find_banded(survey.widths_px).any():
+        recipe = recipe.without_bands
+    target = folder / recipe.key
+    needed_bytes = _measure_store(survey, recipe.sources)
     with explain_errors(folder, needed_bytes):
         folder.mkdir(parents=True, exist_ok=True)
         with build_lock(folder, wait_s=options.wait_s, is_done=lambda: is_there(target)):
-            if not is_there(target):
+            if not is_there(target):  # another process may have built it while this one waited
                 sweep(folder)
-                _check_space(folder, needed_bytes, survey, sources, decoder, wanted)
+                _check_space(folder, needed_bytes, len(survey.images))
                 with temp_folder(folder) as temp:
-                    write_store(temp, sources, decoder, wanted, survey, options)
+                    write_store(temp, sources, decoder, recipe, survey, options)
                     publish(temp, target)
-                prune(folder, target, wanted)
+                prune(folder, target, recipe)
     return target
 
 
-def _tell_stale(folder: Path, wanted: Wanted, rebuild: bool) -> None:
-    change = describe_stale(folder, wanted)
+def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
+    change = describe_stale(folder, recipe)
     if change is None:
         return
     if not rebuild:
         raise StoreStaleError(
-            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow rebuilding, run "
-            "`python -m lit_data prepare`, or restore the old files and options"
+            f"{show_path(folder)}: the decoded store there does not fit any more: {change}; allow "
+            "rebuilding, run `python -m lit_data prepare`, or restore the old files and options"
         )
     log.warning("%s: building the decoded store anew: %s", show_path(folder), change)
 
@@ -229,67 +228,29 @@ def _measure_store(survey: Survey, sources: SourceTable) -> int:
     return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
-def _lay_out(wanted: Wanted, survey: Survey) -> BandLayout:
-    return BandLayout(
-        wanted.store.band_px, np.dtype(survey.dtype).itemsize, wanted.store.compression
-    )
+def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
+    return BandLayout(recipe.store.band_px, np.dtype(survey.dtype).itemsize)
 
 
-def _check_space(
-    folder: Path,
-    needed_bytes: int,
-    survey: Survey,
-    sources: Sequence[ImageSource],
-    decoder: Decoder,
-    wanted: Wanted,
-) -> None:
-    """Refuse a store for which there is no room, before anything is written, and say what compression would save."""
-    free_bytes, compression, hint = shutil.disk_usage(folder).free, wanted.store.compression, ""
-    if needed_bytes > free_bytes or compression != "none":
-        shares = _estimate_shares(sources, decoder, survey, _lay_out(wanted, survey))
-        needed = {name: int(needed_bytes * share) for name, share in shares.items()}
-        fitting = [
-            name for name, nbytes in needed.items() if nbytes < free_bytes and compression == "none"
-        ]
-        hint = "".join(
-            f", or set data.store.compression={n}, which needs about {decimal(needed[n])}"
-            for n in fitting[:1]
-        )
-        needed_bytes = needed.get(compression, needed_bytes)
-    where, images = show_path(folder), len(survey.images)
+def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
+    """Refuse a store for which there is no room, before anything is written."""
+    free_bytes = shutil.disk_usage(folder).free
     log.info(
         "store: %d images, %s, free %s in %s",
         images,
         decimal(needed_bytes),
         decimal(free_bytes),
-        where,
+        show_path(folder),
     )
     if needed_bytes > free_bytes:
-        raise no_space(folder, needed_bytes, free_bytes, "checked before writing", hint)
-
-
-def _estimate_shares(
-    sources: Sequence[ImageSource], decoder: Decoder, survey: Survey, layout: BandLayout
-) -> Mapping[str, float]:
-    """The share of their bytes that the images keep under each compression, as a few of them say."""
-    blocks: list[Array] = []
-    for image in np.unique(
-        np.linspace(0, len(survey.images) - 1, _SAMPLED).astype(np.int64)
-    ).tolist():
-        with suppress(DataError, OSError):
-            pixels = decoder(sources[survey.images[image]]).array
-            of_image = list(
-                split_blocks(pixels, layout.find_widths(np.array([pixels.shape[2]])).item())
-            )
-            blocks += of_image[:: -(-len(of_image) // _SAMPLED)]
-    return estimate_shares(blocks) if blocks else {}
+        raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 
 
 def write_store(
     temp: Path,
     sources: Sequence[ImageSource],
     decoder: Decoder,
-    wanted: Wanted,
+    recipe: Recipe,
     survey: Survey,
     options: BuildOptions,
 ) -> None:
@@ -298,41 +259,57 @@ def write_store(
     Raises:
         DataError: Sources are bad.
     """
-    bad, folder, dtype = list(survey.skipped), ArrayWriter(temp), np.dtype(survey.dtype)
-    layout, values, stored = _lay_out(wanted, survey), survey.pixels_bytes // dtype.itemsize, dtype
-    if layout.compression != "none":
-        values, stored = 0, np.dtype(np.uint8)
-    with folder.stream(PIXELS, stored, values, checksum=False, block_px=layout.block_px) as stream:
-        writer = PixelWriter(stream, wanted.sources.take(survey.images))
+    folder = ArrayWriter(temp)
+    dtype = np.dtype(survey.dtype)
+    value_count = survey.pixels_bytes // dtype.itemsize
+    # No checksum of all pixels: each image has one of its own.
+    with folder.stream(PIXELS, dtype, value_count, checksum=False) as stream:
+        writer = PixelWriter(stream, recipe.sources.take(survey.images))
+        layout = _lay_out(recipe, survey)
         decoded = decode_images(decoder, sources, survey, options.workers, layout)
-        with closing(
-            track(decoded, "decoding", len(survey.images), enabled=options.progress)
-        ) as images:
-            for number, image in enumerate(images):
-                if isinstance(image, str):
-                    bad.append((sources[survey.images[number]].paths[0], image))
-                elif not bad or options.on_bad == "skip":
-                    writer.append(number, image)
-        raise_bad(bad, len(sources), options.on_bad)
+        bad = _write_images(writer, decoded, sources, survey, options)
     records, table = writer.finish()
-    for name, array in (("images", records), ("files", table.files), ("names", table.names)):
-        folder.add(name, array)
-    if layout.compression != "none":
-        folder.add(BLOCKS, np.array(writer.ends, np.uint64))
-    notes, skipped = dict(writer.notes), tuple(bad)
+    folder.add("images", records)
+    folder.add("files", table.files)
+    folder.add("names", table.names)
     facts = StoreFacts(
-        survey.dtype,
-        survey.channels,
-        wanted.decoder,
-        wanted.on_bad,
-        notes,
-        skipped,
-        layout.compression,
+        dtype=survey.dtype,
+        channels=survey.channels,
+        decoder=recipe.decoder,
+        on_bad=recipe.on_bad,
+        notes=dict(writer.notes),
+        skipped=tuple(bad),
+        band_px=recipe.store.band_px,
     )
     try:
-        folder.finish(KIND, VERSION, wanted.key, facts.as_meta())
+        folder.finish(KIND, VERSION, recipe.key, facts.as_meta())
     except ValueError as error:
         raise DataError(
             f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}"
         ) from error
     keep_private(temp, (path for number in survey.images for path in sources[number].paths))
+
+
+def _write_images(
+    writer: PixelWriter,
+    decoded: Iterator[DecodedImage | str],
+    sources: Sequence[ImageSource],
+    survey: Survey,
+    options: BuildOptions,
+) -> list[tuple[str, str]]:
+    """Write images as they come, and return (path, what is wrong) of all bad ones.
+
+    Raises:
+        DataError: Sources are bad, and are not to be skipped.
+    """
+    bad = list(survey.skipped)
+    tracked = track(decoded, "decoding", len(survey.images), enabled=options.progress)
+    with closing(tracked) as images:
+        for number, image in enumerate(images):
+            if isinstance(image, str):
+                bad.append((sources[survey.images[number]].paths[0], image))
+            # Once the build has failed, the rest is decoded only to find all that is bad.
+            elif not bad or options.on_bad == "skip":
+                writer.append(number, image)
+    raise_bad(bad, len(sources), options.on_bad)
+    return bad

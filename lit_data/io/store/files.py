@@ -1,4 +1,4 @@
-"""Files of stores: written whole and down to the disk, mapped, and joined to one, an uncompressed tar."""
+"""Files of stores: written down to the disk, mapped, and joined to one, an uncompressed tar."""
 
 import errno
 import mmap
@@ -47,7 +47,7 @@ def write_all(fd: int, data: memoryview) -> None:
 
 
 def reserve(fd: int, size_bytes: int) -> None:
-    """Reserve the space of a file where the system can, so that a full disk shows before the work and not after it."""
+    """Reserve the space of a file where the system can: a full disk shows before the work."""
     if not hasattr(os, "posix_fallocate"):
         return
     try:
@@ -63,10 +63,9 @@ def keep_private(path: Path, sources: Iterable[str]) -> None:
     allowed = 0o777
     for source in sources:
         allowed &= os.stat(source).st_mode  # noqa: PTH116 - there may be a million
+    # Group and others lose the right to read, and of a folder also that to enter it.
     hidden = ~allowed & 0o044
-    path.chmod(
-        path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2)
-    )  # of a folder also who may enter it
+    path.chmod(path.stat().st_mode & 0o777 & ~(hidden | hidden >> 2))
 
 
 @contextmanager
@@ -91,17 +90,17 @@ def explain_errors(folder: Path, needed_bytes: int) -> Iterator[None]:
         if error.errno in _NOT_ALLOWED:
             hint = "make it writable, or choose another folder with paths.cache=<folder>"
         raise StoreError(
-            f"{show_path(folder)}: a decoded store cannot be written there ({error.strerror}); {hint}"
+            f"{show_path(folder)}: a decoded store cannot be written there "
+            f"({error.strerror}); {hint}"
         ) from error
 
 
-def no_space(
-    folder: Path, needed_bytes: int, free_bytes: int, reason: str, hint: str = ""
-) -> StoreSpaceError:
-    """Make the error for a disk without room; the hint is one more way out."""
+def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> StoreSpaceError:
+    """Make the error for a disk without room."""
     return StoreSpaceError(
-        f"{show_path(folder)}: no room for the decoded store ({reason}): it needs {decimal(needed_bytes)}, free are "
-        f"{decimal(free_bytes)}; free some space, or choose another folder with paths.cache=<folder>{hint}"
+        f"{show_path(folder)}: no room for the decoded store ({reason}): it needs "
+        f"{decimal(needed_bytes)}, free are {decimal(free_bytes)}; free some space, or choose "
+        "another folder with paths.cache=<folder>"
     )
 
 
@@ -109,20 +108,20 @@ TAR_SUFFIX: Final = ".tar"
 
 
 class Mapped(NamedTuple):
-    """A place in a map of a file."""
+    """Map of a file, and a place in it."""
 
     data: mmap.mmap
     begin: int
 
 
 def is_there(folder: Path) -> bool:
-    """Whether a store has been published at ``folder``; False also where that cannot be looked up."""
-    return os.path.isdir(folder)  # noqa: PTH112 - Path.is_dir raises where a name is too long or a parent closed
+    """Return True if a store has been published; False also where that cannot be looked up."""
+    # Path.is_dir raises where a name is too long or a parent closed.
+    return os.path.isdir(folder)  # noqa: PTH112
 
 
 def open_regular(path: Path) -> int:
-    """Open a file of a store for reading, without waiting on a pipe or device that stands in its
-    place.
+    """Open a file of a store for reading; a pipe or device in its place is not waited for.
 
     Raises:
         StoreError: It cannot be opened.
@@ -160,7 +159,7 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
 
 
 def write_tar(files: Mapping[str, Path], target: Path) -> None:
-    """One file of several, the same bytes for the same files.
+    """Join several files to one, the same bytes for the same files.
 
     Args:
         files: By their names in it.
@@ -204,20 +203,19 @@ class Tar:
             nbytes = os.fstat(file.fileno()).st_size
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
-                    found = {
-                        member.name: (member.offset_data, member.size)
-                        for member in tar
-                        if member.isreg()
-                    }
+                    files = [member for member in tar if member.isreg()]
             except (tarfile.TarError, ValueError, OverflowError) as error:
                 raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
-        inside = {
-            name: place for name, place in found.items() if 0 <= place[0] <= sum(place) <= nbytes
-        }
-        return cls(path, nbytes, inside)
+        members: dict[str, tuple[int, int]] = {}
+        for member in files:
+            # Anybody may have written it: what reaches past its end is taken for missing.
+            begin, end = member.offset_data, member.offset_data + member.size
+            if 0 <= begin <= end <= nbytes:
+                members[member.name] = begin, member.size
+        return cls(path, nbytes, members)
 
     def read(self, name: str, most_bytes: int) -> bytes:
-        """The beginning of a file; nothing where it is not there."""
+        """Read the beginning of a file; nothing where it is not there."""
         begin, nbytes = self.members.get(name, (0, 0))
         with self.path.open("rb") as file:
             file.seek(begin)
@@ -228,5 +226,6 @@ def corrupt(path: Path, problem: str) -> StoreCorruptError:
     """Make the error for a file of a store whose content is wrong."""
     folder = show_path(path.parent)
     return StoreCorruptError(
-        f"{show_path(path)}: {problem}; delete the folder {folder} and run `python -m lit_data prepare` again"
+        f"{show_path(path)}: {problem}; delete the folder {folder} and run "
+        "`python -m lit_data prepare` again"
     )

@@ -1,4 +1,4 @@
-"""What a store of images holds beside its pixels: where each image lies, the files behind it, how they were read."""
+"""Index of a store: where each image lies, which files are behind it, how these were read."""
 
 import dataclasses
 import os
@@ -11,15 +11,13 @@ from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
 from lit_data.io.store.bands import WIDTHS, BandLayout
 from lit_data.io.store.files import corrupt
-from lit_data.io.store.packed import MOST_SAVED, PACKINGS, ROWS_PX, Compression, count_blocks
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
 KIND: Final = "images"
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the layout of all files of a store; part of every key."""
 PIXELS: Final = "pixels"
-BLOCKS: Final = "blocks"
 
 IMAGE_RECORD = np.dtype(
     [("first_source", "<u8"), ("height_px", "<u4"), ("width_px", "<u4"), ("crc32", "<u4")]
@@ -36,9 +34,9 @@ class StoreFacts:
         channels: Channels of every image.
         decoder: Fingerprint of the decoder.
         on_bad: What was asked for bad sources: ``error`` or ``skip``.
-        notes: How many images the decoder had each remark about.
+        notes: Number of images that the decoder had each remark about.
         skipped: (first path, what is wrong) of each source left out.
-        compression: Of the pixels.
+        band_px: Width of the bands of wide images; None: no image is in bands.
 
     Raises:
         ValueError: or TypeError: one of them cannot be.
@@ -50,32 +48,38 @@ class StoreFacts:
     on_bad: str
     notes: dict[str, int]
     skipped: tuple[tuple[str, str], ...]
-    compression: Compression = "none"
+    band_px: int | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skipped", tuple((path, fault) for path, fault in self.skipped))
+        pairs = tuple((path, fault) for path, fault in self.skipped)  # JSON knows lists only
+        object.__setattr__(self, "skipped", pairs)
+        is_band = is_count(self.band_px) and self.band_px in WIDTHS
         checks = {
             "dtype": self.dtype in DTYPES,
             "channels": is_count(self.channels) and 0 < self.channels < 2**32,
+            "decoder": isinstance(self.decoder, str),
+            "on_bad": isinstance(self.on_bad, str),
             "notes": isinstance(self.notes, dict) and all(map(is_count, self.notes.values())),
-            "skipped": all(isinstance(text, str) for pair in self.skipped for text in pair),
-            "compression": self.compression in ("none", *PACKINGS),
+            "skipped": all(isinstance(text, str) for pair in pairs for text in pair),
+            "band_px": self.band_px is None or is_band,
         }
-        checks |= {name: isinstance(getattr(self, name), str) for name in ("decoder", "on_bad")}
-        if wrong := [name for name, is_right in checks.items() if not is_right]:
-            raise ValueError(f"wrong: {', '.join(wrong)}")
+        wrong_names = [name for name, is_right in checks.items() if not is_right]
+        if wrong_names:
+            raise ValueError(f"wrong: {', '.join(wrong_names)}")
 
     @property
     def item_dtype(self) -> np.dtype[np.generic]:
         """NumPy dtype of the pixels as stored."""
         return np.dtype(self.dtype).newbyteorder("<")
 
+    @property
+    def layout(self) -> BandLayout:
+        """Layout of its images."""
+        return BandLayout(self.band_px, self.item_dtype.itemsize)
+
     def as_meta(self) -> dict[str, Any]:
-        """For `meta.json`; as the versions wrote it that knew no compression, where there is none."""
-        fields = dataclasses.asdict(self)
-        if self.compression == "none":
-            del fields["compression"]
-        return fields
+        """Return the fields for `meta.json`."""
+        return dataclasses.asdict(self)
 
 
 class StoreIndex(NamedTuple):
@@ -87,9 +91,6 @@ class StoreIndex(NamedTuple):
         images: [n] records of ``IMAGE_RECORD``.
         sources: The files behind the images.
         offsets: [n] uint64, where each image begins, in values.
-        layout: Which images are in bands, and how they are compressed.
-        ends: [blocks] uint64, byte at which each compressed block ends; none where nothing is
-            compressed.
     """
 
     folder: ArrayFolder
@@ -97,8 +98,6 @@ class StoreIndex(NamedTuple):
     images: Array
     sources: SourceTable
     offsets: Array
-    layout: BandLayout
-    ends: Array | None
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -109,93 +108,62 @@ class StoreIndex(NamedTuple):
             StoreCorruptError: A file is not what was written.
         """
         folder = ArrayFolder(path, KIND, VERSION)
+        meta_path = folder.path / META_NAME
         try:
             facts = StoreFacts(**folder.facts)
         except (ValueError, TypeError) as error:
-            raise corrupt(
-                folder.path / META_NAME, f"no facts of images ({error!s:.200})"
-            ) from error
+            raise corrupt(meta_path, f"no facts of images ({error!s:.200})") from error
         images = folder.map("images", IMAGE_RECORD, check=True)
         files = folder.map("files", SOURCE_RECORD, check=True)
         names = folder.map("names", "u1", check=True)
-        if {array.ndim for array in (images, files, names)} != {1}:
-            raise corrupt(folder.path / META_NAME, "the index is not of one axis")
-        offsets = np.cumsum(_count_values(images, facts.channels), dtype=np.uint64)
-        layout, ends = _read_layout(folder, facts), None
-        pixels = folder.arrays[PIXELS].shape
-        if layout.compression != "none":
-            ends = folder.map(BLOCKS, "<u8", check=True)
-            pixels = _find_whole(images, facts.channels, layout, ends, pixels)
-        problem = _find_bad_image(images, facts.channels, pixels) or _find_bad_source(
-            images, files, len(names)
-        )
+        if not images.ndim == files.ndim == names.ndim == 1:
+            raise corrupt(meta_path, "the index is not of one axis")
+        if PIXELS not in folder.arrays:
+            raise corrupt(meta_path, "it names no pixels")
+        # The images are checked first: what is said of sources needs at least one image.
+        problem = _describe_bad_image(images, facts.channels, folder.arrays[PIXELS].shape)
+        problem = problem or _describe_bad_source(images, files, len(names))
         if problem:
-            raise corrupt(folder.path / META_NAME, problem)
-        offsets -= _count_values(images, facts.channels)
-        table = SourceTable(names, files, images["first_source"].astype(np.int64))
-        return cls(folder, facts, images, table, offsets, layout, ends)
-
-
-def _read_layout(folder: ArrayFolder, facts: StoreFacts) -> BandLayout:
-    if PIXELS not in folder.arrays:
-        raise corrupt(folder.path / META_NAME, "it names no pixels")
-    height, width = folder.arrays[PIXELS].block_px or (0, None)
-    if facts.compression != "none":
-        height, width = height - ROWS_PX, width or None
-    if height or width not in (None, *WIDTHS):
-        raise corrupt(
-            folder.path / META_NAME, f"no images in blocks of {height} x {width} px are known"
-        )
-    return BandLayout(width, facts.item_dtype.itemsize, facts.compression)
-
-
-def _find_whole(
-    images: Array, channels: int, layout: BandLayout, ends: Array, packed: tuple[int, ...]
-) -> tuple[int, ...]:
-    """The length that the array of pixels would have if it were not compressed; nothing where its blocks are wrong."""
-    heights_px, widths_px = (
-        images["height_px"].astype(np.int64),
-        images["width_px"].astype(np.int64),
-    )
-    if not len(images) or min(heights_px.min(), widths_px.min()) == 0:
-        return ()
-    past = np.cumsum(count_blocks(heights_px, widths_px, layout.find_widths(widths_px)))
-    if ends.shape != (past[-1],) or (int(ends[-1]),) != packed or not (ends[1:] > ends[:-1]).all():
-        return ()
-    values, packed_bytes = (
-        _count_values(images, channels),
-        np.diff(ends[past - 1], prepend=np.uint64(0)),
-    )
-    fits = (
-        values.astype(np.float64) * layout.itemsize <= MOST_SAVED * packed_bytes.astype(np.float64)
-    ).all()
-    return (int(values.sum()),) if fits else ()
+            raise corrupt(meta_path, problem)
+        lengths = _count_values(images, facts.channels)
+        offsets = np.cumsum(lengths, dtype=np.uint64) - lengths
+        sources = SourceTable(names, files, images["first_source"].astype(np.int64))
+        return cls(folder, facts, images, sources, offsets)
 
 
 def _count_values(images: Array, channels: int) -> Array:
-    counts: Array = images["height_px"].astype(np.uint64) * images["width_px"] * np.uint64(channels)
+    """Return the number of values of each image: [n] uint64."""
+    areas_px = images["height_px"].astype(np.uint64) * images["width_px"]
+    counts: Array = areas_px * np.uint64(channels)
     return counts
 
 
-def _find_bad_image(images: Array, channels: int, pixels: tuple[int, ...]) -> str | None:
-    if not len(images) or min(images["height_px"].min(), images["width_px"].min()) == 0:
+def _describe_bad_image(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> str | None:
+    """Say why the images cannot be those of the array of pixels; None if they can."""
+    heights_px, widths_px = images["height_px"], images["width_px"]
+    if len(images) == 0 or (heights_px == 0).any() or (widths_px == 0).any():
         return "an image has no pixels"
     # In floating point first: the exact sum could wrap around at 64 bits.
-    total = (images["height_px"].astype(np.float64) * images["width_px"]).sum() * channels
-    if total > MAX_LENGTH or (int(_count_values(images, channels).sum()),) != pixels:
-        return f"expected images of {total:.0f} values, found {pixels}"
+    value_count = (heights_px.astype(np.float64) * widths_px).sum() * channels
+    is_equal = value_count <= MAX_LENGTH and pixels_shape == (
+        int(_count_values(images, channels).sum()),
+    )
+    if not is_equal:
+        return f"expected images of {value_count:.0f} values, found {pixels_shape}"
     return None
 
 
-def _find_bad_source(images: Array, files: Array, names_bytes: int) -> str | None:
-    firsts, ends = images["first_source"], files["name_end"]
-    if (
-        not len(files)
-        or firsts[0] != 0
-        or firsts[-1] >= len(files)
-        or (firsts[1:] <= firsts[:-1]).any()
-    ):
+def _describe_bad_source(images: Array, files: Array, names_bytes: int) -> str | None:
+    """Say why the files and their names cannot be those of the images; None if they can."""
+    if len(files) == 0:
         return "the images do not share out the source files"
-    if ends[-1] != names_bytes or (ends[1:] <= ends[:-1]).any() or ends[0] == 0:
+    first_rows, name_ends = images["first_source"], files["name_end"]
+    if first_rows[0] != 0 or first_rows[-1] >= len(files) or not _is_rising(first_rows):
+        return "the images do not share out the source files"
+    if name_ends[0] == 0 or name_ends[-1] != names_bytes or not _is_rising(name_ends):
         return "the source paths do not fill their place"
     return None
+
+
+def _is_rising(numbers: Array) -> bool:
+    return bool((numbers[1:] > numbers[:-1]).all())

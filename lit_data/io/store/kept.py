@@ -1,4 +1,4 @@
-"""Arrays that are made once and kept beside the stores, in folders named by all that they depend on."""
+"""Arrays that are made once and kept beside stores, in folders named by all they depend on."""
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,12 @@ from lit_data.types import Array
 def keep_arrays(
     folder: Path, key: str, kind: str, version: int, make: Callable[[], Mapping[str, Array]]
 ) -> ArrayFolder:
-    """Arrays [n] that are made once: those of the folder of a key, which are made and published if
-    they are not there.
+    """Open the arrays [n] of a key, which are made and published first if they are not there.
 
     Args:
         folder: Of all that is kept so; it is made.
         key: Names what the arrays depend on, so that they are never out of date.
-        kind: What they are, in one word.
+        kind: Word for what they are.
         version: Layout of that kind.
         make: Makes them.
 
@@ -58,7 +57,7 @@ def keep_found(
     dtype: Any = np.int64,  # noqa: ANN401 - all that NumPy takes
     version: int = 1,
 ) -> dict[str, Any]:
-    """Arrays [n] that reading all of a set once gives; from the folder if they were kept there.
+    """Return arrays [n] that reading all of a dataset once gives, from the folder if possible.
 
     Args:
         folder: Where they are kept; None keeps nothing.
@@ -74,5 +73,5 @@ def keep_found(
     digest = hashlib.sha256(repr((kind, version, bank.key)).encode())
     for array in about:
         digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
-    kept = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
-    return {name: kept.map(name, dtype) for name in kept.arrays}
+    arrays = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
+    return {name: arrays.map(name, dtype) for name in arrays.arrays}

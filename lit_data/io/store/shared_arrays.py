@@ -1,5 +1,4 @@
-"""Small pickles of large objects: what an object is made of goes into shared memory once, and its
-pickle says where.
+"""Small pickles of large objects: content goes into shared memory once, and pickles say where.
 
 A worker process that unpickles the object reads the arrays where they are; it makes no copy of
 them.
@@ -20,7 +19,7 @@ from lit_data.errors import ConfigError, WorkerDiedError
 
 
 class Handle(NamedTuple):
-    """Where another process finds the memory while its maker lives and keeps it."""
+    """Address by which another process finds the memory while its maker lives and keeps it."""
 
     pid: int
     fd: int
@@ -83,8 +82,9 @@ def attach(handle: Handle, *, writable: bool) -> mmap.mmap:
             os.close(fd)
     except (OSError, ValueError) as error:
         raise WorkerDiedError(
-            f"the shared memory of process {handle.pid} cannot be opened from process {os.getpid()} ({error}): "
-            "that process has ended or /proc is hidden here. In the second case set worker_kind=thread"
+            f"the shared memory of process {handle.pid} cannot be opened from process "
+            f"{os.getpid()} ({error}): that process has ended or /proc is hidden here. "
+            "In the second case set worker_kind=thread"
         ) from error
 
 
@@ -93,13 +93,12 @@ _ALIGN_BYTES: Final = 64
 
 
 class SharedState(dict[str, Any]):
-    """Attributes of an object that never change, for its ``__getstate__``; they unpickle as a plain
-    dict.
+    """Attributes of an object that never change, for its ``__getstate__``.
 
     Below ``INLINE_BYTES``, and on systems without memfd, they travel inside the pickle, which then
     is good anywhere and for ever. Above, they are copied into shared memory at the first pickling;
-    such a pickle is good as long as the process that made it lives and keeps the object. Arrays
-    come out as read-only views of that memory.
+    such a pickle is good as long as the process that made it lives and keeps the object. They
+    unpickle as a plain dict, whose arrays are read-only views of that memory.
     """
 
     def __init__(self, attributes: dict[str, Any]) -> None:
@@ -134,14 +133,15 @@ def share_state(owner: object, fixed: Sequence[str]) -> tuple[SharedState, dict[
             now.
     """
     state = vars(owner)
+    # The owner keeps what was made first, so that all its pickles share one memory.
     shared: SharedState = state.setdefault(
         "_shared_state", SharedState({name: state[name] for name in fixed})
     )
-    return shared, {
-        name: value
-        for name, value in state.items()
-        if name not in shared and name != "_shared_state"
-    }
+    others = {}
+    for name, value in state.items():
+        if name not in shared and name != "_shared_state":
+            others[name] = value
+    return shared, others
 
 
 def _write_parts(parts: Sequence[memoryview]) -> SharedMemory:
@@ -158,15 +158,17 @@ def _unpack(handle: Handle, parts: int) -> dict[str, Any]:
     data = memoryview(attach(handle, writable=False))
     lengths = np.frombuffer(data, np.int64, parts)
     starts = _find_starts(lengths).tolist()
-    body, *buffers = (
-        data[start : start + n] for start, n in zip(starts, lengths.tolist(), strict=False)
-    )
+    parts_data = []
+    for start, nbytes in zip(starts, lengths.tolist(), strict=False):  # the last start is the end
+        parts_data.append(data[start : start + nbytes])
+    body, *buffers = parts_data
     state: dict[str, Any] = pickle.loads(body, buffers=buffers)
     return state
 
 
 def _find_starts(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each part begins after the table of lengths, and where the last one ends."""
-    rooms = -(-np.array([lengths.nbytes, *lengths]) // _ALIGN_BYTES) * _ALIGN_BYTES
-    starts: NDArray[np.int64] = np.cumsum(rooms)
+    """Return the byte at which each part begins behind the table, and that behind the last."""
+    sizes = np.array([lengths.nbytes, *lengths])
+    aligned_sizes = -(-sizes // _ALIGN_BYTES) * _ALIGN_BYTES
+    starts: NDArray[np.int64] = np.cumsum(aligned_sizes)
     return starts

@@ -1,4 +1,4 @@
-"""Images of a file that are read by slices: of a patch no more is read than it shows, and the kernel is told before."""
+"""Images that are read by slices: no more than a patch shows, and the kernel is told before."""
 
 import mmap
 from abc import ABC, abstractmethod
@@ -29,36 +29,37 @@ class SlicedImage(ABC):
         return np.asarray(self.read(0, 0, *self.shape[1:]), dtype)
 
     def __getitem__(self, part: tuple[slice, slice, slice]) -> Array:
-        """Some rows and columns of some channels, each without steps; no more is read than that."""
-        (top, bottom, _), (left, right, _) = (
-            s.indices(n) for s, n in zip(part[1:], self.shape[1:], strict=True)
-        )
-        return self.read(top, left, max(bottom - top, 0), max(right - left, 0))[part[0]]
+        """Read some rows and columns of some channels, each without steps, and no more."""
+        channels, rows, columns = part
+        top, bottom, _ = rows.indices(self.shape[1])
+        left, right, _ = columns.indices(self.shape[2])
+        return self.read(top, left, max(bottom - top, 0), max(right - left, 0))[channels]
 
     @abstractmethod
     def read(self, top_px: int, left_px: int, height_px: int, width_px: int) -> Array:
-        """A part that lies in the image: [C, h, w]."""
+        """Read a part that lies in the image: [C, h, w]."""
 
     @abstractmethod
     def find_spans(
         self, top_px: int, left_px: int, size_px: tuple[int, int]
     ) -> Iterator[tuple[int, int]]:
-        """Where the pieces of a patch begin and how long they are, in bytes; that past an edge left out."""
+        """Yield first byte and length of each piece of a patch, without what lies past an edge."""
 
     def cut(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-        """A patch, mirrored where it reaches past an edge as `lit_data.grid.cut_patch` does: [C, h, w]."""
-        (height, width), (_, rows, columns) = size_px, self.shape
-        if 0 <= top_px <= rows - height and 0 <= left_px <= columns - width:
-            return self.read(top_px, left_px, height, width)
-        y, x = mirror(top_px, height, rows), mirror(left_px, width, columns)
+        """Read a patch, reflect-padded past an edge as by `lit_data.grid.cut_patch`: [C, h, w]."""
+        (height_px, width_px), (_, rows, columns) = size_px, self.shape
+        if 0 <= top_px <= rows - height_px and 0 <= left_px <= columns - width_px:
+            return self.read(top_px, left_px, height_px, width_px)
+        # The rows and columns that the patch shows, some of them more than once.
+        y, x = mirror(top_px, height_px, rows), mirror(left_px, width_px, columns)
         top, left = int(y.min()), int(x.min())
-        found = self.read(top, left, int(y.max()) + 1 - top, int(x.max()) + 1 - left)
-        mirrored: Array = found[:, (y - top)[:, None], x - left]
-        return mirrored
+        inside = self.read(top, left, int(y.max()) + 1 - top, int(x.max()) + 1 - left)
+        patch: Array = inside[:, (y - top)[:, None], x - left]
+        return patch
 
 
 class ImageSizes(NamedTuple):
-    """What the images of a file are.
+    """Sizes of the images of a file.
 
     Attributes:
         channels: Of every image.
@@ -78,7 +79,7 @@ class ImageSizes(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """Of all pixels."""
+        """Bytes of all pixels."""
         return self.channels * int((self.heights_px * self.widths_px).sum()) * self.dtype.itemsize
 
 
@@ -97,16 +98,17 @@ class SlicedFile(ABC):
 
     @abstractmethod
     def make(self, number: int) -> tuple[int, SlicedImage]:
-        """The byte of the values that the spans of an image count from, and the image."""
+        """Make an image; return the byte of the values that its spans count from, and it."""
 
     def open(self, number: int) -> tuple[int, SlicedImage]:
-        """As `make`, which is asked once while the image is in use."""
-        found = self._opened.get(number)
-        if found is None:
-            if len(self._opened) >= MOST_OPENED:  # several threads may come here at once
+        """Return the same as `make`, which is asked once while the image is in use."""
+        opened = self._opened.get(number)
+        if opened is None:
+            # Making one again is cheap, so all go at once and no lock keeps their order.
+            if len(self._opened) >= MOST_OPENED:
                 self._opened.clear()
-            found = self._opened[number] = self.make(number)
-        return found
+            opened = self._opened[number] = self.make(number)
+        return opened
 
     def expect(self, places: Iterable[tuple[int, int, int]], size_px: tuple[int, int]) -> None:
         """Have patches brought into memory, side by side and in the order of the file.
@@ -119,11 +121,9 @@ class SlicedFile(ABC):
             return
         spans: list[tuple[int, int]] = []
         for number, top, left in places:
-            begin, image = self.open(number)
-            spans += [
-                (self._begin + begin + first, count)
-                for first, count in image.find_spans(top, left, size_px)
-            ]
-        for begin, size in sorted(spans):
-            excess = begin % mmap.PAGESIZE
-            self._data.madvise(mmap.MADV_WILLNEED, begin - excess, size + excess)
+            image_begin, image = self.open(number)
+            for first, nbytes in image.find_spans(top, left, size_px):
+                spans.append((self._begin + image_begin + first, nbytes))
+        for begin, nbytes in sorted(spans):
+            excess = begin % mmap.PAGESIZE  # advice is given for whole pages
+            self._data.madvise(mmap.MADV_WILLNEED, begin - excess, nbytes + excess)

@@ -1,5 +1,4 @@
-"""The source files behind the images of a store: who they are, whether they changed, and the key
-that sums them up.
+"""Source files behind the images of a store: their names and states, and the key that sums them up.
 
 Kept as flat arrays (paths joined into one blob), so that a million files are three objects and
 workers that read them make no private copies (pytorch/pytorch#13246).
@@ -22,7 +21,7 @@ from lit_data.types import Array
 SOURCE_RECORD = np.dtype(
     [("name_end", "<u8"), ("size_bytes", "<i8"), ("mtime_ns", "<i8"), ("crc32", "<u4")]
 )
-"""Where a path ends among the joined paths, the file's size and modification time (-1: no such file), its CRC-32."""
+"""End of a path among the joined paths, the file's size and time (-1: no such file), its CRC-32."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,39 +39,44 @@ class SourceTable:
     firsts: NDArray[np.int64]
 
     def name(self, row: int) -> str:
-        """Path of one file."""
+        """Return the path of one file."""
         begin = int(self.files["name_end"][row - 1]) if row else 0
         return os.fsdecode(self.names[begin : int(self.files["name_end"][row])].tobytes())
 
     def rows(self, image: int) -> range:
-        """Rows of one image's files."""
+        """Return the rows of one image's files."""
         is_last = image + 1 == len(self.firsts)
-        return range(
-            int(self.firsts[image]), len(self.files) if is_last else int(self.firsts[image + 1])
-        )
+        end = len(self.files) if is_last else int(self.firsts[image + 1])
+        return range(int(self.firsts[image]), end)
 
     def paths(self, image: int) -> tuple[str, ...]:
-        """Paths of one image's files."""
+        """Return the paths of one image's files."""
         return tuple(self.name(row) for row in self.rows(image))
 
     def take(self, images: NDArray[np.int64]) -> "SourceTable":
         """Return the table of some of the images."""
         if len(images) == len(self.firsts):
             return self
-        rows = [self.rows(int(image)) for image in images]
-        table = join_paths([self.paths(int(image)) for image in images])
-        kept = self.files[list(itertools.chain.from_iterable(rows))]
-        kept["name_end"] = table.files["name_end"]
-        return SourceTable(table.names, kept, table.firsts)
+        rows: list[int] = []
+        paths: list[tuple[str, ...]] = []
+        for image in images.tolist():
+            rows += self.rows(image)
+            paths.append(self.paths(image))
+        table = join_paths(paths)
+        files = self.files[rows]
+        files["name_end"] = table.files["name_end"]  # the names lie elsewhere now
+        return SourceTable(table.names, files, table.firsts)
 
     def digest(self, *more: str) -> str:
-        """SHA-256 over paths, sizes, modification times, their share among the images, and some texts."""
+        """Return the SHA-256 over paths, sizes and times, their images, and some texts."""
         sha256 = hashlib.sha256()
         parts = [text.encode() for text in more]
-        parts += [self.firsts.astype("<i8").tobytes(), self.names.tobytes()]
-        parts += [self.files[name].tobytes() for name in ("name_end", "size_bytes", "mtime_ns")]
+        parts.append(self.firsts.astype("<i8").tobytes())
+        parts.append(self.names.tobytes())
+        for field in ("name_end", "size_bytes", "mtime_ns"):
+            parts.append(self.files[field].tobytes())
         for part in parts:
-            sha256.update(len(part).to_bytes(8, "little"))
+            sha256.update(len(part).to_bytes(8, "little"))  # no two lists of parts give one text
             sha256.update(part)
         return sha256.hexdigest()
 
@@ -83,17 +87,15 @@ class SourceTable:
         return np.stack((files["crc32"].astype(np.int64), files["size_bytes"]), axis=1)
 
     def states(self) -> dict[bytes, tuple[int, int]]:
-        """Size and modification time of each file by its path."""
+        """Return size and modification time of each file by its path."""
         blob = self.names.tobytes()
-        names = [
-            blob[begin:end]
-            for begin, end in itertools.pairwise([0, *self.files["name_end"].tolist()])
-        ]
+        edges = [0, *self.files["name_end"].tolist()]
+        names = [blob[begin:end] for begin, end in itertools.pairwise(edges)]
         return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))
 
 
 def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
-    """Make the table of images whose files are given by path, with everything but the paths left at 0."""
+    """Make the table of images with the paths of their files, all else left at 0."""
     counts: list[int] = []
     names: list[bytes] = []
     for image_paths in paths:
@@ -106,8 +108,7 @@ def join_paths(paths: Iterable[Sequence[str]]) -> SourceTable:
 
 
 def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTable:
-    """Make the table of the sources as they are on disk now; a file that is not there has size and
-    time -1.
+    """Make the table of the sources as they are now; a missing file has size and time -1.
 
     Args:
         sources: The images.
@@ -115,15 +116,15 @@ def list_sources(sources: Sequence[ImageSource], *, progress: bool) -> SourceTab
     """
     table = join_paths(source.paths for source in sources)
     paths = itertools.chain.from_iterable(source.paths for source in sources)
-    states = [
-        _stat(path) for path in track(paths, "looking at files", len(table.files), enabled=progress)
-    ]
-    table.files["size_bytes"], table.files["mtime_ns"] = np.array(states, np.int64).reshape(-1, 2).T
+    tracked = track(paths, "looking at files", len(table.files), enabled=progress)
+    states = np.array([_stat(path) for path in tracked], np.int64).reshape(-1, 2)
+    table.files["size_bytes"] = states[:, 0]
+    table.files["mtime_ns"] = states[:, 1]
     return table
 
 
 def list_below(sources: Sequence[ImageSource], names: Mapping[str, str]) -> SourceTable:
-    """As `list_sources`, under names that are the same on every machine.
+    """Make the table of `list_sources` under names that are the same on every machine.
 
     Args:
         sources: The images.
@@ -152,27 +153,27 @@ def describe_change(
     before, after = old.states(), new.states()
     if before.keys().isdisjoint(after):
         return None
-    left_out = {os.fsencode(path) for path in skipped}
-    lists = {
+    skipped_names = {os.fsencode(path) for path in skipped}
+    names_left = [name for name in after if name not in skipped_names]
+    changes = {
         "changed": [name for name in after if name in before and before[name] != after[name]],
-        "added": [name for name in after if name not in before and name not in left_out],
+        "added": [name for name in names_left if name not in before],
         "removed": [name for name in before if name not in after],
     }
-    phrases = [
-        f"{len(names)} {what} (first: {show_path(os.fsdecode(names[0]))})"
-        for what, names in lists.items()
-        if names
-    ]
+    phrases = []
+    for change, names in changes.items():
+        if names:
+            first = show_path(os.fsdecode(names[0]))
+            phrases.append(f"{len(names)} {change} (first: {first})")
     if phrases:
         return "files " + ", ".join(phrases)
-    if left_out:
-        is_same = list(before) == [name for name in after if name not in left_out]
-    else:
-        is_same = old.digest() == new.digest()
+    # The old list lacks what it skipped, so digests can be compared only where that is nothing.
+    is_same = list(before) == names_left if skipped_names else old.digest() == new.digest()
     return "" if is_same else "the order or grouping of the files"
 
 
 def _stat(path: str) -> tuple[int, int]:
+    """Return size and modification time of a file, -1 and -1 where it is not there."""
     try:
         status = os.stat(path)  # noqa: PTH116 - Path.stat takes three times as long, and there may be a million
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""The decoded store: all images of a data set, decoded once, in one file that every worker maps and none copies."""
+"""The decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
 
 import logging
 import math
@@ -15,7 +15,7 @@ import numpy as np
 from rich.filesize import decimal
 from typing_extensions import override
 
-from lit_data.errors import DataError, StoreCorruptError, list_problems, show_path
+from lit_data.errors import DataError, list_problems, show_path
 from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
@@ -24,8 +24,7 @@ from lit_data.io.source import open_source
 from lit_data.io.store.bands import WHOLE, BandFile, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
-from lit_data.io.store.packed import ROWS_PX, PackedFile, Packing, estimate_shares, split_blocks
-from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
+from lit_data.io.store.slices import ImageSizes, SlicedImage
 from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
 
@@ -33,14 +32,10 @@ log = logging.getLogger(__name__)
 
 
 CHUNK_BYTES = 2**20
-_SAMPLED = 16
-WORTH_BYTES = 2**30
-"""Size of a store from which on it is said what compression would save."""
 
 
 class StoredImages(ABC):
-    """An `lit_data.io.images.image_source.ImageBank` whose images are stored, so that it is known
-    what they are.
+    """Bank of stored images, so that it is known what they are; an `ImageBank`.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -50,12 +45,12 @@ class StoredImages(ABC):
 
     @abstractmethod
     def open_image(self, index: int) -> Array | SlicedImage:
-        """One image, to be read by slices: [C, H, W]."""
+        """Return one image, to be read by slices: [C, H, W]."""
 
     @property
     @abstractmethod
     def source_states(self) -> Array:
-        """[n, 2] CRC-32 and size of the first file of each image: equal for files that are equal to the byte."""
+        """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
 
     @abstractmethod
     def check_size(self) -> None:
@@ -67,7 +62,7 @@ class StoredImages(ABC):
 
     @abstractmethod
     def verify(self, *, progress: bool = True) -> list[str]:
-        """One line for each image or file that is not what it was when it was stored."""
+        """Return a line for each image or file that is not what it was when it was stored."""
 
 
 class DecodedStore(StoredImages):
@@ -84,41 +79,35 @@ class DecodedStore(StoredImages):
         path: The folder of this store.
         key: SHA-256 over sources, decode options and layout version.
         channels: Channels of every image.
-        compression: `none`, `lz4` or `zstd`.
         dtype: Dtype of every image: uint8, uint16, int16 or float32.
         heights_px: [n] int64, rows of each image.
         widths_px: [n] int64, columns of each image.
         pixels: [N], the values of all images, one after another: planar [C, H, W], or in bands, see
-            `bands`; or uint8, their compressed blocks, see `packed`.
+            `bands`.
         nbytes: Bytes of all pixels as they are stored.
-        notes: How many images the decoder had each remark about.
+        notes: Number of images that the decoder had each remark about.
         skipped: (first path, what is wrong) of each source that was left out.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
-        self._folder, facts, images, self._sources = (
-            index.folder,
-            index.facts,
-            index.images,
-            index.sources,
-        )
-        self.key, self.channels, self.dtype = self._folder.key, facts.channels, facts.item_dtype
-        self.compression = facts.compression
+        facts, images = index.facts, index.images
+        self._folder, self._sources = index.folder, index.sources
+        self.key, self.channels, self.dtype = index.folder.key, facts.channels, facts.item_dtype
         self.notes, self.skipped = facts.notes, facts.skipped
         self.heights_px = images["height_px"].astype(np.int64)
         self.widths_px = images["width_px"].astype(np.int64)
         self._crcs = images["crc32"]
-        self.pixels: Array = self._folder.map(
-            PIXELS, facts.item_dtype if index.ends is None else "u1"
-        )
+        self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
         self._offsets = index.offsets.astype(np.int64)
-        self._blocks_px = index.layout.find_widths(self.widths_px)
-        self._is_sliced = index.layout.find_banded(self.widths_px) | (self.compression != "none")
-        self._file = self._map_slices(index) if self._is_sliced.any() else None
-        self._equal = self._view_equal_sizes()
+        self._is_banded = facts.layout.find_banded(self.widths_px)
+        self._file: BandFile | None = None
+        if facts.band_px is not None and self._is_banded.any():
+            mapped, values = self._folder.map_again(PIXELS)
+            self._file = BandFile(mapped, values, facts.band_px, self._sizes, self._offsets)
+        self._equal_images = self._view_equal_sizes()
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -172,36 +161,40 @@ class DecodedStore(StoredImages):
         """
         options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
         built = cls(build_store(sources, Path(folder), decoder, options))
-        where = show_path(folder)
         bad = list_problems(built.skipped)
         bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
         for note, images in built.notes.items():
-            log.info("%s: %d images: %s", where, images, note)
+            log.info("%s: %d images: %s", show_path(folder), images, note)
         return built
 
     def __len__(self) -> int:
         return len(self.heights_px)
 
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], read-only: a view of the map, or a copy of one that is in bands or blocks."""
-        if self._equal is not None:
-            view: Array = self._equal[operator.index(index)]
+        """Return one image [C, H, W], read-only: a view of the map, or a copy of one in bands."""
+        if self._equal_images is not None:
+            view: Array = self._equal_images[operator.index(index)]
             return view
-        found = self.open_image(index)
-        if isinstance(found, SlicedImage):
-            found = np.ascontiguousarray(found)
-            found.flags.writeable = False
-        return found
+        image = self.open_image(index)
+        if isinstance(image, SlicedImage):
+            image = np.ascontiguousarray(image)
+            image.flags.writeable = False
+        return image
 
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
-        if self._file is not None and self._is_sliced.item(index):
-            return self._file.make(range(len(self))[index])[1]
+        if self._file is not None and self._is_banded.item(index):
+            return self._file.make(range(len(self))[index])[
+                1
+            ]  # negative numbers count from the end
         shape, begin = self._sizes.shape(index), self._offsets.item(index)
         return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """See `lit_data.io.images.image_source.cut_patches`; the kernel is told all of it before the first is read."""
+        """Cut patches, see `lit_data.io.images.image_source.cut_patches`.
+
+        The kernel is told of all of them before the first is read.
+        """
         size_px = rows.shape[2:]
         places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
         if self._file is None and rows.flags.c_contiguous:
@@ -209,45 +202,22 @@ class DecodedStore(StoredImages):
             np.concatenate(patches, out=rows.reshape(-1, *size_px))
             return
         if self._file is not None:
-            self._file.expect(compress(places, self._is_sliced[images]), size_px)
+            self._file.expect(compress(places, self._is_banded[images]), size_px)
         for row, (image, top, left) in zip(rows, places, strict=True):
-            if self._file is not None and self._is_sliced.item(image):
+            if self._file is not None and self._is_banded.item(image):
                 row[...] = self._file.open(image)[1].cut(top, left, size_px)
             else:
                 row[...] = cut_patch(self[image], top, left, size_px)
 
-    def describe_compression(self) -> str:
-        """What compression saves or would save, as some blocks of some images say; empty for a small store."""
-        whole_bytes = self._sizes.nbytes
-        if self.compression != "none":
-            return f"{self.compression}, {decimal(self.nbytes)} of {decimal(whole_bytes)}"
-        if whole_bytes < WORTH_BYTES:
-            return ""
-        saved = {
-            name: decimal(int(whole_bytes * (1 - share)))
-            for name, share in estimate_shares(self._sample()).items()
-        }
-        options = ", ".join(
-            f"data.store.compression={name} would save {size}" for name, size in saved.items()
-        )
-        return f"none, {decimal(whole_bytes)}; {options}"
-
-    def _sample(self) -> Iterator[Array]:
-        """Blocks out of the middle rows of a few images."""
-        for number in np.unique(np.linspace(0, len(self) - 1, _SAMPLED).astype(np.int64)).tolist():
-            middle = self.heights_px.item(number) // 2 // ROWS_PX * ROWS_PX
-            rows = np.asarray(self.open_image(number)[:, middle : middle + ROWS_PX, :])
-            yield from list(split_blocks(rows, self._blocks_px.item(number)))[:_SAMPLED]
-
     def __repr__(self) -> str:
-        size = decimal(self.nbytes)
-        return f"DecodedStore({len(self)} images, {self.channels} channels, {self.dtype}, {size}, {self.path})"
+        images = f"{len(self)} images, {self.channels} channels, {self.dtype}"
+        return f"DecodedStore({images}, {decimal(self.nbytes)}, {self.path})"
 
     def __reduce__(self) -> tuple[type[Self], tuple[str]]:
         return type(self), (str(self.path),)
 
     def name(self, index: int) -> str:
-        """First source path of one image."""
+        """Return the first source path of one image."""
         return self._sources.name(self._sources.rows(range(len(self))[index]).start)
 
     @property
@@ -281,26 +251,30 @@ class DecodedStore(StoredImages):
         return [line for line in (*arrays, *images, *files) if line]
 
     def find_bad_images(self) -> Iterator[str]:
-        """Read every image, and say for each what is wrong; nothing if all is well."""
+        """Read every image, and yield what is wrong with it, "" if all is well."""
         for image, expected in enumerate(self._crcs.tolist()):
-            try:
-                found = zlib.crc32(self[image].data)
-            except StoreCorruptError as error:
-                yield f"{show_path(self.name(image))}: {error}"
-                continue
-            what = f"{show_path(self.name(image))}: the stored pixels have CRC-32 {found:08x}, expected {expected:08x}"
-            yield "" if found == expected else what
+            crc32 = zlib.crc32(self[image].data)
+            if crc32 == expected:
+                yield ""
+            else:
+                name = show_path(self.name(image))
+                yield f"{name}: the stored pixels have CRC-32 {crc32:08x}, expected {expected:08x}"
 
     def _find_bad_files(self) -> Iterator[str]:
         for row, expected in enumerate(self._sources.files["crc32"].tolist()):
             path = self._sources.name(row)
             try:
-                found = _checksum(path)
+                crc32 = _checksum(path)
             except DataError as error:
                 yield str(error)
                 continue
-            what = f"{show_path(path)}: the source has CRC-32 {found:08x}, expected {expected:08x}; it changed"
-            yield "" if found == expected else what
+            if crc32 == expected:
+                yield ""
+            else:
+                yield (
+                    f"{show_path(path)}: the source has CRC-32 {crc32:08x}, "
+                    f"expected {expected:08x}; it changed"
+                )
 
     @property
     def sources(self) -> SourceTable:
@@ -311,29 +285,21 @@ class DecodedStore(StoredImages):
     def _sizes(self) -> ImageSizes:
         return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
 
-    def _map_slices(self, index: StoreIndex) -> SlicedFile:
-        """Images in bands or blocks, in a map of their own, which is read at random places."""
-        mapped, values = self._folder.map_again(PIXELS)
-        if index.ends is not None:
-            packing = Packing(self.compression, self.path / f"{PIXELS}.npy")
-            return PackedFile(
-                mapped, values, index.ends, self._sizes, blocks_px=self._blocks_px, packing=packing
-            )
-        assert index.layout.band_px is not None
-        return BandFile(mapped, values, index.layout.band_px, self._sizes, self._offsets)
-
     def _view_equal_sizes(self) -> Array | None:
+        """Return all images as one array [n, C, H, W]; None if they differ in size."""
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
-        if (
-            self._file is not None
-            or (self.heights_px != height_px).any()
-            or (self.widths_px != width_px).any()
-        ):
+        has_one_size = (self.heights_px == height_px).all() and (self.widths_px == width_px).all()
+        if self._file is not None or not has_one_size:
             return None
         return self.pixels.reshape(len(self), self.channels, height_px, width_px)
 
 
 def _checksum(path: str) -> int:
+    """Return the CRC-32 of a file.
+
+    Raises:
+        DataError: It cannot be read.
+    """
     crc32 = 0
     with open_source(path) as file:
         while chunk := file.read(CHUNK_BYTES):

@@ -1,4 +1,4 @@
-"""The stores that stand side by side in one folder, one per key: what sets them apart, and which may go."""
+"""Stores side by side in one folder, one per key: what sets them apart, and which may go."""
 
 import json
 import logging
@@ -20,8 +20,8 @@ KEEP = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a store is to be made from.
+class Recipe:
+    """All that a store is to be made from.
 
     Args:
         sources: The source files as they are now.
@@ -38,46 +38,48 @@ class Wanted:
     @property
     def key(self) -> str:
         """Name of the store: SHA-256 over all of this and the version of the layout."""
-        band_px, compression = self.store.band_px, self.store.compression
-        layout = [] if band_px is None else [f"bands of {band_px} px"]
-        layout += [] if compression == "none" else [f"blocks of {compression}"]
-        return self.sources.digest(str(VERSION), self.decoder, self.on_bad, *layout)
+        band_px = self.store.band_px
+        layout = "whole images" if band_px is None else f"bands of {band_px} px"
+        return self.sources.digest(str(VERSION), self.decoder, self.on_bad, layout)
 
     @property
-    def without_bands(self) -> "Wanted":
+    def without_bands(self) -> "Recipe":
         """The same where no image is in bands."""
         return replace(self, store=replace(self.store, band_px=None))
 
 
-def find_store(folder: Path, wanted: Wanted) -> Path | None:
-    """The store that fits: one with the wanted bands, or one of whole images that are too narrow
-    for bands.
+def find_store(folder: Path, recipe: Recipe) -> Path | None:
+    """Return the store that fits: one with these bands, or one of images too narrow for any.
 
     Raises:
         StoreError: One of whole images cannot be read.
     """
-    target, whole = folder / wanted.key, folder / wanted.without_bands.key
+    target, unbanded = folder / recipe.key, folder / recipe.without_bands.key
     if is_there(target):
         return target
-    if not is_there(whole):
+    if not is_there(unbanded):
         return None
-    index = StoreIndex.open(whole)
-    layout = BandLayout(wanted.store.band_px, index.layout.itemsize)
-    return None if layout.find_banded(index.images["width_px"]).any() else whole
+    index = StoreIndex.open(unbanded)
+    layout = BandLayout(recipe.store.band_px, index.facts.layout.itemsize)
+    has_wide_images = layout.find_banded(index.images["width_px"]).any()
+    return None if has_wide_images else unbanded
 
 
-def describe_stale(folder: Path, wanted: Wanted) -> str | None:
+def describe_stale(folder: Path, recipe: Recipe) -> str | None:
     """Say why no store in the folder fits.
 
     Returns:
         What changed since the newest store of some of the same files was built; None if there is no
         such store.
     """
-    changes = (_describe_difference(path, wanted) for path in _list_stores(folder))
-    return next((change for change in changes if change), None)
+    for path in _list_stores(folder):
+        change = _describe_difference(path, recipe)
+        if change:
+            return change
+    return None
 
 
-def prune(folder: Path, published: Path, wanted: Wanted) -> None:
+def prune(folder: Path, published: Path, recipe: Recipe) -> None:
     """Remove stores of some of the same files, and unreadable ones, until ``KEEP`` are left.
 
     Processes that have them open keep reading: the disk space is freed when the last of them ends.
@@ -85,11 +87,13 @@ def prune(folder: Path, published: Path, wanted: Wanted) -> None:
     Args:
         folder: The folder of all stores.
         published: The store that was just built; it stays.
-        wanted: What it was built from.
+        recipe: That it was built by.
     """
-    others = [path for path in _list_stores(folder) if path != published]
-    related = [path for path in others if _describe_difference(path, wanted) != ""]
-    for path in related[KEEP - 1 :]:
+    related_stores = []
+    for path in _list_stores(folder):
+        if path != published and _describe_difference(path, recipe) != "":
+            related_stores.append(path)
+    for path in related_stores[KEEP - 1 :]:
         try:
             remove_folder(path)
         except OSError as error:
@@ -97,55 +101,57 @@ def prune(folder: Path, published: Path, wanted: Wanted) -> None:
 
 
 def _list_stores(folder: Path) -> list[Path]:
-    """Folders that are named like a key, newest first."""
+    """Return the folders that are named like a key, newest first."""
     if not is_there(folder):
         return []
-    named = [path for path in folder.glob("[0-9a-f]" * 64) if is_there(path)]
-    return sorted(named, key=lambda path: _read_age(path), reverse=True)
+    stores = [path for path in folder.glob("[0-9a-f]" * 64) if is_there(path)]
+    return sorted(stores, key=_read_age, reverse=True)
 
 
-def _describe_difference(path: Path, wanted: Wanted) -> str:
-    """What changed since a store was built; "" if it holds other files altogether."""
+def _describe_difference(path: Path, recipe: Recipe) -> str:
+    """Return what changed since a store was built; "" if it holds other files altogether."""
     try:
         index = StoreIndex.open(path)
     except StoreError:
         return "the store there cannot be read by this version"
-    facts, layout, store = index.facts, index.layout, wanted.store
-    files = describe_change(index.sources, wanted.sources, [name for name, _ in facts.skipped])
-    if files is None:
+    facts = index.facts
+    skipped_names = [name for name, _ in facts.skipped]
+    file_changes = describe_change(index.sources, recipe.sources, skipped_names)
+    if file_changes is None:
         return ""
-    on_bad = (
-        f"on_bad {facts.on_bad!r} -> {wanted.on_bad!r}" if facts.on_bad != wanted.on_bad else ""
-    )
-    options = describe_options(facts.decoder, wanted.decoder)
-    if layout.compression != store.compression:
-        options.append(f"store.compression {layout.compression} -> {store.compression}")
-    bands = (
-        f"store.band_px {layout.band_px} -> {store.band_px}"
-        if layout.band_px != store.band_px
-        else ""
-    )
-    return "; ".join(filter(None, [files, on_bad, *options])) or bands or "a file that was skipped"
+    changes = [file_changes] if file_changes else []
+    if facts.on_bad != recipe.on_bad:
+        changes.append(f"on_bad {facts.on_bad!r} -> {recipe.on_bad!r}")
+    changes += describe_options(facts.decoder, recipe.decoder)
+    if changes:
+        return "; ".join(changes)
+    # Only where nothing else changed: stores of narrow images have no bands whatever is asked for.
+    if facts.band_px != recipe.store.band_px:
+        return f"store.band_px {facts.band_px} -> {recipe.store.band_px}"
+    return "a file that was skipped"
 
 
 def describe_options(old: str, new: str) -> list[str]:
-    """Decode options that differ, each by its own name if the fingerprints are JSON."""
+    """Return the decode options that differ, each by its own name if the fingerprints are JSON."""
     try:
         before, after = _flatten("decoder", json.loads(old)), _flatten("decoder", json.loads(new))
     except (ValueError, RecursionError):
         before, after = {"decoder": old}, {"decoder": new}
-    names = [name for name in {**before, **after} if before.get(name) != after.get(name)]
-    return [f"{name} {before.get(name)!r} -> {after.get(name)!r}" for name in names]
+    changes = []
+    for name in {**before, **after}:
+        if before.get(name) != after.get(name):
+            changes.append(f"{name} {before.get(name)!r} -> {after.get(name)!r}")
+    return changes
 
 
 def _flatten(name: str, value: object) -> dict[str, object]:
+    """Return the leaves of nested dicts by their dotted names."""
     if not isinstance(value, dict):
         return {name: value}
-    return {
-        path: leaf
-        for key, inner in value.items()
-        for path, leaf in _flatten(f"{name}.{key}", inner).items()
-    }
+    leaves: dict[str, object] = {}
+    for key, inner in value.items():
+        leaves |= _flatten(f"{name}.{key}", inner)
+    return leaves
 
 
 def _read_age(path: Path) -> int:

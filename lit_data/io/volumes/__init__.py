@@ -3,14 +3,12 @@
 Importing this imports no medical library; each reader imports its own when it is first used.
 """
 
-from lit_data.io.volumes.banks import VolumeBank, open_bank
 from lit_data.io.volumes.hounsfield import WINDOWS, Window, read_window
 from lit_data.io.volumes.indexing import IndexOptions, index_volume
 from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, find_volumes
-from lit_data.io.volumes.sparse import LabelIndex, SparseVolume
-from lit_data.io.volumes.sparse_npz import read_sparse_npz, write_npz
+from lit_data.io.volumes.sparse import LabelIndex, SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore, StoreReport
 from lit_data.io.volumes.volume import Volume, wrap_array
 
@@ -28,10 +26,7 @@ __all__ = [
     "Window",
     "find_volumes",
     "index_volume",
-    "open_bank",
     "open_volume",
-    "read_sparse_npz",
     "read_window",
     "wrap_array",
-    "write_npz",
 ]

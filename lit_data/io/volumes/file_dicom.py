@@ -1,4 +1,4 @@
-"""DICOM series: which files are one, how they stack, and what their numbers mean in Hounsfield units."""
+"""DICOM series: the files of one, their order, and their numbers in Hounsfield units."""
 
 import io
 import os
@@ -28,7 +28,7 @@ _EXTENSIONS = (".dcm", ".dicom", ".ima")
 
 @dataclass(frozen=True, slots=True)
 class _Slice:
-    """What stacking needs to know of one file."""
+    """Facts of one file that stacking needs."""
 
     path: str
     size: tuple[int, int]
@@ -49,7 +49,7 @@ class _Slice:
 
 
 def is_dicom_name(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is DICOM: by its extension, or without one by its preamble."""
+    """Return True if a file is DICOM: by its extension, or without one by its preamble."""
     path = Path(path)
     if path.suffix:
         return path.suffix.lower() in _EXTENSIONS
@@ -63,8 +63,7 @@ def is_dicom_name(path: str | os.PathLike[str]) -> bool:
 
 
 def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
-    """Group files by their SeriesInstanceUID; files without pixels (reports, directories) are left
-    out.
+    """Group files by their SeriesInstanceUID, without those that have no pixels (reports).
 
     Args:
         paths: DICOM files of one folder.
@@ -79,7 +78,7 @@ def group_series(paths: Sequence[Path]) -> list[tuple[str, ...]]:
     for path in sorted(paths):
         with naming(path):
             head = _read_head(path, ["SeriesInstanceUID", "Rows"])
-            if "Rows" in head:
+            if "Rows" in head:  # else it has no pixels
                 series[str(head.get("SeriesInstanceUID", ""))].append(os.fspath(path))
     return [tuple(files) for files in series.values()]
 
@@ -102,7 +101,9 @@ def open_dicom(files: Sequence[str], name: str, nan_fill: float | None) -> FileV
         _check_alike(first, item)
     step_mm = _find_step(slices)
     dtype = np.result_type(*{item.scale.dtype for item in slices})
-    reader = _SeriesReader(slices, np.dtype(np.float32) if dtype.itemsize > 4 else dtype)
+    if dtype.itemsize > 4:  # NumPy joins int16 and float32 to float64
+        dtype = np.dtype(np.float32)
+    reader = _SeriesReader(slices, dtype)
     spacing_mm: Spacing = (step_mm, *first.spacing_mm)
     affine = _make_affine(first, spacing_mm)
     return FileVolume(
@@ -138,35 +139,36 @@ def _describe(path: str) -> _Slice:
         head = _read_head(path)
         if int(head.get("NumberOfFrames", 1)) != 1 or int(head.get("SamplesPerPixel", 1)) != 1:
             raise DataError(
-                "several frames or colours in one file; export one grey frame a file, or a NIfTI file"
+                "several frames or colours in one file; "
+                "export one grey frame a file, or a NIfTI file"
             )
-        missing = [
-            name
-            for name in ("Rows", "Columns", "PixelSpacing", "BitsAllocated")
-            if head.get(name) is None
-        ]
+        needed = ("Rows", "Columns", "PixelSpacing", "BitsAllocated")
+        missing = [name for name in needed if head.get(name) is None]
         if missing:
             raise DataError(f"without {', '.join(missing)}; such a file is no slice of a volume")
-        signed = "i" if int(head.get("PixelRepresentation", 0)) else "u"
-        stored = np.dtype(f"{signed}{int(head.BitsAllocated) // 8}")
-        slope, intercept = (
-            float(head.get("RescaleSlope", 1)),
-            float(head.get("RescaleIntercept", 0)),
-        )
         row_mm, column_mm = map(float, head.PixelSpacing)
+        orientation = head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0)
+        origin_mm = head.get("ImagePositionPatient") or (np.nan, np.nan, np.nan)
+        thickness_mm = head.get("SpacingBetweenSlices") or head.get("SliceThickness") or 1
         return _Slice(
             path=path,
             size=(int(head.Rows), int(head.Columns)),
             spacing_mm=(row_mm, column_mm),
-            orientation=tuple(
-                map(float, head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0))
-            ),
-            origin_mm=tuple(map(float, head.get("ImagePositionPatient") or (np.nan,) * 3)),
-            thickness_mm=float(head.get("SpacingBetweenSlices") or head.get("SliceThickness") or 1),
-            scale=StoredScale(
-                stored, slope, intercept, int(head.get("BitsStored", head.BitsAllocated))
-            ),
+            orientation=tuple(map(float, orientation)),
+            origin_mm=tuple(map(float, origin_mm)),
+            thickness_mm=float(thickness_mm),
+            scale=_read_scale(head),
         )
+
+
+def _read_scale(head: Any) -> StoredScale:  # noqa: ANN401 - pydicom's data set
+    kind = "i" if int(head.get("PixelRepresentation", 0)) else "u"
+    return StoredScale(
+        stored=np.dtype(f"{kind}{int(head.BitsAllocated) // 8}"),
+        slope=float(head.get("RescaleSlope", 1)),
+        intercept=float(head.get("RescaleIntercept", 0)),
+        bits=int(head.get("BitsStored", head.BitsAllocated)),
+    )
 
 
 def _check_alike(first: _Slice, other: _Slice) -> None:
@@ -174,13 +176,17 @@ def _check_alike(first: _Slice, other: _Slice) -> None:
         one, two = getattr(first, what), getattr(other, what)
         if not np.allclose(one, two, atol=1e-3):
             raise DataError(
-                f"{show_path(other.path)}: {what} {two}, but {show_path(first.path)} has {one}; a volume needs slices "
-                "of one kind, put the others into another folder"
+                f"{show_path(other.path)}: {what} {two}, but {show_path(first.path)} has {one}; "
+                "a volume needs slices of one kind, put the others into another folder"
             )
 
 
 def _find_step(slices: Sequence[_Slice]) -> float:
-    """Distance of neighbouring slices in mm."""
+    """Return the distance of neighbouring slices in mm.
+
+    Raises:
+        DataError: It is not the same everywhere, or nobody knows it.
+    """
     if len(slices) == 1:
         return abs(slices[0].thickness_mm)
     heights_mm = np.array([item.height_mm for item in slices])
@@ -191,27 +197,27 @@ def _find_step(slices: Sequence[_Slice]) -> float:
         )
     gaps_mm = np.diff(heights_mm)
     step_mm = float(np.median(gaps_mm))
-    wrong = np.flatnonzero(np.abs(gaps_mm - step_mm) > GAP_TOLERANCE * step_mm)
-    if step_mm <= 0 or len(wrong):
-        place = int(np.argmin(gaps_mm)) if step_mm <= 0 else int(wrong[0])
-        one, two = (show_path(item.path) for item in slices[place : place + 2])
-        gap_mm = float(gaps_mm[place])
-        what = (
-            "doubled"
-            if gap_mm < 0.01
-            else "missing"
-            if gap_mm > 1.5 * step_mm
-            else "unevenly spaced"
-        )
-        raise DataError(
-            f"slices are {what}: {one} and {two} lie {gap_mm:.3f} mm apart, others {step_mm:.3f} mm "
-            f"({max(1, len(wrong))} such places); complete the series, or put one acquisition into a folder"
-        )
-    return step_mm
+    uneven = np.flatnonzero(np.abs(gaps_mm - step_mm) > GAP_TOLERANCE * step_mm)
+    if step_mm > 0 and len(uneven) == 0:
+        return step_mm
+    # With a step of 0 most slices are doubled, and no gap is a measure for the others.
+    row = int(np.argmin(gaps_mm)) if step_mm <= 0 else int(uneven[0])
+    gap_mm = float(gaps_mm[row])
+    if gap_mm < 0.01:
+        fault = "doubled"
+    elif gap_mm > 1.5 * step_mm:
+        fault = "missing"
+    else:
+        fault = "unevenly spaced"
+    raise DataError(
+        f"slices are {fault}: {show_path(slices[row].path)} and {show_path(slices[row + 1].path)} "
+        f"lie {gap_mm:.3f} mm apart, others {step_mm:.3f} mm ({max(1, len(uneven))} such places); "
+        "complete the series, or put one acquisition into a folder"
+    )
 
 
 def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
-    """[4, 4] to right, anterior, superior; DICOM's own axes are left, posterior, superior."""
+    """Return the affine [4, 4] to right, anterior, superior; None without an origin."""
     if not np.isfinite(first.origin_mm).all():
         return None
     along_row, along_column = np.array(first.orientation).reshape(2, 3)
@@ -222,15 +228,19 @@ def _make_affine(first: _Slice, spacing_mm: Spacing) -> Array | None:
         first.normal * spacing_mm[0],
         first.origin_mm,
     )
+    # DICOM's own axes are left, posterior, superior.
     affine[:3] = np.stack(columns, axis=1) * [[-1], [-1], [1]]
     return affine
 
 
 class _CheckedReader(io.BufferedReader):
-    """A DICOM file; pydicom asks for its whole rest only where that is deflated, and inflates it in one piece."""
+    """A DICOM file whose rest is checked before it is given.
+
+    pydicom asks for the whole rest only where that is deflated, and inflates it in one piece.
+    """
 
     def read(self, size: int | None = -1, /) -> bytes:
-        """As of any file, but a rest is given only if it inflates to no more than a slice can be.
+        """Read, but a rest only if it inflates to no more than a slice can be.
 
         Raises:
             DataError: it inflates to more.
@@ -242,13 +252,15 @@ class _CheckedReader(io.BufferedReader):
 
 
 def _check_inflated(packed: bytes) -> None:
-    inflater, size_bytes, tail = zlib.decompressobj(-zlib.MAX_WBITS), 0, packed
+    inflater = zlib.decompressobj(-zlib.MAX_WBITS)
+    size_bytes, tail = 0, packed
     while tail and not inflater.eof:
         size_bytes += len(inflater.decompress(tail, 2**20))
         tail = inflater.unconsumed_tail
         if size_bytes > MAX_INFLATED_BYTES:
             raise DataError(
-                f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; that is no slice"
+                f"{len(packed)} deflated bytes inflate to more than {MAX_INFLATED_BYTES}; "
+                "that is no slice"
             )
 
 
@@ -266,19 +278,18 @@ def _read_pixels(item: _Slice) -> Array:
     dataset = _read_dataset(item.path)
     try:
         pixels: Array = dataset.pixel_array
-    except (
-        RuntimeError,
-        NotImplementedError,
-        ImportError,
-    ) as error:  # pydicom's ways to say that it has no decoder
+    # These are pydicom's ways to say that it has no decoder.
+    except (RuntimeError, NotImplementedError, ImportError) as error:
         syntax = dataset.file_meta.TransferSyntaxUID
         if not syntax.is_compressed:
             raise
         raise DataError(
-            f"compressed as {syntax.name}; pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"
+            f"compressed as {syntax.name}; "
+            "pip install pylibjpeg pylibjpeg-libjpeg pylibjpeg-openjpeg to read it"
         ) from error
     if pixels.shape != item.size or pixels.dtype.itemsize != item.scale.stored.itemsize:
         raise DataError(
-            f"pixels {pixels.dtype} {pixels.shape}, but its header says {item.scale.stored} {item.size}"
+            f"pixels {pixels.dtype} {pixels.shape}, "
+            f"but its header says {item.scale.stored} {item.size}"
         )
     return pixels

@@ -46,11 +46,10 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
 
 
 def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
-    """Open an array of an ``.npz`` archive as a volume (z, y, x); a member ``spacing_mm`` [3] is
-    its spacing.
+    """Open an array of an ``.npz`` archive as a volume (z, y, x).
 
-    An array in Fortran order is unpacked into a temporary file first, since its slices do not lie
-    in one piece.
+    A member ``spacing_mm`` [3] is its spacing. An array in Fortran order is unpacked into a
+    temporary file first, since its slices do not lie in one piece.
 
     Args:
         path: The archive.
@@ -77,16 +76,18 @@ def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
 
 
 def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
-    """Headers of all arrays of an archive by name, held against what its directory says.
+    """Read the headers of all arrays of an archive, and hold them against its directory.
+
+    Returns:
+        Each by its name.
 
     Raises:
         DataError: a member is no plain array, or not what the directory says.
     """
     members = archive.infolist()
     check_directory(members, MAX_MEMBER_BYTES)
-    check_unpacked(
-        sum(member.compress_size for member in members), sum(member.file_size for member in members)
-    )
+    packed_bytes = sum(member.compress_size for member in members)
+    check_unpacked(packed_bytes, sum(member.file_size for member in members))
     headers: dict[str, NpyHeader] = {}
     for member in members:
         with naming(member.filename), archive.open(member) as stream:
@@ -95,8 +96,7 @@ def read_directory(archive: zipfile.ZipFile) -> dict[str, NpyHeader]:
 
 
 class MappedSlices:
-    """Slices of a mapped file; pages that were read are given back, so that a volume of any size
-    takes few of them.
+    """Slices of a mapped file, of whose pages a volume of any size holds few.
 
     Args:
         fd: The file; may be closed afterwards.
@@ -113,14 +113,14 @@ class MappedSlices:
         self.shape: Triple = header.shape  # type: ignore[assignment]  # Volume checks the number of axes
 
     def read(self, begin: int, end: int) -> Array:
-        """Slices ``begin`` to ``end``: [n, y, x], a view; those before are given back to the system."""
+        """Read slices ``begin`` to ``end``: [n, y, x], a view; the pages before are given back."""
         if begin and not self._is_fortran and hasattr(mmap, "MADV_DONTNEED"):
             done_bytes = self._offset + begin * self._array[0].nbytes
             self._map.madvise(mmap.MADV_DONTNEED, 0, done_bytes // mmap.PAGESIZE * mmap.PAGESIZE)
         return self._array[begin:end]
 
     def close(self) -> None:
-        """The map goes with its last view."""
+        """Do nothing: the map goes with its last view."""
 
 
 def _open_member(
@@ -153,7 +153,8 @@ def _choose(headers: dict[str, NpyHeader], key: str | None) -> str:
     volumes = [name for name, header in headers.items() if len(header.shape) == 3]
     if len(volumes) != 1:
         raise DataError(
-            f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; name one with npz_key="
+            f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; "
+            "name one with npz_key="
         )
     return volumes[0]
 
@@ -171,13 +172,13 @@ def _read_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -> Sp
 
 
 def _is_fortran(stream: IO[bytes]) -> bool:
-    """Whether the first axis of an array runs fastest; its header was checked before."""
+    """Return True if the first axis of an array runs fastest; its header was checked before."""
     stream.seek(0)
     version = np.lib.format.read_magic(stream)
-    read = (
-        np.lib.format.read_array_header_1_0
-        if version == (1, 0)
-        else np.lib.format.read_array_header_2_0
-    )
+    if version == (1, 0):
+        read_header = np.lib.format.read_array_header_1_0
+    else:
+        read_header = np.lib.format.read_array_header_2_0
     with NPY_LOCK:
-        return bool(read(stream, max_header_size=MAX_HEADER_BYTES)[1])
+        _, is_fortran, _ = read_header(stream, max_header_size=MAX_HEADER_BYTES)
+    return bool(is_fortran)

@@ -31,11 +31,11 @@ class Window:
     width_hu: float
 
     def __post_init__(self) -> None:
-        if not (
-            math.isfinite(self.centre_hu) and math.isfinite(self.width_hu) and self.width_hu > 0
-        ):
+        is_finite = math.isfinite(self.centre_hu) and math.isfinite(self.width_hu)
+        if not is_finite or self.width_hu <= 0:
             raise ConfigError(
-                f"window of centre {self.centre_hu} and width {self.width_hu}: the width must be above 0"
+                f"window of centre {self.centre_hu} and width {self.width_hu}: "
+                "the width must be above 0"
             )
 
     @property
@@ -49,7 +49,7 @@ class Window:
         return self.centre_hu + self.width_hu / 2
 
     def scale(self, values: Array) -> NDArray[np.float32]:
-        """Scale Hounsfield units of any shape to float32 in 0..1; what lies outside the window is clipped."""
+        """Scale Hounsfield units of any shape to float32 in 0..1, clipped outside the window."""
         scaled = (values.astype(np.float32) - np.float32(self.low_hu)) / np.float32(self.width_hu)
         return np.clip(scaled, 0, 1, out=scaled)
 
@@ -93,7 +93,7 @@ def read_window(value: object) -> Window:
 
 @dataclass(frozen=True, slots=True)
 class StoredScale:
-    """How stored numbers become Hounsfield units: ``stored * slope + intercept``.
+    """Scale that makes Hounsfield units of stored numbers: ``stored * slope + intercept``.
 
     Args:
         stored: Dtype of the stored numbers: booleans, integers or floats.
@@ -126,22 +126,22 @@ class StoredScale:
 
     @property
     def is_identity(self) -> bool:
-        """Whether the stored numbers are the Hounsfield units."""
+        """True if the stored numbers are the Hounsfield units."""
         return (self.slope, self.intercept) == (1, 0)
 
     @property
     def dtype(self) -> "np.dtype[Any]":
-        """See the class."""
+        """Dtype of the Hounsfield units, see the class."""
         if self.is_identity and self.stored in (np.bool_, np.uint8):
             return self.stored
         is_whole = self.slope == round(self.slope) and self.intercept == round(self.intercept)
         if self.stored.kind == "f" or not is_whole:
             return np.dtype(np.float32)
-        ends = [end * self.slope + self.intercept for end in self._range()]
+        # A negative slope turns the ends around.
+        ends_hu = [end * self.slope + self.intercept for end in self._range()]
         limits = np.iinfo(np.int16)
-        return np.dtype(
-            np.int16 if limits.min <= min(ends) and max(ends) <= limits.max else np.float32
-        )
+        fits_int16 = limits.min <= min(ends_hu) and max(ends_hu) <= limits.max
+        return np.dtype(np.int16 if fits_int16 else np.float32)
 
     def apply(self, stored: Array) -> Array:
         """Turn stored numbers into Hounsfield units of ``dtype``, in native byte order.
@@ -162,27 +162,21 @@ class StoredScale:
         return result
 
     def _apply_float(self, stored: Array) -> Array:
-        if (
-            self.stored.kind in "iu"
-            and stored.size
-            and max(-int(stored.min()), int(stored.max())) > EXACT_FLOAT
-        ):
-            raise DataError(
-                f"values {stored.min()} to {stored.max()}; these are no Hounsfield units"
-            )
-        with np.errstate(
-            over="ignore", invalid="ignore"
-        ):  # the check for NaN and inf that follows names the place
+        if self.stored.kind in "iu" and stored.size:
+            low, high = int(stored.min()), int(stored.max())
+            if max(-low, high) > EXACT_FLOAT:
+                raise DataError(f"values {low} to {high}; these are no Hounsfield units")
+        # The check for NaN and inf that follows names the place.
+        with np.errstate(over="ignore", invalid="ignore"):
             if self.is_identity:
                 return stored.astype(np.float32, copy=False)
             return (stored.astype(np.float64) * self.slope + self.intercept).astype(np.float32)
 
     def _range(self) -> tuple[int, int]:
+        """Return the smallest and the largest number that may be stored."""
         if self.stored.kind == "b":
             return 0, 1
         bits = min(self.bits or 64, 8 * self.stored.itemsize)
-        return (
-            (0, 2**bits - 1)
-            if self.stored.kind == "u"
-            else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-        )
+        if self.stored.kind == "u":
+            return 0, 2**bits - 1
+        return -(2 ** (bits - 1)), 2 ** (bits - 1) - 1

@@ -2,17 +2,19 @@
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.errors import ConfigError, DataError, show_path
+from lit_data.errors import ConfigError
 from lit_data.io.volumes.occupied import LabelCollector, OccupiedFinder, join_labels, read_labels
-from lit_data.io.volumes.reading import check_same_shape
+from lit_data.io.volumes.reading import check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.resampling import Resolution
+from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume, index_dtype
 from lit_data.io.volumes.volume import SLAB_BYTES, Volume
 from lit_data.types import Array
@@ -24,7 +26,7 @@ _FORMAT = 1  # raised when the same files and options give other voxels
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexOptions:
-    """Which voxels are occupied, and how the volume is read.
+    """Options that say which voxels are occupied, and how the volume is read.
 
     Args:
         low_hu: Voxels above this are occupied ...
@@ -54,7 +56,7 @@ class IndexOptions:
             raise ConfigError(f"slab_bytes={self.slab_bytes} must be at least 1")
 
     def fingerprint(self) -> str:
-        """All that decides the result, as JSON with sorted keys."""
+        """Return all that decides the result, as JSON with sorted keys."""
         fields = asdict(self)
         del fields["slab_bytes"]
         return json.dumps({"format": _FORMAT, **fields}, sort_keys=True)
@@ -78,6 +80,29 @@ class Slab(NamedTuple):
     labels: NDArray[np.int32]
 
 
+def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
+    """Find the occupied voxels of a file, in memory.
+
+    Raises:
+        DataError: the volume or its labels are bad.
+    """
+    with ExitStack() as stack:
+        volume = stack.enter_context(
+            open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill)
+        )
+        labels = open_labels(source, volume, npz_key=options.npz_key)
+        if labels is not None:
+            stack.enter_context(labels)
+        return index_volume(
+            volume,
+            options.low_hu,
+            options.high_hu,
+            resolution=options.resolution,
+            labels=labels,
+            slab_bytes=options.slab_bytes,
+        )
+
+
 def index_volume(
     volume: Volume,
     low_hu: float,
@@ -87,8 +112,7 @@ def index_volume(
     labels: Volume | None = None,
     slab_bytes: int = SLAB_BYTES,
 ) -> SparseVolume:
-    """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu`` if
-    that is given.
+    """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu``.
 
     Args:
         volume: The dense volume, read once from the first slice to the last.
@@ -105,32 +129,36 @@ def index_volume(
     _check_range(low_hu, high_hu)
     volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
     collector = None if labels is None else LabelCollector(volume.shape, keep=_keep)
-    found = list(
+    slabs = list(
         scan_slabs(
             volume, low_hu, high_hu, labels=labels, collector=collector, slab_bytes=slab_bytes
         )
     )
-    values = np.concatenate([slab.values for slab in found])
+    values = np.concatenate([slab.values for slab in slabs])
+    if is_whole(values):
+        values = values.astype(np.int16)
+    voxel_labels, label_index = None, None
+    if collector is not None:
+        voxel_labels = np.concatenate([slab.labels for slab in slabs]).astype(collector.dtype)
+        label_index = join_labels(collector, volume.shape)
     return SparseVolume(
-        positions=np.concatenate([slab.positions for slab in found]),
-        values=values.astype(np.int16) if is_whole(values) else values,
+        positions=np.concatenate([slab.positions for slab in slabs]),
+        values=values,
         shape=volume.shape,
         spacing_mm=volume.spacing_mm,
-        slices=count_slices(found, volume.shape[0]),
+        slices=count_slices(slabs),
         affine=volume.affine,
         low_hu=low_hu,
         high_hu=high_hu,
-        labels=None
-        if collector is None
-        else np.concatenate([slab.labels for slab in found]).astype(collector.dtype),
-        label_index=None if collector is None else join_labels(collector, volume.shape),
+        labels=voxel_labels,
+        label_index=label_index,
     )
 
 
 def bring_to(
     resolution: Resolution, volume: Volume, labels: Volume | None, low_hu: float
 ) -> tuple[Volume, Volume | None]:
-    """The volume and its labels at a resolution; voxels added around it are not occupied.
+    """Bring a volume and its labels to a resolution; voxels added around it are not occupied.
 
     Raises:
         DataError: the labels have another shape.
@@ -163,58 +191,47 @@ def scan_slabs(
     Raises:
         DataError: see ``index_volume``.
     """
-    _check_known(volume, low_hu, high_hu)
     finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
     plane = volume.shape[1] * volume.shape[2]
     positions_dtype = index_dtype(volume.shape)
     for begin, end in volume.slabs(slab_bytes):
         slab = np.ascontiguousarray(volume.read(begin, end)).reshape(-1)
-        places = finder.find(slab)
+        places = finder.find(slab)  # within the slab
         edges = np.searchsorted(places, np.arange(end - begin + 1) * plane)
-        found = _NO_LABELS
+        voxel_labels = _NO_LABELS
         if labels is not None and collector is not None:
             dense = read_labels(labels, begin, end)
             collector.add(begin * plane, dense)
-            found = dense.take(places).astype(np.int32)
+            voxel_labels = dense.take(places).astype(np.int32)
         positions = places.astype(positions_dtype)
         positions += positions_dtype.type(begin * plane)
-        yield Slab(begin, np.diff(edges), positions, finder.take(slab, places), found)
+        values = finder.take(slab, places)
+        yield Slab(begin, np.diff(edges), positions, values, voxel_labels)
 
 
 def is_whole(values: Array) -> bool:
-    """Whether float values are whole numbers in the range of int16, so that two bytes hold them."""
+    """Return True if float values are whole numbers of int16, so that two bytes hold them."""
     if values.dtype.kind != "f":
         return False
     limits = np.iinfo(np.int16)
-    return bool(
-        ((values >= limits.min) & (values <= limits.max) & (values == np.rint(values))).all()
-    )
+    fits_int16 = (values >= limits.min) & (values <= limits.max) & (values == np.rint(values))
+    return bool(fits_int16.all())
 
 
-def count_slices(found: list[Slab], depth: int) -> NDArray[np.int64]:
-    """[depth + 1] int64, where each slice begins among the occupied voxels."""
-    slices = np.zeros(depth + 1, np.int64)
-    np.cumsum(np.concatenate([slab.counts for slab in found]), out=slices[1:])
-    return slices
+def count_slices(slabs: Iterable[Slab]) -> NDArray[np.int64]:
+    """Return [depth + 1] int64, the place among the occupied voxels at which each slice begins."""
+    counts = [slab.counts for slab in slabs]
+    return np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64)
 
 
 def _check_range(low_hu: float, high_hu: float | None) -> None:
-    if not math.isfinite(low_hu) or (
-        high_hu is not None and not (math.isfinite(high_hu) and high_hu > low_hu)
-    ):
+    is_right = math.isfinite(low_hu)
+    if high_hu is not None:
+        is_right = is_right and math.isfinite(high_hu) and high_hu > low_hu
+    if not is_right:
         raise ConfigError(
-            f"occupied from {low_hu} to {high_hu} HU: give numbers, the second above the first or null"
-        )
-
-
-def _check_known(volume: Volume, low_hu: float, high_hu: float | None) -> None:
-    if volume.known_hu is None:
-        return
-    low, high = volume.known_hu
-    if low_hu < low or (high is not None and (high_hu is None or high_hu > high)):
-        raise DataError(
-            f"{show_path(volume.name)}: a sparse file made for {low} to {high} HU; it cannot give {low_hu} to "
-            f"{high_hu} HU, index the dense volume again"
+            f"occupied from {low_hu} to {high_hu} HU: give numbers, "
+            "the second above the first or null"
         )
 
 

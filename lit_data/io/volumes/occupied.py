@@ -1,4 +1,4 @@
-"""Which voxels of a slab are occupied: one comparison, one search, no list of coordinates."""
+"""Search for the occupied voxels of a slab: one comparison, one search, no list of coordinates."""
 
 import math
 from collections import Counter, defaultdict
@@ -20,13 +20,15 @@ MAX_SHARE: Final = 0.4
 
 
 def value_dtype(volume: Volume) -> "np.dtype[Any]":
-    """Dtype of the values of its occupied voxels before whole numbers are told: uint8, int16 or float32."""
+    """Return the dtype of the values of occupied voxels: uint8, int16 or float32.
+
+    Floats that are all whole numbers may become int16 later.
+    """
     return np.dtype(np.uint8) if volume.dtype == np.bool_ else volume.dtype
 
 
 def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
-    """Places where a flat mask is true, ascending: what ``flatnonzero`` gives, eight voxels at a
-    time.
+    """Return the places where a flat mask is true, as ``flatnonzero`` does but sooner.
 
     Most groups of eight are empty and cost one comparison; only the others are searched voxel by
     voxel.
@@ -34,14 +36,19 @@ def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
     Args:
         mask: [n].
         levels: Groups are found by groups of groups, so many times.
+
+    Returns:
+        [k] ascending.
     """
     if not levels:
         return np.flatnonzero(mask)
+    # Eight booleans are one word, which is 0 if none of them is true.
     words = mask[: len(mask) // GROUP * GROUP].view(np.uint64)
     groups = find_true(words != 0, levels - 1)
     if len(groups) > MAX_SHARE * len(words):
         return np.flatnonzero(mask)
     inside = np.flatnonzero(words.take(groups).view(np.bool_))
+    # Number of the group times 8, and place within it: bits that do not overlap.
     places = groups.take(inside >> 3)
     places <<= 3
     places |= inside & 7
@@ -50,10 +57,9 @@ def find_true(mask: NDArray[np.bool_], levels: int = 2) -> NDArray[np.intp]:
 
 
 class OccupiedFinder:
-    """Compares slabs with the range into a buffer that is used again; whole numbers are compared as
-    such.
+    """Compares slabs with a range of Hounsfield units, into a buffer that is used again.
 
-    A mask of booleans needs no comparing: it is the result.
+    Whole numbers are compared as such. A mask of booleans needs no comparing: it is the result.
 
     Args:
         dtype: Of the slabs: bool, uint8, int16 or float32.
@@ -63,28 +69,32 @@ class OccupiedFinder:
 
     def __init__(self, dtype: "np.dtype[Any]", low_hu: float, high_hu: float | None) -> None:
         self._is_mask = dtype == np.bool_ and 0 <= low_hu < 1 and (high_hu is None or high_hu >= 1)
-        self._dtype, self._low, self._high = dtype, low_hu, high_hu
-        self._mask = self._more = np.zeros(0, np.bool_)
+        self._low_hu, self._high_hu = low_hu, high_hu
+        self._above_low = np.zeros(0, np.bool_)
+        self._below_high = np.zeros(0, np.bool_)
 
     def find(self, slab: Array) -> NDArray[np.intp]:
-        """Places of the occupied voxels in a flat slab."""
+        """Return the places of the occupied voxels in a flat slab."""
         if self._is_mask:
             return find_true(slab)
         if slab.dtype == np.bool_:
             slab = slab.view(np.uint8)
-        if len(self._mask) < len(slab):
-            self._mask, self._more = np.empty(len(slab), np.bool_), np.empty(len(slab), np.bool_)
-        mask = self._mask[: len(slab)]
-        self._compare(np.greater, slab, self._low, mask)
-        if self._high is not None:
-            more = self._more[: len(slab)]
-            self._compare(np.less_equal, slab, self._high, more)
-            mask &= more
+        if len(self._above_low) < len(slab):
+            self._above_low = np.empty(len(slab), np.bool_)
+            self._below_high = np.empty(len(slab), np.bool_)
+        mask = self._above_low[: len(slab)]
+        self._compare(np.greater, slab, self._low_hu, mask)
+        if self._high_hu is not None:
+            below_high = self._below_high[: len(slab)]
+            self._compare(np.less_equal, slab, self._high_hu, below_high)
+            mask &= below_high
         return find_true(mask)
 
     def take(self, slab: Array, places: NDArray[np.intp]) -> Array:
-        """Values at these places."""
-        return (slab.view(np.uint8) if slab.dtype == np.bool_ else slab).take(places)
+        """Return the values at these places; those of a mask as uint8."""
+        if slab.dtype == np.bool_:
+            slab = slab.view(np.uint8)
+        return slab.take(places)
 
     @staticmethod
     def _compare(operation: np.ufunc, slab: Array, edge: float, out: NDArray[np.bool_]) -> None:
@@ -94,18 +104,18 @@ class OccupiedFinder:
             operation(slab, np.float32(edge), out=out)
             return
         limits = np.iinfo(slab.dtype)
-        whole = math.floor(edge)
-        if limits.min <= whole <= limits.max:
-            operation(slab, slab.dtype.type(whole), out=out)
+        whole_edge = math.floor(edge)
+        if limits.min <= whole_edge <= limits.max:
+            operation(slab, slab.dtype.type(whole_edge), out=out)
         else:  # every value lies on one side of an edge outside the range of the dtype
-            out[:] = operation(limits.max, whole)
+            out[:] = operation(limits.max, whole_edge)
 
 
 T = TypeVar("T")
 
 
 def read_labels(labels: Volume, begin: int, end: int) -> Array:
-    """Labels of some slices: [n * y * x] uint8, int16 or int32.
+    """Read the labels of some slices: [n * y * x] uint8, int16 or int32.
 
     Raises:
         DataError: not whole numbers of at least 0.
@@ -114,13 +124,14 @@ def read_labels(labels: Volume, begin: int, end: int) -> Array:
     dense = stored.astype(np.int32) if stored.dtype.kind == "f" else stored
     if dense.dtype == np.bool_:
         return dense.view(np.uint8)
-    if (dense.dtype.kind == "i" and dense.min() < 0) or not (
-        dense is stored or np.array_equal(stored, dense)
-    ):
+    is_whole = dense is stored or np.array_equal(stored, dense)
+    is_negative = dense.dtype.kind == "i" and dense.min() < 0
+    if is_negative or not is_whole:
         with naming(labels.name):
             wrong = stored[(dense < 0) | (stored != dense)][0]
             raise DataError(
-                f"label {wrong}; labels are whole numbers of at least 0, save them without interpolation"
+                f"label {wrong}; labels are whole numbers of at least 0, "
+                "save them without interpolation"
             )
     return dense
 
@@ -130,11 +141,12 @@ class LabelCollector(Generic[T]):
 
     Args:
         shape: (z, y, x) of the volume.
-        keep: Puts the positions of one class in one slab away and says where.
+        keep: Puts the positions of one class in one slab away, and returns how to find them.
     """
 
     def __init__(self, shape: Triple, keep: Callable[[Array], T]) -> None:
-        self._dtype, self._keep = index_dtype(shape), keep
+        self._dtype = index_dtype(shape)
+        self._keep = keep
         self._parts: defaultdict[int, list[T]] = defaultdict(list)
         self._counts: Counter[int] = Counter()
 
@@ -146,15 +158,15 @@ class LabelCollector(Generic[T]):
     @property
     def starts(self) -> NDArray[np.int64]:
         """[K + 1] int64, where each class begins among ``parts``."""
-        return np.cumsum(
-            [0, *(self._counts[label] for label in sorted(self._parts))], dtype=np.int64
-        )
+        counts = [self._counts[label] for label in sorted(self._parts)]
+        return np.cumsum([0, *counts], dtype=np.int64)
 
     @property
     def dtype(self) -> "np.dtype[Any]":
         """The smallest dtype that holds every label."""
-        highest = max(self._parts, default=0)
-        return np.dtype(next(name for name in LABEL_DTYPES if highest <= np.iinfo(name).max))
+        largest_label = max(self._parts, default=0)
+        fitting = [name for name in LABEL_DTYPES if largest_label <= np.iinfo(name).max]
+        return np.dtype(fitting[0])
 
     def add(self, offset: int, dense: Array) -> None:
         """Take the labels of a slab.
@@ -166,25 +178,24 @@ class LabelCollector(Generic[T]):
         places = find_true(dense != 0)
         if not len(places):
             return
-        found = dense.take(places)
-        order = np.argsort(
-            found, kind="stable"
-        )  # equal labels stay in their order; linear time up to 16 bits
+        labels = dense.take(places)
+        # Equal labels stay in their order; it takes linear time up to 16 bits.
+        order = np.argsort(labels, kind="stable")
         positions = places.take(order).astype(self._dtype)
         positions += self._dtype.type(offset)
-        classes, starts = np.unique(found.take(order), return_index=True)
+        classes, starts = np.unique(labels.take(order), return_index=True)
         for label, part in zip(classes.tolist(), np.split(positions, starts[1:]), strict=True):
             self._parts[label].append(self._keep(part))
             self._counts[label] += len(part)
 
     def parts(self) -> Iterator[T]:
-        """What was kept: class by class, ascending within each."""
+        """Yield all that was put away: class by class, ascending within each."""
         for label in sorted(self._parts):
             yield from self._parts[label]
 
 
 def join_labels(collector: LabelCollector[Array], shape: Triple) -> LabelIndex:
-    """All labelled voxels of a collector that keeps them in memory."""
+    """Make the index of a collector that keeps the labelled voxels in memory."""
     parts = list(collector.parts())
     positions = np.concatenate(parts) if parts else np.zeros(0, index_dtype(shape))
     return LabelIndex(

@@ -14,7 +14,6 @@ from lit_data.io.volumes.file_dicom import open_dicom
 from lit_data.io.volumes.file_npy import open_npy, open_npz
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sources import VolumeSource, find_volumes, guess_kind
-from lit_data.io.volumes.sparse_npz import is_sparse_npz, open_sparse_npz
 from lit_data.io.volumes.streams import StreamSlices, check_unpacked, import_medical
 from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, Volume
 from lit_data.types import Array
@@ -29,8 +28,7 @@ _MAX_OFFSET: Final = 2**26
 
 
 def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
-    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x), its voxels in the order of the
-    file.
+    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x) in the order of its voxels.
 
     Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the
     values.
@@ -67,20 +65,15 @@ def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
 
 
 def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
+    # A header begins with its own size, in the byte order of the file.
     start = stream.read(4)
-    size = next(
-        (
-            size
-            for size in (int.from_bytes(start, "little"), int.from_bytes(start, "big"))
-            if size in _SIZES
-        ),
-        0,
-    )
-    if not size:
+    size = int.from_bytes(start, "little")
+    if size not in _SIZES:
+        size = int.from_bytes(start, "big")
+    if size not in _SIZES:
         raise DataError(f"not a NIfTI file, starts with {start!r}")
-    header = getattr(import_medical("nibabel"), _SIZES[size])(
-        start + stream.read(size - len(start)), check=False
-    )
+    make_header = getattr(import_medical("nibabel"), _SIZES[size])
+    header = make_header(start + stream.read(size - len(start)), check=False)
     if bytes(header["magic"]).rstrip(b"\0\r\n\x1a")[:3] not in (b"n+1", b"n+2"):
         raise DataError("a NIfTI header without its voxels; give single .nii or .nii.gz files")
     return header
@@ -104,9 +97,9 @@ def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
 
 
 def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
-    unit = header.get_xyzt_units()[0]
-    x, y, z = (float(size) * _MM[unit] for size in (*header.get_zooms(), 1.0, 1.0)[:3])
-    return z, y, x
+    unit_mm = _MM[header.get_xyzt_units()[0]]
+    x, y, z, *_ = (*header.get_zooms(), 1.0, 1.0)  # a header may have fewer than three axes
+    return float(z) * unit_mm, float(y) * unit_mm, float(x) * unit_mm
 
 
 def _read_affine(header: Any) -> Array:  # noqa: ANN401
@@ -116,13 +109,15 @@ def _read_affine(header: Any) -> Array:  # noqa: ANN401
 
 
 def _read_offset(stream: Any, header: Any) -> int:  # noqa: ANN401
-    """Where the voxels begin; 0 stands for right behind a header without extensions."""
+    """Return the byte at which the voxels begin."""
     offset, least = int(header["vox_offset"]), int(header.single_vox_offset)
+    # 0 stands for right behind the header, if no extensions follow there.
     if offset == 0 and not any(stream.read(4)[:1]):
         return least
     if not least <= offset <= _MAX_OFFSET:
         raise DataError(
-            f"vox_offset {offset}; voxels of a single file begin at {least} to {_MAX_OFFSET}, save it again"
+            f"vox_offset {offset}; voxels of a single file begin at {least} to {_MAX_OFFSET}, "
+            "save it again"
         )
     return offset
 
@@ -162,15 +157,13 @@ def open_volume(
             return open_nifti(source.files[0], nan_fill)
         if source.kind == "npy":
             return open_npy(source.files[0], nan_fill)
-        if npz_key is None and is_sparse_npz(source.files[0]):
-            return open_sparse_npz(source.files[0])
         return open_npz(source.files[0], npz_key, nan_fill)
 
 
 def open_labels(
     source: VolumeSource, volume: Volume, *, npz_key: str | None = None
 ) -> Volume | None:
-    """Open the labels that lie beside a volume or came with it.
+    """Open the labels that lie beside a volume.
 
     Args:
         source: The volume's.
@@ -184,7 +177,7 @@ def open_labels(
         DataError: they cannot be read, or have another shape.
     """
     if source.labels is None:
-        return volume.labels
+        return None
     kind = guess_kind(source.labels)
     labels = open_volume(
         VolumeSource(source.name, source.labels, kind, (source.labels,)), npz_key=npz_key
@@ -210,12 +203,16 @@ def check_same_shape(labels: Volume, volume: Volume) -> None:
     if labels.shape != volume.shape:
         turned = " (turned?)" if sorted(labels.shape) == sorted(volume.shape) else ""
         raise DataError(
-            f"labels of shape {labels.shape}{turned}, but {show_path(volume.name)} has {volume.shape}"
+            f"labels of shape {labels.shape}{turned}, "
+            f"but {show_path(volume.name)} has {volume.shape}"
         )
 
 
 def _lie_alike(labels: Volume, volume: Volume) -> bool:
-    """Whether the corners of labels and volume lie within half a voxel of each other, where both say where they are."""
+    """Return True if the corners of labels and volume lie within half a voxel of each other.
+
+    Also if one of them does not say where it is.
+    """
     if labels.affine is None or volume.affine is None:
         return True
     z, y, x = (length - 1 for length in volume.shape)

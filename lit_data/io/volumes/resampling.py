@@ -15,7 +15,7 @@ from lit_data.types import Array
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """The size or voxel spacing that volumes are brought to; as they are if nothing is given.
+    """Size or voxel spacing that volumes are brought to; as they are if nothing is given.
 
     Args:
         shape: (z, y, x) voxels, or one number for all three.
@@ -44,7 +44,7 @@ class Resolution:
             )
 
     def apply(self, volume: Volume, *, fill: float, nearest: bool = False) -> Volume:
-        """The volume at this resolution; closing it closes the volume.
+        """Return the volume at this resolution; closing it closes the volume.
 
         Args:
             volume: What to read from.
@@ -54,30 +54,42 @@ class Resolution:
         """
         shape, spacing_mm = _as_triple(self.shape), _as_triple(self.spacing_mm)
         if spacing_mm is not None and not np.allclose(spacing_mm, volume.spacing_mm, rtol=1e-6):
-            steps = [new / old for new, old in zip(spacing_mm, volume.spacing_mm, strict=True)]
-            lengths = [
-                max(1, round(length / step))
-                for length, step in zip(volume.shape, steps, strict=True)
-            ]
-            volume = _ResampledVolume(volume, _triple(lengths), steps, nearest=nearest)
+            steps = np.divide(spacing_mm, volume.spacing_mm).tolist()
+            z, y, x = np.divide(volume.shape, steps).tolist()
+            resampled_shape = max(1, round(z)), max(1, round(y)), max(1, round(x))
+            volume = _ResampledVolume(volume, resampled_shape, steps, nearest=nearest)
         if shape is None or shape == volume.shape:
             return volume
         if self.fit == "pad_crop":
             return _PaddedVolume(volume, shape, fill)
-        steps = [old / new for old, new in zip(volume.shape, shape, strict=True)]
+        steps = np.divide(volume.shape, shape).tolist()
         return _ResampledVolume(volume, shape, steps, nearest=nearest)
 
 
 class _ResampledAxis(NamedTuple):
-    """For each new voxel along an axis, the two old ones around its centre and the weight of the second."""
+    """Old voxels of each new one along an axis.
+
+    Attributes:
+        lower: [n] the old voxel before its centre.
+        upper: [n] the old voxel behind its centre.
+        weight: [n] of the second, 0..1.
+    """
 
     lower: NDArray[np.int64]
     upper: NDArray[np.int64]
     weight: NDArray[np.float32]
 
+    @property
+    def nearest(self) -> NDArray[np.int64]:
+        """[n] the old voxel that is nearer to its centre."""
+        return np.where(self.weight >= 0.5, self.upper, self.lower)
+
     def mix(self, block: Array, axis: int) -> Array:
         """Interpolate along an axis: float32."""
-        weight = self.weight.reshape([-1 if number == axis else 1 for number in range(3)])
+        shape = [1, 1, 1]
+        shape[axis] = -1
+        weight = self.weight.reshape(shape)
+        # In place, since blocks are large: lower + (upper - lower) * weight.
         mixed = block.take(self.upper, axis).astype(np.float32)
         lower = block.take(self.lower, axis).astype(np.float32, copy=False)
         mixed -= lower
@@ -87,21 +99,24 @@ class _ResampledAxis(NamedTuple):
 
 
 class _ResampledVolume(Volume):
-    """Another grid over the same body; both begin at the outer edge of the first voxel."""
+    """Volume on another grid over the same body; both begin at the edge of the first voxel."""
 
     def __init__(
         self, source: Volume, shape: Triple, steps: Sequence[float], *, nearest: bool
     ) -> None:
-        z, y, x = (mm * step for mm, step in zip(source.spacing_mm, steps, strict=True))
-        affine = _move(source.affine, steps, [0.5 * step - 0.5 for step in steps])
+        z_mm, y_mm, x_mm = np.multiply(source.spacing_mm, steps).tolist()
+        # Half a voxel is longer or shorter, so that the centre of the first one moves.
+        starts = [0.5 * step - 0.5 for step in steps]
         super().__init__(
-            source.name, shape=shape, dtype=source.dtype, spacing_mm=(z, y, x), affine=affine
+            source.name,
+            shape=shape,
+            dtype=source.dtype,
+            spacing_mm=(z_mm, y_mm, x_mm),
+            affine=_move(source.affine, steps, starts),
         )
         self._source, self._steps, self._nearest = source, steps, nearest
-        self._axes = [
-            _plan(new, old, step) for new, old, step in zip(shape, source.shape, steps, strict=True)
-        ]
-        self._kept: tuple[int, Array] | None = None
+        self._axes = [_plan(*axis) for axis in zip(shape, source.shape, steps, strict=True)]
+        self._last_block: tuple[int, Array] | None = None
 
     @property
     def work_bytes(self) -> int:
@@ -113,40 +128,38 @@ class _ResampledVolume(Volume):
         lower, upper, weight = self._axes[0]
         first, last = int(lower[begin]), int(upper[end - 1])
         block = self._read_source(first, last + 1)
-        axis = _ResampledAxis(lower[begin:end] - first, upper[begin:end] - first, weight[begin:end])
+        z = _ResampledAxis(lower[begin:end] - first, upper[begin:end] - first, weight[begin:end])
+        _, y, x = self._axes
         if self._nearest:
-            rows = [
-                np.where(part.weight >= 0.5, part.upper, part.lower)
-                for part in (axis, *self._axes[1:])
-            ]
-            return block[rows[0]][:, rows[1]][:, :, rows[2]]
-        for number, part in enumerate((axis, *self._axes[1:])):
-            block = part.mix(block, number)
+            return block[z.nearest][:, y.nearest][:, :, x.nearest]
+        for number, axis in enumerate((z, y, x)):
+            block = axis.mix(block, number)
         return _round(block, self.dtype)
 
     def close(self) -> None:
-        self._kept = None
+        self._last_block = None
         self._source.close()
 
     def _read_source(self, begin: int, end: int) -> Array:
-        """Old slices; those that the slab before needed too are not read again, since packed files run forward."""
-        start, kept = self._kept or (0, None)
-        if kept is None or not start <= begin <= start + len(kept):
+        """Read old slices, but those again that the slab before needed too."""
+        # Packed files run forward only: to read a slice again means to begin anew.
+        start, last_block = self._last_block or (0, None)
+        if last_block is None or not start <= begin <= start + len(last_block):
             block = self._source.read(begin, end)
-        elif end <= start + len(kept):
-            block = kept[begin - start : end - start]
+        elif end <= start + len(last_block):
+            block = last_block[begin - start : end - start]
         else:
-            block = np.concatenate(
-                [kept[begin - start :], self._source.read(start + len(kept), end)]
-            )
-        self._kept = begin, block
+            new_slices = self._source.read(start + len(last_block), end)
+            block = np.concatenate([last_block[begin - start :], new_slices])
+        self._last_block = begin, block
         return block
 
 
 class _PaddedVolume(Volume):
-    """The middle of a volume, or a volume in the middle of a larger one."""
+    """Middle of a volume, or a volume in the middle of a larger one."""
 
     def __init__(self, source: Volume, shape: Triple, fill: float) -> None:
+        # First voxel of the new grid in the old one; below 0 where voxels are added.
         self._starts = [(old - new) // 2 for old, new in zip(source.shape, shape, strict=True)]
         affine = _move(source.affine, (1, 1, 1), self._starts)
         super().__init__(
@@ -166,20 +179,18 @@ class _PaddedVolume(Volume):
 
     def read(self, begin: int, end: int) -> Array:
         slab = np.full((end - begin, *self.shape[1:]), self._fill, self.dtype)
-        first = max(begin + self._starts[0], 0)
-        last = min(end + self._starts[0], self._source.shape[0])
-        if first < last:
-            block = self._source.read(first, last)
-            target, rows = (
-                [slice(first - begin - self._starts[0], last - begin - self._starts[0])],
-                [slice(None)],
-            )
-            for start, new, old in zip(
-                self._starts[1:], self.shape[1:], self._source.shape[1:], strict=True
-            ):
-                target.append(slice(max(0, -start), min(new, old - start)))
-                rows.append(slice(max(0, start), min(old, new + start)))
-            slab[tuple(target)] = block[tuple(rows)]
+        shift = begin + self._starts[0]
+        first, last = max(shift, 0), min(end + self._starts[0], self._source.shape[0])
+        if first >= last:
+            return slab
+        block = self._source.read(first, last)
+        inside = [slice(first - shift, last - shift)]  # of the slab
+        cut = [slice(None)]  # of the block
+        for axis in (1, 2):
+            start, new, old = self._starts[axis], self.shape[axis], self._source.shape[axis]
+            inside.append(slice(max(0, -start), min(new, old - start)))
+            cut.append(slice(max(0, start), min(old, new + start)))
+        slab[tuple(inside)] = block[tuple(cut)]
         return slab
 
     def close(self) -> None:
@@ -187,18 +198,24 @@ class _PaddedVolume(Volume):
 
 
 def _plan(new: int, old: int, step: float) -> _ResampledAxis:
+    """Lay an axis of ``new`` voxels over one of ``old`` voxels, ``step`` old ones apart."""
     centres = np.clip((np.arange(new) + 0.5) * step - 0.5, 0, old - 1)
     lower = np.floor(centres).astype(np.int64)
-    return _ResampledAxis(
-        lower, np.minimum(lower + 1, old - 1), (centres - lower).astype(np.float32)
-    )
+    upper = np.minimum(lower + 1, old - 1)
+    return _ResampledAxis(lower, upper, (centres - lower).astype(np.float32))
 
 
 def _move(affine: Array | None, steps: Sequence[float], starts: Sequence[float]) -> Array | None:
-    """The affine of a grid whose voxels lie at ``start + step * number`` of the old one; both are (z, y, x)."""
+    """Return the affine of a grid whose voxels lie at ``start + step * number`` of the old one.
+
+    Args:
+        affine: Of the old grid, see ``Volume``.
+        steps: (z, y, x).
+        starts: (z, y, x).
+    """
     if affine is None:
         return None
-    change = np.diag([*reversed(steps), 1.0])
+    change = np.diag([*reversed(steps), 1.0])  # affines are of (x, y, z)
     change[:3, 3] = list(reversed(starts))
     moved: Array = affine @ change
     return moved
@@ -207,7 +224,9 @@ def _move(affine: Array | None, steps: Sequence[float], starts: Sequence[float])
 def _round(block: Array, dtype: "np.dtype[Any]") -> Array:
     if dtype.kind == "f":
         return block
-    return block >= 0.5 if dtype == np.bool_ else np.rint(block).astype(dtype)
+    if dtype == np.bool_:
+        return block >= 0.5
+    return np.rint(block).astype(dtype)
 
 
 def _limits(dtype: "np.dtype[Any]") -> "np.iinfo[Any] | np.finfo[Any]":
@@ -221,21 +240,21 @@ def _read_triple(name: str, value: object, number: Callable[[Any], Any]) -> obje
         parts = list(value)  # type: ignore[call-overload]
     except TypeError:
         parts = [value] * 3
-    is_right = len(parts) == 3 and all(
-        isinstance(part, int | float) and math.isfinite(part) for part in parts
-    )
-    if not is_right or any(part <= 0 or number(part) != part for part in parts):
+    if len(parts) != 3 or not all(_is_length(part, number) for part in parts):
         kind = "whole numbers" if number is int else "numbers"
         raise ConfigError(
-            f"{name}={value!r} is not allowed; give one or three {kind} above 0, in the order z, y, x"
+            f"{name}={value!r} is not allowed; give one or three {kind} above 0, "
+            "in the order z, y, x"
         )
     return tuple(number(part) for part in parts)
 
 
+def _is_length(part: Any, number: Callable[[Any], Any]) -> bool:  # noqa: ANN401 - of a configuration
+    """Return True for a finite number above 0, a whole one where `number` is int."""
+    if not isinstance(part, int | float) or not math.isfinite(part):
+        return False
+    return part > 0 and bool(number(part) == part)
+
+
 def _as_triple(value: Any) -> Any:  # noqa: ANN401 - __post_init__ made a triple of it
     return value
-
-
-def _triple(lengths: Sequence[int]) -> Triple:
-    z, y, x = lengths
-    return z, y, x

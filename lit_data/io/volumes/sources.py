@@ -1,8 +1,8 @@
-"""Finding the volumes of a folder: one for each file or DICOM series, with the labels that lie beside them."""
+"""Search for the volumes of a folder: one for each file or DICOM series, with their labels."""
 
 import os
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, get_args
 
@@ -24,7 +24,7 @@ _KINDS = get_args(Kind)
 
 @dataclass(frozen=True, slots=True)
 class VolumeSource:
-    """Where a volume comes from.
+    """Source of a volume.
 
     Args:
         name: Path under the folder that was searched, without the extension.
@@ -47,8 +47,8 @@ class VolumeSource:
     def __post_init__(self) -> None:
         if self.kind not in _KINDS or not self.files or isinstance(self.files, str):
             raise ConfigError(
-                f"volume {self.name!r} of kind {self.kind!r} with files {self.files!r:.80}; give a kind out of "
-                f"{', '.join(_KINDS)} and a tuple of at least one file"
+                f"volume {self.name!r} of kind {self.kind!r} with files {self.files!r:.80}; "
+                f"give a kind out of {', '.join(_KINDS)} and a tuple of at least one file"
             )
 
     @property
@@ -87,13 +87,13 @@ def find_volumes(
             f"{show_path(root)}: no such file or folder; {show_path(nearest_existing(root))} exists"
         )
     problems = Problems()
-    found: dict[str, VolumeSource] = {}
+    sources: dict[str, VolumeSource] = {}
     for folder, names in _walk(root, problems, allow_outside=allow_outside):
         for source in _list_folder(root, folder, names, problems):
-            first = found.setdefault(source.name, source)
+            first = sources.setdefault(source.name, source)
             if first is not source:
                 problems.add(source.path, f"the same name as {show_path(first.path)}")
-    volumes = _join_labels(found, problems)
+    volumes = _join_labels(sources, problems)
     problems.raise_if_any(f"{len(problems)} bad names under {show_path(root)}")
     if not volumes:
         raise DataError(
@@ -103,7 +103,7 @@ def find_volumes(
 
 
 def guess_kind(path: str | os.PathLike[str]) -> Kind:
-    """What a file is, by its name.
+    """Return the kind of a file, by its name.
 
     Raises:
         DataError: no name of a volume.
@@ -121,23 +121,25 @@ def guess_kind(path: str | os.PathLike[str]) -> Kind:
 def _walk(
     root: Path, problems: Problems, *, allow_outside: bool
 ) -> Iterator[tuple[Path, list[str]]]:
+    """Yield each folder with the names of its files; links that lead outside are problems."""
     real_root = os.path.realpath(root)
     for folder, folders, names in os.walk(root, followlinks=allow_outside):
+        # os.walk goes on with what is left in its own list, in this order.
         folders[:] = sorted(name for name in folders if not is_hidden(name))
-        shown = [name for name in sorted(names) if not is_hidden(name)]
-        for path in (Path(folder) / name for name in [*folders, *shown]):
-            if (
-                path.is_symlink()
-                and not allow_outside
-                and not is_inside(target := os.path.realpath(path), real_root)
-            ):
-                problems.add(path, describe_outside(target))
-        yield Path(folder), shown
+        files = sorted(name for name in names if not is_hidden(name))
+        for name in [*folders, *files]:
+            path = Path(folder) / name
+            if path.is_symlink() and not allow_outside:
+                target = os.path.realpath(path)
+                if not is_inside(target, real_root):
+                    problems.add(path, describe_outside(target))
+        yield Path(folder), files
 
 
 def _list_folder(
     root: Path, folder: Path, names: Iterable[str], problems: Problems
 ) -> Iterator[VolumeSource]:
+    """Yield the volumes of one folder, those of labels too."""
     dicom: list[Path] = []
     for name in names:
         path = folder / name
@@ -149,17 +151,19 @@ def _list_folder(
                 dicom.append(path)
         except DataError as error:
             problems.add(path, str(error))
-    base = "" if folder == root else folder.relative_to(root).as_posix()
     try:
         series = group_series(dicom) if dicom else []
     except DataError as error:
         problems.add(folder, str(error))
         return
+    base = "" if folder == root else folder.relative_to(root).as_posix()
+    if len(series) == 1:
+        name = base or root.resolve().name
+        yield VolumeSource(name, os.fspath(folder), "dicom", series[0])
+        return
     for files in series:
-        stem = Path(files[0]).stem
-        is_alone = len(series) == 1
-        name = base or root.resolve().name if is_alone else f"{base}/{stem}".lstrip("/")
-        yield VolumeSource(name, os.fspath(folder) if is_alone else files[0], "dicom", files)
+        name = f"{base}/{Path(files[0]).stem}".lstrip("/")
+        yield VolumeSource(name, files[0], "dicom", files)
 
 
 def _make_source(root: Path, relative: str) -> VolumeSource:
@@ -168,37 +172,31 @@ def _make_source(root: Path, relative: str) -> VolumeSource:
     return VolumeSource(relative[: len(relative) - len(_suffix(relative))], path, kind, (path,))
 
 
-def _join_labels(found: dict[str, VolumeSource], problems: Problems) -> list[VolumeSource]:
-    """The volumes, each with its labels; labels alone are no volumes."""
-    labels: dict[str, VolumeSource] = {}
-    for source in found.values():
-        owner = _owner(source.name)
+def _join_labels(sources: dict[str, VolumeSource], problems: Problems) -> list[VolumeSource]:
+    """Return the volumes, each with its labels; labels alone are no volumes."""
+    volumes: list[VolumeSource] = []
+    label_paths: dict[str, str] = {}
+    for source in sources.values():
+        owner = _find_owner(source.name)
         if owner is None:
-            continue
-        if owner not in found:
+            volumes.append(source)
+        elif owner not in sources:
             problems.add(source.path, f"labels without a volume {show_path(owner)}.* beside it")
-        elif labels.setdefault(owner, source) is not source:
+        elif owner in label_paths:
             problems.add(
-                source.path, f"labels of a volume that has {show_path(labels[owner].path)}"
+                source.path, f"labels of a volume that has {show_path(label_paths[owner])}"
             )
-    return [
-        VolumeSource(
-            source.name, source.path, source.kind, source.files, _path_of(labels.get(source.name))
-        )
-        for source in found.values()
-        if _owner(source.name) is None
-    ]
+        else:
+            label_paths[owner] = source.path
+    return [replace(volume, labels=label_paths.get(volume.name)) for volume in volumes]
 
 
-def _owner(name: str) -> str | None:
-    """Name of the volume whose labels this is."""
-    return next(
-        (name.removesuffix(ending) for ending in LABEL_ENDINGS if name.endswith(ending)), None
-    )
-
-
-def _path_of(source: VolumeSource | None) -> str | None:
-    return None if source is None else source.path
+def _find_owner(name: str) -> str | None:
+    """Return the name of the volume whose labels this is; None for a volume."""
+    for ending in LABEL_ENDINGS:
+        if name.endswith(ending):
+            return name.removesuffix(ending)
+    return None
 
 
 def _suffix(name: str) -> str:

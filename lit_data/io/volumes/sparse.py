@@ -1,8 +1,9 @@
-"""The occupied voxels of a volume: where they are, what they hold, and where each slice begins among them."""
+"""Occupied voxels of a volume: positions, values, and where each slice begins among them."""
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +18,7 @@ LABEL_DTYPES = ("uint8", "uint16", "int32")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LabelIndex:
-    """All labelled voxels, class by class, occupied or not.
+    """Index of all labelled voxels, class by class, occupied or not.
 
     Args:
         shape: (z, y, x) of the volume.
@@ -36,14 +37,14 @@ class LabelIndex:
         _check_starts(self.starts, len(self.classes), len(self.positions), "classes")
 
     def of(self, label: int) -> Array:
-        """Flat positions of one class, a view; empty if the class does not occur."""
+        """Return the flat positions of one class, a view; empty if the class does not occur."""
         row = int(np.searchsorted(self.classes, label))
         if row == len(self.classes) or self.classes[row] != label:
             return self.positions[:0]
         return self.positions[self.starts[row] : self.starts[row + 1]]
 
     def window(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
-        """Labels of a box: [D, H, W] int32, 0 where there is none and outside the volume.
+        """Return the labels of a box: [D, H, W] int32, 0 without one and outside the volume.
 
         Args:
             start: (z, y, x) of its first voxel.
@@ -53,7 +54,7 @@ class LabelIndex:
         for label in self.classes.tolist():
             positions = self.of(label)
             rows = _find_rows(positions, self.shape, start, size)
-            places, _ = _place(positions[rows], self.shape, start, size)
+            places, _ = _locate(positions[rows], self.shape, start, size)
             box.reshape(-1)[places] = label
         return box
 
@@ -92,12 +93,11 @@ class SparseVolume:
 
     def __post_init__(self) -> None:
         points = len(self.positions)
-        if (
-            self.positions.dtype != index_dtype(self.shape)
-            or self.values.dtype.name not in VALUE_DTYPES
-        ):
+        has_index_dtype = self.positions.dtype == index_dtype(self.shape)
+        if not has_index_dtype or self.values.dtype.name not in VALUE_DTYPES:
             raise DataError(
-                f"positions {self.positions.dtype} and values {self.values.dtype} of a sparse volume"
+                f"positions {self.positions.dtype} and values {self.values.dtype} "
+                "of a sparse volume"
             )
         if len(self.values) != points or (self.labels is not None and len(self.labels) != points):
             raise DataError(
@@ -111,35 +111,21 @@ class SparseVolume:
     @property
     def nbytes(self) -> int:
         """Bytes of all arrays."""
-        arrays = [self.positions, self.values, self.slices, self.labels]
+        nbytes: int = self.positions.nbytes + self.values.nbytes + self.slices.nbytes
+        if self.labels is not None:
+            nbytes += self.labels.nbytes
         if self.label_index is not None:
-            arrays += [
-                self.label_index.positions,
-                self.label_index.classes,
-                self.label_index.starts,
-            ]
-        return sum(array.nbytes for array in arrays if array is not None)
+            index = self.label_index
+            nbytes += index.positions.nbytes + index.classes.nbytes + index.starts.nbytes
+        return nbytes
 
     @property
     def dense_bytes(self) -> int:
         """Bytes of the volume as a dense array of the values' dtype."""
         return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
 
-    def in_memory(self) -> Self:
-        """The volume with arrays of its own, so that no file stays open for it."""
-        index = self.label_index
-        if index is not None:
-            index = replace(
-                index,
-                **{name: _own(getattr(index, name)) for name in ("classes", "starts", "positions")},
-            )
-        arrays = {
-            name: _own(getattr(self, name)) for name in ("positions", "values", "slices", "labels")
-        }
-        return replace(self, **arrays, label_index=index)
-
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
-        """Coordinates of the occupied voxels.
+        """Return the coordinates of the occupied voxels.
 
         Args:
             rows: [n] which of them; None for all.
@@ -152,7 +138,7 @@ class SparseVolume:
         coords = np.empty((len(flat), 3), np.int32)
         line = flat // width
         coords[:, 2] = flat - line * width
-        if rows is None:
+        if rows is None:  # of all voxels the slices are known, which saves a division
             coords[:, 0] = np.repeat(np.arange(self.shape[0], dtype=np.int32), np.diff(self.slices))
         else:
             coords[:, 0] = line // height
@@ -160,13 +146,21 @@ class SparseVolume:
         return coords
 
     def rows_in(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int64]:
-        """Which of the occupied voxels lie in the slices and rows of a box and may lie in it: [n] int64, ascending."""
+        """Return the occupied voxels in the slices and lines of a box, which may lie in it.
+
+        Args:
+            start: (z, y, x) of its first voxel.
+            size: (D, H, W).
+
+        Returns:
+            [n] int64, their numbers, ascending.
+        """
         first, last = np.clip([start[0], start[0] + size[0]], 0, self.shape[0]).tolist()
         begin, end = int(self.slices[first]), int(self.slices[max(first, last)])
         return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
 
     def window(self, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
-        """Values of a box; touches the voxels of its slices and rows alone.
+        """Return the values of a box; touches the voxels of its slices and lines alone.
 
         Args:
             start: (z, y, x) of its first voxel; may lie outside the volume.
@@ -176,10 +170,14 @@ class SparseVolume:
         Returns:
             [D, H, W] of the dtype of ``values``.
         """
-        return self._spread(self.values, start, size, fill)
+        box = np.full(tuple(size), fill, self.values.dtype)
+        rows = self.rows_in(start, size)
+        places, is_inside = _locate(self.positions[rows], self.shape, start, size)
+        box.reshape(-1)[places] = self.values[rows[is_inside]]
+        return box
 
     def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
-        """Labels of a box, also where it is not occupied: [D, H, W] int32, 0 where there is none.
+        """Return the labels of a box, occupied or not: [D, H, W] int32, 0 where there is none.
 
         Raises:
             DataError: the volume has no labels.
@@ -189,34 +187,69 @@ class SparseVolume:
         return self.label_index.window(start, size)
 
     def dense(self, fill: float) -> Array:
-        """The whole volume: [z, y, x], ``fill`` where it is not occupied."""
+        """Return the volume [z, y, x], ``fill`` where it is not occupied."""
         volume = np.full(self.shape, fill, self.values.dtype)
         volume.reshape(-1)[self.positions] = self.values
         return volume
 
-    def _spread(
-        self, values: Array, start: Sequence[int], size: Sequence[int], fill: float
-    ) -> Array:
-        box = np.full(tuple(size), fill, values.dtype)
-        rows = self.rows_in(start, size)
-        places, inside = _place(self.positions[rows], self.shape, start, size)
-        box.reshape(-1)[places] = values[rows[inside]]
-        return box
 
+class VolumeBank(Protocol):
+    """Sparse volumes by number."""
 
-def _own(array: Array | None) -> Any:  # noqa: ANN401 - of the dtype of the field
-    return array if array is None or array.flags.owndata else array.copy()
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """[n] occupied voxels of each volume."""
+
+    @property
+    def skipped(self) -> tuple[tuple[str, str], ...]:
+        """(path, what is wrong) of each volume that was left out."""
+
+    @property
+    def shapes(self) -> Sequence[Triple]:
+        """(z, y, x) voxels of each volume."""
+
+    @property
+    def has_labels(self) -> Sequence[bool]:
+        """True for each volume that has labels."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the arrays of all volumes."""
+
+    @property
+    def dense_bytes(self) -> int:
+        """Bytes of all volumes as dense arrays of their values' dtype."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, index: int) -> SparseVolume: ...
+
+    def name(self, index: int) -> str:
+        """Return the path of the source of one volume."""
+
+    def check_size(self) -> None:
+        """Raise if a mapped file changed its length.
+
+        Reading past its end kills a process, which cannot be caught.
+        """
+
+    def find_damages(self) -> list[str]:
+        """Read every byte of all arrays; return a line for each that is not what was written."""
 
 
 def index_dtype(shape: Triple) -> "np.dtype[Any]":
-    """Dtype of flat positions in a volume."""
-    return np.dtype(np.int32 if int(np.prod(shape, dtype=np.float64)) < 2**31 else np.int64)
+    """Return the dtype of flat positions in a volume."""
+    voxels = math.prod(shape)
+    return np.dtype(np.int32 if voxels < 2**31 else np.int64)
 
 
 def _find_rows(
     positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
 ) -> NDArray[np.int64]:
-    """Rows of ``positions`` in the slices and lines of a box: one stretch a slice, found by bisection."""
+    """Return the rows of ``positions`` in the slices and lines of a box.
+
+    They are one stretch in each slice, which bisection finds.
+    """
     _, height, width = shape
     z = np.arange(max(start[0], 0), min(start[0] + size[0], shape[0]), dtype=np.int64)
     first, last = np.clip([start[1], start[1] + size[1]], 0, height).tolist()
@@ -228,26 +261,31 @@ def _find_rows(
     ends = np.searchsorted(
         positions, ((z * height + last) * width - 1).astype(positions.dtype), side="right"
     )
+    # Row n of the result is n plus what its stretch begins later in the positions than here.
     lengths = ends - begins
     offsets = begins - (np.cumsum(lengths) - lengths)
     return np.repeat(offsets, lengths) + np.arange(int(lengths.sum()))
 
 
-def _place(
+def _locate(
     positions: Array, shape: Triple, start: Sequence[int], size: Sequence[int]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Flat places in the box of those positions that lie in it, and which ones these are."""
+    """Return the flat places in a box of the positions that lie in it, and which these are.
+
+    The positions lie in the slices and lines of the box, so that columns alone decide.
+    """
     _, height, width = shape
     line = positions.astype(np.int64) // width
     x = positions - line * width - start[2]
-    inside = (x >= 0) & (x < size[2])
-    line, x = line[inside], x[inside]
+    is_inside = (x >= 0) & (x < size[2])
+    line, x = line[is_inside], x[is_inside]
     z = line // height
-    places = ((z - start[0]) * size[1] + (line - z * height - start[1])) * size[2] + x
-    return places, inside
+    y = line - z * height - start[1]
+    places = ((z - start[0]) * size[1] + y) * size[2] + x
+    return places, is_inside
 
 
-def _check_starts(starts: Array, count: int, length: int, what: str) -> None:
-    ends_right = len(starts) == count + 1 and starts[0] == 0 and starts[-1] == length
-    if not ends_right or (starts[1:] < starts[:-1]).any():
-        raise DataError(f"the {what} of a sparse volume do not share out its {length} positions")
+def _check_starts(starts: Array, count: int, length: int, parts: str) -> None:
+    has_ends = len(starts) == count + 1 and starts[0] == 0 and starts[-1] == length
+    if not has_ends or (starts[1:] < starts[:-1]).any():
+        raise DataError(f"the {parts} of a sparse volume do not share out its {length} positions")

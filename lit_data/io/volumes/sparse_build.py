@@ -1,37 +1,19 @@
-"""Indexing the volumes of a set into their files, by several processes, going on where a killed
-build was.
-
-The processes are plain children of this one, told by lines of JSON what to do, and not those of
-multiprocessing: a script that builds a store needs no ``if __name__ == "__main__"`` so, threads and
-devices of this process are not forked, and a child whose parent dies reads the end of its input and
-goes.
-"""
+"""Index of the volumes of a dataset, by several processes, going on where a killed build was."""
 
 import hashlib
-import json
 import logging
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
-from typing import Any
 
 from rich.filesize import decimal
 
-from lit_data import errors
-from lit_data.child_process import python_command, python_environment
-from lit_data.errors import (
-    ConfigError,
-    DataError,
-    LitDataError,
-    StoreError,
-    WorkerDiedError,
-    show_path,
-)
+from lit_data.child_process import watch_parent
+from lit_data.errors import ConfigError, DataError, StoreError, WorkerDiedError, show_path
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
@@ -39,118 +21,21 @@ from lit_data.io.store.files import explain_errors
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import build_lock, remove_folder, sweep
 from lit_data.io.volumes.indexing import IndexOptions
-from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key, write_volume
 
-
-class WorkerPool:
-    """As many processes, each of which works on one volume at a time; ask it from as many threads."""
-
-    def __init__(self, processes: int) -> None:
-        self._free: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
-        self._all = [start_worker() for _ in range(processes)]
-        for process in self._all:
-            self._free.put(process)
-
-    def write(self, source: VolumeSource, target: Path, options: IndexOptions) -> None:
-        """Let a process do what ``write_volume`` does.
-
-        Raises:
-            DataError: the volume is bad.
-            StoreError: or one of its kinds: the file cannot be written.
-            WorkerDiedError: the process died.
-        """
-        process = self._free.get()
-        task = {"source": asdict(source), "target": os.fspath(target), "options": asdict(options)}
-        answer = _ask(process, json.dumps(task))
-        self._free.put(
-            process
-        )  # a dead one too: whoever takes it is told so, instead of waiting for ever
-        if answer is None:
-            raise WorkerDiedError(
-                f"{show_path(source.path)}: the process that indexed it died (exit code {process.wait()}); if memory "
-                "ran out, lower processes=, and see the messages above"
-            )
-        if answer:
-            raise getattr(errors, answer["error"])(answer["text"])
-
-    def close(self) -> None:
-        """End the processes, also while they work."""
-        for process in self._all:
-            process.terminate()
-        for process in self._all:
-            process.communicate()
-
-
-@contextmanager
-def open_pool(processes: int) -> Iterator[WorkerPool]:
-    """Start processes, and end them at the end of the block."""
-    pool = WorkerPool(processes)
-    try:
-        yield pool
-    finally:
-        pool.close()
-
-
-def main() -> None:
-    """Index volumes as told on stdin, and answer each with a line on stdout."""
-    answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a library prints is no answer
-    for line in sys.stdin:
-        answers.write(json.dumps(_work(json.loads(line))) + "\n")
-        answers.flush()
-
-
-def _work(task: dict[str, Any]) -> dict[str, str]:
-    fields, options = task["source"], task["options"]
-    source = VolumeSource(**(fields | {"files": tuple(fields["files"])}))
-    settings = IndexOptions(**(options | {"resolution": Resolution(**options["resolution"])}))
-    try:
-        write_volume(source, Path(task["target"]), settings)
-    except LitDataError as error:
-        return {"error": type(error).__name__, "text": str(error)}
-    except MemoryError:
-        return {
-            "error": DataError.__name__,
-            "text": f"{show_path(source.path)}: no memory for a slab of it",
-        }
-    return {}
-
-
-def start_worker() -> "subprocess.Popen[str]":
-    """Start a process that indexes the volumes whose numbers it is sent."""
-    command = python_command("-c", "from lit_data.io.volumes.sparse_build import main; main()")
-    environment = python_environment({"OMP_NUM_THREADS": "1"})
-    return subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
-    )
-
-
-def _ask(process: "subprocess.Popen[str]", line: str) -> dict[str, str] | None:
-    """Its answer; None if it died."""
-    if process.stdin is None or process.stdout is None:
-        return None
-    try:
-        process.stdin.write(line + "\n")
-        process.stdin.flush()
-    except BrokenPipeError:
-        return None
-    text = process.stdout.readline()
-    answer: dict[str, str] | None = json.loads(text) if text.endswith("\n") else None
-    return answer
-
-
 log = logging.getLogger(__name__)
 
+SkippedVolumes = tuple[tuple[str, str], ...]
+"""(path, what is wrong) of each volume that was left out."""
 
-Bad = tuple[tuple[str, str], ...]
 Write = Callable[[VolumeSource, Path, IndexOptions], None]
+"""Indexes a volume into a new folder, as `write_volume` does."""
 
 
 @dataclass(frozen=True, slots=True)
 class BuildPlan:
-    """What is to be built; see ``SparseStore.build``.
+    """Arguments of a build; see ``SparseStore.build``.
 
     Raises:
         ConfigError: an argument is not allowed.
@@ -177,113 +62,137 @@ class BuildPlan:
 
 
 def make_folder(folder: str | os.PathLike[str], options: IndexOptions) -> Path:
-    """The folder of the files that are made with these options."""
-    return Path(folder).absolute() / hashlib.sha256(options.fingerprint().encode()).hexdigest()[:16]
+    """Return the folder of all volumes that are indexed with these options."""
+    digest = hashlib.sha256(options.fingerprint().encode()).hexdigest()
+    return Path(folder).absolute() / digest[:16]
 
 
-def find_file(source: VolumeSource, folder: Path, options: IndexOptions) -> Path:
-    """Where the file of a volume is, or will be."""
+def find_target(source: VolumeSource, folder: Path, options: IndexOptions) -> Path:
+    """Return the folder that a volume is, or will be, indexed into."""
     files = list_sources([ImageSource(source.all_files)], progress=False)
     return folder / f"{make_key(files, source.name, options)}{SUFFIX}"
 
 
-def build_files(plan: BuildPlan) -> tuple[list[Path], Bad]:
-    """Make the files that are not there.
+def build_missing(plan: BuildPlan) -> tuple[list[Path], SkippedVolumes]:
+    """Index the volumes that have no folder yet.
 
     Returns:
-        The files of the good volumes in their order, and (path, what is wrong) of the bad ones.
+        The folders of the good volumes in their order, and the bad ones.
 
     Raises:
         DataError: volumes are bad, and are not to be skipped or none is left.
         StoreError: or one of its kinds.
         WorkerDiedError: a process died.
     """
-    targets = [find_file(source, plan.folder, plan.options) for source in plan.sources]
-    bad: dict[int, str] = {}
+    targets = [find_target(source, plan.folder, plan.options) for source in plan.sources]
+    faults: dict[int, str] = {}
     if not _are_there(targets):
         with explain_errors(plan.folder, 0):
             plan.folder.mkdir(parents=True, exist_ok=True)
             with build_lock(plan.folder, wait_s=plan.wait_s, is_done=lambda: _are_there(targets)):
                 sweep(plan.folder)
-                if older := sum(path.is_file() for path in plan.folder.glob(f"*{SUFFIX}")):
-                    log.warning(
-                        "%s: %d volumes of an older layout are indexed anew",
-                        show_path(plan.folder),
-                        older,
-                    )
                 try:
-                    bad = _write_missing(plan, targets)
+                    faults = _write_missing(plan, targets)
                 finally:
-                    sweep(plan.folder)  # of processes that were ended in the middle of their work
+                    sweep(plan.folder)  # of processes that died in the middle of their work
                 _remove_stale(plan, targets)
-    skipped = tuple((plan.sources[number].path, reason) for number, reason in sorted(bad.items()))
+    skipped = tuple((plan.sources[number].path, fault) for number, fault in sorted(faults.items()))
     raise_bad(skipped, len(plan.sources), plan.on_bad, what="volumes")
-    return [target for number, target in enumerate(targets) if number not in bad], skipped
+    return [target for number, target in enumerate(targets) if number not in faults], skipped
 
 
 @contextmanager
 def open_writer(processes: int) -> Iterator[Write]:
-    """What indexes a volume, by this process or several others, which end with the block."""
-    if processes < 2:
+    """Give a function that indexes a volume, in this process or in one of several others.
+
+    Call it from as many threads as there are processes; these end with the block, and within a
+    second of the death of this process.
+
+    Args:
+        processes: 1 starts none.
+    """
+    if processes == 1:
         yield write_volume
-    else:
-        with open_pool(processes) as pool:
-            yield pool.write
+        return
+    with ProcessPoolExecutor(processes, initializer=watch_parent) as pool:
+
+        def write(source: VolumeSource, target: Path, options: IndexOptions) -> None:
+            try:
+                pool.submit(_write_volume, source, target, options).result()
+            except BrokenProcessPool as error:
+                raise WorkerDiedError(
+                    f"{show_path(source.path)}: a process died while it indexed this volume or one "
+                    "beside it; if memory ran out, lower processes=, and see the messages above"
+                ) from error
+
+        yield write
+
+
+def _write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
+    """Index a volume in a process of the pool.
+
+    Raises:
+        DataError: it is bad, or one slab of it does not fit into memory.
+    """
+    try:
+        write_volume(source, target, options)
+    except MemoryError as error:
+        raise DataError(f"{show_path(source.path)}: no memory for a slab of it") from error
 
 
 def _write_missing(plan: BuildPlan, targets: Sequence[Path]) -> dict[int, str]:
-    """Number and fault of each bad volume."""
+    """Return number and fault of each bad volume."""
     missing = [number for number, target in enumerate(targets) if not target.exists()]
-    processes = min(plan.processes, len(missing))
-    what = f"indexing {decimal(sum(map(_measure, (plan.sources[number] for number in missing))))}"
+    processes = max(1, min(plan.processes, len(missing)))
+    dense_bytes = sum(_measure_files(plan.sources[number]) for number in missing)
+    task = f"indexing {decimal(dense_bytes)}"
     if plan.progress and missing:
         log.info(
             "%s: %s in %d volumes, %d processes",
             show_path(plan.folder),
-            what,
+            task,
             len(missing),
             processes,
         )
-    bad: dict[int, str] = {}
+    faults: dict[int, str] = {}
     with open_writer(processes) as write:
 
-        def work(number: int) -> str | None:
+        def find_fault(number: int) -> str | None:
             try:
                 write(plan.sources[number], targets[number], plan.options)
             except DataError as error:
                 return str(error)
             return None
 
-        faults = ordered_map(work, missing, max(processes, 1))
-        with closing(track(faults, what, len(missing), enabled=plan.progress)) as shown:
-            bad = {
-                number: fault
-                for number, fault in zip(missing, shown, strict=True)
-                if fault is not None
-            }
-    return bad
+        results = ordered_map(find_fault, missing, processes)
+        with closing(track(results, task, len(missing), enabled=plan.progress)) as tracked:
+            for number, fault in zip(missing, tracked, strict=True):
+                if fault is not None:
+                    faults[number] = fault
+    return faults
 
 
 def _remove_stale(plan: BuildPlan, targets: Sequence[Path]) -> None:
-    """Remove what is of sources that changed since, or of an older layout; whoever has it mapped reads on."""
-    current, known = set(targets), {(source.name, source.path) for source in plan.sources}
+    """Remove the folders of volumes whose files changed since; whoever has one mapped reads on."""
+    current_targets = set(targets)
+    known_volumes = {(source.name, source.path) for source in plan.sources}
     for path in plan.folder.glob(f"*{SUFFIX}"):
-        if path.is_file():  # of an older layout, which had one for each volume
-            path.unlink()
-        elif path not in current:
-            with suppress(StoreError, OSError):
-                facts = StoredVolume(path).facts
-                if (facts.name, facts.path) in known:
-                    remove_folder(path)
-                    log.info("%s: its volume changed; removed", show_path(path))
+        if path in current_targets:
+            continue
+        # One that cannot be read, or that another process removes at this moment, is left alone.
+        with suppress(StoreError, OSError):
+            facts = StoredVolume(path).facts
+            if (facts.name, facts.path) in known_volumes:
+                remove_folder(path)
+                log.info("%s: its volume changed; removed", show_path(path))
 
 
 def _are_there(targets: Sequence[Path]) -> bool:
     return all(target.exists() for target in targets)
 
 
-def _measure(source: VolumeSource) -> int:
-    """Bytes of the files of a volume."""
+def _measure_files(source: VolumeSource) -> int:
+    """Return the bytes of the files of a volume."""
     size_bytes = 0
     for path in source.all_files:
         with suppress(OSError):

@@ -1,16 +1,13 @@
-"""One sparse volume on disk: a folder of arrays, how it is written in bounded memory, and how it is mapped."""
+"""One sparse volume on disk: a folder of arrays, written in bounded memory and mapped."""
 
 import dataclasses
 import math
 import os
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
-from typing import IO, Any, Final, Generic, TypeVar
+from typing import IO, Any, Final
 
 import numpy as np
 
@@ -33,35 +30,8 @@ from lit_data.io.volumes.sparse import (
 from lit_data.io.volumes.volume import Triple, Volume
 from lit_data.types import Array
 
-Key = TypeVar("Key", bound=Hashable)
-Opened = TypeVar("Opened")
-
 MAX_OPEN: Final = 64
-"""Volumes that stay mapped; each holds up to seven descriptors, of which a process has about a thousand."""
-
-
-class LastOpened(Generic[Key, Opened]):
-    """Keeps what was opened last; threads may share it, and a pickled copy starts empty."""
-
-    def __init__(self) -> None:
-        self._kept: OrderedDict[Key, Opened] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def __reduce__(self) -> tuple[type["LastOpened[Key, Opened]"], tuple[()]]:
-        return type(self), ()
-
-    def get(self, key: Key, open_: Callable[[], Opened]) -> Opened:
-        """What is kept under a key, opened first if need be; threads that ask at the same time may open it twice."""
-        with self._lock:
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
-        found = open_()
-        with self._lock:
-            self._kept[key] = found
-            if len(self._kept) > MAX_OPEN:
-                self._kept.popitem(last=False)
-        return found
+"""Volumes that stay mapped; each holds up to seven of a process's thousand descriptors."""
 
 
 KIND: Final = "sparse volume"
@@ -97,28 +67,25 @@ class SparseFacts:
     def __post_init__(self) -> None:
         for name in ("shape", "spacing_mm", "affine"):
             value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else tuple(value))
-        numbers = [
-            *self.spacing_mm,
-            *(self.affine or ()),
-            self.low_hu,
-            0 if self.high_hu is None else self.high_hu,
-        ]
+            if value is not None:
+                object.__setattr__(self, name, tuple(value))  # JSON knows lists only
+        numbers = [*self.spacing_mm, *(self.affine or ()), self.low_hu]
+        if self.high_hu is not None:
+            numbers.append(self.high_hu)
+        is_shape = all(is_count(length) and length > 0 for length in self.shape)
         checks = {
-            "shape": len(self.shape) == 3
-            and all(is_count(length) and length > 0 for length in self.shape),
+            "shape": is_shape and len(self.shape) == 3,
             "affine": self.affine is None or len(self.affine) == 16,
             "spacing_mm": len(self.spacing_mm) == 3,
-            "a number": all(
-                isinstance(number, int | float) and math.isfinite(number) for number in numbers
-            ),
-            "a text": all(isinstance(text, str) for text in (self.name, self.path)),
+            "a number": all(_is_finite(number) for number in numbers),
+            "a text": isinstance(self.name, str) and isinstance(self.path, str),
         }
-        if wrong := [name for name, is_right in checks.items() if not is_right]:
-            raise ValueError(f"wrong: {', '.join(wrong)}")
+        wrong_names = [name for name, is_right in checks.items() if not is_right]
+        if wrong_names:
+            raise ValueError(f"wrong: {', '.join(wrong_names)}")
 
     def as_meta(self) -> dict[str, Any]:
-        """For `meta.json`."""
+        """Return the fields for `meta.json`."""
         return dataclasses.asdict(self)
 
 
@@ -158,25 +125,32 @@ class StoredVolume:
         return self.folder.nbytes
 
     @property
+    def array_bytes(self) -> int:
+        """Bytes of its arrays, without the headers of their files."""
+        return sum(facts.nbytes for facts in self.folder.arrays.values())
+
+    @property
     def dense_bytes(self) -> int:
         """Bytes of the volume as a dense array of the values' dtype."""
         return math.prod(self.facts.shape) * self._descrs["values"].itemsize
 
     def map(self) -> SparseVolume:
-        """Its arrays as read-only views, which are read when they are used.
+        """Map its arrays as read-only views, which are read when they are used.
 
         Raises:
             StoreCorruptError: They are damaged.
         """
         arrays = {name: self.folder.map(name, dtype) for name, dtype in self._descrs.items()}
-        facts, index = self.facts, None
+        facts = self.facts
+        affine = None if facts.affine is None else np.array(facts.affine).reshape(4, 4)
+        label_index: LabelIndex | None = None
         try:
             if "labels" in arrays:
-                index = LabelIndex(
-                    facts.shape,
-                    arrays["classes"],
-                    arrays["class_starts"],
-                    arrays["class_positions"],
+                label_index = LabelIndex(
+                    shape=facts.shape,
+                    classes=arrays["classes"],
+                    starts=arrays["class_starts"],
+                    positions=arrays["class_positions"],
                 )
             return SparseVolume(
                 positions=arrays["positions"],
@@ -184,36 +158,38 @@ class StoredVolume:
                 shape=facts.shape,
                 spacing_mm=facts.spacing_mm,
                 slices=arrays["slices"],
-                affine=None if facts.affine is None else np.array(facts.affine).reshape(4, 4),
+                affine=affine,
                 low_hu=facts.low_hu,
                 high_hu=facts.high_hu,
                 labels=arrays.get("labels"),
-                label_index=index,
+                label_index=label_index,
             )
         except DataError as error:
             raise corrupt(self.folder.path / META_NAME, str(error)) from error
 
     def _expect(self) -> dict[str, "np.dtype[Any]"]:
-        """The arrays that there must be; values and labels may have several dtypes."""
-        found, positions = self.folder.arrays, index_dtype(self.facts.shape)
+        """Return the dtype of each array that there must be.
+
+        Raises:
+            ValueError: There are others, or they are of another kind.
+        """
+        arrays = self.folder.arrays
+        positions_dtype = index_dtype(self.facts.shape)
         dtypes = {
             "slices": np.dtype(np.int64),
-            "positions": positions,
-            "values": found["values"].dtype,
+            "positions": positions_dtype,
+            "values": arrays["values"].dtype,
         }
-        if "labels" in found:
-            dtypes |= {"labels": found["labels"].dtype, "classes": np.dtype(np.int32)}
-            dtypes |= {"class_starts": np.dtype(np.int64), "class_positions": positions}
-        allowed = (
-            dtypes["values"].name in VALUE_DTYPES
-            and dtypes.get("labels", np.dtype("u1")).name in LABEL_DTYPES
-        )
-        if (
-            not allowed
-            or found.keys() != dtypes.keys()
-            or any(len(facts.shape) != 1 for facts in found.values())
-        ):
-            raise ValueError(f"other arrays: {sorted(found)}")
+        is_right = dtypes["values"].name in VALUE_DTYPES
+        if "labels" in arrays:
+            dtypes["labels"] = arrays["labels"].dtype
+            dtypes["classes"] = np.dtype(np.int32)
+            dtypes["class_starts"] = np.dtype(np.int64)
+            dtypes["class_positions"] = positions_dtype
+            is_right = is_right and dtypes["labels"].name in LABEL_DTYPES
+        has_one_axis = all(len(facts.shape) == 1 for facts in arrays.values())
+        if not is_right or arrays.keys() != dtypes.keys() or not has_one_axis:
+            raise ValueError(f"other arrays: {sorted(arrays)}")
         return dtypes
 
 
@@ -222,13 +198,12 @@ SUFFIX: Final = ".voxels"
 
 
 def make_key(files: SourceTable, name: str, options: IndexOptions) -> str:
-    """SHA-256 over the paths, sizes and modification times of a volume's files, the options and the layout version."""
+    """Return the SHA-256 over the state of a volume's files, the options and the layout version."""
     return files.digest(str(VERSION), options.fingerprint(), name)
 
 
 def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> None:
-    """Index a volume and publish its folder; killed at any point, it leaves nothing under that
-    name.
+    """Index a volume and publish its folder; killed before, it leaves nothing under that name.
 
     Args:
         source: The dense volume.
@@ -249,10 +224,9 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
         volume, labels = bring_to(options.resolution, volume, labels, options.low_hu)
         (temp / "volume").mkdir()
         writer = ArrayWriter(temp / "volume")
-        spools = [
-            Spool(stack.enter_context((temp / name).open("x+b")))
-            for name in ("values", "labels", "classes")
-        ]
+        spools = []
+        for name in ("values", "labels", "classes"):
+            spools.append(Spool(stack.enter_context((temp / name).open("x+b"))))
         _write_arrays(writer, volume, labels, options, spools)
         facts = SparseFacts(
             name=source.name,
@@ -269,14 +243,17 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
 
 
 class Spool:
-    """Arrays one behind the other in a file, so that they need no memory, until their dtype or order is known."""
+    """Arrays one behind the other in a file, until their dtype or order is known.
+
+    So they need no memory, however many voxels are occupied.
+    """
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
         self._nbytes = 0
 
     def append(self, array: Array) -> tuple[int, int]:
-        """Write an array; returns where it begins, and where it ends, in bytes."""
+        """Write an array; return the byte at which it begins and that at which it ends."""
         write_all(self._stream.fileno(), np.ascontiguousarray(array).data.cast("B"))
         self._nbytes += array.nbytes
         return self._nbytes - array.nbytes, self._nbytes
@@ -284,12 +261,11 @@ class Spool:
     def read(
         self, dtype: "np.dtype[Any]", begin: int = 0, end: int | None = None
     ) -> Iterator[Array]:
-        """A stretch in pieces of ``COPY_BYTES``."""
+        """Yield the values of a stretch in parts of ``COPY_BYTES``."""
         stop = self._nbytes if end is None else end
         for start in range(begin, stop, COPY_BYTES):
-            yield np.frombuffer(
-                os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start), dtype
-            )
+            raw = os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start)
+            yield np.frombuffer(raw, dtype)
 
 
 def _write_arrays(
@@ -303,14 +279,13 @@ def _write_arrays(
 
     Args:
         writer: Takes the arrays.
-        volume: At the resolution that is wanted.
+        volume: At the resolution of the options.
         labels: Of it; None without.
         options: Which voxels are occupied.
         spools: Three of them, empty.
     """
     values, voxel_labels, classes = spools
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
-    stored, whole, counts = value_dtype(volume), True, []
     slabs = scan_slabs(
         volume,
         options.low_hu,
@@ -319,19 +294,30 @@ def _write_arrays(
         collector=collector,
         slab_bytes=options.slab_bytes,
     )
-    positions = index_dtype(volume.shape)
-    with writer.stream("positions", positions) as stream:
+    positions_dtype, slab_dtype = index_dtype(volume.shape), value_dtype(volume)
+    is_int16 = True
+    counts: list[Array] = []
+    with writer.stream("positions", positions_dtype) as stream:
         for slab in slabs:
-            whole = whole and is_whole(slab.values)
+            is_int16 = is_int16 and is_whole(slab.values)
             counts.append(slab.counts)
             stream.append(slab.positions)
             values.append(slab.values)
             voxel_labels.append(slab.labels)
+    # The values wait for the last slab, which alone can say whether all are whole numbers.
     writer.add("slices", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))
-    writer.join("values", np.dtype(np.int16) if whole else stored, values.read(stored))
+    values_dtype = np.dtype(np.int16) if is_int16 else slab_dtype
+    writer.join("values", values_dtype, values.read(slab_dtype))
     if collector is not None:
-        parts = chain.from_iterable(classes.read(positions, *part) for part in collector.parts())
         writer.join("labels", collector.dtype, voxel_labels.read(np.dtype(np.int32)))
         writer.add("classes", collector.classes)
         writer.add("class_starts", collector.starts)
-        writer.join("class_positions", positions, parts)
+        with writer.stream("class_positions", positions_dtype) as stream:
+            for begin, end in collector.parts():
+                for part in classes.read(positions_dtype, begin, end):
+                    stream.append(part)
+
+
+def _is_finite(number: object) -> bool:
+    """Return True if a value of a JSON text is a finite number."""
+    return isinstance(number, int | float) and math.isfinite(number)

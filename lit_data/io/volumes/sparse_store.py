@@ -1,4 +1,4 @@
-"""The sparse store: the occupied voxels of all volumes of a data set, indexed once, mapped by every worker."""
+"""The sparse store: occupied voxels of the volumes of a dataset, indexed once and mapped."""
 
 import logging
 import operator
@@ -13,19 +13,20 @@ from numpy.typing import NDArray
 from rich.filesize import decimal
 
 from lit_data.errors import StoreError, list_problems, show_path
+from lit_data.io.cache import LruCache
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import BuildPlan, build_files, make_folder
-from lit_data.io.volumes.sparse_file import SUFFIX, LastOpened, StoredVolume
+from lit_data.io.volumes.sparse_build import BuildPlan, build_missing, make_folder
+from lit_data.io.volumes.sparse_file import MAX_OPEN, SUFFIX, StoredVolume
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class StoreReport:
-    """What became of the volumes of a store.
+    """Report about the volumes of a store.
 
     Attributes:
         volumes: Stored.
@@ -44,17 +45,19 @@ class StoreReport:
 
     @property
     def ratio(self) -> float:
-        """See the class."""
+        """Sparse by dense bytes."""
         return self.sparse_bytes / max(self.dense_bytes, 1)
 
     def __str__(self) -> str:
-        sizes = f"{decimal(self.dense_bytes)} dense, {decimal(self.sparse_bytes)} sparse ({self.ratio:.2%})"
-        return f"{self.volumes} volumes, {self.points} occupied voxels: {sizes}; {self.refused} refused"
+        dense, sparse = decimal(self.dense_bytes), decimal(self.sparse_bytes)
+        return (
+            f"{self.volumes} volumes, {self.points} occupied voxels: {dense} dense, "
+            f"{sparse} sparse ({self.ratio:.2%}); {self.refused} refused"
+        )
 
 
 class SparseStore:
-    """Sparse volumes by number, as read-only views of memory maps. Make one with ``build`` or
-    ``open``.
+    """Sparse volumes by number, as read-only views of memory maps; made by ``build`` or ``open``.
 
     On disk it is a folder with one of arrays per volume (see ``sparse_file``), named by its key.
     They are published whole and never changed; a build that was killed goes on where it was. A
@@ -64,6 +67,10 @@ class SparseStore:
         path: The folder; one for each set of options.
         counts: [n] int64, occupied voxels of each volume.
         skipped: (path, what is wrong) of each volume that was left out.
+        shapes: (z, y, x) voxels of each volume.
+        has_labels: True for each volume that has labels.
+        nbytes: Bytes of the arrays of all volumes.
+        dense_bytes: Bytes of all volumes as dense arrays of their values' dtype.
     """
 
     def __init__(self, paths: Sequence[Path], skipped: tuple[tuple[str, str], ...] = ()) -> None:
@@ -74,12 +81,15 @@ class SparseStore:
         self.counts: NDArray[np.int64] = np.array(
             [volume.points for volume in self._volumes], np.int64
         )
-        self._open: LastOpened[Path, SparseVolume] = LastOpened()
+        self.shapes = [volume.facts.shape for volume in self._volumes]
+        self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
+        self.nbytes = sum(volume.array_bytes for volume in self._volumes)
+        self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
+        self._mapped: LruCache[Path, SparseVolume] = LruCache(max_items=MAX_OPEN)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
-        """Open the folder of a store, all its volumes sorted by name; the dense volumes are not
-        needed.
+        """Open the folder of a store, its volumes sorted by name, without the dense volumes.
 
         Args:
             path: The folder, ``store.path``.
@@ -91,7 +101,8 @@ class SparseStore:
         paths = sorted(Path(path).glob(f"*{SUFFIX}"))
         if not paths:
             raise StoreError(
-                f"no store of sparse volumes at {show_path(path)}; run `python -m lit_data prepare` to make it"
+                f"no store of sparse volumes at {show_path(path)}; "
+                "run `python -m lit_data prepare` to make it"
             )
         names = {file: StoredVolume(file).facts.name for file in paths}
         return cls(sorted(paths, key=lambda file: (names[file], file.name)))
@@ -138,7 +149,7 @@ class SparseStore:
             wait_s,
             progress,
         )
-        paths, bad = build_files(plan)
+        paths, bad = build_missing(plan)
         store = cls(paths, bad)
         list_problems(bad).warn_if_any(
             log, f"{len(bad)} of {len(sources)} volumes are bad and left out"
@@ -157,7 +168,7 @@ class SparseStore:
             StoreCorruptError: its file is damaged.
         """
         path = self._paths[operator.index(index)]
-        return self._open.get(path, lambda: StoredVolume(path).map())
+        return self._mapped.get_or_load(path, lambda: StoredVolume(path).map())
 
     def __repr__(self) -> str:
         return f"SparseStore({self.report()}, {self.path})"
@@ -166,19 +177,15 @@ class SparseStore:
         return type(self), (self._paths, self.skipped)
 
     def name(self, index: int) -> str:
-        """Path of the source of one volume."""
+        """Return the path of the source of one volume."""
         return self._volumes[index].facts.path
 
-    def stored(self, index: int) -> StoredVolume:
-        """What is known of one volume without its voxels: shape, spacing, points."""
-        return self._volumes[index]
-
     def file(self, index: int) -> Path:
-        """The folder of one volume."""
+        """Return the folder of one volume."""
         return self._paths[index]
 
     def check_size(self) -> None:
-        """See `ArrayFolder.check_size`.
+        """Compare the length of every file with what was written, see `ArrayFolder.check_size`.
 
         Raises:
             StoreCorruptError: a file is not as long as it should be.
@@ -187,15 +194,18 @@ class SparseStore:
             volume.folder.check_size()
 
     def find_damages(self) -> list[str]:
-        """Read every byte of all arrays again; a line for each that is not what was written."""
-        return [line for volume in self._volumes for line in volume.folder.find_damages() if line]
+        """Read all bytes of all arrays; return a line for each that is not what was written."""
+        damages: list[str] = []
+        for volume in self._volumes:
+            damages += filter(None, volume.folder.find_damages())
+        return damages
 
     def report(self) -> StoreReport:
-        """Sizes, points and refused volumes."""
+        """Return sizes, points and refused volumes."""
         return StoreReport(
             volumes=len(self),
             refused=len(self.skipped),
             points=int(self.counts.sum()),
-            dense_bytes=sum(volume.dense_bytes for volume in self._volumes),
+            dense_bytes=self.dense_bytes,
             sparse_bytes=sum(volume.nbytes for volume in self._volumes),
         )

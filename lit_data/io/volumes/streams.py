@@ -1,4 +1,4 @@
-"""Slices from a stream of bytes that is best read forward, such as an unpacking one; how far it may unpack."""
+"""Slices from a stream that is best read forward, and how far a packed one may unpack."""
 
 import importlib
 from collections.abc import Callable
@@ -26,7 +26,7 @@ def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 
 
 
 FREE_BYTES: Final = 2**30
-"""A volume up to this size may be packed as small as it will go: empty masks shrink to a thousandth."""
+"""Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
 MAX_RATIO: Final = 200
 """Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
 MAX_REST_BYTES: Final = 2**24
@@ -41,8 +41,9 @@ def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
     """
     if unpacked_bytes > max(FREE_BYTES, packed_bytes * MAX_RATIO):
         raise DataError(
-            f"{packed_bytes} bytes that unpack to {unpacked_bytes} or more; above {FREE_BYTES} bytes, more than "
-            f"{MAX_RATIO} times as many are taken for an attack; unpack the file yourself if it is meant so"
+            f"{packed_bytes} bytes that unpack to {unpacked_bytes} or more; above {FREE_BYTES} "
+            f"bytes, more than {MAX_RATIO} times as many are taken for an attack; unpack the file "
+            "yourself if it is meant so"
         )
 
 
@@ -66,17 +67,17 @@ class StreamSlices:
         close: Callable[[], None],
     ) -> None:
         self._stream, self._offset, self._dtype, self._close = stream, offset, dtype, close
-        self._at = -1
+        self._next_slice = -1  # at which the stream stands; -1: nobody knows
         self.shape = shape
 
     def read(self, begin: int, end: int) -> Array:
-        """Slices ``begin`` to ``end``; behind the last one the stream's own checksum is compared."""
+        """Read slices ``begin`` to ``end``; behind the last one a checksum is compared."""
         slab = np.empty((end - begin, *self.shape[1:]), self._dtype)
-        if begin != self._at:
+        if begin != self._next_slice:
             self._stream.seek(self._offset + begin * slab[0].nbytes)
-        self._at = -1
+        self._next_slice = -1  # until all has been read
         self._fill(slab.data.cast("B"), begin)
-        self._at = end
+        self._next_slice = end
         if end == self.shape[0]:
             self._finish()
         return slab
@@ -86,15 +87,19 @@ class StreamSlices:
         self._close()
 
     def _finish(self) -> None:
-        rest_bytes, self._at = 0, -1
+        """Read to the end of the stream, where it has its checksum."""
+        self._next_slice = -1
+        rest_bytes = 0
         while chunk := self._stream.read(2**16):
             rest_bytes += len(chunk)
             if rest_bytes > MAX_REST_BYTES:
                 raise DataError(
-                    f"more than {MAX_REST_BYTES} bytes follow the last voxel; its header gives too few slices"
+                    f"more than {MAX_REST_BYTES} bytes follow the last voxel; "
+                    "its header gives too few slices"
                 )
 
     def _fill(self, rest: memoryview, begin: int) -> None:
+        """Fill a slab, whatever pieces the stream gives."""
         size_bytes = len(rest)
         while rest:
             chunk = self._stream.read(min(len(rest), 2**20))

@@ -39,8 +39,7 @@ class SliceReader(Protocol):
 
 
 class Volume:
-    """Hounsfield units of one volume, read in slabs; the base of what is read from a file and of
-    what is resampled.
+    """Hounsfield units of one volume, read in slabs: from a file, or resampled.
 
     Args:
         name: Of the file, for messages.
@@ -50,17 +49,9 @@ class Volume:
         affine: [4, 4] from voxel numbers in the order (x, y, z) to mm (right, anterior, superior);
             None if unknown.
 
-    Attributes:
-        known_hu: (low, high) outside of which values were lost when the file was made; None if none
-            were.
-        labels: Labels that came in the same file.
-
     Raises:
         DataError: no voxels, slices of more than 1 GiB, or a spacing that is not above 0.
     """
-
-    known_hu: tuple[float, float | None] | None = None
-    labels: "Volume | None" = None
 
     def __init__(
         self,
@@ -71,24 +62,24 @@ class Volume:
         spacing_mm: Spacing,
         affine: Array | None,
     ) -> None:
-        self.name, self.shape, self.dtype, self.spacing_mm, self.affine = (
-            name,
-            shape,
-            dtype,
-            spacing_mm,
-            affine,
-        )
+        self.name = name
+        self.shape = shape
+        self.dtype = dtype
+        self.spacing_mm = spacing_mm
+        self.affine = affine
         if len(shape) != 3 or min(shape) < 1:
             raise DataError(
                 f"shape {shape}; a volume has three axes (z, y, x) with voxels along each"
             )
         if self.slice_bytes > MAX_SLICE_BYTES:
             raise DataError(
-                f"shape {shape}: a slice takes {self.slice_bytes} bytes, at most {MAX_SLICE_BYTES} are read"
+                f"shape {shape}: a slice takes {self.slice_bytes} bytes, "
+                f"at most {MAX_SLICE_BYTES} are read"
             )
         if not all(math.isfinite(mm) and mm > 0 for mm in spacing_mm):
             raise DataError(
-                f"voxel spacing {spacing_mm} mm; each must be above 0, correct it in the file's header"
+                f"voxel spacing {spacing_mm} mm; each must be above 0, "
+                "correct it in the file's header"
             )
 
     def __enter__(self) -> Self:
@@ -123,8 +114,9 @@ class Volume:
         return self.slice_bytes
 
     def read(self, begin: int, end: int) -> Array:
-        """Slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``; fastest from the
-        first to the last.
+        """Read slices ``begin`` to ``end``: [n, y, x] Hounsfield units of ``dtype``.
+
+        It is fastest from the first slice to the last.
 
         Raises:
             DataError: the file is damaged, or has NaN or infinite voxels that nothing replaces.
@@ -135,7 +127,10 @@ class Volume:
         """Close the files."""
 
     def slabs(self, slab_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int]]:
-        """First and last slice of each slab that stays within so many bytes, at least one slice each."""
+        """Yield first slice and end of each slab that stays within so many bytes.
+
+        Each has at least one slice.
+        """
         count = max(1, slab_bytes // max(self.work_bytes, 1))
         for begin in range(0, self.shape[0], count):
             yield begin, min(begin + count, self.shape[0])
@@ -172,27 +167,34 @@ class FileVolume(Volume):
         """See ``Volume.read``."""
         with naming(self.name):
             slab = self._scale.apply(self._reader.read(begin, end))
-            return slab if slab.dtype.kind != "f" else self._check_finite(slab, begin)
+            if slab.dtype.kind != "f":
+                return slab
+            return self._check_finite(slab, begin)
 
     def close(self) -> None:
-        """Close the file, and with it the labels that came in it."""
+        """Close the file."""
         self._reader.close()
-        if self.labels is not None:
-            self.labels.close()
 
     def _check_finite(self, slab: Array, begin: int) -> Array:
-        finite = np.isfinite(slab)
-        if finite.all():
+        """Replace NaN and infinite voxels of a slab.
+
+        Raises:
+            DataError: There are some and nothing replaces them; counts those of the whole volume.
+        """
+        is_finite = np.isfinite(slab)
+        if is_finite.all():
             return slab
         if self._nan_fill is not None:
-            return np.where(finite, slab, np.float32(self._nan_fill))
-        z, y, x = np.unravel_index(int(finite.argmin()), slab.shape)
-        count = slab.size - int(finite.sum()) + self._count_rest(begin + len(slab))
+            return np.where(is_finite, slab, np.float32(self._nan_fill))
+        z, y, x = np.unravel_index(int(is_finite.argmin()), slab.shape)
+        count = slab.size - int(is_finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
-            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; data.nan_fill=0 replaces them"
+            f"{count} NaN or infinite voxels, the first at z {begin + z}, y {y}, x {x}; "
+            "data.nan_fill=0 replaces them"
         )
 
     def _count_rest(self, begin: int) -> int:
+        """Return the number of NaN and infinite voxels from a slice on."""
         count = 0
         with suppress(DataError):  # the rest is damaged: what was found is enough for a message
             for first, last in self.slabs():

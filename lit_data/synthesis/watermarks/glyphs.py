@@ -191,7 +191,7 @@ class GlyphBank:
     def __init__(self, spec: WatermarkSpec) -> None:
         self.spec = spec
         self.fonts = find_fonts(spec.fonts, spec.words)
-        self.cache: LruCache[tuple[int, int, int, int]] = LruCache(spec.cache_bytes)
+        self.cache: LruCache[tuple[int, int, int, int], Array] = LruCache(spec.cache_bytes)
 
     def get(self, text: int, font: int, level: int, outline_px: int) -> Array:
         """Return the coverage of one text.

@@ -373,13 +373,10 @@ def test_only_the_shard_of_a_changed_image_is_written_anew(
     assert (newer.open_images()[7] == 9).all()
 
 
-@pytest.mark.parametrize("compression", ["none", "zstd"])
-def test_shards_may_be_compressed_and_in_bands(
-    make: Make, tmp_path: Path, compression: Any
-) -> None:
+def test_shards_may_be_in_bands(make: Make, tmp_path: Path) -> None:
     for number in range(3):
         write_png(tmp_path / "wide" / f"{number}.png", np.tile(draw(number), (1, 12)))
-    here = make(tmp_path / "wide", store=StoreOptions(compression=compression))
+    here = make(tmp_path / "wide", store=StoreOptions())
     here.publish(str(tmp_path / "wide.shards"), 150_000)
     store = open_store(make(tmp_path / "wide.shards", "other"))
     for number in range(3):

@@ -207,10 +207,6 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
         ConfigError, match=r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"
     ):
         open_data(occupied_hu=(100, None))
-    with pytest.raises(
-        ConfigError, match="its volumes come when they are needed: leave precompute=true"
-    ):
-        open_data(cache_data=True)
     with pytest.raises(ConfigError, match=r"prepare.check reads files"):
         open_data().check_sources()
     bank = open_bank(open_data())

@@ -11,8 +11,6 @@ from lit_data.io.volumes import (
     SparseStore,
     find_volumes,
     open_volume,
-    read_sparse_npz,
-    write_npz,
 )
 
 pytestmark = pytest.mark.data
@@ -65,8 +63,6 @@ def test_a_store_of_them_holds_their_bones(shared_data: Path, tmp_path: Path) ->
     body = store[0]
     assert body.label_index is not None
     assert len(body.label_index.classes) > 5
-    write_npz(body, tmp_path / "body.npz")
-    np.testing.assert_array_equal(read_sparse_npz(tmp_path / "body.npz").positions, body.positions)
 
 
 def test_resampling_keeps_the_share_of_bone(shared_data: Path, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import pytest
@@ -17,11 +16,10 @@ from lit_data.io.volumes import (
     SparseStore,
     find_volumes,
     index_volume,
-    open_bank,
     sparse_build,
     wrap_array,
 )
-from lit_data.io.volumes.sparse_file import MAX_OPEN, StoredVolume
+from lit_data.io.volumes.sparse_file import MAX_OPEN
 from lit_data.types import Array
 
 pytestmark = [pytest.mark.timeout(120)]
@@ -200,31 +198,15 @@ def test_many_volumes_need_few_descriptors(tmp_path: Path) -> None:
     assert len(list(Path("/proc/self/fd").iterdir())) - before <= 3 * MAX_OPEN
 
 
-@pytest.mark.parametrize("precompute", [True, "lazy"])
-def test_a_file_that_is_cut_while_it_is_mapped_is_found(
-    tmp_path: Path, precompute: Literal[True, "lazy"]
-) -> None:
+def test_a_file_that_is_cut_while_it_is_mapped_is_found(tmp_path: Path) -> None:
     _write(tmp_path / "ct")
-    bank = open_bank(
-        find_volumes(tmp_path / "ct"),
-        tmp_path / "cache",
-        options=OPTIONS,
-        precompute=precompute,
-        cache_data=True,
-    )
-    assert len(bank[1]) > 0
-    bank.check_size()
-    path = (
-        next(
-            path
-            for path in (tmp_path / "cache").rglob("*.voxels")
-            if StoredVolume(path).facts.name == "v1"
-        )
-        / "values.npy"
-    )
+    store = _build(tmp_path)
+    assert len(store[1]) > 0
+    store.check_size()
+    path = store.file(1) / "values.npy"
     os.truncate(path, path.stat().st_size - 64)
     with pytest.raises(StoreCorruptError, match=r"expected \d+ bytes, found \d+"):
-        bank.check_size()
+        store.check_size()
 
 
 def test_every_byte_is_verified(tmp_path: Path) -> None:
@@ -238,15 +220,3 @@ def test_every_byte_is_verified(tmp_path: Path) -> None:
     lines = SparseStore([store.file(0)]).find_damages()
     assert len(lines) == 7
     assert all("expected CRC-32" in line for line in lines)
-
-
-def test_an_older_layout_is_indexed_anew_and_said_so(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    volumes = _write(tmp_path / "ct")
-    store = _build(tmp_path)
-    shutil.rmtree(store.file(0))
-    (store.path / "0123.voxels").write_bytes(b"LDSPARSE")
-    _check(_build(tmp_path), volumes)
-    assert "1 volumes of an older layout are indexed anew" in caplog.text
-    assert not (store.path / "0123.voxels").exists()

@@ -1,4 +1,4 @@
-"""Mode ``ct``: how fast the occupied voxels of a volume are there, beside the ways in which people get them."""
+"""Suite ``ct``: time to the occupied voxels of a volume, beside the ways of others."""
 
 import logging
 import math
@@ -7,6 +7,7 @@ import tracemalloc
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean, pstdev
 from tempfile import TemporaryDirectory
@@ -55,16 +56,16 @@ Load = Callable[[int, int], Cloud]
 """Makes the sample of a volume in an epoch."""
 
 Way = tuple[Callable[[], object] | None, Load]
-"""What is done once before the first epoch, if anything is, and what is done for each sample."""
+"""Work before the first epoch, if there is any, and work for each sample."""
 
 
 class Ways:
-    """Every way, for volumes and for what is kept of them.
+    """Every way to the occupied voxels of some volumes.
 
     Args:
         sources: The volumes.
-        options: Which voxels are occupied.
-        folder: For what the ways keep.
+        options: The values of occupied voxels.
+        folder: For files and store of the ways.
         subset_points: Points that the way ``subset`` draws.
     """
 
@@ -76,18 +77,16 @@ class Ways:
         *,
         subset_points: int,
     ) -> None:
-        self.sources, self.options, self.folder, self.subset_points = (
-            sources,
-            options,
-            folder,
-            subset_points,
-        )
+        self.sources = sources
+        self.options = options
+        self.folder = folder
+        self.subset_points = subset_points
         self.store: SparseStore
-        self._kept: dict[int, SparseVolume] = {}
+        self._cached: dict[int, SparseVolume] = {}
         self._rows: dict[int, Cloud] = {}
 
     def by_name(self) -> dict[str, Way]:
-        """The ways by the names of `lit_data.commands.benchmark.run`."""
+        """Return the ways by the names of `CTSuite`."""
         return {
             "argwhere": (None, lambda number, _: self.search_dense(number, _find_argwhere)),
             "nonzero": (None, lambda number, _: self.search_dense(number, _find_nonzero)),
@@ -98,7 +97,7 @@ class Ways:
             ),
             "store": (self.build, lambda number, _: self.write(number, self.store[number])),
             "subset": (None, self.draw_subset),
-            "cached": (None, lambda number, _: self.write(number, self.keep(number))),
+            "cached": (None, lambda number, _: self.write(number, self.cache(number))),
         }
 
     def forget_rows(self) -> None:
@@ -108,32 +107,35 @@ class Ways:
     def write(
         self, number: int, volume: SparseVolume, chosen: NDArray[np.int64] | None = None
     ) -> Cloud:
-        """Write a sample of all occupied voxels, or of some, into rows that are used again, as a loader's are."""
-        positions = volume.positions if chosen is None else volume.positions[chosen]
-        if number not in self._rows or len(self._rows[number].coords) < len(positions):
-            coords, feats = (
-                np.zeros((len(positions), 4), np.int32),
-                np.zeros((len(positions), 1), np.float32),
-            )
-            self._rows[number] = Cloud(coords, feats)
+        """Write a sample of all occupied voxels, or of some.
+
+        The rows are used again for the next sample of the volume, as a loader's are.
+        """
+        positions, values = volume.positions, volume.values
+        if chosen is not None:
+            positions, values = positions[chosen], values[chosen]
+        points = len(positions)
+        if number not in self._rows or len(self._rows[number].coords) < points:
+            coords = np.zeros((points, 4), np.int32)
+            self._rows[number] = Cloud(coords, np.zeros((points, 1), np.float32))
         rows = self._rows[number]
-        cloud = Cloud(rows.coords[: len(positions)], rows.feats[: len(positions)])
+        cloud = Cloud(rows.coords[:points], rows.feats[:points])
         write_coordinates(positions, volume.shape, cloud.coords)
-        write_values(
-            volume.values if chosen is None else volume.values[chosen], _WINDOW, cloud.feats[:, 0]
-        )
+        write_values(values, _WINDOW, cloud.feats[:, 0])
         return cloud
 
     def search_dense(
         self, number: int, find: Callable[[NDArray[np.bool_]], NDArray[np.int64]]
     ) -> Cloud:
         """Read a whole volume and search it."""
-        volume, high_hu = self._read(number), self.options.high_hu
+        volume = self._read(number)
         mask = volume > self.options.low_hu
-        places = find(mask if high_hu is None else mask & (volume <= high_hu))
-        rows = np.zeros((len(places), 4), np.int32)
-        rows[:, 1:] = places
-        return Cloud(rows, _WINDOW.scale(volume[tuple(places.T)])[:, None])
+        if self.options.high_hu is not None:
+            mask &= volume <= self.options.high_hu
+        positions = find(mask)
+        coords = np.zeros((len(positions), 4), np.int32)
+        coords[:, 1:] = positions
+        return Cloud(coords, _WINDOW.scale(volume[tuple(positions.T)])[:, None])
 
     def index(self, number: int) -> SparseVolume:
         """Find a volume's occupied voxels slab by slab."""
@@ -157,7 +159,7 @@ class Ways:
         return SparseVolume(shape=shape, spacing_mm=spacing_mm, **arrays)
 
     def file(self, number: int) -> Path:
-        """The archive of a volume."""
+        """Path of the archive of a volume."""
         return self.folder / "files" / f"{number}.npz"
 
     def build(self) -> None:
@@ -167,16 +169,16 @@ class Ways:
         )
 
     def draw_subset(self, number: int, epoch: int) -> Cloud:
-        """Some of a volume's occupied voxels from the store, others in each epoch."""
+        """Draw some of a volume's occupied voxels from the store, others in each epoch."""
         volume = self.store[number]
         chosen = choose_points(len(volume), self.subset_points, seed=0, epoch=epoch, index=number)
         return self.write(number, volume, chosen)
 
-    def keep(self, number: int) -> SparseVolume:
-        """A volume from the memory of this process."""
-        if number not in self._kept:
-            self._kept[number] = self.index(number)
-        return self._kept[number]
+    def cache(self, number: int) -> SparseVolume:
+        """Return a volume from the memory of this process."""
+        if number not in self._cached:
+            self._cached[number] = self.index(number)
+        return self._cached[number]
 
     def _read(self, number: int) -> NDArray[Any]:
         source = self.sources[number]
@@ -196,8 +198,8 @@ def _find_nonzero(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 COLUMNS: Final = (
-    "method", "prepare_ms", "first_epoch_ms", "load_ms_mean", "load_ms_std", "ratio_to_argwhere", "memory_mib",
-    "points", "samples",
+    "method", "prepare_ms", "first_epoch_ms", "load_ms_mean", "load_ms_std", "ratio_to_argwhere",
+    "memory_mib", "points", "samples",
 )  # fmt: skip
 _LOW_HU: Final = 150.0
 _SLICES: Final = 16  # of a made volume, drawn at once
@@ -205,7 +207,7 @@ _SLICES: Final = 16  # of a made volume, drawn at once
 
 @dataclass(slots=True)
 class Times:
-    """What was measured of a way, in seconds for a volume."""
+    """Measurements of a way, in seconds for a volume."""
 
     prepare_s: float = math.nan
     epochs_s: list[list[float]] = field(default_factory=list)
@@ -215,7 +217,7 @@ class Times:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CTSuite(Suite):
-    """How fast the occupied voxels of a volume are there, beside the ways in which people get them.
+    """Time to the occupied voxels of a volume, beside the ways of others.
 
     A row for each way, in turn, as points and values: ``argwhere`` and ``nonzero`` read the dense
     file and search it, ``memory_map`` searches it slab by slab as lit_data does, ``sparse_file``
@@ -227,9 +229,9 @@ class CTSuite(Suite):
     belong to the page cache); ``points`` found in an epoch; ``samples`` in later epochs.
 
     Args:
-        volumes: How many volumes are made; None measures the experiment's.
-        volume_side: Voxels of a made volume along each axis.
-        occupied_share: Share of its voxels that are occupied.
+        volumes: Number of synthetic volumes; None measures the experiment's.
+        volume_side: Voxels of a synthetic volume along each axis.
+        occupied_share: Fraction of its voxels that are occupied.
         subset_points: Points of the row that draws some.
 
     Raises:
@@ -257,14 +259,14 @@ class CTSuite(Suite):
             else:
                 sources, index = _make_set(Path(temp), self), IndexOptions(low_hu=_LOW_HU)
             times = _measure(sources, index, Path(temp), self)
-        lines = [_make_line(method, found, times["argwhere"]) for method, found in times.items()]
-        title = (
-            f"{len(sources)} volumes, {lines[0]['points'] / len(sources):,.0f} occupied voxels each"
-        )
+        argwhere = times["argwhere"]
+        lines = [_make_line(method, each, argwhere) for method, each in times.items()]
+        points = argwhere.points / len(sources)
+        title = f"{len(sources)} volumes, {points:,.0f} occupied voxels each"
         report_lines(lines, COLUMNS, folder, title)
         return collect(lines, COLUMNS) | {
             "benchmark/volumes": len(sources),
-            "benchmark/points": lines[0]["points"],
+            "benchmark/points": argwhere.points,
         }
 
 
@@ -278,9 +280,9 @@ def _read_set(cfg: DictConfig) -> tuple[Sequence[VolumeSource], IndexOptions]:
 
 
 def _make_set(folder: Path, options: CTSuite) -> list[VolumeSource]:
-    """Volumes of noise in which a given share of voxels, anywhere, is bone."""
-    side = options.volume_side
-    for number in track(range(options.volumes or 0), "making volumes", options.volumes or 0):
+    """Make volumes of noise in which a fraction of the voxels, anywhere, is bone."""
+    side, count = options.volume_side, options.volumes or 0
+    for number in track(range(count), "making volumes", count):
         rng = np.random.default_rng(number)
         path = folder / f"{number}.npy"
         volume = np.lib.format.open_memmap(path, "w+", np.int16, (side, side, side))
@@ -296,21 +298,26 @@ def _make_set(folder: Path, options: CTSuite) -> list[VolumeSource]:
 def _measure(
     sources: Sequence[VolumeSource], index: IndexOptions, folder: Path, options: CTSuite
 ) -> dict[str, Times]:
-    """Every way in turn, epoch by epoch."""
+    """Measure every way in turn, epoch by epoch."""
     all_ways = Ways(sources, index, folder, subset_points=options.subset_points)
     ways = all_ways.by_name()
     times = {method: Times() for method in ways}
     for method, (prepare, _) in ways.items():
         if prepare is not None:
             times[method].prepare_s = _time(prepare)[0] / len(sources)
-    rounds = [(epoch, *item) for epoch in range(options.repeats + 1) for item in ways.items()]
+    rounds = list(product(range(options.repeats + 1), ways))
     expected: list[Cloud] = []
-    for epoch, method, (_, load) in track(rounds, "measuring", len(rounds)):
-        timed = [_time(partial(load, number, epoch)) for number in range(len(sources))]
-        times[method].epochs_s.append([seconds for seconds, _ in timed])
-        times[method].points = sum(len(cloud.coords) for _, cloud in timed)
+    for epoch, method in track(rounds, "measuring", len(rounds)):
+        _, load = ways[method]
+        seconds, clouds = [], []
+        for number in range(len(sources)):
+            load_s, cloud = _time(partial(load, number, epoch))
+            seconds.append(load_s)
+            clouds.append(cloud)
+        times[method].epochs_s.append(seconds)
+        times[method].points = sum(len(cloud.coords) for cloud in clouds)
         if epoch == 0 and method != "subset":
-            check_equal(method, [cloud for _, cloud in timed], expected)
+            check_equal(method, clouds, expected)
     for method, (_, load) in ways.items():
         all_ways.forget_rows()
         times[method].memory_bytes = _measure_memory(partial(load, 0, 0))
@@ -324,7 +331,7 @@ def _time(work: Callable[[], Any]) -> tuple[float, Any]:
 
 
 def check_equal(method: str, clouds: Sequence[Cloud], expected: list[Cloud]) -> None:
-    """Hold the samples of a way against those of the first one.
+    """Compare the samples of a way with those of the first one.
 
     Raises:
         DataError: They differ, so the comparison would mean nothing.
@@ -332,16 +339,16 @@ def check_equal(method: str, clouds: Sequence[Cloud], expected: list[Cloud]) -> 
     if not expected:
         expected.extend(clouds)
     for one, other in zip(clouds, expected, strict=True):
-        if not (
-            np.array_equal(one.coords, other.coords) and np.array_equal(one.feats, other.feats)
-        ):
+        is_equal = np.array_equal(one.coords, other.coords)
+        if not is_equal or not np.array_equal(one.feats, other.feats):
             raise DataError(
-                f"{method} finds {len(one.coords)} other voxels than argwhere, which finds {len(other.coords)}"
+                f"{method} finds {len(one.coords)} other voxels than argwhere, which finds "
+                f"{len(other.coords)}"
             )
 
 
 def _measure_memory(work: Callable[[], object]) -> int:
-    """Most bytes that are allocated at a time; memory maps are not counted, they are the page cache's."""
+    """Measure the most bytes that are allocated at a time; memory maps do not count."""
     tracemalloc.start()
     try:
         work()
@@ -350,19 +357,25 @@ def _measure_memory(work: Callable[[], object]) -> int:
         tracemalloc.stop()
 
 
-def _make_line(method: str, found: Times, reference: Times) -> dict[str, Any]:
-    later, usual = (
-        [1e3 * seconds for epoch in times.epochs_s[1:] for seconds in epoch]
-        for times in (found, reference)
-    )
+def _make_line(method: str, times: Times, argwhere: Times) -> dict[str, Any]:
+    loads_ms = _list_later_loads(times)
+    mean_ms = fmean(loads_ms)
     return {
         "method": method,
-        "prepare_ms": 1e3 * found.prepare_s,
-        "first_epoch_ms": 1e3 * fmean(found.epochs_s[0]),
-        "load_ms_mean": fmean(later),
-        "load_ms_std": pstdev(later),
-        "ratio_to_argwhere": fmean(usual) / fmean(later),
-        "memory_mib": found.memory_bytes / 2**20,
-        "points": found.points,
-        "samples": len(later),
+        "prepare_ms": 1e3 * times.prepare_s,
+        "first_epoch_ms": 1e3 * fmean(times.epochs_s[0]),
+        "load_ms_mean": mean_ms,
+        "load_ms_std": pstdev(loads_ms),
+        "ratio_to_argwhere": fmean(_list_later_loads(argwhere)) / mean_ms,
+        "memory_mib": times.memory_bytes / 2**20,
+        "points": times.points,
+        "samples": len(loads_ms),
     }
+
+
+def _list_later_loads(times: Times) -> list[float]:
+    """List the milliseconds of each sample behind the first epoch."""
+    loads_ms = []
+    for seconds in times.epochs_s[1:]:
+        loads_ms += [1e3 * load_s for load_s in seconds]
+    return loads_ms

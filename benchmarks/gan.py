@@ -1,11 +1,10 @@
-"""Mode ``gan``: time and memory of a step of a GAN as it is often written, and as `GANModule` makes it."""
+"""Suite ``gan``: time and memory of a GAN's step, as it is often written and by `GANModule`."""
 
 import copy
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -51,20 +50,23 @@ class Bench:
     _peaks: list[int] = field(default_factory=list)
 
     def time_step(self, way: GANVariant, batch: Batch, steps: int) -> float:
-        """Mean seconds of a step, after one for warming up, which has no part in it."""
+        """Measure the mean seconds of a step, after one for warming up, which does not count."""
         self._run(way, batch, steps + 1, around=self._time)
         return sum(self._seconds[1:]) / steps
 
     def measure_peak(self, way: GANVariant, batch: Batch) -> int:
-        """Most bytes of tensors in a step with a penalty: weights, optimizers, batch, and what the step makes."""
+        """Measure the most bytes of tensors in a step with a penalty.
+
+        Weights, optimizers and batch are among them.
+        """
         self._run(way, batch, 2, around=self._measure, r1_every=1)
         return self._peaks[-1]
 
     def find_gradients(self, way: GANVariant, batch: Batch) -> Tensor:
-        """Gradients [N] of both nets, each before its step of plain descent; with a penalty."""
-        keep = _KeepGradients()
-        self._run(way, batch, 1, callback=keep, r1_every=1, descent=True)
-        return torch.cat(keep.gradients).cpu().double()
+        """Find the gradients [N] of both nets before their steps of descent, with a penalty."""
+        collector = _GradientCollector()
+        self._run(way, batch, 1, callback=collector, r1_every=1, descent=True)
+        return torch.cat(collector.gradients).cpu().double()
 
     def _run(
         self,
@@ -80,14 +82,13 @@ class Bench:
         module = copy.deepcopy(self.module)
         module.micro_batch_size = module.r1_micro_batch_size = way.part
         module.r1_every = r1_every or module.r1_every
-        if (
-            descent
-        ):  # Adam's first step is as large for gradients that are rounding errors as for any other
+        if descent:
+            # Adam's first step is as large for gradients that are rounding errors as for others.
             module.make_generator_optimizer = partial(torch.optim.SGD, lr=1e-3)
             module.make_discriminator_optimizer = partial(torch.optim.SGD, lr=1e-3)
         if way.step is not None:
-            replaced = way.step
-            wrap(module, "training_step", lambda _, some, batch_idx: replaced(module, some))
+            step = way.step
+            wrap(module, "training_step", lambda _, each, batch_idx: step(module, each))
         self._seconds.clear()
         self._peaks.clear()
         if around is not None:
@@ -128,7 +129,7 @@ class Bench:
         self._peaks.append(held_bytes + measure_peak_bytes(lambda: call(batch, batch_idx)))
 
 
-class _KeepGradients(L.Callback):
+class _GradientCollector(L.Callback):
     def __init__(self) -> None:
         self.gradients: list[Tensor] = []
 
@@ -136,24 +137,26 @@ class _KeepGradients(L.Callback):
     def on_before_optimizer_step(
         self, trainer: L.Trainer, pl_module: L.LightningModule, optimizer: Optimizer
     ) -> None:
-        weights = chain.from_iterable(group["params"] for group in optimizer.param_groups)
-        self.gradients += [
-            weight.grad.flatten().clone() for weight in weights if weight.grad is not None
-        ]
+        for group in optimizer.param_groups:
+            for weight in group["params"]:
+                if weight.grad is not None:
+                    self.gradients.append(weight.grad.flatten().clone())
 
 
 def _count_held_bytes(module: GANModule, batch: Batch) -> int:
-    """Bytes of weights, buffers, gradients, optimizers' states and batch before a step."""
-    weights = list(module.parameters())
-    held = [*weights, *module.buffers(), *batch.values(), *(weight.grad for weight in weights)]
+    """Count the bytes of weights, buffers, gradients, optimizers' states and batch."""
+    values: list[Any] = [*module.buffers(), *batch.values()]
+    for weight in module.parameters():
+        values += [weight, weight.grad]
     for optimizer in module.trainer.optimizers:
-        held += chain.from_iterable(state.values() for state in optimizer.state.values())
-    return sum(tensor.nbytes for tensor in held if isinstance(tensor, Tensor))
+        for state in optimizer.state.values():
+            values += state.values()
+    return sum(value.nbytes for value in values if isinstance(value, Tensor))
 
 
 COLUMNS: Final = (
-    "way", "peak_mib", "peak_to_original", "largest_batch", "largest_to_original", "step_ms", "time_to_original",
-    "gradient_difference",
+    "way", "peak_mib", "peak_to_original", "largest_batch", "largest_to_original", "step_ms",
+    "time_to_original", "gradient_difference",
 )  # fmt: skip
 _MOST: Final = 8
 """Batches larger than so many times the original one are not tried."""
@@ -161,7 +164,7 @@ _MOST: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one way takes.
+    """Time and memory of one way.
 
     Attributes:
         step_s: Of a step.
@@ -205,46 +208,52 @@ class GANSuite(Suite):
     @override
     def run(self, cfg: DictConfig) -> dict[str, Any]:
         device = choose_device(self.device)
-        model, size, folder = build_model(cfg), self.batch_size, Path(cfg.paths.run)
+        model = build_model(cfg)
         if not isinstance(model, GANModule):
             raise ConfigError(
                 f"suite=gan measures a GANModule, not a {type(model).__name__}: choose model=gan"
             )
-        whole = _read_samples(build_datamodule(cfg), _MOST * size, device)
-        measured = _measure(Bench(model, device), self, whole)
-        lines = [make_line(name, found, measured["original"]) for name, found in measured.items()]
-        title = f"{cfg.name}: steps of {size} images, {torch.get_num_threads()} threads, {device}"
-        report_lines(lines, COLUMNS, folder, title, labels=NAMES)
+        samples = _read_samples(build_datamodule(cfg), _MOST * self.batch_size, device)
+        measured = _measure(Bench(model, device), self, samples)
+        original = measured["original"]
+        lines = [make_line(name, way, original) for name, way in measured.items()]
+        threads = torch.get_num_threads()
+        title = f"{cfg.name}: steps of {self.batch_size} images, {threads} threads, {device}"
+        report_lines(lines, COLUMNS, Path(cfg.paths.run), title, labels=NAMES)
         return collect(lines, COLUMNS) | {
-            "benchmark/batch_size": size,
+            "benchmark/batch_size": self.batch_size,
             "benchmark/part_size": self.part_size,
         }
 
 
 def find_largest(fits: Callable[[int], bool], size: int, most: int) -> int:
-    """The largest batch that fits, to an eighth of `size`.
+    """Find the largest batch that fits, to an eighth of `size`.
 
     Args:
-        fits: Whether a batch of so many samples does; larger ones than one that does not, do not
-            either.
+        fits: Returns True if a batch of so many samples fits; none fits that is larger than one
+            that does not.
         size: Where to begin; doubled as long as it fits.
         most: Batches of more than this many times `size` are not tried.
 
     Returns:
         Its samples; 0 if no batch fits that is a multiple of the eighth.
     """
-    step, low, high = max(1, size // 8), 0, size
+    step = max(1, size // 8)
+    low, high = 0, size  # low fits; high is tried next, then does not fit
     while high <= most * size and fits(high):
         low, high = high, 2 * high
     high = min(high, most * size + step)
     while high - low > step:
         middle = low + (high - low) // (2 * step) * step
-        low, high = (middle, high) if fits(middle) else (low, middle)
+        if fits(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def make_line(name: str, measured: Measured, original: Measured) -> dict[str, Any]:
-    """A line of `COLUMNS`."""
+    """Make a line of `COLUMNS`."""
     return {
         "way": name,
         "peak_mib": measured.peak_bytes / 2**20,
@@ -257,47 +266,52 @@ def make_line(name: str, measured: Measured, original: Measured) -> dict[str, An
     }
 
 
-def _measure(bench: Bench, options: GANSuite, whole: Batch) -> dict[str, Measured]:
+def _measure(bench: Bench, options: GANSuite, samples: Batch) -> dict[str, Measured]:
     size, ways = options.batch_size, list_ways(options.part_size)
-    batch = _take(whole, size)
+    batch = _take(samples, size)
     steps_s: dict[str, list[float]] = {way.name: [] for way in ways}
     rounds = ways * options.repeats
     for way in track(rounds, "measuring time", len(rounds)):
         steps_s[way.name].append(bench.time_step(way, batch, options.steps))
-    limit, gradients = bench.measure_peak(ways[0], batch), bench.find_gradients(ways[0], batch)
+    original = ways[0]
+    limit_bytes = bench.measure_peak(original, batch)
+    gradients = bench.find_gradients(original, batch)
     measured = {}
     for way in track(ways, "measuring memory", len(ways)):
+        difference = (bench.find_gradients(way, batch) - gradients).norm() / gradients.norm()
         measured[way.name] = Measured(
             step_s=median(steps_s[way.name]),
             peak_bytes=bench.measure_peak(way, batch),
-            largest=find_largest(partial(_fits, bench, way, whole, limit), size, _MOST),
-            difference=float(
-                (bench.find_gradients(way, batch) - gradients).norm() / gradients.norm()
-            ),
+            largest=find_largest(partial(_fits, bench, way, samples, limit_bytes), size, _MOST),
+            difference=float(difference),
         )
     return measured
 
 
-def _fits(bench: Bench, way: GANVariant, whole: Batch, limit_bytes: int, count: int) -> bool:
-    return bench.measure_peak(way, _take(whole, count)) <= limit_bytes
+def _fits(bench: Bench, way: GANVariant, samples: Batch, limit_bytes: int, count: int) -> bool:
+    return bench.measure_peak(way, _take(samples, count)) <= limit_bytes
 
 
 def _read_samples(datamodule: BaseDataModule, count: int, device: torch.device) -> Batch:
-    """So many samples as they come to the training step, more than once where there are fewer."""
+    """Read samples as they come to the training step, more than once where there are fewer."""
     datamodule.setup("fit")
     batches: list[Batch] = []
-    while sum(map(count_samples, batches)) < count:
-        before = len(batches)
+    samples = 0
+    while samples < count:
+        samples_before = samples
         for batch in datamodule.train_dataloader():
             batches.append(datamodule.transform(batch, "train"))
-            if sum(map(count_samples, batches)) >= count:
+            samples += count_samples(batches[-1])
+            if samples >= count:
                 break
-        if len(batches) == before:
+        if samples == samples_before:
             raise ConfigError("the training split is empty: it needs one batch at least")
-    joined = {key: torch.cat([batch[key] for batch in batches])[:count] for key in batches[0]}
-    return {key: value.to(device) for key, value in joined.items()}
+    joined = {}
+    for key in batches[0]:
+        joined[key] = torch.cat([batch[key] for batch in batches])[:count].to(device)
+    return joined
 
 
-def _take(whole: Batch, count: int) -> Batch:
-    # Copies, so that the memory of the rest is not theirs.
-    return {key: value[:count].clone() for key, value in whole.items()}
+def _take(samples: Batch, count: int) -> Batch:
+    # copies, so that the memory of the rest is not theirs
+    return {key: value[:count].clone() for key, value in samples.items()}

@@ -1,4 +1,4 @@
-"""The ways to make a step of a GAN that mode ``gan`` compares."""
+"""The ways to make a step of a GAN that the suite ``gan`` compares."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lit_data.modules.gan.conditions import Use
 from lit_data.types import Batch
 
 NAMES: Final = {
-    "original": "original: fakes made twice and with a graph, zeroed gradients, all in one backward",
+    "original": "original: fakes made twice, with a graph, zeroed gradients, all in one backward",
     "careful": "careful: fakes without a graph, gradients set to none, all in one backward",
     "whole": "lit_data: the whole batch at once",
     "checkpointed": "lit_data: the same, activations of blocks computed twice",
@@ -44,19 +44,19 @@ class GANVariant:
     checkpointed: bool = False
 
     def make_callbacks(self, module: GANModule) -> list[L.Callback]:
-        """What the Trainer needs for it."""
+        """Make the callbacks that the Trainer needs for it."""
         if not self.checkpointed:
             return []
         names = [name for name, _ in module.named_modules()]
-        return [
-            GradientCheckpointing(
-                [block for block in BLOCKS if any(_lies_in(name, block) for name in names)]
-            )
-        ]
+        present = []
+        for pattern in BLOCKS:
+            if any(name.startswith(pattern.removesuffix("*")) for name in names):
+                present.append(pattern)
+        return [GradientCheckpointing(present)]
 
 
 def list_ways(part: int) -> list[GANVariant]:
-    """The original way first.
+    """List the ways, the original one first.
 
     Args:
         part: Samples of a part.
@@ -71,22 +71,20 @@ def list_ways(part: int) -> list[GANVariant]:
 
 
 def step_originally(module: GANModule, batch: Batch) -> None:
-    """As it is often written: correct, but with more in memory than is needed."""
+    """Make a step as it is often written: correct, but with more in memory than is needed."""
     optimizers: Any = module.optimizers()
     generator_optimizer, discriminator_optimizer = optimizers
     discriminator_optimizer.zero_grad(set_to_none=False)
     (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
-    fakes = module.generator(
-        part.latents, part.conditions
-    )  # with its graph, through which backward goes in vain
+    # with its graph, through which backward goes in vain
+    fakes = module.generator(part.latents, part.conditions)
     fake_scores = module.discriminator(fakes, part.conditions)
     real = part.read_real().requires_grad_()
     real_scores = module.discriminator(real, part.conditions)
-    real_loss, fake_loss = _MeanLoss(module.losses.real), _MeanLoss(module.losses.fake)
-    loss = (
-        real_loss(real_scores) + fake_loss(fake_scores) + _find_penalty(module, real, real_scores)
-    )
-    module.manual_backward(loss)
+    real_loss = _MeanLoss(module.losses.real)(real_scores)
+    fake_loss = _MeanLoss(module.losses.fake)(fake_scores)
+    penalty = _find_penalty(module, real, real_scores)
+    module.manual_backward(real_loss + fake_loss + penalty)
     discriminator_optimizer.step()
     generator_optimizer.zero_grad(set_to_none=False)
     (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.GENERATOR)
@@ -98,7 +96,7 @@ def step_originally(module: GANModule, batch: Batch) -> None:
 
 
 def step_carefully(module: GANModule, batch: Batch) -> None:
-    """As tutorials of today have it."""
+    """Make a step as tutorials of today have it."""
     optimizers: Any = module.optimizers()
     generator_optimizer, discriminator_optimizer = optimizers
     (part,) = module.draws.cut(batch, None, epoch=module.current_epoch, use=Use.DISCRIMINATOR)
@@ -121,7 +119,7 @@ def step_carefully(module: GANModule, batch: Batch) -> None:
 
 
 class _MeanLoss(nn.Module):
-    """Built in each step."""
+    """Mean of a loss, a module that is built in each step."""
 
     def __init__(self, find_loss: Callable[[Tensor], Tensor]) -> None:
         super().__init__()
@@ -137,7 +135,3 @@ def _find_penalty(module: GANModule, real: Tensor, scores: Tensor) -> Tensor:
         return torch.zeros(())
     (gradients,) = torch.autograd.grad(scores.sum(), real, create_graph=True)
     return 0.5 * module.r1_weight * module.r1_every * gradients.square().sum((1, 2, 3)).mean()
-
-
-def _lies_in(name: str, pattern: str) -> bool:
-    return name.startswith(pattern.removesuffix("*"))

@@ -1,4 +1,4 @@
-"""Mode ``gpu``: what a first GPU is asked, in the order in which faults would show; each answer is a row of a table."""
+"""Suite ``gpu``: questions to a first GPU, in the order in which faults would show."""
 
 import logging
 import time
@@ -37,19 +37,19 @@ COLUMNS: Final = ("part", "what", "value", "unit")
 _GAN_PX: Final = 64
 _GAN_BATCH: Final = 32
 _TOLERANCE: Final = 1e-3
-"""Probabilities of two devices may differ by so much: convolutions may round their inputs to TF32."""
+"""Largest difference of probabilities of two devices: convolutions may round inputs to TF32."""
 
-Found = Iterator[tuple[str, float | str, str]]
-"""What was measured, its value, its unit."""
+Answers = Iterator[tuple[str, float | str, str]]
+"""A quantity, its value, its unit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceScene:
-    """What all parts measure on.
+    """Configuration and device that all parts measure.
 
     Attributes:
         cfg: The configuration.
-        options: How often, and how large the batches are.
+        options: Repeats, and sizes of batches.
         device: A CUDA device.
     """
 
@@ -58,13 +58,13 @@ class DeviceScene:
     device: torch.device
 
     def open_data(self, **changed: Any) -> BaseDataModule:  # noqa: ANN401 - options of data
-        """The experiment's data, with some options changed; its training split is open."""
+        """Open the experiment's data, with some options changed."""
         datamodule = build_datamodule(self.change(data={"backend": "device", **changed}))
         datamodule.setup("fit")
         return datamodule
 
     def change(self, **nodes: Mapping[str, Any]) -> DictConfig:
-        """The configuration with other values, or more of them, in some of its nodes."""
+        """Return the configuration with other values, or more of them, in some of its nodes."""
         cfg = self.cfg.copy()
         OmegaConf.set_struct(cfg, False)
         merged = OmegaConf.merge(cfg, nodes)
@@ -72,19 +72,23 @@ class DeviceScene:
         return merged
 
     def train(self, cfg: DictConfig, *callbacks: L.Callback) -> float:
-        """Samples that are trained per second."""
-        sizes = {"steps": self.options.steps, "warmup_steps": self.options.warmup_batches}
-        return time_training(cfg, *callbacks, datamodule=self.open_data(), **sizes)
+        """Measure the samples that are trained per second."""
+        return time_training(
+            cfg,
+            *callbacks,
+            datamodule=self.open_data(),
+            steps=self.options.steps,
+            warmup_steps=self.options.warmup_batches,
+        )
 
     def time(self, **works: Callable[[], object]) -> dict[str, float]:
-        """Median seconds of each work."""
+        """Measure the median seconds of each work."""
         return time_in_turn(works, self.options.repeats, self.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GPUSuite(Suite):
-    """What a first GPU is asked, in the order in which faults would show; each answer is a row of a
-    table.
+    """Questions to a first GPU, in the order in which faults would show; each answer is a row.
 
     Copies to it, drawing and augmenting with pixels of the batch and of the device, training with
     its share of waiting in three precisions, a batch that does not fit, peaks of a GAN's step,
@@ -109,7 +113,8 @@ class GPUSuite(Suite):
         device = choose_device(self.device)
         if device.type != "cuda":
             raise ConfigError("suite=gpu needs a CUDA device, and there is none here")
-        scene, lines = DeviceScene(cfg, self, device), list[dict[str, Any]]()
+        scene = DeviceScene(cfg, self, device)
+        lines: list[dict[str, Any]] = []
         for name, ask in _PARTS.items():
             log.info("%s ...", name)
             lines += [{"part": name, **line} for line in answer_part(ask, scene)]
@@ -118,16 +123,16 @@ class GPUSuite(Suite):
         failed = [line["part"] for line in lines if line["what"] == "failed"]
         if failed:
             log.error("failed: %s; hydra.verbose=true shows where", ", ".join(failed))
-        values = {
-            f"benchmark/{line['part']}_{line['what']}".replace(" ", "_"): line["value"]
-            for line in lines
-            if not isinstance(line["value"], str)
-        }
-        return {**values, "benchmark/batch_size": self.batch_size, "benchmark/failed": len(failed)}
+        metrics = {"benchmark/batch_size": self.batch_size, "benchmark/failed": len(failed)}
+        for line in lines:
+            if not isinstance(line["value"], str):
+                key = f"benchmark/{line['part']}_{line['what']}".replace(" ", "_")
+                metrics[key] = line["value"]
+        return metrics
 
 
 def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str:
-    """Markdown, as it goes into BENCHMARKS.md."""
+    """Format a table of Markdown, as it goes into BENCHMARKS.md."""
     head = ["", f"{time.strftime('%Y-%m-%d')}, {machine['device']}, torch {machine['torch']}.", ""]
     rows = ["| part | what | value |", "|---|---|---|"]
     for line in lines:
@@ -138,25 +143,22 @@ def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str
 
 
 def answer_part(
-    ask: Callable[[DeviceScene], Found], scene: DeviceScene
+    ask: Callable[[DeviceScene], Answers], scene: DeviceScene
 ) -> Iterator[dict[str, Any]]:
-    """The answers of one part; a fault is one too, and the next part is asked all the same."""
+    """Yield the answers of one part; an error is one too, and the next part is asked all the same."""
     try:
         for what, value, unit in ask(scene):
             yield {"what": what, "value": value, "unit": unit}
     except Exception as error:
         log.debug("the error", exc_info=error)
-        yield {
-            "what": "failed",
-            "value": f"{type(error).__name__}: {' '.join(str(error).split())[:200]}",
-            "unit": "",
-        }
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+        yield {"what": "failed", "value": reason, "unit": ""}
     finally:
         torch.cuda.empty_cache()
 
 
-def _ask_transfer(scene: DeviceScene) -> Found:
-    """Copies of a batch of pixels, page-locked and not."""
+def _ask_transfer(scene: DeviceScene) -> Answers:
+    """Measure copies of a batch of pixels, page-locked and not."""
     loader = scene.open_data().make_loader("train")
     loader.options = replace(loader.options, pin_memory=True, batch_size=scene.options.batch_size)
     locked: Tensor = next(iter(loader))["image"]
@@ -165,61 +167,60 @@ def _ask_transfer(scene: DeviceScene) -> Found:
         locked=lambda: locked.to(scene.device, non_blocking=True),
         plain=lambda: plain.to(scene.device),
     )
-    there = locked.to(scene.device, non_blocking=True)
+    copied = locked.to(scene.device, non_blocking=True)
     torch.cuda.synchronize(scene.device)
-    yield "equal on the device", str(bool(torch.equal(there.cpu(), plain))).lower(), ""
+    is_equal = torch.equal(copied.cpu(), plain)
+    yield "equal on the device", str(is_equal).lower(), ""
     yield "page-locked", locked.nbytes / times_s["locked"] / 1e9, "GB/s"
     yield "not page-locked", plain.nbytes / times_s["plain"] / 1e9, "GB/s"
     loader.close()
 
 
-def _ask_finish(scene: DeviceScene) -> Found:
-    """A planned batch until the model sees it: cast, drawn, augmented; with its pixels, or those of the device."""
-    for where in ("store", "device"):
-        datamodule = scene.open_data(cache=where)
+def _ask_finish(scene: DeviceScene) -> Answers:
+    """Measure a planned batch until the model sees it, with its pixels, or those of the device."""
+    for cache, owner in (("store", "batch"), ("device", "device")):
+        datamodule = scene.open_data(cache=cache)
         batch = _plan(datamodule, scene)
         finish = partial(datamodule.finish_batch, batch, "train")
         (seconds,) = scene.time(finish=finish).values()
-        yield f"pixels of the {'batch' if where == 'store' else 'device'}", 1e3 * seconds, "ms"
+        yield f"pixels of the {owner}", 1e3 * seconds, "ms"
 
 
-def _ask_training(scene: DeviceScene) -> Found:
-    """A training with its loader: does the device wait for data, and what does lower precision gain?"""
+def _ask_training(scene: DeviceScene) -> Answers:
+    """Train with the loader: waiting for data, and the gain of lower precision."""
     speeds: dict[str, float] = {}
     for precision in ("32-true", "bf16-mixed", "16-mixed"):
         watch = DataWaitMonitor(plot=False)
         cfg = scene.change(trainer=_on_device(scene) | {"precision": precision})
         speeds[precision] = scene.train(cfg, watch, AdaptiveBatchSize())
         yield f"{precision}, samples a second", speeds[precision], ""
-        yield (
-            f"{precision}, waiting for data",
-            100 * float(watch.summary()["data_wait_fraction"]),
-            "%",
-        )
+        waiting = float(watch.summary()["data_wait_fraction"])
+        yield f"{precision}, waiting for data", 100 * waiting, "%"
     yield "bf16 by float32", speeds["bf16-mixed"] / speeds["32-true"], "x"
 
 
-def _ask_memory(scene: DeviceScene) -> Found:
-    """A batch that does not fit: is it split and trained?"""
+def _ask_memory(scene: DeviceScene) -> Answers:
+    """Train with a batch that does not fit: it should be split."""
     torch.cuda.reset_peak_memory_stats(scene.device)
-    counted, train = AdaptiveBatchSize(), scene.change(trainer=_on_device(scene))
-    scene.train(train, AdaptiveBatchSize())
-    whole_bytes = torch.cuda.max_memory_allocated(scene.device)
+    cfg = scene.change(trainer=_on_device(scene))
+    scene.train(cfg, AdaptiveBatchSize())
+    peak_bytes = torch.cuda.max_memory_allocated(scene.device)
     torch.cuda.empty_cache()
-    total = torch.cuda.get_device_properties(scene.device).total_memory
-    torch.cuda.set_per_process_memory_fraction(0.6 * whole_bytes / total, scene.device)
+    total_bytes = torch.cuda.get_device_properties(scene.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(0.6 * peak_bytes / total_bytes, scene.device)
+    adaptive = AdaptiveBatchSize()
     try:
-        scene.train(train, counted)
+        scene.train(cfg, adaptive)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, scene.device)
-    found = counted.summary()
-    yield "peak of a step", whole_bytes / 2**20, "MiB"
-    yield "with 60 % of that: errors survived", float(found["batch/ooms"]), ""
-    yield "with 60 % of that: samples at once", float(found.get("batch/size", 0)), ""
+    summary = adaptive.summary()
+    yield "peak of a step", peak_bytes / 2**20, "MiB"
+    yield "with 60 % of that: errors survived", float(summary["batch/ooms"]), ""
+    yield "with 60 % of that: samples at once", float(summary.get("batch/size", 0)), ""
 
 
-def _ask_gan(scene: DeviceScene) -> Found:
-    """Peak memory of a GAN's step, as it is often written and in parts."""
+def _ask_gan(scene: DeviceScene) -> Answers:
+    """Measure the peak memory of a GAN's step, as it is often written and in parts."""
     ways = {way.name: way for way in list_ways(4) if way.name in ("original", "whole", "parts")}
     images = torch.rand(_GAN_BATCH, 3, _GAN_PX, _GAN_PX, device=scene.device)
     batch: Batch = {"image": images, "index": torch.arange(_GAN_BATCH, device=scene.device)}
@@ -228,14 +229,13 @@ def _ask_gan(scene: DeviceScene) -> Found:
         yield f"{name}, peak", bench.measure_peak(way, batch) / 2**20, "MiB"
 
 
-def _ask_prediction(scene: DeviceScene) -> Found:
-    """Whole images, tile by tile: as on the host, and how fast."""
+def _ask_prediction(scene: DeviceScene) -> Answers:
+    """Predict whole images tile by tile: the difference to the host, and the speed."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 1, 3, padding=1))
-    drawn, tile_px = np.random.default_rng(0), scene.options.tile_px
-    images = [
-        drawn.integers(0, 256, (3, 2 * tile_px, 3 * tile_px)).astype(np.uint8) for _ in range(3)
-    ]
+    rng, tile_px = np.random.default_rng(0), scene.options.tile_px
+    shape = (3, 2 * tile_px, 3 * tile_px)
+    images = [rng.integers(0, 256, shape).astype(np.uint8) for _ in range(3)]
 
     def predict(device: torch.device) -> list[Tensor]:
         predictor = TiledPredictor(
@@ -243,22 +243,21 @@ def _ask_prediction(scene: DeviceScene) -> Found:
         )
         return [values for _, values in predictor.predict(images)]
 
-    expected, found = predict(torch.device("cpu")), predict(scene.device)
-    (seconds,) = scene.time(predict=lambda: predict(scene.device)).values()
+    on_host = predict(torch.device("cpu"))
+    on_device = predict(scene.device)
+    times_s = scene.time(predict=partial(predict, scene.device))
     net.cpu()
-    difference = max(
-        float((one - two).abs().max()) for one, two in zip(expected, found, strict=True)
-    )
-    yield (
-        "largest difference to the host",
-        difference,
-        "" if difference < _TOLERANCE else "(too much)",
-    )
-    yield "megapixels a second", sum(image[0].size for image in images) / seconds / 1e6, ""
+    difference = 0.0
+    for one, other in zip(on_host, on_device, strict=True):
+        difference = max(difference, float((one - other).abs().max()))
+    remark = "" if difference < _TOLERANCE else "(too much)"
+    yield "largest difference to the host", difference, remark
+    pixels = sum(image[0].size for image in images)
+    yield "megapixels a second", pixels / times_s["predict"] / 1e6, ""
 
 
 def _plan(datamodule: BaseDataModule, scene: DeviceScene) -> Batch:
-    """A planned training batch on the device."""
+    """Plan a training batch and copy it to the device."""
     loader = datamodule.make_loader("train")
     loader.options = replace(loader.options, batch_size=scene.options.batch_size)
     planned = datamodule.plan_batch(next(iter(loader)), "train")
@@ -270,7 +269,7 @@ def _on_device(scene: DeviceScene) -> dict[str, Any]:
     return {"accelerator": "gpu", "devices": [scene.device.index or 0]}
 
 
-_PARTS: Final[Mapping[str, Callable[[DeviceScene], Found]]] = {
+_PARTS: Final[Mapping[str, Callable[[DeviceScene], Answers]]] = {
     "transfer": _ask_transfer,
     "rendering": _ask_finish,
     "training": _ask_training,

@@ -215,7 +215,7 @@ def is_black_and_white(path: Path) -> bool:
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:
-    """Return True if a path is a mask of a set for anomaly detection: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
+    """Return True for masks of anomaly datasets: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
     return any(
         len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth"
         for depth in (3, 4)

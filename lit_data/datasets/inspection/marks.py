@@ -117,7 +117,10 @@ def runs(text: str) -> Draw:
 
 
 def counts(said: Any) -> Draw:  # noqa: ANN401 - as a file gives it
-    """Return a function that marks the runs of COCO: ``counts``, a list or a text, and ``size``; by columns, unmarked ones first."""
+    """Return a function that marks the runs of COCO.
+
+    ``counts`` is a list or a text; runs go by columns, unmarked ones first; beside it is ``size``.
+    """
 
     def draw(shape: tuple[int, int]) -> Patch:
         size, given = said.get("size"), said.get("counts")

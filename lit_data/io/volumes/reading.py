@@ -98,7 +98,8 @@ def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
 
 def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
     unit_mm = _MM[header.get_xyzt_units()[0]]
-    x, y, z, *_ = (*header.get_zooms(), 1.0, 1.0)  # a header may have fewer than three axes
+    sizes: list[float] = [*header.get_zooms(), 1.0, 1.0]  # a header may have fewer than three axes
+    x, y, z = sizes[:3]
     return float(z) * unit_mm, float(y) * unit_mm, float(x) * unit_mm
 
 

@@ -184,8 +184,8 @@ class MixedPrecision(LightningMixedPrecision):
                     gradients.append(gradient.coalesce().values() if is_sparse else gradient)
         norm = torch.nn.utils.get_total_norm(gradients)
         if self.scaler is not None and _unscales_itself(optimizer):
-            scale: Tensor = self.scaler._get_scale_async()  # there since the first loss was scaled
-            return norm / scale
+            scale: Any = self.scaler._get_scale_async()  # there since the first loss was scaled
+            norm = norm / scale
         return norm
 
     @override

@@ -404,7 +404,7 @@ def test_the_report_says_sizes(cache: str) -> None:
 def test_volumes_are_not_exported_as_images(cache: str, tmp_path: Path, sample: str) -> None:
     data = _data(cache, sample=sample, windows=WindowSpec(size=8))
     with pytest.raises(ConfigError, match="there is nothing to export"):
-        export_set(data, tmp_path / "out", stage="train", epoch=0, about={})
+        export_set(data, tmp_path / "out", stage="train", epoch=0, origin={})
 
 
 def test_an_index_that_is_not_what_the_files_give_is_found(tmp_path: Path) -> None:

@@ -6,7 +6,9 @@ from omegaconf import DictConfig
 
 from lit_data.commands.build import build_trained, prepare
 from lit_data.commands.checkpoints import load_weights
-from lit_data.commands.result import join_scores
+from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.result import join_scores, write_confusion
+from lit_data.modules.scored import ScoredModule
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -26,4 +28,6 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for scores in score(scoring.model, datamodule=scoring.datamodule):
         metrics = join_scores(metrics, scores, stage)
+    if is_first_rank() and isinstance(scoring.model, ScoredModule):
+        write_confusion(scoring.folder, scoring.model.confusion)
     return metrics

@@ -380,6 +380,11 @@ def test_every_label_goes_all_the_way(experiment: str, run: Run) -> None:
         "test", *words, f"data.splits={fitted['folder'] / 'splits.csv'}", "data.split_seed=9"
     )
     assert given_back["test/accuracy"] == pytest.approx(fitted["test/accuracy"], abs=1e-6)
+    confusions = []
+    for folder in (fitted["folder"], given_back["folder"]):
+        confusions.append(json.loads((folder / "confusion.json").read_text()))
+    assert confusions[0]["test"] == confusions[1]["test"]
+    assert confusions[0].keys() == {"classes", "val", "test"}
     predicted = run("predict", *words)
     with (predicted["folder"] / "labels.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))

@@ -34,8 +34,9 @@ _MACHINE_TILES: Final = (
     ("peak_rss_bytes", "host memory", "peak"),
     ("batch/ooms", "out of memory", "errors, recovered from"),
 )
+_OF_GOOD_IMAGES: Final = "val/threshold"
+"""Threshold of a model that knows good images alone; those of the largest F1 are not used then."""
 _THRESHOLDS: Final = {
-    "threshold": ("distance", "from which a pixel is a defect"),
     "f1_max_threshold": ("probability of a pixel", "F1 of the pixels is largest"),
     "image_f1_max_threshold": ("score of an image", "F1 of the images is largest"),
 }
@@ -199,7 +200,7 @@ def tabulate_confusion(run: Run) -> ResultTable:
 
 def _describe_confusion(run: Run) -> str:
     threshold = run.values.get("val/image_f1_max_threshold")
-    if threshold is None:
+    if threshold is None or run.values.get(_OF_GOOD_IMAGES) is not None:
         return "numbers of images"
     least = format_value("", threshold)
     return f"numbers of images; those with a score of {least} at least count as defective"
@@ -208,10 +209,14 @@ def _describe_confusion(run: Run) -> str:
 def tabulate_thresholds(run: Run) -> ResultTable:
     """Return the thresholds that validation chose, which ``predict`` takes."""
     rows = []
-    for name, (measure, reason) in _THRESHOLDS.items():
-        value = run.values.get(f"val/{name}")
-        if value is not None:
-            rows.append([measure, format_value("", value), reason])
+    if run.values.get(_OF_GOOD_IMAGES) is not None:
+        value = format_value("", run.values[_OF_GOOD_IMAGES])
+        rows.append(["distance of a pixel", value, "good images end, with a margin"])
+    else:
+        for name, (measure, reason) in _THRESHOLDS.items():
+            value = run.values.get(f"val/{name}")
+            if value is not None:
+                rows.append([measure, format_value("", value), reason])
     note = "chosen on the validation split; predict takes them"
     return ResultTable("Thresholds", ["of", "from", "where"], rows, note)
 

@@ -153,6 +153,9 @@ def test_scores_and_thresholds_stand_at_the_top(tmp_path: Path) -> None:
     assert table.note == "of the checkpoint with the best dice"
     thresholds = {row[0]: row[1] for row in tabulate_thresholds(run).rows}
     assert thresholds == {"probability of a pixel": "0.25", "score of an image": "0.5"}
+    of_good_images = {**SUMMARY, **scores, "val/threshold": 3.5}
+    run = read_run(make_run(tmp_path / "anomaly", summary=of_good_images), 0, "run")
+    assert [row[:2] for row in tabulate_thresholds(run).rows] == [["distance of a pixel", "3.5"]]
 
 
 @pytest.mark.parametrize(

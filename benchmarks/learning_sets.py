@@ -1,5 +1,4 @@
-"""Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in
-one layout.
+"""Datasets of others for ``python -m benchmarks learning``, from copies of repositories.
 
 ``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are
 folders of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table

@@ -1,4 +1,4 @@
-"""``python -m benchmarks SUITE [overrides]``: measure a suite, from the folder of the repository."""
+"""``python -m benchmarks SUITE [overrides]``: measure a suite, from the repository's folder."""
 
 import sys
 from pathlib import Path

@@ -145,7 +145,7 @@ def format_table(lines: list[dict[str, Any]], machine: Mapping[str, Any]) -> str
 def answer_part(
     ask: Callable[[DeviceScene], Answers], scene: DeviceScene
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answers of one part; an error is one too, and the next part is asked all the same."""
+    """Yield the answers of one part; an error is one too, and the next part is asked then."""
     try:
         for what, value, unit in ask(scene):
             yield {"what": what, "value": value, "unit": unit}

@@ -1,4 +1,4 @@
-"""Suites ``learning`` and ``learning_boxes``: an experiment beside the scripts that people would write."""
+"""Suites ``learning`` and ``learning_boxes``: an experiment beside the scripts of others."""
 
 import csv
 import subprocess
@@ -68,15 +68,13 @@ class LearningSuite(Suite):
             check_choice("suite.ways", way, (*self.scripts, "ours"))
         if not (root / self.split_file).is_file():
             raise ConfigError(
-                f"suite.root={self.root} has no {self.split_file}: make it by python -m benchmarks.learning_sets"
+                f"suite.root={self.root} has no {self.split_file}: make it by "
+                "python -m benchmarks.learning_sets"
             )
         copy_test_images(self.list_test_images(root), folder / "test")
-        columns = (
-            "way",
-            "seconds",
-            "runs",
-            *(f"{name}{end}" for name in self.scores for end in ("", "_spread")),
-        )
+        columns = ["way", "seconds", "runs"]
+        for name in self.scores:
+            columns += [name, f"{name}_spread"]
         runs: dict[tuple[int, str], list[dict[str, float]]] = {
             key: [] for key in product(self.seconds, self.ways)
         }
@@ -89,15 +87,12 @@ class LearningSuite(Suite):
                 self.run_script(way, root, seed, out)
             for seconds in self.seconds:
                 runs[seconds, way].append(self.score(out / str(seconds), root))
-            lines = [
-                {"way": way, "seconds": seconds, "runs": len(values)} | _summarise(values)
-                for (seconds, way), values in runs.items()
-                if values
-            ]
+            # after each run, so that a suite that is broken off leaves a table
+            lines = _make_lines(runs)
             report_lines(lines, columns, folder, f"{root.name}: after equal time of training")
-        return collect(
-            [line | {"way": f"{line['way']}_{line['seconds']}"} for line in lines], columns
-        )
+        for line in lines:
+            line["way"] = f"{line['way']}_{line['seconds']}"
+        return collect(lines, columns)
 
     @abstractmethod
     def list_test_images(self, root: Path) -> list[Path]:
@@ -105,7 +100,10 @@ class LearningSuite(Suite):
 
     @abstractmethod
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
-        """Train a script for each time and write what it finds in the test images, to ``OUT/SECONDS``."""
+        """Train a script for each time, and write its predictions of the test images.
+
+        Those of a time go to ``OUT/SECONDS``.
+        """
 
     @abstractmethod
     def list_words(self, root: Path) -> list[str]:
@@ -113,7 +111,7 @@ class LearningSuite(Suite):
 
     @abstractmethod
     def score(self, folder: Path, root: Path) -> dict[str, float]:
-        """Score what was written for one time: a number for each of `scores`."""
+        """Score the predictions for one time: a number for each of `scores`."""
 
     def call_script(self, module: str, *words: object) -> None:
         """Run a module of this package with the interpreter of the scripts."""
@@ -122,29 +120,18 @@ class LearningSuite(Suite):
     def _run_ours(self, root: Path, test_folder: Path, seed: int, out: Path) -> None:
         experiment, *data = self.list_words(root)
         for seconds in self.seconds:
-            run, length = (
-                out / f"{seconds}/fit",
-                [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"],
-            )
-            words = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
-            _call(sys.executable, "lit_data", "fit", *words, f"hydra.run.dir={run}")
-            predict = [
-                experiment,
-                f"data.root={test_folder}",
-                f"ckpt={run / 'checkpoints/best.ckpt'}",
-            ]
-            _call(
-                sys.executable,
-                "lit_data",
-                "predict",
-                *predict,
-                f"hydra.run.dir={out / str(seconds)}",
-            )
+            folder = out / str(seconds)
+            length = [f"trainer.max_time={{seconds:{seconds}}}", "trainer.max_epochs=-1"]
+            fit = [experiment, *self.overrides, f"seed={seed}", *data, *length, "report=false"]
+            _call(sys.executable, "lit_data", "fit", *fit, f"hydra.run.dir={folder / 'fit'}")
+            checkpoint = f"ckpt={folder / 'fit' / 'checkpoints/best.ckpt'}"
+            predict = [experiment, f"data.root={test_folder}", checkpoint]
+            _call(sys.executable, "lit_data", "predict", *predict, f"hydra.run.dir={folder}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MaskLearningSuite(LearningSuite):
-    """Average precision of the pixels of whole test images, their best F1, and AUROC of the images."""
+    """Average precision and best F1 of the pixels of whole test images, and AUROC of the images."""
 
     overrides: Sequence[str] = ("data.mask_read.threshold=128",)
 
@@ -172,7 +159,7 @@ class MaskLearningSuite(LearningSuite):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoxLearningSuite(LearningSuite):
-    """Mean over the classes of the average precision at IoU 0.5, of the boxes of the test images."""
+    """Mean over the classes of the average precision of boxes at IoU 0.5, in the test images."""
 
     seconds: Sequence[int] = (260,)
 
@@ -195,11 +182,8 @@ class BoxLearningSuite(LearningSuite):
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
-        return {
-            "map50": score_boxes(
-                read_detections(folder / "detections.json"), read_truth(root, "test")
-            )
-        }
+        detections = read_detections(folder / "detections.json")
+        return {"map50": score_boxes(detections, read_truth(root, "test"))}
 
 
 def _call(python: str, module: str, *words: str) -> None:
@@ -208,13 +192,11 @@ def _call(python: str, module: str, *words: str) -> None:
     Raises:
         LitDataError: It ends with an error; its last lines are quoted.
     """
-    done = subprocess.run(
-        [python, "-m", module, *words], capture_output=True, text=True, check=False
-    )
+    command = [python, "-m", module, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LitDataError(
-            f"{module} ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}"
-        )
+        last_lines = (done.stdout + done.stderr)[-2000:]
+        raise LitDataError(f"{module} ended with {done.returncode}: {last_lines}")
 
 
 def _read_split(root: Path, split: str) -> list[str]:
@@ -242,14 +224,12 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
     scores, truths, image_scores, is_defective = [], [], [], []
     for name in _read_split(root, "test"):
         path = Path(name)
-        map_path = next(
-            p for p in (maps / f"{path.name}.png", maps / f"{path.stem}.png") if p.is_file()
-        )
+        map_path = maps / f"{path.name}.png"
+        if not map_path.is_file():
+            map_path = maps / f"{path.stem}.png"
         probability = np.asarray(cv2.imread(str(map_path), cv2.IMREAD_UNCHANGED), np.float64)
-        truth = (
-            np.asarray(cv2.imread(str((root / path).with_suffix(".png")), cv2.IMREAD_GRAYSCALE))
-            >= 128
-        )
+        mask_path = (root / path).with_suffix(".png")
+        truth = np.asarray(cv2.imread(str(mask_path), cv2.IMREAD_GRAYSCALE)) >= 128
         scores.append(probability.ravel())
         truths.append(truth.ravel())
         image_scores.append(float(np.sort(probability, axis=None)[-_TOP_PX:].mean()))
@@ -263,7 +243,7 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
 
 
 def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> tuple[float, float]:
-    """Average precision and the best F1 over all thresholds; equal scores share one threshold.
+    """Find average precision and the best F1 of all thresholds; equal scores share one.
 
     Args:
         scores: [N].
@@ -273,20 +253,33 @@ def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> 
     is_last_of_equal = np.append(np.diff(scores[order]) != 0, True)
     hits = np.cumsum(truth[order])[is_last_of_equal]
     counts = np.flatnonzero(is_last_of_equal) + 1
-    recall_steps = np.diff(hits, prepend=0) / max(1, hits[-1])
-    return float((recall_steps * hits / counts).sum()), float(
-        (2 * hits / (counts + hits[-1])).max()
-    )
+    positives = hits[-1]
+    recall_steps = np.diff(hits, prepend=0) / max(1, positives)
+    precision = float((recall_steps * hits / counts).sum())
+    best_f1 = float((2 * hits / (counts + positives)).max())
+    return precision, best_f1
 
 
 def auroc(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> float:
-    """Part of the pairs of a positive and a negative whose positive scores higher; ties count half."""
+    """Find the fraction of pairs whose positive scores above the negative; ties count half."""
     positive, negative = scores[truth][:, None], scores[~truth]
     return float((positive > negative).mean() + (positive == negative).mean() / 2)
 
 
+def _make_lines(
+    runs: Mapping[tuple[int, str], Sequence[Mapping[str, float]]],
+) -> list[dict[str, Any]]:
+    """Make a line for each time and way that was run."""
+    lines = []
+    for (seconds, way), scores in runs.items():
+        if scores:
+            line = {"way": way, "seconds": seconds, "runs": len(scores)}
+            lines.append(line | _summarise(scores))
+    return lines
+
+
 def _summarise(runs: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Mean and standard deviation of each score."""
+    """Find the mean and the standard deviation of each score."""
     summary = {}
     for name in runs[0]:
         values = [run[name] for run in runs]

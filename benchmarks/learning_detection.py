@@ -1,5 +1,4 @@
-"""Parts of the benchmark of learning that concern boxes: an independent score, and plain training
-loops.
+"""Boxes of the benchmark of learning: a score of its own, and plain training loops.
 
 The loops are what people write without a framework. They need torch, OpenCV and NumPy alone (those
 of torchvision an environment of their own), and nothing of them is shared with `lit_data`: neither
@@ -14,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final, Literal, NamedTuple
 
@@ -46,7 +46,7 @@ Boxes = Mapping[str, Sequence[Box]]
 
 
 def list_images(folder: Path, split: str) -> list[Path]:
-    """Return the images of ``train``, ``val`` or ``test`` of a dataset with list files, in their order."""
+    """Return the images of ``train``, ``val`` or ``test`` of a dataset with list files."""
     names = (folder / f"{split}.txt").read_text().split()
     return [folder / name for name in names]
 
@@ -56,9 +56,8 @@ def read_truth(folder: Path, split: str) -> dict[str, list[Box]]:
     truth = {}
     for image in list_images(folder, split):
         height_px, width_px = _read_image(image).shape[:2]
-        truth[image.stem] = _read_labels(
-            folder / "labels" / f"{image.stem}.txt", height_px, width_px
-        )
+        label_path = folder / "labels" / f"{image.stem}.txt"
+        truth[image.stem] = _read_labels(label_path, height_px, width_px)
     return truth
 
 
@@ -67,9 +66,8 @@ def _read_labels(path: Path, height_px: int, width_px: int) -> list[Box]:
     for line in path.read_text().splitlines():
         number, x, y, width, height = map(float, line.split())
         left, top = (x - width / 2) * width_px, (y - height / 2) * height_px
-        boxes.append(
-            Box(int(number), (left, top, left + width * width_px, top + height * height_px))
-        )
+        right, bottom = left + width * width_px, top + height * height_px
+        boxes.append(Box(int(number), (left, top, right, bottom)))
     return boxes
 
 
@@ -77,12 +75,13 @@ def read_detections(path: Path) -> dict[str, list[Box]]:
     """Read a COCO file with scores, such as the ``detections.json`` of ``lit_data predict``."""
     table = json.loads(path.read_text())
     stems = {image["id"]: Path(image["file_name"]).stem for image in table["images"]}
-    found: dict[str, list[Box]] = {stem: [] for stem in stems.values()}
+    detections: dict[str, list[Box]] = {stem: [] for stem in stems.values()}
     for row in table["annotations"]:
         left, top, width, height = row["bbox"]
         corners = (left, top, left + width, top + height)
-        found[stems[row["image_id"]]].append(Box(row["category_id"] - 1, corners, row["score"]))
-    return found
+        box = Box(row["category_id"] - 1, corners, row["score"])
+        detections[stems[row["image_id"]]].append(box)
+    return detections
 
 
 def write_detections(predictions: Boxes, path: Path) -> None:
@@ -135,30 +134,31 @@ def _average_precision(
     ranked: list[tuple[float, bool]] = []
     positives = 0
     for stem, boxes in truth.items():
-        wanted = [box.corners for box in boxes if box.class_number == class_number]
-        mine = [box for box in predictions.get(stem, ()) if box.class_number == class_number]
-        mine.sort(key=_score_of, reverse=True)
-        positives += len(wanted)
-        ranked += _match(mine[:most], wanted, iou)
+        true_corners = [box.corners for box in boxes if box.class_number == class_number]
+        predicted = [box for box in predictions.get(stem, ()) if box.class_number == class_number]
+        predicted.sort(key=_score_of, reverse=True)
+        positives += len(true_corners)
+        ranked += _match(predicted[:most], true_corners, iou)
     ranked.sort(key=_first_of, reverse=True)
     hits = np.cumsum([is_right for _, is_right in ranked], dtype=np.float64)
     if not len(hits):
         return 0.0
-    recall, precision = hits / positives, hits / np.arange(1, len(hits) + 1)
-    highest = np.maximum.accumulate(precision[::-1])[::-1]
+    recall = hits / positives
+    precision = hits / np.arange(1, len(hits) + 1)
+    highest_from_there = np.maximum.accumulate(precision[::-1])[::-1]
     levels = np.arange(101) * 0.01
-    places = np.searchsorted(recall, levels)
-    reached = places < len(recall)
-    return float(highest[places[reached]].sum() / len(levels))
+    ranks = np.searchsorted(recall, levels)
+    is_reached = ranks < len(recall)
+    return float(highest_from_there[ranks[is_reached]].sum() / len(levels))
 
 
 def _match(
-    found: Sequence[Box], wanted: Sequence[Sequence[float]], iou: float
+    predicted: Sequence[Box], true_corners: Sequence[Sequence[float]], iou: float
 ) -> list[tuple[float, bool]]:
-    """Return (score, right or wrong) of predictions of one class and image, which come highest first."""
-    free = list(wanted)
+    """Return (score, right or wrong) of predictions of one class and image, highest first."""
+    free = list(true_corners)
     matched = []
-    for box in found:
+    for box in predicted:
         overlaps = [find_iou(box.corners, corners) for corners in free]
         is_right = max(overlaps, default=0.0) >= iou
         if is_right:
@@ -186,8 +186,9 @@ def _first_of(pair: tuple[float, bool]) -> float:
 
 
 class PlainNet(nn.Module):
-    """Four strided stages and one 1 x 1 head at stride 8: a logit for each class, and (x, y, log w,
-    log h).
+    """Four strided stages and a head of 1 x 1 at stride 8.
+
+    Its outputs are a logit for each class, and (x, y, log w, log h).
 
     Args:
         classes: Number of classes.
@@ -225,8 +226,9 @@ def train_plain(
     batch_size: int = 8,
     clock: Clock | None = None,
 ) -> dict[str, list[Box]]:
-    """Train `PlainNet` the usual way (Adam, random flips, binary cross entropy and L1) and predict
-    the test images.
+    """Train `PlainNet` the usual way, and predict the test images.
+
+    Adam, random flips, binary cross entropy and L1.
 
     Args:
         folder: A dataset with list files and YOLO text, see
@@ -244,17 +246,11 @@ def train_plain(
     optimizer = torch.optim.Adam(net.parameters(), lr=1e-3)
     for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
         flips = torch.rand(len(rows)) < 0.5
-        batch = torch.stack(
-            [
-                images[row].flip(-1) if flip else images[row]
-                for row, flip in zip(rows, flips, strict=True)
-            ]
-        )
-        targets = [
-            _flip(boxes[row], size_px) if flip else boxes[row]
-            for row, flip in zip(rows, flips, strict=True)
-        ]
-        loss = _plain_loss(net(batch), targets, classes)
+        batch, targets = [], []
+        for row, flip in zip(rows, flips, strict=True):
+            batch.append(images[row].flip(-1) if flip else images[row])
+            targets.append(_flip(boxes[row], size_px) if flip else boxes[row])
+        loss = _plain_loss(net(torch.stack(batch)), targets, classes)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -276,7 +272,10 @@ def _batches(
 
 
 def _load(folder: Path, split: str, size_px: int) -> tuple[list[Tensor], list[Tensor]]:
-    """Read images as [3, S, S] in 0..1, and boxes as [n, 5] (class, left, top, right, bottom) px of these."""
+    """Read images as [3, S, S] in 0..1, and boxes as [n, 5] in px of these.
+
+    Columns of boxes are class, left, top, right, bottom.
+    """
     images, boxes = [], []
     for path in list_images(folder, split):
         image = _read_image(path)
@@ -308,26 +307,30 @@ def _flip(boxes: Tensor, size_px: int) -> Tensor:
 
 
 def _plain_loss(answers: Tensor, targets: Sequence[Tensor], classes: int) -> Tensor:
-    """Cross entropy of all cells and L1 of those that hold the middle of an object, by the number of objects."""
-    wanted = torch.zeros_like(answers)
-    holds = torch.zeros_like(answers[:, 0], dtype=torch.bool)
-    for row, boxes in enumerate(targets):
+    """Return the cross entropy of all cells and L1 of those with an object, by their number.
+
+    An object belongs to the cell that holds its middle.
+    """
+    expected = torch.zeros_like(answers)
+    has_object = torch.zeros_like(answers[:, 0], dtype=torch.bool)
+    rows, columns = answers.shape[2:]
+    stride_px = PlainNet.stride_px
+    for image, boxes in enumerate(targets):
         for number, left, top, right, bottom in boxes.tolist():
-            x, y = (left + right) / 2 / PlainNet.stride_px, (top + bottom) / 2 / PlainNet.stride_px
-            cell_x, cell_y = min(int(x), answers.shape[3] - 1), min(int(y), answers.shape[2] - 1)
-            wanted[row, int(number), cell_y, cell_x] = 1
-            sizes_px = torch.tensor([max(right - left, 1.0), max(bottom - top, 1.0)])
+            x, y = (left + right) / 2 / stride_px, (top + bottom) / 2 / stride_px
+            cell_x, cell_y = min(int(x), columns - 1), min(int(y), rows - 1)
             offset = torch.tensor([x - cell_x, y - cell_y])
-            wanted[row, classes:, cell_y, cell_x] = torch.cat(
-                (offset, (sizes_px / PlainNet.stride_px).log())
-            )
-            holds[row, cell_y, cell_x] = True
-    objects = max(1, int(holds.sum()))
+            sizes_px = torch.tensor([max(right - left, 1.0), max(bottom - top, 1.0)])
+            expected[image, int(number), cell_y, cell_x] = 1
+            numbers = torch.cat((offset, (sizes_px / stride_px).log()))
+            expected[image, classes:, cell_y, cell_x] = numbers
+            has_object[image, cell_y, cell_x] = True
+    objects = max(1, int(has_object.sum()))
     entropy = F.binary_cross_entropy_with_logits(
-        answers[:, :classes], wanted[:, :classes], reduction="sum"
+        answers[:, :classes], expected[:, :classes], reduction="sum"
     )
-    distance = (answers[:, classes:] - wanted[:, classes:]).abs().sum(1)[holds].sum()
-    return (entropy + distance) / objects
+    distances = (answers[:, classes:] - expected[:, classes:]).abs().sum(1)
+    return (entropy + distances[has_object].sum()) / objects
 
 
 @torch.no_grad()
@@ -342,33 +345,33 @@ def _predict_plain(net: PlainNet, folder: Path, size_px: int, classes: int) -> d
         half = answer[classes + 2 :].clamp(max=6).exp() / 2
         corners = torch.cat((middle - half, middle + half)).flatten(1).T * PlainNet.stride_px
         scale = torch.tensor([image.shape[1] / size_px, image.shape[0] / size_px] * 2)
-        predictions[path.stem] = _keep_best(
-            answer[:classes].flatten(1).T.sigmoid(), corners * scale
-        )
+        scores = answer[:classes].flatten(1).T.sigmoid()
+        predictions[path.stem] = _choose_best(scores, corners * scale)
     return predictions
 
 
-def _keep_best(
+def _choose_best(
     scores: Tensor, corners: Tensor, *, most: int = 300, least: float = 0.01
 ) -> list[Box]:
     """Suppress boxes that overlap a better one of their class by more than half.
 
     Args:
-        scores: [places, classes].
-        corners: [places, 4].
+        scores: [cells, classes].
+        corners: [cells, 4].
         most: Boxes that are looked at.
         least: Score of a box.
     """
     best, flat = scores.flatten().topk(min(most, scores.numel()))
-    kept: dict[int, list[Box]] = defaultdict(list)
+    chosen: dict[int, list[Box]] = defaultdict(list)
     for score, number in zip(best.tolist(), flat.tolist(), strict=True):
-        place, class_number = divmod(number, scores.shape[1])
-        left, top, right, bottom = corners[place].tolist()
+        cell, class_number = divmod(number, scores.shape[1])
+        left, top, right, bottom = corners[cell].tolist()
         box = Box(class_number, (left, top, right, bottom), score)
-        better = kept[class_number]
-        if score > least and all(find_iou(box.corners, other.corners) <= 0.5 for other in better):
+        better = chosen[class_number]
+        is_new = all(find_iou(box.corners, other.corners) <= 0.5 for other in better)
+        if score > least and is_new:
             better.append(box)
-    return [box for boxes in kept.values() for box in boxes]
+    return list(chain.from_iterable(chosen.values()))
 
 
 def train_torchvision(
@@ -380,13 +383,14 @@ def train_torchvision(
     batch_size: int = 4,
     clock: Clock | None = None,
 ) -> dict[str, list[Box]]:
-    """Train a detector of torchvision without pretrained weights, as its tutorial does, and predict
-    the test images.
+    """Train a detector of torchvision as its tutorial does, and predict the test images.
+
+    It starts from random weights.
 
     Args:
         folder: See `train_plain`, as `seconds`, `seed` and `clock`.
         seconds: Time to train for.
-        kind: Which detector; both are those for images of 320 px.
+        kind: The detector; both are those for images of 320 px.
         seed: Of weights and order.
         batch_size: Images of a step.
         clock: Measures the time.
@@ -402,15 +406,15 @@ def train_torchvision(
         "ssdlite": "ssdlite320_mobilenet_v3_large",
     }
     make_net = getattr(detectors, names[kind])
-    net = make_net(
-        weights=None, weights_backbone=None, num_classes=classes + 1
-    ).train()  # 0 is the background
+    num_classes = classes + 1  # 0 is the background
+    net = make_net(weights=None, weights_backbone=None, num_classes=num_classes).train()
     optimizer = torch.optim.SGD(net.parameters(), lr=0.005, momentum=0.9, weight_decay=0.0005)
     images, boxes = _load(folder, "train", 320)
     for rows in _batches(len(images), batch_size, seconds, seed, clock or time.process_time):
-        targets = [
-            {"boxes": boxes[row][:, 1:], "labels": boxes[row][:, 0].long() + 1} for row in rows
-        ]
+        targets = []
+        for row in rows:
+            labels = boxes[row][:, 0].long() + 1
+            targets.append({"boxes": boxes[row][:, 1:], "labels": labels})
         loss = sum(net([images[row] for row in rows], targets).values())
         optimizer.zero_grad()
         loss.backward()
@@ -425,16 +429,12 @@ def _predict_torchvision(net: nn.Module, folder: Path) -> dict[str, list[Box]]:
         image = _read_image(path)
         answer = net([_to_tensor(image, 320)])[0]
         scale = torch.tensor([image.shape[1] / 320, image.shape[0] / 320] * 2)
-        rows = zip(
-            answer["labels"].tolist(),
-            (answer["boxes"] * scale).tolist(),
-            answer["scores"].tolist(),
-            strict=True,
-        )
-        predictions[path.stem] = [
-            Box(number - 1, (left, top, right, bottom), score)
-            for number, (left, top, right, bottom), score in rows
-        ]
+        labels, scores = answer["labels"].tolist(), answer["scores"].tolist()
+        corners = (answer["boxes"] * scale).tolist()
+        boxes = []
+        for number, score, (left, top, right, bottom) in zip(labels, scores, corners, strict=True):
+            boxes.append(Box(number - 1, (left, top, right, bottom), score))
+        predictions[path.stem] = boxes
     return predictions
 
 

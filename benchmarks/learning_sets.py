@@ -1,5 +1,4 @@
-"""Datasets of others for ``python -m benchmarks learning``, from copies of public repositories, in
-one layout.
+"""Datasets of others for ``python -m benchmarks learning``, from copies of repositories.
 
 ``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are
 folders of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table
@@ -23,9 +22,9 @@ THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
 SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
 BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
 BOARD_PX: Final = 640
-_BOARD_SHARES: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
+_BOARD_FRACTIONS: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
 _BOARD_LISTS: Final = ("trainval.txt", "test.txt")
-_SHARES: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
+_FRACTIONS: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
 
 
 def prepare_tiles(
@@ -107,11 +106,12 @@ def _draw_pits(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
 def write_splits(root: Path) -> None:
     """Write ``splits.csv``: of each kind 70 / 15 / 15 %, in an order drawn from a fixed seed."""
     rows = []
+    fractions = [fraction for _, fraction in _FRACTIONS]
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         names = [f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.jpg"))]
-        names = [names[number] for number in np.random.default_rng(0).permutation(len(names))]
-        ends = (np.cumsum([share for _, share in _SHARES]) * len(names)).round().astype(int)
-        for (split, _), part in zip(_SHARES, np.split(names, ends[:-1]), strict=True):
+        shuffled = np.array(names)[np.random.default_rng(0).permutation(len(names))]
+        ends = (np.cumsum(fractions) * len(names)).round().astype(int)
+        for (split, _), part in zip(_FRACTIONS, np.split(shuffled, ends[:-1]), strict=True):
             rows += [{"image": name, "split": split} for name in part.tolist()]
     with (root / "splits.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, ("image", "split"))
@@ -122,8 +122,7 @@ def write_splits(root: Path) -> None:
 def prepare_boards(
     source_folder: Path, out_folder: Path, *, count: int = 200, seed: int = 0
 ) -> Path:
-    """Write a small dataset of circuit boards with fixed splits, as images, YOLO text and list
-    files.
+    """Write a small dataset of circuit boards with fixed splits: images, YOLO text, list files.
 
     The source is DeepPCB (Tang et al., "Online PCB defect detector on a new PCB defect dataset",
     2019): images ``*_test.jpg`` of 640 px, and one text file for each with lines of ``left top
@@ -132,7 +131,7 @@ def prepare_boards(
     Args:
         source_folder: A copy of DeepPCB; the folder ``PCBData`` or the one that holds it.
         out_folder: Is made; 70 % of the images train, 10 % validate, 20 % test.
-        count: How many images are taken, spread over the lists of the source.
+        count: Number of images, spread over the lists of the source.
         seed: Chooses them and their splits.
 
     Returns:
@@ -142,15 +141,13 @@ def prepare_boards(
         FileNotFoundError: The source has not the lists of DeepPCB.
         ValueError: It lists fewer images than are asked for.
     """
-    source = (
-        source_folder if (source_folder / _BOARD_LISTS[0]).is_file() else source_folder / "PCBData"
-    )
-    rows = [
-        line.split()
-        for name in _BOARD_LISTS
-        for line in (source / name).read_text().splitlines()
-        if line.strip()
-    ]
+    source = source_folder
+    if not (source / _BOARD_LISTS[0]).is_file():
+        source = source_folder / "PCBData"
+    rows = []
+    for name in _BOARD_LISTS:
+        lines = (source / name).read_text().splitlines()
+        rows += [line.split() for line in lines if line.strip()]
     if count > len(rows):
         raise ValueError(
             f"count={count}, but {source} lists {len(rows)} images: ask for at most as many"
@@ -162,12 +159,12 @@ def prepare_boards(
         (out_folder / name).mkdir(parents=True, exist_ok=True)
     (out_folder / "classes.txt").write_text("\n".join(BOARD_CLASSES) + "\n")
     first = 0
-    for split, fraction in _BOARD_SHARES.items():
+    for split, fraction in _BOARD_FRACTIONS.items():
         last = count if split == "test" else first + round(fraction * count)
-        stems = [
-            _copy_board(source, image, labels, out_folder) for image, labels in chosen[first:last]
-        ]
-        (out_folder / f"{split}.txt").write_text("".join(f"images/{stem}.jpg\n" for stem in stems))
+        listing = ""
+        for image, labels in chosen[first:last]:
+            listing += f"images/{_copy_board(source, image, labels, out_folder)}.jpg\n"
+        (out_folder / f"{split}.txt").write_text(listing)
         first = last
     return out_folder
 
@@ -175,19 +172,16 @@ def prepare_boards(
 def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
     """Copy one image, write its labels as YOLO text, and return its stem."""
     listed = source / image
-    shutil.copy(
-        listed.with_name(f"{listed.stem}_test{listed.suffix}"), out_folder / "images" / listed.name
-    )
+    tested = listed.with_name(f"{listed.stem}_test{listed.suffix}")
+    shutil.copy(tested, out_folder / "images" / listed.name)
     lines = []
     for line in (source / labels).read_text().splitlines():
         if not line.strip():
             continue
         left, top, right, bottom, number = map(int, line.replace(",", " ").split())
-        centre = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
-        size = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
-        lines.append(
-            " ".join([str(number - 1), *(f"{part:.6f}" for part in (*centre, *size))]) + "\n"
-        )
+        x, y = (left + right) / 2 / BOARD_PX, (top + bottom) / 2 / BOARD_PX
+        width, height = (right - left) / BOARD_PX, (bottom - top) / BOARD_PX
+        lines.append(f"{number - 1} {x:.6f} {y:.6f} {width:.6f} {height:.6f}\n")
     (out_folder / "labels" / f"{listed.stem}.txt").write_text("".join(lines))
     return listed.stem
 

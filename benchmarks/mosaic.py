@@ -1,4 +1,4 @@
-"""Suite ``mosaic``: mosaics of four, drawn by workers, left to the device, and as people make them."""
+"""Suite ``mosaic``: mosaics of four, drawn by workers or the device, and as people make them."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,5 +1,6 @@
-"""A training script as people write it: ``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT
-SECONDS...``.
+"""A training script as people write it.
+
+``python -m benchmarks.plain_masks NET SPLITS ROOT SEED OUT SECONDS...``
 
 A U-Net of one channel, mean and standard deviation taken off, Adam at 1e-3, cross entropy and Dice
 over the batch, crops around random defect pixels, flips. NET is `unet`, that of lit_data, of which
@@ -18,7 +19,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-PATCH_PX, BATCH = 128, 16
+PATCH_PX = 128
+BATCH = 16
 MULTIPLE_PX = 32  # of what the encoder of `smp` takes
 Arrays = tuple[np.ndarray, np.ndarray]
 
@@ -45,20 +47,25 @@ def read(root: Path, name: str) -> Arrays:
 def crop(
     image: np.ndarray, mask: np.ndarray, around_defect: bool, rng: np.random.Generator
 ) -> Arrays:
-    """Cut a patch, mirrored at random; around a random defect pixel where there is one and that is asked for."""
+    """Cut a patch and flip it at random.
+
+    Args:
+        image: [H, W].
+        mask: [H, W].
+        around_defect: Around a random defect pixel, where there is one.
+        rng: Draws the place and the flips.
+    """
     pad = [(0, max(0, PATCH_PX - length)) for length in image.shape]
     image, mask = np.pad(image, pad, mode="reflect"), np.pad(mask, pad)
-    y, x = (int(rng.integers(length - PATCH_PX + 1)) for length in image.shape)
+    last_y, last_x = (length - PATCH_PX for length in image.shape)
+    y, x = int(rng.integers(last_y + 1)), int(rng.integers(last_x + 1))
     pixels = np.argwhere(mask & around_defect)
     if len(pixels):
-        middle = pixels[rng.integers(len(pixels))] - rng.integers(PATCH_PX, size=2)
-        y, x = (
-            int(np.clip(start, 0, length - PATCH_PX))
-            for start, length in zip(middle, image.shape, strict=True)
-        )
+        start = pixels[rng.integers(len(pixels))] - rng.integers(PATCH_PX, size=2)
+        y, x = int(np.clip(start[0], 0, last_y)), int(np.clip(start[1], 0, last_x))
     patch = np.s_[y : y + PATCH_PX, x : x + PATCH_PX]
-    flip = tuple(slice(None, None, int(rng.choice((-1, 1)))) for _ in range(2))
-    return image[patch][flip], mask[patch][flip]
+    flip_y, flip_x = int(rng.choice((-1, 1))), int(rng.choice((-1, 1)))
+    return image[patch][::flip_y, ::flip_x], mask[patch][::flip_y, ::flip_x]
 
 
 def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) -> None:
@@ -67,7 +74,8 @@ def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) 
     net.eval()
     for stem, image in images:
         height, width = image.shape
-        padded = np.pad(image, [(0, -length % MULTIPLE_PX) for length in image.shape], mode="edge")
+        pad = [(0, -length % MULTIPLE_PX) for length in image.shape]
+        padded = np.pad(image, pad, mode="edge")
         with torch.no_grad():
             logits = net(torch.from_numpy(padded)[None, None])[0, 0, :height, :width]
         probability = logits.sigmoid().double().numpy()
@@ -76,8 +84,7 @@ def predict(net: nn.Module, images: list[tuple[str, np.ndarray]], folder: Path) 
 
 
 def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: list[int]) -> None:
-    """Train, and write maps of the test images after each of some times in seconds, to
-    ``OUT/SECONDS/maps``.
+    """Train, and write maps of the test images after each of some times, to ``OUT/SECONDS/maps``.
 
     The rate is constant, so a shorter run is the beginning of a longer one.
     """
@@ -94,13 +101,7 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
     trained_s, steps = 0.0, 0
     while times:
         began = time.monotonic()
-        numbers = [
-            rng.choice(defective) if n < BATCH // 2 else rng.integers(len(train))
-            for n in range(BATCH)
-        ]
-        patches = [crop(*train[number], n < BATCH // 2, rng) for n, number in enumerate(numbers)]
-        images = torch.from_numpy(np.stack([image for image, _ in patches])[:, None])
-        masks = torch.from_numpy(np.stack([mask for _, mask in patches])[:, None]).float()
+        images, masks = draw_batch(train, defective, rng)
         logits = net((images - mean) / deviation)
         probability = logits.sigmoid()
         dice = 1 - (2 * (probability * masks).sum() + 1) / (probability.sum() + masks.sum() + 1)
@@ -112,16 +113,39 @@ def main(net_name: str, splits: Path, root: Path, seed: int, out: Path, times: l
         trained_s += time.monotonic() - began
         if trained_s >= times[0]:
             print(f"steps {steps}")
-            test = [
-                (Path(row["image"]).stem, read(root, row["image"])[0])
-                for row in rows
-                if row["split"] == "test"
-            ]
-            predict(
-                net,
-                [(stem, (image - mean) / deviation) for stem, image in test],
-                out / str(times.pop(0)) / "maps",
-            )
+            test = []
+            for row in rows:
+                if row["split"] == "test":
+                    image, _ = read(root, row["image"])
+                    test.append((Path(row["image"]).stem, (image - mean) / deviation))
+            predict(net, test, out / str(times.pop(0)) / "maps")
+
+
+def draw_batch(
+    train: list[Arrays], defective: list[int], rng: np.random.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw patches, the first half around defects.
+
+    Args:
+        train: Images and masks.
+        defective: Numbers of those with a defect.
+        rng: Draws images, places and flips.
+
+    Returns:
+        Images and masks [B, 1, h, w] float32.
+    """
+    around_defects = BATCH // 2
+    numbers = []
+    for row in range(BATCH):
+        is_around = row < around_defects
+        numbers.append(rng.choice(defective) if is_around else rng.integers(len(train)))
+    images, masks = [], []
+    for row, number in enumerate(numbers):
+        image, mask = crop(*train[number], row < around_defects, rng)
+        images.append(image)
+        masks.append(mask)
+    image_batch = torch.from_numpy(np.stack(images)[:, None])
+    return image_batch, torch.from_numpy(np.stack(masks)[:, None]).float()
 
 
 if __name__ == "__main__":

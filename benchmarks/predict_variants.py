@@ -1,4 +1,4 @@
-"""The ways to predict images that mode ``predict`` compares."""
+"""The ways to predict images that the suite ``predict`` compares."""
 
 import logging
 import math
@@ -169,7 +169,7 @@ class PredictVariant:
         return f"{self.kind}, batch {self.batch_size}"
 
     def measure_peak_bytes(self, paths: Sequence[Path]) -> float:
-        """Bytes of tensors while a batch is predicted in each thread; not known of what is compiled.
+        """Measure the bytes of tensors while each thread predicts a batch; NaN if compiled.
 
         Counted with one thread, as tensors are in the thread that makes them.
         """

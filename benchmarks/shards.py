@@ -51,8 +51,8 @@ Epochs = Callable[[Path, str], Iterator[Iterator[Any]]]
 class ShardsSuite(Suite):
     """Patches of a set on a server that answers late and slowly, from an empty cache on.
 
-    A row for each way: ``shards``, a set of shards with a cache of a fraction of it; ``mirror``, the
-    files of the set brought here first, all of them, and decoded into a store; ``litdata``, its
+    A row for each way: ``shards``, a set of shards with a cache of a fraction of it; ``mirror``,
+    the files of the set brought here first, all of them, and decoded into a store; ``litdata``, its
     patches as samples of litdata's StreamingDataset, with the same cache. Columns:
     ``first_batch_s``, seconds to the first batch from an empty cache; ``epoch_s``, of the second
     epoch; ``fetched_share``, bytes that the server sent in it over bytes of the set;

@@ -51,7 +51,7 @@ class StripePatch(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StripeRecipe:
-    """How a sample is made of the files of a patch.
+    """Making of a sample from the files of a patch.
 
     Args:
         patch_px: (height, width) of a patch.

@@ -92,7 +92,7 @@ class Alone(NamedTuple):
 
 
 class WholeSpot(Spot):
-    """A spot that computes its formula at every pixel of its window, where `Spot` looks into a table."""
+    """A spot that computes its formula at every pixel, where `Spot` looks into a table."""
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> Tensor:

@@ -1,5 +1,4 @@
-"""Train the encoder that `AnomalyModule` brings along, on textures that are drawn, and write its
-weights.
+"""Train the encoder that `AnomalyModule` brings along, on drawn textures, and write its weights.
 
 ``python -m benchmarks.train_encoder encoder.pt`` gives the same file each time on the same machine.
 An episode is a texture of its own: crops of it fill a memory, and other crops, some with a defect,
@@ -28,20 +27,20 @@ CROP_PX: Final = 96
 _ROWS, _COLUMNS = 2, 4
 _SUPPORT: Final = 4  # crops that fill the memory
 _CLEAN: Final = 2  # of the others without a defect
-_MEMORY: Final = 512  # places of them
-_SCORED: Final = 0.3  # of the places without a defect, in each round
+_MEMORY: Final = 512  # cells of them
+_SCORED: Final = 0.3  # of the cells without a defect, in each round
 _MARGIN: Final = 0.3  # of logarithms of distances
 _SHARPNESS: Final = 4.0
 
 
 class Episode(NamedTuple):
-    """What the fixed filters say of the crops of a texture, and what the queries among them show.
+    """Output of the fixed filters for the crops of a texture, and the truth about its queries.
 
     Attributes:
         fine: [8, C, 24, 24] float16 at a stride of 4 px.
         coarse: [8, C, 12, 12] float16 at a stride of 8 px.
         cover: [N] of each place of the queries the fraction that shows a defect.
-        touched: [N] bool, whether any of it does.
+        touched: [N] bool, True if any of it does.
     """
 
     fine: Tensor
@@ -51,13 +50,13 @@ class Episode(NamedTuple):
 
 
 def draw_episode(rng: np.random.Generator) -> tuple[Tensor, Tensor]:
-    """Crops of a texture [8, 3, 96, 96], the last of them with a defect, and the masks [8, 1, 96, 96]."""
+    """Draw crops of a texture [8, 3, 96, 96], the last with a defect, and masks [8, 1, 96, 96]."""
     canvas = draw_texture(rng, _ROWS * CROP_PX, _COLUMNS * CROP_PX)
     order = rng.permutation(_ROWS * _COLUMNS)
-    crops = [
-        canvas[(n // _COLUMNS) * CROP_PX :, (n % _COLUMNS) * CROP_PX :][:CROP_PX, :CROP_PX]
-        for n in order
-    ]
+    crops = []
+    for number in order:
+        top, left = (number // _COLUMNS) * CROP_PX, (number % _COLUMNS) * CROP_PX
+        crops.append(canvas[top : top + CROP_PX, left : left + CROP_PX])
     masks = [np.zeros((CROP_PX, CROP_PX), np.float32) for _ in crops]
     spread = float(canvas.std())
     for number, crop in enumerate(crops):
@@ -73,14 +72,20 @@ def draw_episode(rng: np.random.Generator) -> tuple[Tensor, Tensor]:
 
 
 def join_features(maps: list[Tensor]) -> Tensor:
-    """[B, C, h, w] of both scales at the finer one, each the mean of 3 x 3 places."""
-    pooled = [F.avg_pool2d(F.pad(one, (1, 1, 1, 1), mode="replicate"), 3, 1) for one in maps]
-    size = pooled[0].shape[2:]
-    return torch.cat([pooled[0], *(F.interpolate(p, size, mode="bilinear") for p in pooled[1:])], 1)
+    """Join both scales at the finer one, each the mean of 3 x 3 cells: [B, C, h, w]."""
+    size = maps[0].shape[2:]
+    joined = []
+    for features in maps:
+        padded = F.pad(features, (1, 1, 1, 1), mode="replicate")
+        pooled = F.avg_pool2d(padded, 3, 1)
+        if pooled.shape[2:] != size:
+            pooled = F.interpolate(pooled, size, mode="bilinear")
+        joined.append(pooled)
+    return torch.cat(joined, 1)
 
 
 def describe_episode(net: TextureEncoder, number: int, seed: int) -> Episode:
-    """The fixed filters' numbers of an episode, as float16, and which places of the queries show a defect."""
+    """Run the fixed filters over an episode, and find the cells of its queries with a defect."""
     images, masks = draw_episode(np.random.default_rng([seed, number]))
     with torch.inference_mode():
         fine, coarse = net.describe(images)
@@ -92,22 +97,19 @@ def describe_episode(net: TextureEncoder, number: int, seed: int) -> Episode:
 def find_loss(
     net: TextureEncoder, episode: Episode, generator: torch.Generator
 ) -> tuple[Tensor, float]:
-    """The loss of an episode, and the fraction of pairs of hard places that are in the right order."""
-    features = join_features(
-        [net.fine(episode.fine.float()), net.coarse(episode.coarse.float())]
-    ).permute(0, 2, 3, 1)
+    """Return the loss of an episode, and the fraction of hard pairs in the right order."""
+    maps = [net.fine(episode.fine.float()), net.coarse(episode.coarse.float())]
+    features = join_features(maps).permute(0, 2, 3, 1)
     width = features.shape[-1]
     memory = features[:_SUPPORT].reshape(-1, width)
     memory = memory[torch.randperm(len(memory), generator=generator)[:_MEMORY]]
-    queries, cover, touched = features[_SUPPORT:].reshape(-1, width), episode.cover, episode.touched
-    chosen = torch.nonzero(
-        touched | (torch.rand(len(queries), generator=generator) < _SCORED)
-    ).flatten()
-    queries, cover, touched = queries[chosen], cover[chosen], touched[chosen]
-    squared = (
-        queries.pow(2).sum(1, keepdim=True) + memory.pow(2).sum(1) - 2 * queries @ memory.T
-    ).clamp(min=1e-6)
-    scores = 0.5 * squared.amin(1).log()
+    queries = features[_SUPPORT:].reshape(-1, width)
+    is_drawn = torch.rand(len(queries), generator=generator) < _SCORED
+    chosen = torch.nonzero(episode.touched | is_drawn).flatten()
+    queries, cover, touched = queries[chosen], episode.cover[chosen], episode.touched[chosen]
+    norms = queries.pow(2).sum(1, keepdim=True) + memory.pow(2).sum(1)
+    squared = (norms - 2 * queries @ memory.T).clamp(min=1e-6)
+    scores = 0.5 * squared.amin(1).log()  # of the distance to the nearest of the memory
     bad, good = scores[cover > 0.3], scores[~touched]
     if not len(bad):
         bad = scores[touched]
@@ -126,43 +128,41 @@ def _rank(pairs: Tensor) -> Tensor:
 def train(episodes: int, rounds: int, seed: int, path: Path, learning_rate: float) -> None:
     """Draw episodes, train on them in rounds, and write the weights as float16."""
     torch.manual_seed(seed)
-    net, before_s = TextureEncoder(None), time.process_time()
+    began_s = time.process_time()
+    net = TextureEncoder(None)
     drawn = []
     for number in range(episodes):
         drawn.append(describe_episode(net, number, seed))
         if (number + 1) % 50 == 0:
-            print(
-                f"{number + 1} episodes drawn, {time.process_time() - before_s:.0f} s", flush=True
-            )
+            spent_s = time.process_time() - began_s
+            print(f"{number + 1} episodes drawn, {spent_s:.0f} s", flush=True)
     for head, name in ((net.fine, "fine"), (net.coarse, "coarse")):
-        rows = torch.cat(
-            [
-                getattr(one, name)[::3].float().permute(0, 2, 3, 1).flatten(0, 2)[::5]
-                for one in drawn
-            ]
-        )
-        head.mean.copy_(rows.mean(0))
-        head.std.copy_(rows.std(0).clamp(min=1e-3))
+        rows = []
+        for episode in drawn:
+            features = getattr(episode, name)[::3].float().permute(0, 2, 3, 1)
+            rows.append(features.flatten(0, 2)[::5])
+        joined = torch.cat(rows)
+        head.mean.copy_(joined.mean(0))
+        head.std.copy_(joined.std(0).clamp(min=1e-3))
     optimizer = torch.optim.AdamW(net.parameters(), lr=learning_rate, weight_decay=1e-2)
     steps = episodes * rounds
     schedule = torch.optim.lr_scheduler.OneCycleLR(
         optimizer, learning_rate, total_steps=steps, pct_start=0.1
     )
-    generator, shown = torch.Generator().manual_seed(seed), list[tuple[float, float]]()
+    generator = torch.Generator().manual_seed(seed)
     for _ in range(rounds):
+        results = []
         for number in torch.randperm(episodes, generator=generator).tolist():
             optimizer.zero_grad()
-            loss, right = find_loss(net, drawn[number], generator)
+            loss, in_order = find_loss(net, drawn[number], generator)
             loss.backward()  # type: ignore[no-untyped-call]
-            shown.append((float(loss.detach()), right))
+            results.append((float(loss.detach()), in_order))
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
             optimizer.step()
             schedule.step()
-        mean = np.mean(shown[-episodes:], axis=0)
-        print(
-            f"loss {mean[0]:.4f}, in order {mean[1]:.4f}, {time.process_time() - before_s:.0f} s",
-            flush=True,
-        )
+        mean_loss, mean_in_order = np.mean(results, axis=0)
+        spent_s = time.process_time() - began_s
+        print(f"loss {mean_loss:.4f}, in order {mean_in_order:.4f}, {spent_s:.0f} s", flush=True)
         save(net, path)
 
 
@@ -179,10 +179,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--learning-rate", type=float, default=3e-3)
-    given = parser.parse_args()
+    options = parser.parse_args()
     torch.set_num_threads(1)
     cv2.setNumThreads(1)
-    train(given.episodes, given.rounds, given.seed, given.path, given.learning_rate)
+    train(options.episodes, options.rounds, options.seed, options.path, options.learning_rate)
 
 
 if __name__ == "__main__":

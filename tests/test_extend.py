@@ -1,4 +1,4 @@
-"""A kind of data of one's own, as `new-kind` writes it and docs/extend.md goes on, with every command."""
+"""A kind of data as `new-kind` writes it and docs/extend.md goes on, with every command."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""What the loader and the commands rely on, and what this kind of data promises."""
+"""Samples of this kind of data: what loader and commands rely on, and labels."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""`python -m benchmarks first`: each kind of worker makes the samples, and what is measured is written."""
+"""`python -m benchmarks first`: each kind of worker makes the samples; a table is written."""
 
 import csv
 from pathlib import Path

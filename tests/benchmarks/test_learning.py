@@ -1,4 +1,4 @@
-"""`python -m benchmarks learning`: both ways train on the same split, and one scorer reads what they write."""
+"""`python -m benchmarks learning`: both ways train on one split, and one scorer reads both."""
 
 import csv
 from pathlib import Path

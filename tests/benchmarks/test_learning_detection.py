@@ -23,7 +23,7 @@ from lit_data.modules.detection.average_precision import BoxScores
 
 
 def _write_source(folder: Path, images: int = 10) -> Path:
-    """A dataset in the form of DeepPCB, each image with one bright square of class 2 and one dark of class 5."""
+    """DeepPCB's form, each image with one bright square of class 2 and one dark of class 5."""
     rng = np.random.default_rng(0)
     (folder / "PCBData/group/1").mkdir(parents=True)
     (folder / "PCBData/group/1_not").mkdir()

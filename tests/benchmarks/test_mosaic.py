@@ -1,4 +1,4 @@
-"""`python -m benchmarks mosaic`: the ways make batches of the same kind, and what is measured of them is written."""
+"""`python -m benchmarks mosaic`: the ways make batches of one kind; a table is written."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""The original way to make mosaics, that `benchmark` compares with: boxes lie where objects are drawn."""
+"""The original way to make mosaics: boxes lie where objects are drawn."""
 
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ LOOSE = MosaicSpec(min_box_visible=0.0, max_box_aspect=1000.0)
 
 
 class Bank:
-    """Images with one white rectangle each on a grey of their own; its class is the number of the image."""
+    """Images with one white rectangle each on its grey; its class is the image's number."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""`python -m benchmarks patches`: every way that is installed reads patches, and what is measured is written."""
+"""`python -m benchmarks patches`: installed ways read patches; a table is written."""
 
 import csv
 from pathlib import Path

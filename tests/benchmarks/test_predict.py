@@ -1,4 +1,4 @@
-"""`python -m benchmarks predict`: the ways give the same values, and what is measured of them is written."""
+"""`python -m benchmarks predict`: the ways give the same values; a table is written."""
 
 import csv
 import json

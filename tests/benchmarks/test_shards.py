@@ -1,4 +1,4 @@
-"""`python -m benchmarks shards`: a set on a slow server gives its samples, and what is measured is written."""
+"""`python -m benchmarks shards`: a slow server gives the samples; a table is written."""
 
 import csv
 import time

@@ -1,4 +1,4 @@
-"""`python -m benchmarks start`: sets of several sizes are started on, and what that took is written."""
+"""`python -m benchmarks start`: sets of several sizes are started on; a table is written."""
 
 import csv
 from pathlib import Path

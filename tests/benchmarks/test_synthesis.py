@@ -1,4 +1,4 @@
-"""`python -m benchmarks synthesis`: the ways to draw agree, and what is measured of them is written."""
+"""`python -m benchmarks synthesis`: the ways to draw agree; a table is written."""
 
 import csv
 import json
@@ -57,7 +57,7 @@ def _compose(folder: Path, *words: str) -> DictConfig:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs the command; gives the metrics of summary.json without their stage, and the lines of the table."""
+    """Runs the command; gives the metrics of summary.json, and the lines of the table."""
 
     def call(*words: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         assert (

@@ -50,7 +50,7 @@ Run = Callable[..., tuple[dict[str, Any], list[dict[str, str]]]]
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Runs the command; gives the metrics of summary.json without their stage, and the lines of the table."""
+    """Runs the command; gives the metrics of summary.json, and the lines of the table."""
 
     def call(*words: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
         assert (
@@ -105,8 +105,8 @@ def test_loaders_are_compared_and_a_setting_is_recommended(
         speeds[best] / speeds["dataloader"], rel=1e-4
     )
     assert {
-        *SPEED_COLUMNS, "cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy", "lightning",
-        "batch_size", "best_method", "best_samples_per_s", "ratio_to_dataloader",
+        *SPEED_COLUMNS, "cores", "cpu", "memory_bytes", "device", "python", "torch", "numpy",
+        "lightning", "batch_size", "best_method", "best_samples_per_s", "ratio_to_dataloader",
         "recommended_worker_kind", "recommended_num_workers", "recommended_micro_batch_size",
     } == {key for key in metrics if not key.startswith("host_")}  # fmt: skip
     assert metrics["host_dataloader_samples_per_s"] > 0

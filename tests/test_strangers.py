@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 
+from lit_data.callbacks import SampleDigest
 from lit_data.cli import main
 from lit_data.errors import ConfigError
 
@@ -226,6 +227,20 @@ def test_a_thing_that_fails_after_training_loses_no_other(
     names = {"samples.png", "predictions.png", "loader.json", "machine.json", "summary.json"}
     assert names - {path.name for path in Path("run").iterdir()} == lost
     assert Path("run/report.html").is_file()
+
+
+def test_a_callback_that_fails_at_the_end_loses_no_figures_of_others(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(self: SampleDigest) -> None:
+        raise RuntimeError("it is broken")
+
+    monkeypatch.setattr(SampleDigest, "summary", fail)
+    assert main(["fit", *STRIPE, *SHORT, "hydra.run.dir=run"]) == 0
+    assert "what the callbacks measured: RuntimeError: it is broken" in capsys.readouterr().out
+    summary = json.loads(Path("run/summary.json").read_text())
+    assert summary["samples_sha256"] is None
+    assert summary["samples_per_s"] > 0
 
 
 @pytest.mark.slow

@@ -118,9 +118,7 @@ def _train(training: Run) -> None:
 def _finish(training: Run) -> dict[str, Any]:
     """Score and draw what was trained; each thing is guarded, so that a failure loses no other."""
     trainer, datamodule, folder = training.trainer, training.datamodule, training.folder
-    metrics: dict[str, Any] = {}
-    with warning_after("fit", "what the callbacks measured"):
-        metrics = _collect_metrics(trainer)
+    metrics = _collect_metrics(trainer)
     make_best: ModelMaker | None = None
     with warning_after("fit", "scores of the best checkpoint"):
         make_best = _take_best(training)
@@ -143,7 +141,8 @@ def _collect_metrics(trainer: L.Trainer) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     for callback in trainer.callbacks:  # type: ignore[attr-defined]  # set by its callback connector
         if isinstance(callback, Summarises):
-            metrics |= callback.summary()
+            with warning_after("fit", "what the callbacks measured"):
+                metrics |= callback.summary()
     return metrics
 
 

@@ -53,9 +53,8 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     options = read_options(PredictOptions, cfg.predict, "predict")
     checkpoint = find_trained(cfg)
     root = cfg.data.get("root")
-    folder = Path(cfg.paths.run)
+    folder = Path(cfg.paths.run if options.folder is None else options.folder)
     if options.folder is not None:
-        folder = Path(options.folder)
         check_outside_root(folder, root, "predict.folder")
     _refuse_links(folder)
     # The options of the checkpoint come first: stores are built by them.
@@ -71,17 +70,11 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     if "image_threshold" not in task.unused:
         options = _take_image_threshold(model, options)
     _warn_of_nothing_to_resume(folder, options)
-    # What decides the predictions beside the options: a run goes on with the same only.
-    data = to_plain(cfg.data)
-    identity = {
-        "checkpoint_sha256": find_sha256(checkpoint),
-        "model": to_plain(cfg.model),
-        "data": {name: value for name, value in data.items() if name not in task.neutral_data},
-        "seed": _find_seed(data),
-    }
     prediction = PredictRun(
         folder=folder,
-        identity=identity,
+        identity=_identify(
+            checkpoint, to_plain(cfg.model), to_plain(cfg.data), neutral=task.neutral_data
+        ),
         make_trainer=partial(build_lone_trainer, cfg),
         doubt=find_doubt(record),
     )
@@ -91,10 +84,25 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     return metrics
 
 
-def _find_seed(data: Mapping[str, Any]) -> object:
-    """Return the seed of the loader, by which layout `single` draws its nuisance."""
+def _identify(
+    checkpoint: Path, model: Mapping[str, Any], data: Mapping[str, Any], *, neutral: Sequence[str]
+) -> dict[str, Any]:
+    """Return what decides the predictions beside the options: a run goes on with the same only.
+
+    Args:
+        checkpoint: The file of the weights.
+        model: The node `model` as plain data.
+        data: The node `data` as plain data.
+        neutral: Options of the data that change no prediction.
+    """
     loader = data.get("loader")
-    return loader.get("seed") if isinstance(loader, Mapping) else None
+    return {
+        "checkpoint_sha256": find_sha256(checkpoint),
+        "model": model,
+        "data": {name: value for name, value in data.items() if name not in neutral},
+        # Layout `single` draws its nuisance by it.
+        "seed": loader.get("seed") if isinstance(loader, Mapping) else None,
+    }
 
 
 def _describe_bad(

@@ -1,4 +1,4 @@
-"""What a command measured: summary.json for scripts, and tables."""
+"""Results of a command: summary.json for scripts, and tables."""
 
 import json
 import logging
@@ -100,7 +100,7 @@ def write_confusion(folder: Path, confusion: Mapping[str, Any]) -> None:
     """
     if confusion:
         classes = list(next(iter(confusion.values())).classes)
-        counts = {stage: found.counts for stage, found in confusion.items()}
+        counts = {stage: table.counts for stage, table in confusion.items()}
         write_json(folder / "confusion.json", {"classes": classes, **counts})
 
 

@@ -37,7 +37,7 @@ _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / 
 
 
 class _Common(NamedTuple):
-    """What every command has."""
+    """Keys of every command."""
 
     name: str | float
     seed: int

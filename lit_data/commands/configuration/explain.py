@@ -1,4 +1,4 @@
-"""What Hydra and OmegaConf complain about, in one line with the nearest name."""
+"""Complaints of Hydra and OmegaConf in one line, with the nearest name."""
 
 import inspect
 import re

@@ -165,15 +165,15 @@ def check_run_name(job: Mapping[str, Any]) -> None:
         )
 
 
-def check_local(key: str, place: object) -> None:
+def check_local(key: str, folder: object) -> None:
     """Refuse an address where a folder is meant.
 
     Raises:
         ConfigError: names the key and the address.
     """
-    if re.match(r"[a-z0-9+]+:/", str(place).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
+    if re.match(r"[a-z0-9+]+:/", str(folder).removeprefix(f"{Path.cwd()}/"), re.IGNORECASE):
         raise ConfigError(
-            f"{key}={place} is an address: results and stores lie on a disk of this machine; name "
+            f"{key}={folder} is an address: results and stores lie on a disk of this machine; name "
             "a folder"
         )
 

@@ -93,7 +93,7 @@ class FilesReadOnce(ConfigRepository):
 
 
 class ConfigTree:
-    """What one command's configuration can be composed from.
+    """Files and keys that one command's configuration can be composed from.
 
     Args:
         hydra: the engine.

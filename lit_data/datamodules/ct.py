@@ -69,94 +69,102 @@ def cut_batch(
         ConfigError: Nothing in the batch says whose its points are.
     """
     if isinstance(batch, tuple):
-        wanted = cast(Sequence[str], batch_format)
-        named = list(zip((key for key in wanted if key in keys), batch, strict=True))
-        span = _find_points(named, start, stop)
-        return tuple(_cut(part, name, start, stop, span) for name, part in named)
-    ours = batch_format if isinstance(batch_format, Mapping) else {}
-    named = [(ours.get(key, key), part) for key, part in batch.items()]
-    span = _find_points(named, start, stop)
-    return {key: _cut(part, ours.get(key, key), start, stop, span) for key, part in batch.items()}
+        names = [key for key in cast(Sequence[str], batch_format) if key in keys]
+        parts = dict(zip(names, batch, strict=True))
+        points = _find_points(parts, start, stop)
+        return tuple(_cut(part, name, start, stop, points) for name, part in parts.items())
+    # A user's keys, and ours by them; without a mapping they are the same.
+    our_keys = batch_format if isinstance(batch_format, Mapping) else {}
+    parts = {our_keys.get(key, key): part for key, part in batch.items()}
+    points = _find_points(parts, start, stop)
+    pieces = {}
+    for key, part in batch.items():
+        pieces[key] = _cut(part, our_keys.get(key, key), start, stop, points)
+    return pieces
 
 
-def _find_points(named: Sequence[tuple[str, Any]], start: int, stop: int) -> slice:
-    """Where the points of some samples lie among those of all."""
-    parts = dict(named)
+def _find_points(parts: Mapping[str, Any], start: int, stop: int) -> slice:
+    """Return the points of some samples among those of all.
+
+    Raises:
+        ConfigError: Nothing says whose the points are.
+    """
     if COUNT in parts:
         ends = torch.nn.functional.pad(parts[COUNT].cumsum(0), (1, 0))
         stop = min(stop, len(ends) - 1)
         return slice(int(ends[min(start, stop)]), int(ends[stop]))
     if "coords" in parts:
         rows = parts["coords"][:, 0].contiguous()
-        first, last = torch.searchsorted(
-            rows, torch.tensor((start, stop), dtype=rows.dtype, device=rows.device)
-        )
+        edges = torch.tensor((start, stop), dtype=rows.dtype, device=rows.device)
+        first, last = torch.searchsorted(rows, edges)
         return slice(int(first), int(last))
     if parts.keys() & set(_RAGGED):
         raise ConfigError(
-            f"batch_format names {sorted(parts)}: add coords or {COUNT}, or a batch cannot be divided"
+            f"batch_format names {sorted(parts)}: "
+            f"add coords or {COUNT}, or a batch cannot be divided"
         )
     return slice(0)
 
 
-def _cut(part: Any, name: str, start: int, stop: int, span: slice) -> Any:  # noqa: ANN401 - a tensor, or a list of paths
+def _cut(part: Any, name: str, start: int, stop: int, points: slice) -> Any:  # noqa: ANN401 - a tensor, or a list of paths
     if name not in _RAGGED:
         return part[start:stop]
     if name != "coords":
-        return part[span]
-    return part[span] - torch.tensor((start, 0, 0, 0), dtype=part.dtype, device=part.device)
+        return part[points]
+    # Column 0 is the row in the batch, which begins anew.
+    return part[points] - torch.tensor((start, 0, 0, 0), dtype=part.dtype, device=part.device)
 
 
 class CTDataModule(BaseDataModule[CTDataset]):
-    """CT volumes, indexed once; a sample is the set of occupied voxels of a volume, or a dense
-    window of them.
+    """CT volumes, indexed once; a sample is a volume's occupied voxels, or a dense window of them.
 
     A batch of points is a dict:
 
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     key                 shape, dtype        what
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     ``coords``          [N, 4] int32        (row, z, y, x) of the points of all volumes, row by row
-    ``feats``           [N, C] float32      value in 0..1 of the window; with `sdf` the signed distance, mm
-    ``label``           [N, 1] int64        in sets with labels; 0 none, -1 in a volume that has no labels
+    ``feats``           [N, C] float32      value in 0..1; with `sdf` the signed distance, mm
+    ``label``           [N, 1] int64        with labels; 0 none, -1 in a volume that has no labels
     ``coords_count``    [B] int64           points of each volume, in order
-    ``occupied_total``  [B] int64           occupied voxels of each volume, of which the points may be a subset
-    ==================  ==================  ====================================================================
+    ``occupied_total``  [B] int64           occupied voxels of each volume; points may be fewer
+    ==================  ==================  =======================================================
 
     A batch of windows:
 
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     key                 shape, dtype        what
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     ``image``           [B, 1, D, H, W]     float32, 0..1; 0 where nothing is occupied
     ``occupied``        [B, 1, D, H, W]     bool
     ``sdf``             [B, 1, D, H, W]     float32, with `sdf`: signed distance, mm
     ``mask``            [B, 1, D, H, W]     int64, in sets with labels, as ``label``
     ``position``        [B, 3] int64        (z, y, x) of the first voxel in the volume
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
 
     And both:
 
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     key                 shape, dtype        what
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
     ``index``           [B] int64           number of the sample
     ``volume_index``    [B] int64           number of its volume
     ``shape``           [B, 3] int64        (z, y, x) voxels of the volume
     ``spacing``         [B, 3] float32      (z, y, x) mm between voxels
     ``path``            B paths             of the volume
     ``epoch``           [B] int64           epoch the sample was drawn for
-    ==================  ==================  ====================================================================
+    ==================  ==================  =======================================================
 
     Workers scale values, because they touch occupied voxels only; the device would scale whole
     windows. Distances are those from a voxel's centre to the nearest one of the other kind,
     negative in the occupied set.
 
     Args, beside those of `CTSource` and `BaseDataModule`:
-        sample: `points` or `windows`. window: Name of a window of
-        `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in HU. max_points: Of volumes
-        with more points, this many are drawn in each epoch, see `choose_points`; `None` takes
-            all.
+        sample: `points` or `windows`.
+        window: Name of a window of `lit_data.io.volumes.hounsfield.WINDOWS`, or (centre, width) in
+            HU.
+        max_points: Of volumes with more points, this many are drawn in each epoch, see
+            `choose_points`; `None` takes all.
         sdf: Largest signed distance in mm, `exact` for no limit; `None` leaves distances out.
         windows: Size and places of windows.
 
@@ -189,16 +197,12 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
         check_choice("sample", sample, get_args(SampleKind))
-        self.sample, self.window, self.windows = (
-            sample,
-            read_window(window),
-            windows or WindowSpec(),
-        )
-        self.max_points, self.most_mm, self.has_sdf = (
-            read_most(max_points),
-            read_sdf(sdf),
-            sdf is not None,
-        )
+        self.sample = sample
+        self.window = read_window(window)
+        self.windows = windows or WindowSpec()
+        self.max_points = read_most(max_points)
+        self.has_sdf = sdf is not None
+        self.most_mm = read_sdf(sdf)
         self.source: CTSource = CTSource.of(
             root=root,
             occupied_hu=read_range(occupied_hu, self.window),
@@ -214,41 +218,36 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def prepare_data(self) -> None:
         super().prepare_data()
         distances = self._distances()
-        if (
-            distances is not None and self.source.shards is None
-        ):  # else this would fetch all of them
+        # Of shards they are measured when they are needed: this would fetch all of them.
+        if distances is not None and self.source.shards is None:
             distances.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:
-        """Volumes of one stage, or windows of them; those of all splits to predict."""
-        volumes = self.volumes.of(stage)
+        """Build the dataset of a stage: its volumes, or windows of them; all to predict."""
         if self.sample == "points":
-            return CTDataset(
-                PointRows(
-                    self.volumes.bank,
-                    volumes,
-                    window=self.window,
-                    most=self.volumes.find_room(self.max_points),
-                    least=self.source.min_points,
-                    has_labels=self.volumes.has_labels,
-                    distances=self._distances(),
-                    seed=self.loader.seed,
-                )
-            )
-        return CTDataset(
-            WindowRows(
+            points = PointRows(
                 self.volumes.bank,
-                volumes,
-                self.volumes.bank.shapes,
+                self.volumes.of(stage),
                 window=self.window,
-                spec=self.windows,
-                draws=stage == "train" and self.windows.mode == "random",
+                most=self.volumes.find_room(self.max_points),
                 has_labels=self.volumes.has_labels,
-                sdf=self.has_sdf,
-                most_mm=self.most_mm,
+                distances=self._distances(),
                 seed=self.loader.seed,
             )
+            return CTDataset(points)
+        windows = WindowRows(
+            self.volumes.bank,
+            self.volumes.of(stage),
+            self.volumes.bank.shapes,
+            window=self.window,
+            spec=self.windows,
+            draws=stage == "train" and self.windows.mode == "random",
+            has_labels=self.volumes.has_labels,
+            sdf=self.has_sdf,
+            most_mm=self.most_mm,
+            seed=self.loader.seed,
         )
+        return CTDataset(windows)
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Name the files; nothing is drawn here."""
@@ -260,33 +259,34 @@ class CTDataModule(BaseDataModule[CTDataset]):
         return widen_labels(batch)
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
-        """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
+        """Cut some samples out of a batch in the format of this datamodule."""
         return cut_batch(batch, self.batch_format, self.sample_keys, start, stop)
 
     @property
     def sample_keys(self) -> Sequence[str]:
-        """The keys of `batch_keys` that batches have, as the options and the set are."""
+        """Keys of `batch_keys` that batches have, as the options and the dataset are."""
         fields = {*self.dataset("predict").fields, "path"}
-        return [
-            key for key in self.batch_keys if key in fields or key.removesuffix("_count") in fields
-        ]
+        keys = []
+        for key in self.batch_keys:
+            if key in fields or key.removesuffix(COUNT_SUFFIX) in fields:
+                keys.append(key)
+        return keys
 
     @override
     def verify_sources(self) -> list[str]:
-        """Volumes whose index is not what it was when it was made."""
+        """Return a line for each volume whose index is not what it was when it was made."""
         return self.source.verify(self.volumes)
 
     @override
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: volumes, points, and bytes of the dense volumes and of their index."""
+        """Return numbers about the opened dataset: volumes, points, bytes of volumes and index."""
         return self.volumes.describe()
 
     def _distances(self) -> PointDistances | None:
         if not self.has_sdf or self.sample != "points":
             return None
-        return PointDistances(
-            self.volumes.bank, self.source.store_folder / "distances", self.most_mm
-        )
+        folder = self.source.store_folder / "distances"
+        return PointDistances(self.volumes.bank, folder, self.most_mm)
 
     @override
     def open_source(self) -> None:

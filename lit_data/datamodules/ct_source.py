@@ -1,4 +1,4 @@
-"""Where a CT set comes from: its files, the index of their occupied voxels, and the drawn set."""
+"""Source of a CT dataset: its files, the index of their occupied voxels, and synthetic volumes."""
 
 import logging
 import math
@@ -84,19 +84,29 @@ class CTVolumes:
 SampleKind = Literal["points", "windows"]
 
 
-def read_range(given: Sequence[float | None] | None, window: Window) -> tuple[float, float | None]:
-    """Which Hounsfield units are occupied: above the first number, and not above the second one if
-    there is one.
+def read_range(
+    occupied_hu: Sequence[float | None] | None, window: Window
+) -> tuple[float, float | None]:
+    """Return the Hounsfield units that are occupied.
+
+    Args:
+        occupied_hu: (low, high), each None for no limit; None for all above the window's low edge.
+        window: Whose lower edge stands for a missing first number.
+
+    Returns:
+        Occupied are those above the first number, and not above the second one if there is one.
 
     Raises:
         ConfigError: Not two numbers.
     """
-    if given is None:
+    if occupied_hu is None:
         return window.low_hu, None
-    pair = (given,) if isinstance(given, str | float | int) else tuple(given)
+    is_single = isinstance(occupied_hu, str | float | int)
+    pair = (occupied_hu,) if is_single else tuple(occupied_hu)
     if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
         raise ConfigError(
-            f"occupied_hu={given!r} is not allowed: [low, high] in HU or null is; null for no limit"
+            f"occupied_hu={occupied_hu!r} is not allowed: [low, high] in HU or null is; "
+            "null for no limit"
         )
     low, high = pair
     return (window.low_hu if low is None else low), high
@@ -116,7 +126,7 @@ def read_most(most: int | None) -> int | None:
 
 
 def read_sdf(sdf: float | str | None) -> float | None:
-    """The largest signed distance in mm; none where there is no limit, or there are no distances.
+    """Return the largest signed distance in mm; None without a limit, or without distances.
 
     Raises:
         ConfigError: No distance.
@@ -137,7 +147,7 @@ TooFew = Literal["error", "skip"]
 
 @dataclass(frozen=True, kw_only=True)
 class CTSource(Source):
-    """The files of a CT set: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
+    """Files of a CT dataset: `.npy`, `.npz`, NIfTI and DICOM volumes in a folder, or one file.
 
     Args:
         occupied_hu: Voxels above the first and not above the second number are occupied, `None` has
@@ -167,8 +177,9 @@ class CTSource(Source):
         check_choice("too_few", self.too_few, get_args(TooFew))
         for name, least in (("min_points", 0), ("processes", 1)):
             value = getattr(self, name)
-            wrong = isinstance(value, bool) or not isinstance(value, int) or value < least
-            if wrong and not (name == "processes" and value == "auto"):
+            if name == "processes" and value == "auto":
+                continue
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
                     f"{name}={value!r} is not allowed: a whole number of at least {least} is"
                 )
@@ -180,15 +191,12 @@ class CTSource(Source):
 
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        sources, root = (
-            find_volumes(self.folder),
-            self.folder if self.folder.is_dir() else self.folder.parent,
-        )
-        names = {
-            path: Path(path).relative_to(root).as_posix()
-            for source in sources
-            for path in source.all_files
-        }
+        sources = find_volumes(self.folder)
+        root = self.folder if self.folder.is_dir() else self.folder.parent
+        names: dict[str, str] = {}
+        for source in sources:
+            for path in source.all_files:
+                names[path] = Path(path).relative_to(root).as_posix()
         return publish_volumes(
             writer,
             sources,
@@ -205,7 +213,7 @@ class CTSource(Source):
 
     @cached_property
     def index_options(self) -> IndexOptions:
-        """Which voxels are occupied, and how volumes are read."""
+        """Options of the index: which voxels are occupied, and how volumes are read."""
         low_hu, high_hu = self.occupied_hu
         return IndexOptions(
             low_hu=low_hu, high_hu=high_hu, resolution=self.resolution, nan_fill=self.nan_fill

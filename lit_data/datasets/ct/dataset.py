@@ -1,4 +1,4 @@
-"""`CTDataset`: volumes as sets of occupied voxels, or as dense windows, written straight into the rows of a batch."""
+"""`CTDataset`: volumes as occupied voxels or dense windows, written into rows of a batch."""
 
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
@@ -61,7 +61,7 @@ class CTDataset:
         self.fields: Mapping[str, FieldSpec] = {**rows.fields, **_NUMBERS}
 
     def set_epoch(self, epoch: int) -> None:
-        """Samples read by `__getitem__` are those of this epoch from now on."""
+        """Read samples of this epoch by `__getitem__` from now on."""
         self.epoch = epoch
 
     def __len__(self) -> int:
@@ -78,9 +78,6 @@ class CTDataset:
                 one.
             indices: [M] sample numbers in this split.
             epoch: The epoch they are read for.
-
-        Raises:
-            DataError: A volume has too few points, which was not known before.
         """
         rows["epoch"][:] = epoch
         for row, number in enumerate(indices.tolist()):
@@ -90,54 +87,53 @@ class CTDataset:
 
     @property
     def fetches(self) -> bool:
-        """Whether the volumes come in shards."""
+        """True if the volumes come in shards."""
         return isinstance(self.rows.bank, ShardedVolumes)
 
     @property
     def needs_windows(self) -> bool:
-        """Whether many samples share a shard, and these have no room here all at once."""
+        """True if many samples share a shard, and the shards have no room here all at once."""
         bank = self.rows.bank
-        return (
-            isinstance(bank, ShardedVolumes)
-            and isinstance(self.rows, WindowRows)
-            and not bank.cache.fits
-        )
+        if not isinstance(bank, ShardedVolumes) or not isinstance(self.rows, WindowRows):
+            return False
+        return not bank.cache.fits
 
     @property
     def runs(self) -> SampleRuns | None:
-        """The samples of each shard, for an order by windows; none where the volumes are here."""
+        """Samples of each shard, for an order by windows; None where the volumes are here."""
         bank = self.rows.bank
         if not isinstance(bank, ShardedVolumes):
             return None
         volumes = self.rows.volumes_of(np.arange(len(self)))
+        # The samples of a volume, which is a shard, follow one another.
         firsts = np.flatnonzero(np.diff(volumes, prepend=-1))
+        ends = np.append(firsts[1:], len(volumes))
         nbytes = bank.cache.count_bytes(volumes[firsts])
-        return SampleRuns(
-            np.append(firsts[1:], len(volumes)), nbytes, most_bytes=bank.cache.window_bytes
-        )
+        return SampleRuns(ends, nbytes, most_bytes=bank.cache.window_bytes)
 
     def look_ahead(self, indices: Callable[[], NDArray[np.int64]], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; nothing where the volumes are
-        here.
+        """Begin to fetch the shards that samples of an epoch need.
 
         Args:
-            indices: Gives the samples, in their order.
+            indices: Returns the samples, in their order.
             epoch: The epoch they are read for.
+
+        Returns:
+            None where the volumes are here.
         """
         bank = self.rows.bank
-        return (
-            bank.cache.look_ahead(self.rows.volumes_of(indices()))
-            if isinstance(bank, ShardedVolumes)
-            else None
-        )
+        if not isinstance(bank, ShardedVolumes):
+            return None
+        return bank.cache.look_ahead(self.rows.volumes_of(indices()))
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file and, for a window, its place."""
         return self.rows.describe(index)
 
     def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a file of the index was cut short while it
-        was read; cheap.
+        """Look for a file of the index that was cut short while it was read; cheap.
+
+        It is asked after a worker was killed.
 
         Raises:
             StoreCorruptError: One was.

@@ -26,10 +26,9 @@ Distances = NDArray[np.float32]
 def measure_signed(
     occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
 ) -> Distances:
-    """Distance of each voxel to the nearest one of the other kind, from centre to centre; negative
-    inside the set.
+    """Measure the distance of each voxel to the nearest one of the other kind, negative inside.
 
-    What lies outside the array counts as neither kind.
+    It is that from centre to centre. What lies outside the array counts as neither kind.
 
     Args:
         occupied: [Z, Y, X].
@@ -49,13 +48,19 @@ def measure_signed(
 def measure_depth(
     occupied: Mask, spacing_mm: tuple[float, float, float], most_mm: float
 ) -> Distances:
-    """Distance of each occupied voxel to the nearest free one, 0 for free ones; see `measure_signed`."""
+    """Measure the distance of each occupied voxel to the nearest free one; 0 for free ones.
+
+    See `measure_signed`.
+    """
     transform = _import_transform()
-    depth, box = np.zeros(occupied.shape, np.float32), _find_box(occupied)
-    if (part := occupied[box]).size:
-        found = transform(np.ascontiguousarray(part), anisotropy=spacing_mm, black_border=False)
-        depth[box] = np.minimum(found, np.float32(most_mm))  # infinite where nothing is free
-    return depth
+    depth_mm = np.zeros(occupied.shape, np.float32)
+    box = _find_box(occupied)
+    inside = np.ascontiguousarray(occupied[box])
+    if inside.size:
+        inside_mm = transform(inside, anisotropy=spacing_mm, black_border=False)
+        # The distance is infinite where nothing is free.
+        depth_mm[box] = np.minimum(inside_mm, np.float32(most_mm))
+    return depth_mm
 
 
 def measure_points(
@@ -64,7 +69,7 @@ def measure_points(
     spacing_mm: tuple[float, float, float],
     most_mm: float | None,
 ) -> Distances:
-    """Signed distance of occupied voxels, slab by slab along z where it is truncated.
+    """Measure the signed distance of occupied voxels, slab by slab along z where it is truncated.
 
     Args:
         positions: [N] flat positions in C order, ascending.
@@ -76,59 +81,83 @@ def measure_points(
     Returns:
         [N] float32 mm, none of them positive.
     """
-    area = shape[1] * shape[2]
-    limit_mm, margin = read_limit(shape, spacing_mm, most_mm)
-    # At least half of what is measured is wanted, also where the limit is many slices.
-    step = (
-        shape[0] if most_mm is None else max(1, 2 * margin[0], SLAB_VOXELS // area - 2 * margin[0])
-    )
-    found = np.empty(len(positions), np.float32)
-    for top in range(0, shape[0], step):
-        bottom = min(top + step, shape[0])
-        low, high = max(0, top - margin[0]), min(shape[0], bottom + margin[0])
-        own = slice(
-            *np.searchsorted(
-                positions, np.array([top, bottom]).astype(positions.dtype) * area
-            ).tolist()
-        )
-        if own.start == own.stop:
+    depth, height, width = shape
+    area = height * width
+    limit_mm, (margin, _, _) = read_limit(shape, spacing_mm, most_mm)
+    step = depth
+    if most_mm is not None:
+        # At least half of what is measured is used, also where the limit is many slices.
+        step = max(1, 2 * margin, SLAB_VOXELS // area - 2 * margin)
+    distances_mm = np.empty(len(positions), np.float32)
+    for top in range(0, depth, step):
+        bottom = min(top + step, depth)
+        rows = _find_rows(positions, top * area, bottom * area)
+        if rows.start == rows.stop:
             continue
-        read = slice(
-            *np.searchsorted(
-                positions, np.array([low, high]).astype(positions.dtype) * area
-            ).tolist()
-        )
-        slab = np.zeros((high - low, shape[1], shape[2]), np.bool_)
-        slab.reshape(-1)[positions[read] - low * area] = True
-        found[own] = -measure_depth(slab, spacing_mm, limit_mm).reshape(-1)[
-            positions[own] - low * area
-        ]
-    return found
+        # The slab has the slices around these too, on which the distances depend.
+        first, end = max(0, top - margin), min(depth, bottom + margin)
+        slab = np.zeros((end - first, height, width), np.bool_)
+        slab_rows = _find_rows(positions, first * area, end * area)
+        slab.reshape(-1)[positions[slab_rows] - first * area] = True
+        slab_mm = measure_depth(slab, spacing_mm, limit_mm).reshape(-1)
+        distances_mm[rows] = -slab_mm[positions[rows] - first * area]
+    return distances_mm
+
+
+def _find_rows(positions: NDArray[np.signedinteger], begin: int, end: int) -> slice:
+    """Return the rows of the positions from ``begin`` up to ``end``."""
+    # Edges of another dtype than the positions would make a copy of all of them.
+    edges = np.array([begin, end], positions.dtype)
+    first, last = np.searchsorted(positions, edges).tolist()
+    return slice(first, last)
 
 
 def read_limit(
     shape: tuple[int, int, int], spacing_mm: tuple[float, float, float], most_mm: float | None
 ) -> tuple[float, tuple[int, int, int]]:
-    """The largest distance that is told apart, and (z, y, x) voxels around a region that it can depend on."""
+    """Return the largest distance, and the voxels around a region that distances depend on.
+
+    Args:
+        shape: (z, y, x) of the volume.
+        spacing_mm: (z, y, x) between voxel centres.
+        most_mm: Larger distances are cut to this; None cuts none.
+
+    Returns:
+        mm, and (z, y, x) voxels.
+    """
     if most_mm is None:
         return math.dist((0.0, 0.0, 0.0), np.multiply(shape, spacing_mm).tolist()), shape
-    depth, height, width = (math.ceil(most_mm / spacing) for spacing in spacing_mm)
-    return most_mm, (depth, height, width)
+    depth_mm, height_mm, width_mm = spacing_mm
+    margin = (
+        math.ceil(most_mm / depth_mm),
+        math.ceil(most_mm / height_mm),
+        math.ceil(most_mm / width_mm),
+    )
+    return most_mm, margin
 
 
 def _find_box(occupied: Mask) -> tuple[slice, ...]:
-    """The box around the occupied voxels and one voxel more on each side: no nearest free voxel lies outside."""
+    """Return the box around the occupied voxels, and one voxel more on each side.
+
+    No free voxel outside of it is the nearest one of any.
+    """
     box = []
-    for axis in range(3):
-        found = np.flatnonzero(occupied.any(tuple(other for other in range(3) if other != axis)))
-        box.append(
-            slice(max(0, int(found[0]) - 1), int(found[-1]) + 2) if found.size else slice(0, 0)
-        )
+    for other_axes in ((1, 2), (0, 2), (0, 1)):
+        planes = np.flatnonzero(occupied.any(other_axes))
+        if planes.size == 0:
+            return slice(0, 0), slice(0, 0), slice(0, 0)
+        box.append(slice(max(0, int(planes[0]) - 1), int(planes[-1]) + 2))
     return tuple(box)
 
 
 def _import_transform() -> Callable[..., Distances]:
-    """Exact, by parabolas along one axis after the other: a tenth of the time and a fifth of the memory of scipy's."""
+    """Import the exact transform, by parabolas along one axis after the other.
+
+    It takes a tenth of the time and a fifth of the memory of scipy's.
+
+    Raises:
+        ConfigError: The package is not installed.
+    """
     try:
         from edt import edt
     except ImportError as error:
@@ -143,8 +172,7 @@ FORMAT_VERSION = 2  # raise it with every change of a distance
 
 
 class PointDistances:
-    """`distances[i]` are those of volume i of a bank; what is not in the folder is measured and put
-    there.
+    """Distances by number: `distances[i]` are those of volume i of a bank, measured once.
 
     A folder is named by what the distances depend on, so it is never out of date, and is renamed
     when it is complete, so several processes may measure the same volume.
@@ -160,7 +188,7 @@ class PointDistances:
         self._mapped: LruCache[int, Distances] = LruCache(max_items=MAX_OPEN)
 
     def __getitem__(self, number: int) -> Distances:
-        """Distances of one volume: [N] float32 mm, none of them positive; read-only."""
+        """Return the distances of one volume: [N] float32 mm, none of them positive; read-only."""
         return self._mapped.get_or_load(number, lambda: self._open(self.bank[number]))
 
     def prepare(self, *, progress: bool = True) -> None:
@@ -187,7 +215,8 @@ class PointDistances:
         distances: Distances = arrays.map("distances", np.float32)
         if len(distances) != len(volume):
             raise StoreError(
-                f"{self.folder / key} holds {len(distances)} distances of {len(volume)} voxels; remove it"
+                f"{self.folder / key} holds {len(distances)} distances "
+                f"of {len(volume)} voxels; remove it"
             )
         return distances
 
@@ -195,7 +224,8 @@ class PointDistances:
         return measure_points(volume.positions, volume.shape, volume.spacing_mm, self.most_mm)
 
     def _identify(self, volume: SparseVolume) -> str:
-        about = repr((FORMAT_VERSION, volume.shape, volume.spacing_mm, self.most_mm))
-        digest = hashlib.blake2b(about.encode(), digest_size=16)
+        """Return the name of the folder of a volume's distances."""
+        facts = repr((FORMAT_VERSION, volume.shape, volume.spacing_mm, self.most_mm))
+        digest = hashlib.blake2b(facts.encode(), digest_size=16)
         digest.update(np.ascontiguousarray(volume.positions).data)
         return digest.hexdigest()

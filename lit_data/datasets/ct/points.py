@@ -1,4 +1,4 @@
-"""How samples of volumes are written into the rows of a batch: as points, or as dense windows."""
+"""Writers of samples of volumes into the rows of a batch: as points, or as dense windows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from lit_data.datasets.ct.windows import (
     draw_start,
     find_inside,
 )
-from lit_data.errors import DataError, show_path
+from lit_data.errors import show_path
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
@@ -28,7 +28,7 @@ _CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
 def choose_points(
     count: int, most: int, *, seed: int, epoch: int, index: int
 ) -> NDArray[np.int64] | None:
-    """Some of `count` voxels, each of them equally likely, no voxel twice, in ascending order.
+    """Choose some of `count` voxels, each equally likely, no voxel twice, in ascending order.
 
     The voxels lie on a ring that is turned by a random number of places and cut into `most` arcs of
     equal length; each arc gives one voxel. The turn makes every voxel equally likely; the arcs
@@ -52,7 +52,8 @@ def choose_points(
     edges = np.arange(most + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(most)
     places = edges[:-1] + (words[2:] * np.diff(edges) >> _WORD_BITS)
     places = places.astype(np.int64)
-    first = int(np.searchsorted(places, count - turn))  # from here on the turn leads past the end
+    # From here on the turn leads past the end of the ring, to the smallest numbers.
+    first = int(np.searchsorted(places, count - turn))
     return np.concatenate((places[first:] + (turn - count), places[:first] + turn))
 
 
@@ -71,12 +72,16 @@ def write_coordinates(
     _, height, width = shape
     planes = np.zeros((5, min(_CHUNK, len(positions))), positions.dtype)
     for begin in range(0, len(positions), _CHUNK):
-        flat, target = positions[begin : begin + _CHUNK], out[begin : begin + _CHUNK]
-        _, z, y, x, rest = planes[:, : len(flat)]
+        flat = positions[begin : begin + _CHUNK]
+        target = out[begin : begin + _CHUNK]
+        _, z, y, x, product = planes[:, : len(flat)]
+        # Divisions by hand: np.divmod is slower, and new arrays would leave the cache.
         np.floor_divide(flat, width, out=y)
-        np.subtract(flat, np.multiply(y, width, out=rest), out=x)
+        np.multiply(y, width, out=product)
+        np.subtract(flat, product, out=x)
         np.floor_divide(y, height, out=z)
-        np.subtract(y, np.multiply(z, height, out=rest), out=y)
+        np.multiply(z, height, out=product)
+        np.subtract(y, product, out=y)
         # Three writes with gaps between them would take twice as long.
         parts = planes[:4, : len(flat)].astype(np.int32, copy=False)
         cv2.merge([part[None] for part in parts], dst=target[None])
@@ -93,15 +98,11 @@ def write_values(values: Array, window: Window, out: Array) -> None:
     low_hu, width_hu = np.float32(window.low_hu), np.float32(window.width_hu)
     for begin in range(0, len(values), _CHUNK):
         target = out[begin : begin + _CHUNK]
-        np.subtract(
-            values[begin : begin + _CHUNK],
-            low_hu,
-            out=target,
-            dtype=np.float32,
-            casting="same_kind",
-        )
+        chunk = values[begin : begin + _CHUNK]
+        np.subtract(chunk, low_hu, out=target, dtype=np.float32, casting="same_kind")
         target /= width_hu
-        np.minimum(np.maximum(target, 0, out=target), 1, out=target)
+        np.maximum(target, 0, out=target)
+        np.minimum(target, 1, out=target)
 
 
 UNLABELLED: Final = -1
@@ -112,15 +113,15 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PointRows:
-    """Writes the occupied voxels of a volume, or some of them: sample number n is the n-th volume
-    of the split.
+    """Writes the occupied voxels of a volume, or some of them.
+
+    Sample number n is the n-th volume of the split.
 
     Args:
         bank: The volumes of all splits.
         volumes: [S] numbers of this split's volumes.
         window: Scales values to 0..1.
         most: Room for points; of volumes with more, this many are drawn.
-        least: Volumes with fewer points are refused.
         has_labels: Write labels.
         distances: Signed distances of the points, or none.
         seed: Of every draw.
@@ -130,7 +131,6 @@ class PointRows:
     volumes: Ints
     window: Window
     most: int
-    least: int
     has_labels: bool
     distances: PointDistances | None
     seed: int
@@ -140,19 +140,19 @@ class PointRows:
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """What `write` fills beside the number of the sample."""
+        """Fields that `write` fills beside the number of the sample."""
         columns = 1 if self.distances is None else 2
         fields = {
             "coords": FieldSpec((4,), "int32", max_items=self.most, row_column=True),
             "feats": FieldSpec((columns,), "float32", max_items=self.most),
         }
-        fields |= (
-            {"label": FieldSpec((1,), "int32", max_items=self.most)} if self.has_labels else {}
-        )
-        return fields | {"occupied_total": FieldSpec((), "int64")}
+        if self.has_labels:
+            fields["label"] = FieldSpec((1,), "int32", max_items=self.most)
+        fields["occupied_total"] = FieldSpec((), "int64")
+        return fields
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Number of a sample among those of all splits, and of its volume: the same here."""
+        """Return the number of a sample among all splits, and that of its volume: the same."""
         volume = int(self.volumes[number])
         return volume, volume
 
@@ -161,18 +161,9 @@ class PointRows:
         return self.volumes[numbers]
 
     def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
-        """Write one sample and give the volume that it is of.
-
-        Raises:
-            DataError: The volume has too few points.
-        """
+        """Write one sample and give the volume that it is of."""
         index, number = self.locate(number)
         volume = self.bank[number]
-        if len(volume) < self.least:
-            name = show_path(self.bank.name(number))
-            raise DataError(
-                f"{name}: {len(volume)} occupied voxels, fewer than data.min_points={self.least}"
-            )
         chosen = choose_points(len(volume), self.most, seed=self.seed, epoch=epoch, index=index)
         count = len(volume) if chosen is None else len(chosen)
         write_coordinates(
@@ -183,12 +174,12 @@ class PointRows:
         if self.distances is not None:
             feats[:, 1] = _take(self.distances[number], chosen)
         if self.has_labels:
-            rows["label"][row, :count, 0] = (
-                UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
-            )
+            labels = UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
+            rows["label"][row, :count, 0] = labels
+            rows["label" + COUNT_SUFFIX][row] = count
+        rows["coords" + COUNT_SUFFIX][row] = count
+        rows["feats" + COUNT_SUFFIX][row] = count
         rows["occupied_total"][row] = len(volume)
-        for name in ("coords", "feats", "label") if self.has_labels else ("coords", "feats"):
-            rows[name + COUNT_SUFFIX][row] = count
         return volume
 
     def describe(self, number: int) -> str:
@@ -226,32 +217,38 @@ class WindowRows:
         most_mm: float | None,
         seed: int,
     ) -> None:
-        self.bank, self.volumes, self.window, self.spec = bank, volumes, window, spec
-        self.draws, self.has_labels, self.sdf, self.most_mm, self.seed = (
-            draws,
-            has_labels,
-            sdf,
-            most_mm,
-            seed,
-        )
+        self.bank = bank
+        self.volumes = volumes
+        self.window = window
+        self.spec = spec
+        self.draws = draws
+        self.has_labels = has_labels
+        self.sdf = sdf
+        self.most_mm = most_mm
+        self.seed = seed
         self.grid = WindowGrid(shapes, spec.sides, spec.steps)
         self.left_out = 0
         self._numbers = np.zeros(0, np.int64) if draws else self._list_windows()
 
     def __len__(self) -> int:
-        return len(self.volumes) * self.spec.per_volume if self.draws else len(self._numbers)
+        if self.draws:
+            return len(self.volumes) * self.spec.per_volume
+        return len(self._numbers)
 
     @property
     def fields(self) -> dict[str, FieldSpec]:
-        """What `write` fills beside the number of the sample."""
+        """Fields that `write` fills beside the number of the sample."""
         shape = (1, *self.spec.sides)
         fields = {"image": FieldSpec(shape, "float32"), "occupied": FieldSpec(shape, "bool")}
-        fields |= {"sdf": FieldSpec(shape, "float32")} if self.sdf else {}
-        fields |= {"mask": FieldSpec(shape, "int32")} if self.has_labels else {}
-        return fields | {"position": FieldSpec((3,), "int64")}
+        if self.sdf:
+            fields["sdf"] = FieldSpec(shape, "float32")
+        if self.has_labels:
+            fields["mask"] = FieldSpec(shape, "int32")
+        fields["position"] = FieldSpec((3,), "int64")
+        return fields
 
     def locate(self, number: int) -> tuple[int, int]:
-        """Number of a sample among those of all splits, and of its volume."""
+        """Return the number of a sample among those of all splits, and of its volume."""
         if not self.draws:
             window = int(self._numbers[number])
             return window, int(self.grid.locate([window])[0][0])
@@ -260,11 +257,9 @@ class WindowRows:
 
     def volumes_of(self, numbers: Ints) -> Ints:
         """[n] volume of each of some samples."""
-        return (
-            self.volumes[numbers // self.spec.per_volume]
-            if self.draws
-            else self.grid.locate(self._numbers[numbers])[0]
-        )
+        if self.draws:
+            return self.volumes[numbers // self.spec.per_volume]
+        return self.grid.locate(self._numbers[numbers])[0]
 
     def write(self, rows: Mapping[str, Array], row: int, number: int, epoch: int) -> SparseVolume:
         """Write one sample and give the volume that it is of."""
@@ -272,25 +267,24 @@ class WindowRows:
         volume = self.bank[number]
         start = self._place(volume, index, epoch)
         numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
-        for name, values in (
-            ("image", self.window.scale(volume.values[numbers])),
-            ("occupied", True),
-        ):
-            rows[name][row] = 0
-            rows[name][row].reshape(-1)[places] = values
+        image, occupied = rows["image"][row], rows["occupied"][row]
+        image[...] = 0
+        image.reshape(-1)[places] = self.window.scale(volume.values[numbers])
+        occupied[...] = False
+        occupied.reshape(-1)[places] = True
         rows["position"][row] = start
         if self.sdf:
             rows["sdf"][row, 0] = self._measure(volume, start)
-        if self.has_labels:
-            rows["mask"][row, 0] = (
-                UNLABELLED
-                if volume.label_index is None
-                else volume.window_labels(start.tolist(), self.spec.sides)
-            )
+        if not self.has_labels:
+            return volume
+        if volume.label_index is None:
+            rows["mask"][row, 0] = UNLABELLED
+        else:
+            rows["mask"][row, 0] = volume.window_labels(start.tolist(), self.spec.sides)
         return volume
 
     def describe(self, number: int) -> str:
-        """Name a sample by its file, and its place where that is not drawn."""
+        """Name a sample by its file, and by its place where that is not drawn."""
         index, volume = self.locate(number)
         name = show_path(self.bank.name(volume))
         if self.draws:
@@ -307,24 +301,25 @@ class WindowRows:
         )
 
     def _measure(self, volume: SparseVolume, start: Ints) -> NDArray[np.float32]:
-        """Signed distances of a window: measured over so much of the volume around it that they are exact."""
+        """Measure the signed distances of a window over all of the volume that they depend on."""
         limit_mm, margin = read_limit(volume.shape, volume.spacing_mm, self.most_mm)
         low = np.maximum(start - margin, 0)
         high = np.minimum(start + self.spec.sides + margin, volume.shape)
         box = np.zeros(tuple((high - low).tolist()), np.bool_)
         box.reshape(-1)[find_inside(volume, low.tolist(), box.shape)[1]] = True
-        part = tuple(
-            slice(begin, begin + side)
-            for begin, side in zip((start - low).tolist(), self.spec.sides, strict=True)
-        )
-        measured = measure_signed(box, volume.spacing_mm, limit_mm)[part]
-        window = np.full(self.spec.sides, limit_mm, np.float32)  # where it reaches past the volume
-        window[tuple(slice(0, length) for length in measured.shape)] = measured
-        return window
+        z, y, x = (start - low).tolist()  # of the window in the box
+        depth, height, width = self.spec.sides
+        box_mm = measure_signed(box, volume.spacing_mm, limit_mm)
+        inside_mm = box_mm[z : z + depth, y : y + height, x : x + width]
+        # Where the window reaches past the volume, the distance is the largest.
+        window_mm = np.full(self.spec.sides, limit_mm, np.float32)
+        depth, height, width = inside_mm.shape
+        window_mm[:depth, :height, :width] = inside_mm
+        return window_mm
 
     def _list_windows(self) -> Ints:
-        """The grid's windows of this split, without those that hold too little."""
-        found = [np.zeros(0, np.int64)]
+        """Return the grid's windows of this split, without those that hold too little."""
+        parts = [np.zeros(0, np.int64)]
         for volume in self.volumes.tolist():
             windows = np.array(self.grid.windows_of(volume))
             if self.spec.min_points:
@@ -333,8 +328,8 @@ class WindowRows:
                 )
                 windows = windows[counts >= self.spec.min_points]
                 self.left_out += len(counts) - len(windows)
-            found.append(windows)
-        return np.concatenate(found)
+            parts.append(windows)
+        return np.concatenate(parts)
 
 
 def _take(values: Array, chosen: Ints | None) -> Array:

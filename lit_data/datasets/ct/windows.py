@@ -21,7 +21,7 @@ _WORD_BITS: Final = np.uint64(32)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WindowSpec:
-    """Which windows of a volume are samples.
+    """Windows of a volume that are samples: their size and places.
 
     Args:
         size: (z, y, x) voxels of a window, or one number for all three.
@@ -47,10 +47,9 @@ class WindowSpec:
 
     def __post_init__(self) -> None:
         """Check every range, and make sizes three numbers."""
+        stride = self.size if self.stride is None else self.stride
         object.__setattr__(self, "size", _three("size", self.size))
-        object.__setattr__(
-            self, "stride", self.size if self.stride is None else _three("stride", self.stride)
-        )
+        object.__setattr__(self, "stride", _three("stride", stride))
         check_choice("windows.mode", self.mode, get_args(WindowMode))
         if not 0 <= self.label_bias <= 1:
             raise ConfigError(
@@ -60,7 +59,8 @@ class WindowSpec:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < least:
                 raise ConfigError(
-                    f"windows.{name}={value!r} is not allowed: a whole number of at least {least} is"
+                    f"windows.{name}={value!r} is not allowed: "
+                    f"a whole number of at least {least} is"
                 )
 
     @property
@@ -75,7 +75,7 @@ class WindowSpec:
 
 
 class WindowGrid:
-    """Flat number -> (volume, z, y, x) of sliding windows over volumes of any shapes.
+    """Grid of sliding windows over volumes of any shapes: flat number -> (volume, z, y, x).
 
     Windows are numbered volume by volume, in C order. The last one of an axis is flush with the
     edge; a volume that is smaller than a window has one, which reaches past the edge.
@@ -99,20 +99,21 @@ class WindowGrid:
         return int(self._ends[-1]) if self._ends.size else 0
 
     def windows_of(self, volume: int) -> range:
-        """The numbers of the windows of one volume."""
+        """Return the numbers of the windows of one volume."""
         end = int(self._ends[volume])
         return range(end - int(self.counts[volume].prod()), end)
 
     def locate(self, numbers: ArrayLike) -> tuple[Ints, Ints]:
-        """Volume [N] and first voxel [N, 3] (z, y, x) of some windows."""
+        """Return volume [N] and first voxel [N, 3] (z, y, x) of some windows."""
         flat = np.asarray(numbers, np.int64)
         volume = np.searchsorted(self._ends, flat, side="right")
         counts = self.counts[volume]
-        within = flat - (self._ends[volume] - counts.prod(1))
-        step = np.empty((len(flat), 3), np.int64)
-        within, step[:, 2] = np.divmod(within, counts[:, 2])
-        step[:, 0], step[:, 1] = np.divmod(within, counts[:, 1])
-        return volume, np.minimum(step * self.steps, self.slack[volume])
+        within_volume = flat - (self._ends[volume] - counts.prod(1))
+        column = within_volume % counts[:, 2]
+        line = within_volume // counts[:, 2]
+        steps = np.stack((line // counts[:, 1], line % counts[:, 1], column), axis=1)
+        # The last window of an axis is flush with the edge.
+        return volume, np.minimum(steps * self.steps, self.slack[volume])
 
 
 def draw_start(
@@ -124,7 +125,7 @@ def draw_start(
     epoch: int,
     index: int,
 ) -> Ints:
-    """First voxel of a random window, drawn from the sample's stream `Stream.POINTS` in its epoch.
+    """Draw the first voxel of a random window from the sample's stream `Stream.POINTS`.
 
     Args:
         shape: (Z, Y, X) of the volume.
@@ -139,7 +140,9 @@ def draw_start(
     """
     words = random_words(seed, Stream.POINTS, index, epoch, _WORDS)[0].astype(np.uint64)
     slack = np.maximum(np.subtract(shape, spec.sides), 0)
-    if labelled is not None and len(labelled) and float(words[0]) * 2.0**-32 < spec.label_bias:
+    is_biased = float(words[0]) * 2.0**-32 < spec.label_bias
+    if is_biased and labelled is not None and len(labelled):
+        # word * n >> 32 is a whole number below n, each equally likely.
         chosen = int(words[1] * np.uint64(len(labelled)) >> _WORD_BITS)
         middle = np.array(np.unravel_index(int(labelled[chosen]), shape), np.int64)
         return np.asarray(np.clip(middle - np.array(spec.sides) // 2, 0, slack))
@@ -149,8 +152,7 @@ def draw_start(
 def find_inside(
     volume: SparseVolume, start: Sequence[int], sides: Sequence[int]
 ) -> tuple[Ints, Ints]:
-    """Which occupied voxels lie in a window; the cost is that of the voxels in its rows, not of the
-    volume.
+    """Find the occupied voxels of a window, at the cost of those in its lines alone.
 
     Args:
         volume: Whose voxels.
@@ -163,12 +165,16 @@ def find_inside(
     """
     numbers = volume.rows_in(start, sides)
     depth, row, column = (volume.coords(numbers) - np.array(start, np.int32)).T.astype(np.int64)
-    kept = (column >= 0) & (column < sides[2])
-    return numbers[kept], ((depth * sides[1] + row) * sides[2] + column)[kept]
+    is_inside = (column >= 0) & (column < sides[2])
+    places = (depth * sides[1] + row) * sides[2] + column
+    return numbers[is_inside], places[is_inside]
 
 
 def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> Ints:
-    """Occupied voxels of many windows, in one pass over the volume's.
+    """Count the occupied voxels of many windows, in one pass over those of the volume.
+
+    The edges of all windows cut the volume into cells, whose voxels lie in the same windows. The
+    cells' counts are summed up along each axis, so that a window is a sum of eight corners.
 
     Args:
         volume: Whose voxels.
@@ -179,37 +185,33 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
         [W] int64.
     """
     stops = np.minimum(starts + sides, volume.shape)
-    coords, cell, sizes, corners = volume.coords(), np.zeros(len(volume), np.int64), [], []
+    coords = volume.coords()
+    cell = np.zeros(len(volume), np.int64)
+    sizes, firsts, lasts = [], [], []
     for axis, length in enumerate(volume.shape):
-        cuts = np.unique(
-            (starts[:, axis], stops[:, axis])
-        )  # between two cuts, voxels are in the same windows
-        cell = (
-            cell * (len(cuts) + 1)
-            + np.searchsorted(cuts, np.arange(length), side="right")[coords[:, axis]]
-        )
+        cuts = np.unique((starts[:, axis], stops[:, axis]))
+        cell_of_line = np.searchsorted(cuts, np.arange(length), side="right")
+        cell = cell * (len(cuts) + 1) + cell_of_line[coords[:, axis]]
         sizes.append(len(cuts) + 1)
-        corners.append([np.searchsorted(cuts, edge[:, axis]) for edge in (starts, stops)])
-    sums = (
-        np.bincount(cell, minlength=int(np.prod(sizes)))
-        .reshape(sizes)
-        .cumsum(0)
-        .cumsum(1)
-        .cumsum(2)
-    )
-    (z0, z1), (y0, y1), (x0, x1) = corners
-    upper, lower = (
-        (sums[z, y1, x1] - sums[z, y0, x1] - sums[z, y1, x0] + sums[z, y0, x0]) for z in (z1, z0)
-    )
-    return np.asarray(upper - lower)
+        firsts.append(np.searchsorted(cuts, starts[:, axis]))
+        lasts.append(np.searchsorted(cuts, stops[:, axis]))
+    counts = np.bincount(cell, minlength=int(np.prod(sizes))).reshape(sizes)
+    sums = counts.cumsum(0).cumsum(1).cumsum(2)
+    (z0, y0, x0), (z1, y1, x1) = firsts, lasts
+    below_z1 = sums[z1, y1, x1] - sums[z1, y0, x1] - sums[z1, y1, x0] + sums[z1, y0, x0]
+    below_z0 = sums[z0, y1, x1] - sums[z0, y0, x1] - sums[z0, y1, x0] + sums[z0, y0, x0]
+    return np.asarray(below_z1 - below_z0)
 
 
 def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
-    sides = (value,) * 3 if isinstance(value, int) else tuple(value)
-    if len(sides) != 3 or not all(
-        isinstance(n, int) and not isinstance(n, bool) and n > 0 for n in sides
-    ):
+    sides = (value, value, value) if isinstance(value, int) else tuple(value)
+    if len(sides) != 3 or not all(_is_side(side) for side in sides):
         raise ConfigError(
-            f"windows.{name}={value!r} is not allowed: one positive number of voxels or [z, y, x] is"
+            f"windows.{name}={value!r} is not allowed: "
+            "one positive number of voxels or [z, y, x] is"
         )
     return sides[0], sides[1], sides[2]
+
+
+def _is_side(side: object) -> bool:
+    return isinstance(side, int) and not isinstance(side, bool) and side > 0

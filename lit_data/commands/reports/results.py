@@ -210,8 +210,8 @@ def tabulate_thresholds(run: Run) -> ResultTable:
     """Return the thresholds that validation chose, which ``predict`` takes."""
     rows = []
     if run.values.get(_OF_GOOD_IMAGES) is not None:
-        value = format_value("", run.values[_OF_GOOD_IMAGES])
-        rows.append(["distance of a pixel", value, "good images end, with a margin"])
+        distance = format_value("", run.values[_OF_GOOD_IMAGES])
+        rows.append(["distance of a pixel", distance, "good images end, with a margin"])
     else:
         for name, (measure, reason) in _THRESHOLDS.items():
             value = run.values.get(f"val/{name}")

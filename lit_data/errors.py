@@ -42,7 +42,7 @@ class DataError(LitDataError):
 
 
 class MachineError(LitDataError):
-    """A file cannot be read now, and it is the machine or a disk in the network that cannot: nothing is said of it."""
+    """A machine, or a disk in the network, cannot read now; the file may be good."""
 
     exit_code = 4
 
@@ -95,14 +95,14 @@ _VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
 
 
 def escape(text: str) -> str:
-    """Show control characters, line breaks and undecodable bytes as escapes, so that a text prints anywhere."""
+    """Show control characters, line breaks and undecodable bytes as escapes."""
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() else _escape_character(c) for c in text)
+    return "".join(map(_escape_character, text))
 
 
 def show_path(path: str | os.PathLike[str]) -> str:
-    """A path for a message: bytes that are not UTF-8 and control characters are shown as escapes.
+    """Show a path in a message: bytes that are not UTF-8 and control characters as escapes.
 
     Args:
         path: Any path, also one that ``os.fsdecode`` gave for a name that is not UTF-8.
@@ -111,7 +111,7 @@ def show_path(path: str | os.PathLike[str]) -> str:
 
 
 class Problems:
-    """A list of (path, what is wrong) that becomes one ``DataError`` or a report of what was skipped."""
+    """Faults of files, which become one ``DataError`` or a report of what was skipped."""
 
     def __init__(self) -> None:
         self._entries: list[tuple[str, str]] = []
@@ -151,29 +151,21 @@ class Problems:
             cure: What to do whatever the cause.
         """
         groups = self._group()
-        longest = _CHARACTERS // max(1, min(len(groups), _CAUSES))
-        lines = [line for group in groups[:_CAUSES] for line in _describe_group(group, longest)]
-        if left := groups[_CAUSES:]:
-            lines.append(f"{sum(map(len, left))} more of {len(left)} other causes")
-        cures: dict[str, int] = {}
-        for group in groups[:_CAUSES]:
-            if text := max((_split(message)[1] for _, message in group), key=_numbers):
-                cures[text] = cures.get(text, 0) + len(group)
-        advice = [
-            text if len(groups) == 1 or len(self) <= _CAUSES else f"for {count}: {text}"
-            for text, count in cures.items()
-        ]
-        advice += [cure] if cure else []
-        return "\n".join(
-            [
-                *(f"  {line}" for line in lines),
-                what + ":" * bool(advice),
-                *(f"  {a}" for a in advice),
-            ]
-        )
+        named, others = groups[:_CAUSES], groups[_CAUSES:]
+        longest = _CHARACTERS // max(1, len(named))
+        details: list[str] = []
+        for group in named:
+            details += _describe_group(group, longest)
+        if others:
+            details.append(f"{sum(map(len, others))} more of {len(others)} other causes")
+        advice = _list_cures(named, has_counts=len(groups) > 1 and len(self) > _CAUSES)
+        if cure:
+            advice.append(cure)
+        headline = f"{what}:" if advice else what
+        return "\n".join([*_indent(details), headline, *_indent(advice)])
 
     def make_error(self, what: str, cure: str = "") -> DataError:
-        """One error for all problems, which it also carries; see `describe`."""
+        """Make one error for all problems, which it also carries; see `describe`."""
         error = DataError(self.describe(what, cure))
         error.problems = self.entries
         return error
@@ -195,16 +187,15 @@ class Problems:
     def _group(self) -> list[list[tuple[str, str]]]:
         """Group the problems by cause, the largest group first.
 
-        A cause is a message without paths, numbers and values.
-
-        Few problems are listed one by one.
+        A cause is a message without paths, numbers and values. Few problems stand alone.
         """
         groups: dict[str, list[tuple[str, str]]] = {}
+        are_few = len(self) <= _CAUSES
         for path, message in self._entries:
             name = show_path(path)
             text = escape(message).removeprefix(f"{name}: ")
-            key = _VALUES.sub("*", text) if len(self) > _CAUSES else f"{name}: {text}"
-            groups.setdefault(key, []).append((name, text))
+            cause = f"{name}: {text}" if are_few else _VALUES.sub("*", text)
+            groups.setdefault(cause, []).append((name, text))
         return sorted(groups.values(), key=len, reverse=True)
 
 
@@ -216,52 +207,71 @@ def list_problems(entries: Sequence[tuple[str, str]]) -> Problems:
 
 
 def find_headline(text: str) -> str:
-    """The first line of a message that is not indented, as the details above it are."""
+    """Return the first line of a message that is not indented, as the details above it are."""
     lines = text.strip("\n").splitlines()
-    return next(
-        (line for line in lines if line.strip() and not line.startswith(" ")),
-        "".join(lines[:1]).strip(),
-    )
+    for line in lines:
+        if line.strip() and not line.startswith(" "):
+            return line
+    return lines[0].strip() if lines else ""
 
 
 def settle_lines(text: str) -> str:
     """Escape a message for a terminal or a log.
 
-    No control characters are left, and one line that is not indented.
-
-    So no name with a line break can pass for a line of the program.
+    No control characters are left, and one line that is not indented, so that no name with a line
+    break can pass for a line of the program.
     """
-    lines = [escape(line) for line in text.split("\n")]
-    head = next(
-        (number for number, line in enumerate(lines) if line and not line.startswith(" ")), 0
-    )
-    return "\n".join(
-        f"  {line}" if n > head and line[:1] not in ("", " ") else line
-        for n, line in enumerate(lines)
-    )
+    lines = []
+    has_head = False
+    for line in map(escape, text.split("\n")):
+        is_indented = line.startswith(" ")
+        if has_head and line and not is_indented:
+            line = f"  {line}"
+        has_head = has_head or (bool(line) and not is_indented)
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _indent(lines: Sequence[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
 
 
 def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]:
     first, message = group[0]
-    cause = _split(message)[0]
-    cause = cause if len(cause) <= longest else f"{cause[:longest]}..."
+    cause, _ = _split(message)
+    if len(cause) > longest:
+        cause = f"{cause[:longest]}..."
     if len(group) == 1:
         return [_join(first, cause)]
-    beside = first[: first.rfind("/") + 1]
     paths = list(dict.fromkeys(path for path, _ in group))
-    names = [first, *(path.removeprefix(beside) for path in paths[1:_NAMES])]
-    more = f" and {len(paths) - _NAMES} more" if len(paths) > _NAMES else ""
-    return [f"{len(group)} times, such as: {cause}", f"  {', '.join(names)}{more}"]
+    folder = first[: first.rfind("/") + 1]
+    names = [first, *(path.removeprefix(folder) for path in paths[1:_NAMES])]
+    listed = ", ".join(names)
+    if len(paths) > _NAMES:
+        listed += f" and {len(paths) - _NAMES} more"
+    return [f"{len(group)} times, such as: {cause}", f"  {listed}"]
+
+
+def _list_cures(groups: Sequence[Sequence[tuple[str, str]]], *, has_counts: bool) -> list[str]:
+    """List the cures of groups, each once, with the number of files that it is for."""
+    counts: dict[str, int] = {}
+    for group in groups:
+        cure = max((_split(message)[1] for _, message in group), key=_numbers)
+        if cure:
+            counts[cure] = counts.get(cure, 0) + len(group)
+    if not has_counts:
+        return list(counts)
+    return [f"for {count}: {cure}" for cure, count in counts.items()]
 
 
 def _split(message: str) -> tuple[str, str]:
-    """The cause, and the cure where the message names the key of one."""
-    cause, cure = (*_CURE.split(message, maxsplit=1), "")[:2]
-    return cause, cure
+    """Split a message into the cause, and the cure where it names a key."""
+    cause, *cures = _CURE.split(message, maxsplit=1)
+    return cause, cures[0] if cures else ""
 
 
 def _numbers(text: str) -> tuple[bool, list[int]]:
-    """So that of ``classes=3`` and ``classes=5`` the one that suits all files is told."""
+    """Sort key of cures: of ``classes=3`` and ``classes=5`` the largest suits all files."""
     return bool(text), [int(number) for number in re.findall(r"\d{1,9}", text)]
 
 
@@ -271,6 +281,8 @@ def _join(path: str, message: str) -> str:
 
 
 def _escape_character(character: str) -> str:
+    if character.isprintable():
+        return character
     code = ord(character)
     if 0xDC80 <= code <= 0xDCFF:  # how os.fsdecode carries a byte that is not UTF-8
         return f"\\x{code - 0xDC00:02x}"

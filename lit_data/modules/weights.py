@@ -103,9 +103,8 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         StoreError: The file is none.
     """
     try:
-        mapped = mapped and zipfile.is_zipfile(
-            path
-        )  # else torch has another way to say that it is none
+        # Of other files torch has another way to say that they are none.
+        mapped = mapped and zipfile.is_zipfile(path)
         content = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:  # whose text recommends to run what the file says
         raise StoreError(
@@ -168,7 +167,9 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     fitting: dict[str, Tensor] = {}
     other_shape = []
     first_kernels = next((name for name, weight in expected.items() if weight.ndim == 4), None)
-    for name in (name for name in expected if name in renamed):
+    for name in expected:
+        if name not in renamed:
+            continue
         weight = _fit(state[renamed[name]], expected[name], is_first=name == first_kernels)
         if weight is None:
             other_shape.append(name)
@@ -177,17 +178,13 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     if not fitting.keys() & learned.keys():
         raise StoreError(
             f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, "
-            "and the net "
-            f"{_name_some(learned)}"
+            f"and the net {_name_some(learned)}"
         )
     _refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
     net.load_state_dict(fitting, strict=False)
     missing = [name for name in learned if name not in renamed]
-    unused = [
-        name
-        for name in state
-        if not name.startswith(strip) or add + name.removeprefix(strip) not in expected
-    ]
+    used = {renamed[name] for name in expected if name in renamed}
+    unused = [name for name in state if name not in used]
     taken = TakenWeights(tuple(fitting), tuple(other_shape), tuple(missing), tuple(unused))
     _log_taken(taken, learned, source)
     return taken
@@ -232,7 +229,10 @@ def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
 def _find_prefixes(
     state: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> tuple[str, str]:
-    """Choose what names of the file lose and then get in front, so that most numbers fit; shortest first."""
+    """Choose prefixes that names of the file lose and get, so that most numbers fit.
+
+    Of equal ones the shortest.
+    """
     best, most = ("", ""), 0
     for strip in _list_prefixes(state):
         names = [name for name in state if name.startswith(strip)]
@@ -247,7 +247,7 @@ def _find_prefixes(
 
 
 def _list_prefixes(names: Iterable[str]) -> list[str]:
-    """The dotted prefixes that most names begin with, none first, shorter ones before longer ones."""
+    """List the dotted prefixes that most names begin with: none first, then by length."""
     counts: Counter[str] = Counter()
     for name in names:
         parts = name.split(".")
@@ -256,16 +256,14 @@ def _list_prefixes(names: Iterable[str]) -> list[str]:
 
 
 def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
-    bad = [
-        name
-        for name, weight in weights.items()
-        if weight.is_floating_point() and weight.isnan().any()
-    ]
+    bad = []
+    for name, weight in weights.items():
+        if weight.is_floating_point() and weight.isnan().any():
+            bad.append(name)
     if bad:
         raise StoreError(
             f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
-            "training diverged before "
-            "it was saved. Take another file"
+            "training diverged before it was saved. Take another file"
         )
 
 
@@ -286,5 +284,8 @@ def _log_taken(taken: TakenWeights, learned: Mapping[str, tuple[int, ...]], sour
 
 def _name_some(names: Iterable[str]) -> str:
     listed = list(names)
-    more = ", ..." if len(listed) > _SHOWN else ""
-    return (", ".join(listed[:_SHOWN]) or "nothing") + more
+    if not listed:
+        return "nothing"
+    if len(listed) > _SHOWN:
+        return ", ".join([*listed[:_SHOWN], "..."])
+    return ", ".join(listed)

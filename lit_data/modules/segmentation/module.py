@@ -218,7 +218,9 @@ class SegmentationModule(ScoredModule):
         }
         logits = self(batch["image"]).float()
         answers["probability"] = _join_classes(logits).sigmoid()
-        return answers | ({"classes": logits.softmax(1)[:, 1:]} if self.classes else {})
+        if self.classes:
+            answers["classes"] = logits.softmax(1)[:, 1:]
+        return answers
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
@@ -227,10 +229,8 @@ class SegmentationModule(ScoredModule):
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]
             scores.update(logits, masks[:, 0].long())
-            logits, masks = (
-                _join_classes(logits),
-                torch.where(masks == IGNORED, masks, masks.clamp(max=1)),
-            )
+            logits = _join_classes(logits)
+            masks = torch.where(masks == IGNORED, masks, masks.clamp(max=1))
         # Probabilities close to 1 are equal in float32, logits are not.
         self._update(stage, logits.sigmoid(), logits, masks, batch)
         if "_baseline" in self.suffixes:
@@ -241,10 +241,11 @@ class SegmentationModule(ScoredModule):
         self, name: str, scores: Tensor, ranks: Tensor, masks: Tensor, batch: Batch | None = None
     ) -> None:
         metrics: Any = self.scores[name]
-        known = () if batch is None else (batch.get("image_index"), batch.get("position"))
-        metrics["pixels"].update(
-            scores, masks, *(known if isinstance(metrics["pixels"], AnomalyScores) else ())
-        )
+        pixels = metrics["pixels"]
+        if batch is not None and isinstance(pixels, AnomalyScores):
+            pixels.update(scores, masks, batch.get("image_index"), batch.get("position"))
+        else:
+            pixels.update(scores, masks)
         if "defects" in metrics:
             metrics["defects"].update(ranks, masks)
 
@@ -286,10 +287,10 @@ class SegmentationModule(ScoredModule):
 
     @override
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Hold the thresholds of the last validation, also where a callback averages weights and with them buffers."""
-        checkpoint["state_dict"] |= {
-            name: value for name, value in self.named_buffers() if name in _THRESHOLDS
-        }
+        """Hold the thresholds of the last validation: callbacks that average weights average buffers."""
+        for name, value in self.named_buffers():
+            if name in _THRESHOLDS:
+                checkpoint["state_dict"][name] = value
 
 
 class ClassScores(MulticlassConfusionMatrix):
@@ -307,27 +308,27 @@ class ClassScores(MulticlassConfusionMatrix):
 
     @override
     def compute(self) -> dict[str, Tensor]:  # type: ignore[override]  # the matrix is what these are made of
-        """The scores; a class that is neither there nor found has none."""
+        """Return the scores; a class that is neither there nor predicted has none."""
         counts = super().compute()
         matrix = counts.to(widest_float(counts.device))
-        hits, either = matrix.diagonal()[1:], (matrix.sum(0) + matrix.sum(1))[1:]
+        hits = matrix.diagonal()[1:]
+        either = (matrix.sum(0) + matrix.sum(1))[1:]  # pixels of the mask and of the prediction
         present = [number for number, count in enumerate(either.tolist()) if count]
-        iou, dice = (hits / (either - hits))[present].float(), (2 * hits / either)[present].float()
-        named = {
-            f"iou_{self.classes[number]}": score for number, score in zip(present, iou, strict=True)
-        }
-        named |= {
-            f"dice_{self.classes[number]}": score
-            for number, score in zip(present, dice, strict=True)
-        }
-        return named | ({"mean_iou": iou.mean(), "mean_dice": dice.mean()} if present else {})
+        if not present:
+            return {}
+        iou = (hits / (either - hits))[present].float()
+        dice = (2 * hits / either)[present].float()
+        names = [self.classes[number] for number in present]
+        scores = {f"iou_{name}": score for name, score in zip(names, iou, strict=True)}
+        scores |= {f"dice_{name}": score for name, score in zip(names, dice, strict=True)}
+        return scores | {"mean_iou": iou.mean(), "mean_dice": dice.mean()}
 
 
 def _join_classes(logits: Tensor) -> Tensor:
-    """[B, 1, H, W] logit of any defect, of those of two classes as they are or of [B, K, H, W]."""
-    return (
-        logits if logits.shape[1] == 1 else logits[:, 1:].logsumexp(1, keepdim=True) - logits[:, :1]
-    )
+    """Return the logit of any defect, [B, 1, H, W], from [B, 1, H, W] or from [B, K, H, W]."""
+    if logits.shape[1] == 1:
+        return logits
+    return logits[:, 1:].logsumexp(1, keepdim=True) - logits[:, :1]
 
 
 def plain_difference(images: Tensor) -> Tensor:

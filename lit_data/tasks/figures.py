@@ -131,7 +131,7 @@ def outline_mask(
         width: Of the line, points.
     """
     values = mask.numpy()
-    values = np.where(values == IGNORED, 0, values)
+    values = np.where(values == IGNORED, 0, values)  # nobody knows what is there
     for number in range(1, classes + 1):
         draw_outline(cell, values == number, colour=colour_of_class(number), width=width)
     if not classes:
@@ -249,6 +249,7 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, leas
         least: Probability from which a pixel is outlined.
     """
     parts = [crop_strip(image.probability.shape, image.defects) for image in images]
+    # Wide or tall as most of what is shown, and not of what the images are.
     shapes = [image.probability[part].shape for image, part in zip(images, parts, strict=True)]
     height, width = np.max(shapes, axis=0)
     if width > height:
@@ -296,7 +297,7 @@ def save_figure(
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, sync=False) as file:
+        with replacing(path, sync=False) as file:  # nobody sees half of a picture
             figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
     log.info("picture: %s", path)
 

@@ -37,6 +37,7 @@ CLASS_COLOURS: Final = (
 )
 CELL_INCHES: Final = 2.1
 _LONGEST_SHAPE: Final = 2.0  # long side by short side: longer images are cropped
+_MOST_CENTRES: Final = 50  # defects around which a part of a strip is looked for
 _LONGEST_NAME: Final = 24  # characters that fit over a cell
 _PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
 
@@ -130,7 +131,7 @@ def outline_mask(
         width: Of the line, points.
     """
     values = mask.numpy()
-    values = np.where(values == IGNORED, 0, values)
+    values = np.where(values == IGNORED, 0, values)  # nobody knows what is there
     for number in range(1, classes + 1):
         draw_outline(cell, values == number, colour=colour_of_class(number), width=width)
     if not classes:
@@ -185,7 +186,7 @@ def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
 def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice, slice]:
     """Return the part of an image that is worth a picture: all of it, or of a long strip a part.
 
-    The part is twice as long as the strip is wide, around the surest defect.
+    The part is twice as long as the strip is wide, and shows as many defects as it can.
 
     Args:
         shape: (height, width) of the image, px.
@@ -193,11 +194,19 @@ def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice
     """
     height, width = shape
     longest = round(_LONGEST_SHAPE * min(shape))
-    centre_y, centre_x = height / 2, width / 2
-    if defects:
-        surest = max(defects, key=lambda defect: defect.score)
-        centre_y, centre_x = surest.y, surest.x
-    return _cut_around(centre_y, height, longest), _cut_around(centre_x, width, longest)
+    surest = sorted(defects, key=lambda defect: -defect.score)[:_MOST_CENTRES]
+    centres = [(defect.y, defect.x) for defect in surest] or [(height / 2, width / 2)]
+    parts = [(_cut_around(y, height, longest), _cut_around(x, width, longest)) for y, x in centres]
+    return max(parts, key=lambda part: _count_inside(part, defects))  # the surest of equal ones
+
+
+def _count_inside(part: tuple[slice, slice], defects: Sequence[Defect]) -> int:
+    rows, columns = part
+    count = 0
+    for defect in defects:
+        is_inside = rows.start <= defect.y < rows.stop and columns.start <= defect.x < columns.stop
+        count += is_inside
+    return count
 
 
 def _cut_around(centre: float, length: int, longest: int) -> slice:
@@ -231,7 +240,7 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, leas
     """Draw whole images, each beside its probability, with an outline around what was found.
 
     Wide images are stacked, image and probability side by side; others stand in a row, each above
-    its probability. Of a long strip the part around its surest defect is shown.
+    its probability. Of a long strip the part with the most defects is shown.
 
     Args:
         images: At least one.
@@ -240,6 +249,7 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, leas
         least: Probability from which a pixel is outlined.
     """
     parts = [crop_strip(image.probability.shape, image.defects) for image in images]
+    # Wide or tall as most of what is shown, and not of what the images are.
     shapes = [image.probability[part].shape for image, part in zip(images, parts, strict=True)]
     height, width = np.max(shapes, axis=0)
     if width > height:
@@ -287,7 +297,7 @@ def save_figure(
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     with explaining(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path, sync=False) as file:
+        with replacing(path, sync=False) as file:  # nobody sees half of a picture
             figure.savefig(file, format=path.suffix.removeprefix(".") or "png")
     log.info("picture: %s", path)
 

@@ -318,10 +318,8 @@ class LabelTask(Task[LabelledImageDataModule]):
         for cell, row in zip(cells, rows, strict=False):
             show_pixels(cell, batch["image"][row])
             score, label = found[row].max(0)
-            cell.set_title(
-                f"{self.describe_sample(batch, row)}\nmodel: {classes[int(label)]} {score:.2f}",
-                fontsize=7,
-            )
+            text = f"{self.describe_sample(batch, row)}\nmodel: {classes[int(label)]} {score:.2f}"
+            cell.set_title(text, fontsize=7, color=TRUE_COLOUR if wrong[row] else "black")
         save_figure(figure, path, title, ())
         return True
 

@@ -137,7 +137,7 @@ def test_sweep_is_compared(tmp_path: Path) -> None:
     assert write_report([folder]) == folder / "report.html"
     text = Page(folder / "report.html").text
     assert "1 done 1 failed 2 runs" in text
-    head = "run model. lr state val/ dice test/ dice samples_ per_ s data_ wait_ fraction peak_ rss_ bytes seconds"
+    head = "run lr state val/ dice test/ dice samples_ per_ s data_ wait_ fraction peak_ rss_ bytes seconds"
     assert head in text
     assert "job 0 0.1 done 0.8 0.7 72 samples/s 1.05 % 744.3 MiB 46.8 s job 1 0.2 failed" in text
     assert (

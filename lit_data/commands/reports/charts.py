@@ -159,6 +159,7 @@ def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
     if len(drawable):
         low, high = float(drawable.min()), float(drawable.max())
     divisor, name = choose_scale(unit, max(abs(low), abs(high)))
+    # Losses and learning rates; bytes, seconds and fractions are compared by their lengths.
     if not unit and low > _LEAST and high / low > _LOG_RANGE:
         return AxisRange(low / 1.2, high * 1.2, is_log=True)
     if unit in _FROM_ZERO and low >= 0:
@@ -223,9 +224,9 @@ def _draw_line(axes: Axes, line: ChartLine, axis_range: AxisRange, most_points: 
         lower, upper = clip_line(low, axis_range), clip_line(high, axis_range)
         axes.fill_between(mean.steps, lower, upper, color=colour, alpha=0.16, linewidth=0)
     values = clip_line(mean.values, axis_range)
-    style = {"color": colour, "clip_on": False}
+    style = {"color": colour, "clip_on": False}  # the frame would cut a line on its edge in half
     axes.plot(mean.steps, values, linewidth=2.1, linestyle=_DASHES[line.dash], **style)  # type: ignore[arg-type]
-    if np.isfinite(values).sum() == 1:
+    if np.isfinite(values).sum() == 1:  # which makes no line
         axes.plot(mean.steps, values, "o", markersize=6, **style)  # type: ignore[arg-type]
 
 
@@ -245,7 +246,8 @@ def _write_svg(figure: Figure) -> str:
     figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
     svg = text.getvalue()
     svg = re.sub(r"\s+", " ", svg[svg.index("<svg") :])
-    svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)  # of coordinates: a label ends in <
+    # A page may have hundreds of charts: tenths of a pixel do, but in labels, which end in <.
+    svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)
     return f"data:image/svg+xml,{quote(svg, safe=' =:/;,.()-')}"
 
 

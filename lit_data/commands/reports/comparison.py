@@ -63,7 +63,7 @@ def _keep_differing(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
 
 def _read_key(override: str) -> str:
     key = override.partition("=")[0].lstrip("+~")
-    return key.partition("@")[0]
+    return key.partition("@")[0]  # of group@package
 
 
 def _look_up(run: Run, leaves: Mapping[str, Any], key: str) -> str:
@@ -82,6 +82,24 @@ def _look_up(run: Run, leaves: Mapping[str, Any], key: str) -> str:
 
 def _format(value: Any) -> str:  # noqa: ANN401 - what YAML may hold
     return value if isinstance(value, str) else json.dumps(value, default=str, ensure_ascii=False)
+
+
+def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Return for each key its end that no other key has: ``lr`` for ``model.optimizer.lr``.
+
+    Names of metrics stay whole.
+    """
+    short = {}
+    for key in keys:
+        others = [f".{other}" for other in keys if other != key]
+        parts = key.split(".")
+        short[key] = key
+        for length in range(1, len(parts)):
+            end = ".".join(parts[-length:])
+            if not any(other.endswith(f".{end}") for other in others):
+                short[key] = end
+                break
+    return short
 
 
 def choose_metrics(runs: Sequence[Run], asked_for: Sequence[str], *, first: str = "") -> list[str]:
@@ -110,7 +128,7 @@ def rank(runs: Sequence[Run], name: str) -> list[int]:
     """
     sign = find_sign(runs, name)
     if not sign:
-        return []
+        return []  # nobody knows which of them is good
     numbers = {}
     for index, run in enumerate(runs):
         number = read_number(run.values, name)
@@ -150,7 +168,7 @@ def _choose_curves(runs: Sequence[Run], metrics: Sequence[str]) -> list[str]:
         for name in run.log.series:
             runs_of.setdefault(name, []).append(run)
     model_curves, machine_curves = [], []
-    for name, having in runs_of.items():
+    for name, having in runs_of.items():  # a curve of one run stands in its own section
         several = [run.log.series[name] for run in having]
         longest = max(len(series.values) for series in several)
         if len(several) < 2 or longest < 2:

@@ -85,6 +85,7 @@ def read_log(folder: Path, notes: list[str]) -> Log:
     paths = _find_files(folder)
     if not paths:
         return Log()
+    # A training that went on has begun another file.
     path = max(paths, key=lambda file: file.stat().st_mtime)
     name = path.relative_to(folder).as_posix()
     if len(paths) > 1:
@@ -142,7 +143,7 @@ def thin(series: Series, most: int) -> tuple[Series, NDArray[np.float64], NDArra
     together = -(-len(series.values) // most)  # points that become one
     if together <= 1:
         return series, series.values, series.values
-    firsts = np.arange(0, len(series.values), together)
+    firsts = np.arange(0, len(series.values), together)  # of each group of neighbours
     is_number = np.isfinite(series.values)
     counts = np.add.reduceat(is_number.astype(np.float64), firsts)
     sums = np.add.reduceat(np.where(is_number, series.values, 0.0), firsts)
@@ -158,6 +159,7 @@ def _read_rows(
     file: TextIO, name: str, notes: list[str]
 ) -> Iterator[tuple[int, int, list[tuple[str, float]]]]:
     """Yield step, epoch (-1 where unknown) and values of each row that can be read."""
+    # The module csv refuses NUL, which a machine that lost power leaves at the end of a file.
     reader = csv.reader(line.replace("\0", "") for line in file)
     bad = 0
     try:
@@ -181,7 +183,7 @@ def _read_rows(
 def _read_row(
     head: Sequence[str], cells: Sequence[str], number: int
 ) -> tuple[int, int, list[tuple[str, float]]] | None:
-    if len(cells) != len(head):
+    if len(cells) != len(head):  # the last line of a run that was killed
         return None
     row = dict(zip(head, cells, strict=True))
     values = []

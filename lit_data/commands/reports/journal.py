@@ -103,7 +103,7 @@ def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
             notes.append(f"{path.name} has {size}: only its begin and its end are read")
             begin = file.read(_MOST_BYTES)
             file.seek(-_MOST_BYTES, 2)
-            content = begin + b"\n" + file.read()
+            content = begin + b"\n" + file.read()  # the lines at the cut are no whole ones
         return content.decode("utf-8", "replace").splitlines()
 
 
@@ -111,7 +111,7 @@ def _read_entries(lines: Iterable[str], masker: Masker) -> list[LogEntry]:
     entries: list[LogEntry] = []
     for line in lines:
         match = _LINE.match(line)
-        if match:
+        if match:  # other lines belong to the one above, such as those of a traceback
             text = masker.mask_text(match[4][:_MOST_CHARACTERS])
             entries.append(LogEntry(match[1], match[2], match[3], text))
         elif entries and line.strip() and len(entries[-1].text) < _MOST_CHARACTERS:

@@ -13,7 +13,12 @@ from markupsafe import Markup
 
 import lit_data
 from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
-from lit_data.commands.reports.comparison import draw_overlays, find_best, find_differences
+from lit_data.commands.reports.comparison import (
+    draw_overlays,
+    find_best,
+    find_differences,
+    shorten_keys,
+)
 from lit_data.commands.reports.curves import ChartOf, Series, cut_final_score, find_chart
 from lit_data.commands.reports.pictures import Picture
 from lit_data.commands.reports.results import list_results, list_tiles, read_number
@@ -78,7 +83,7 @@ def make_page(
         pictures=pictures,
         several=several,
         views=views,
-        columns=["run", *differences, "state", *metrics],
+        columns=["run", *shorten_keys(list(differences)).values(), "state", *metrics],
         differences=list(differences.values()),
         metrics=metrics,
         best=find_best(runs, metrics),
@@ -109,7 +114,7 @@ class RunView:
 
     def __init__(self, run: Run, look: int, *, several: bool) -> None:
         self.run = run
-        self.level = 3 if several else 2  # of its headings
+        self.level = 3 if several else 2  # of its headings, below that of the run or of the page
         self.look = look
         self.tiles = list_tiles(run)
         self.results = list_results(run)
@@ -221,6 +226,7 @@ def _rank(curve: _Curve) -> tuple[int, bool, str]:
 def _read_template() -> jinja2.Template:
     """Return the page, which escapes every value and replaces what cannot be shown."""
     loader = jinja2.FileSystemLoader(Path(__file__).parent)
+    # Names and texts of a run may be anybody's: no value reaches the page as it is.
     environment = jinja2.Environment(loader=loader, autoescape=True, finalize=_clean)
     environment.filters |= {
         "value": _show_value,

@@ -123,12 +123,13 @@ def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
 
     with (
         open_inside(folder, path, most_bytes=_MOST_BYTES) as raw,
-        Image.open(raw, formats=("PNG", "JPEG")) as file,
+        Image.open(raw, formats=("PNG", "JPEG")) as file,  # no rare decoder for anybody's file
     ):
         original_px = file.width
         if file.width * file.height > _MOST_PX:
             raise ValueError(f"{file.width} x {file.height} pixels are too many")
         rgba = file.convert("RGBA")
+    # Transparent diagrams are meant for white.
     picture = Image.new("RGB", rgba.size, "white")
     picture.paste(rgba, mask=rgba.getchannel("A"))
     scale = min(1.0, width_px / picture.width, _MOST_HEIGHT_PX / picture.height)

@@ -108,6 +108,7 @@ def find_scores(run: Run) -> list[str]:
     They are those of the test, without one those of the validation; baselines and thresholds are
     left out.
     """
+    # The first that is not empty counts.
     scores: dict[str, list[str]] = {"test": [], "val": [], "": []}
     for name, value in run.values.items():
         stage, metric = split_stage(name)
@@ -184,6 +185,7 @@ def tabulate_confusion(run: Run) -> ResultTable:
 
     Without a test split they are of the validation.
     """
+    # The file may be anybody's, so its form is checked before it becomes a table.
     classes = run.confusion.get("classes")
     stage = "test" if "test" in run.confusion else "val"
     counts = run.confusion.get(stage)

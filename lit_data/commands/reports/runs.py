@@ -116,7 +116,7 @@ class Run:
         leaves = flatten(self.settings.config.get("callbacks") or {})
         for key, value in leaves.items():
             if key.endswith(".monitor") and isinstance(value, str):
-                mode = leaves.get(f"{key.removesuffix('monitor')}mode")
+                mode = leaves.get(f"{key.removesuffix('monitor')}mode")  # of the same callback
                 return value, {"max": 1, "min": -1}.get(str(mode), find_direction(value))
         return "", 0
 
@@ -143,6 +143,7 @@ def read_run(folder: Path, number: int, label: str) -> Run:
     settings = read_settings(folder, masker, notes)  # first: the masker learns its secrets
     summary = _read_json(folder / "summary.json", masker, notes)
     journal = read_journal(folder, masker, notes)
+    # With a summary the run came to its end, whatever an earlier start in its folder left.
     failure = ""
     if not summary:
         failure = _find_failure(folder, masker, notes) or journal.last_error

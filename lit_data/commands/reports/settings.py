@@ -128,7 +128,7 @@ class _Resolver:
         if not isinstance(value, str) or "${" not in value:
             return value
         if not depth or len(value) > _MOST_CHARACTERS:
-            return value
+            return value  # it refers to itself, or grows without end
         reference = _REFERENCE.fullmatch(value)  # which may stand for a number or a node
         target = self._look_up(reference[1]) if reference else None
         if target is not None:

@@ -85,7 +85,7 @@ def format_number(value: float) -> str:
     """Return four digits at most, more only of whole numbers."""
     if not math.isfinite(value):
         return str(value)
-    if value == int(value) and abs(value) < 1e15:
+    if value == int(value) and abs(value) < 1e15:  # larger floats are no exact counts
         return f"{int(value):,}".replace(",", "\u202f")
     if abs(value) >= 1000:
         return f"{value:,.0f}".replace(",", "\u202f")

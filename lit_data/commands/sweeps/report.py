@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_data.commands.report import add_report
+from lit_data.commands.reports.comparison import shorten_keys
 from lit_data.commands.result import KEYS
 from lit_data.commands.sweeps.job import JobRecord, Sweep, read_records, read_summary
 from lit_data.commands.sweeps.options import (
@@ -242,24 +243,6 @@ def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:
         swept = " ".join(f"{names[key]}={value}" for key, value in job.swept.items())
         labels.append(swept or " ".join(job.record.overrides))
     return labels
-
-
-def shorten_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Return for each key its end that no other key has: ``lr`` for ``model.optimizer.lr``.
-
-    Names of metrics stay whole.
-    """
-    short = {}
-    for key in keys:
-        others = [f".{other}" for other in keys if other != key]
-        parts = key.split(".")
-        short[key] = key
-        for length in range(1, len(parts)):
-            end = ".".join(parts[-length:])
-            if not any(other.endswith(f".{end}") for other in others):
-                short[key] = end
-                break
-    return short
 
 
 def format_value(value: object) -> str:

@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.reports.comparison import shorten_keys
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps.job import JobRecord, keep_computing, read_record, write_record
 from lit_data.commands.sweeps.options import (
@@ -20,7 +21,7 @@ from lit_data.commands.sweeps.options import (
     settle_direction,
 )
 from lit_data.commands.sweeps.process import Outcome, describe_failure, run_process
-from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_table, shorten_keys
+from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_table
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 

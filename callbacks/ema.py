@@ -46,8 +46,9 @@ class EMA(L.Callback):
         self.decay = decay
         self._step_count = 0
         self._global_step = 0
+        # While validation runs, this holds the weights, and the module the average.
         self._average: dict[str, Tensor] = {}
-        self._restored: Mapping[str, Tensor] = {}
+        self._resumed_weights: Mapping[str, Tensor] = {}
         self._shows_average = False
 
     @override
@@ -58,7 +59,7 @@ class EMA(L.Callback):
                 "average them: set callbacks.ema=null"
             )
         self._step_count = 0
-        self._restored = {}
+        self._resumed_weights = {}
         self._average = {}
         self._shows_average = False
 
@@ -67,9 +68,9 @@ class EMA(L.Callback):
         tensors = _list_averaged(pl_module)
         self._average = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         self._global_step = trainer.global_step
-        if self._restored:  # what was loaded as weights is the average
-            _copy(self._restored, tensors)
-            self._restored = {}
+        if self._resumed_weights:  # what was loaded as weights is the average
+            _copy(self._resumed_weights, tensors)
+            self._resumed_weights = {}
 
     @override
     @torch.no_grad()
@@ -85,7 +86,8 @@ class EMA(L.Callback):
             return
         self._global_step = trainer.global_step
         self._step_count += 1
-        decay = min(self.decay, (1 + self._step_count) / (_WARM_UP_STEPS + self._step_count))
+        warm_up_decay = (1 + self._step_count) / (_WARM_UP_STEPS + self._step_count)
+        decay = min(self.decay, warm_up_decay)
         for name, tensor in _list_averaged(pl_module).items():
             self._average[name].lerp_(tensor, 1 - decay)
 
@@ -127,7 +129,7 @@ class EMA(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        self._restored = checkpoint.get(_WEIGHTS_KEY, {})
+        self._resumed_weights = checkpoint.get(_WEIGHTS_KEY, {})
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -142,23 +144,21 @@ class EMA(L.Callback):
         tensors = _list_averaged(module)
         weights = {name: tensor.detach().clone() for name, tensor in tensors.items()}
         _copy(self._average, tensors)
-        self._average, self._shows_average = weights, not self._shows_average
+        self._average = weights
+        self._shows_average = not self._shows_average
 
 
 def _list_averaged(module: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a module that are averaged, by their names in its `state_dict`."""
     tensors: dict[str, Tensor] = dict(module.named_parameters())
     for name, layer in module.named_modules():
-        if (
-            isinstance(layer, _BatchNorm)
-            and layer.running_mean is not None
-            and layer.running_var is not None
-        ):
-            prefix = f"{name}." if name else ""
-            tensors |= {
-                f"{prefix}running_mean": layer.running_mean,
-                f"{prefix}running_var": layer.running_var,
-            }
+        if not isinstance(layer, _BatchNorm):
+            continue
+        prefix = f"{name}." if name else ""
+        # A layer without running statistics normalises by those of the batch.
+        if layer.running_mean is not None and layer.running_var is not None:
+            tensors[f"{prefix}running_mean"] = layer.running_mean
+            tensors[f"{prefix}running_var"] = layer.running_var
     return tensors
 
 

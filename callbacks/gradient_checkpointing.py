@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
-from typing import Any
+from typing import Any, NamedTuple
 
 import lightning as L
 import torch
@@ -19,8 +19,18 @@ from lit_data.errors import ConfigError
 log = logging.getLogger(__name__)
 
 
-_Buffers = Sequence[tuple[dict[str, Tensor | None], str, Tensor]]
-"""Where a buffer hangs, its name there, and its content."""
+class _Buffer(NamedTuple):
+    """A buffer, and its content at some moment.
+
+    Attributes:
+        owner: Holds the buffer by its name.
+        name: Its name there.
+        content: A copy of it.
+    """
+
+    owner: dict[str, Tensor | None]
+    name: str
+    content: Tensor
 
 
 class GradientCheckpointing(L.Callback):
@@ -45,11 +55,8 @@ class GradientCheckpointing(L.Callback):
     """
 
     def __init__(self, modules: Sequence[str]) -> None:
-        if (
-            isinstance(modules, str)
-            or not modules
-            or not all(isinstance(name, str) and name for name in modules)
-        ):
+        is_list = not isinstance(modules, str) and len(modules) > 0
+        if not is_list or not all(isinstance(name, str) and name for name in modules):
             raise ConfigError(
                 f"modules={modules!r}: allowed is a list of names or patterns of submodules, such as ['encoder.*'] - "
                 "name at least one, or leave GradientCheckpointing out"
@@ -66,7 +73,8 @@ class GradientCheckpointing(L.Callback):
         chosen = _choose_modules(pl_module, self.modules)
         self._idle = set(chosen)
         for name, module in chosen.items():
-            self._unwrap.append(wrap(module, "forward", self._make_around(pl_module, module, name)))
+            around = self._make_around(pl_module, module, name)
+            self._unwrap.append(wrap(module, "forward", around))
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -105,35 +113,42 @@ class GradientCheckpointing(L.Callback):
 
 
 def _choose_modules(root: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Module]:
-    """The modules that the patterns name, each once."""
-    names = {name: module for name, module in root.named_modules(remove_duplicate=False) if name}
-    chosen: dict[
-        int, str
-    ] = {}  # by id: torchmetrics compares and hashes its modules by their content
+    """Return the modules that the patterns name, each once."""
+    modules = {name: module for name, module in root.named_modules(remove_duplicate=False) if name}
+    chosen: dict[int, str] = {}  # by id: torchmetrics compares its modules by their content
     for pattern in patterns:
-        found = [name for name in names if _fits(name, pattern)]
-        if not found:
-            near = get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
+        matches = [name for name in modules if _fits(name, pattern)]
+        if not matches:
+            nearest = get_close_matches(pattern, modules, n=3, cutoff=0.3) or list(modules)[:3]
             raise ConfigError(
                 f"modules: {pattern!r} fits no submodule of {type(root).__name__} - allowed are names of its "
-                f"named_modules() and patterns for each part of them - the nearest: {_quote(near)}"
+                f"named_modules() and patterns for each part of them - the nearest: {_quote(nearest)}"
             )
-        for name in found:
-            _check_forward(names[name], name)
-            chosen.setdefault(id(names[name]), name)
+        for name in matches:
+            _check_forward(modules[name], name)
+            chosen.setdefault(id(modules[name]), name)
     for name in chosen.values():
-        _, *inside = names[name].modules()
-        inner = next((chosen[id(module)] for module in inside if id(module) in chosen), None)
-        if inner is not None:
-            raise ConfigError(
-                f"modules: {inner!r} lies inside {name!r}, which would run it three times - choose one of them"
-            )
-    return {name: names[name] for name in chosen.values()}
+        _check_inside(modules[name], name, chosen)
+    return {name: modules[name] for name in chosen.values()}
 
 
 def _fits(name: str, pattern: str) -> bool:
-    parts, wanted = name.split("."), pattern.split(".")
-    return len(parts) == len(wanted) and all(map(fnmatchcase, parts, wanted))
+    name_parts = name.split(".")
+    pattern_parts = pattern.split(".")
+    if len(name_parts) != len(pattern_parts):
+        return False
+    return all(map(fnmatchcase, name_parts, pattern_parts))
+
+
+def _check_inside(module: nn.Module, name: str, chosen: Mapping[int, str]) -> None:
+    """Refuse a module that holds another chosen one, by their ids."""
+    _, *inner_modules = module.modules()
+    for inner in inner_modules:
+        if id(inner) in chosen:
+            raise ConfigError(
+                f"modules: {chosen[id(inner)]!r} lies inside {name!r}, which would run it three times - choose one of "
+                "them"
+            )
 
 
 def _check_forward(module: nn.Module, name: str) -> None:
@@ -152,43 +167,43 @@ def _run_checkpointed(
     module: nn.Module, call: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> Any:  # noqa: ANN401 - any module
     """Run `call` now, and again in backward from the buffers of now, without a trace in those of then."""
-    if (
-        torch.compiler.is_compiling()
-    ):  # it repeats no update of a buffer by itself, and could not see ours
+    if torch.compiler.is_compiling():
+        # The compiler repeats no update of a buffer by itself, and could not see ours.
         return checkpoint(call, *args, use_reentrant=False, **kwargs)
-    buffers = [
-        (owner, name, buffer.detach().clone()) for owner, name, buffer in _find_buffers(module)
-    ]
-    again = False
+    buffers = _copy_buffers(module)
+    is_repetition = False
 
     def run(*values: Any) -> Any:  # noqa: ANN401
-        nonlocal again
+        nonlocal is_repetition
+        positional = values[: len(args)]
         named = dict(zip(kwargs, values[len(args) :], strict=True))
-        if again:
+        if is_repetition:
             with _lend(buffers):
-                return call(*values[: len(args)], **named)
-        again = True
-        return call(*values[: len(args)], **named)
+                return call(*positional, **named)
+        is_repetition = True
+        return call(*positional, **named)
 
     # By position, as torch looks only there for the devices whose random state it keeps.
     return checkpoint(run, *args, *kwargs.values(), use_reentrant=False, preserve_rng_state=True)
 
 
-def _find_buffers(module: nn.Module) -> Iterator[tuple[dict[str, Tensor | None], str, Tensor]]:
-    for owner in module.modules():
-        for name, buffer in owner._buffers.items():
+def _copy_buffers(module: nn.Module) -> list[_Buffer]:
+    buffers = []
+    for part in module.modules():
+        for name, buffer in part._buffers.items():
             if buffer is not None:
-                yield owner._buffers, name, buffer
+                buffers.append(_Buffer(part._buffers, name, buffer.detach().clone()))
+    return buffers
 
 
 @contextmanager
-def _lend(buffers: _Buffers) -> Iterator[None]:
+def _lend(buffers: Sequence[_Buffer]) -> Iterator[None]:
     """Put copies in the place of buffers for a while."""
-    own = [(place, name, place[name]) for place, name, _ in buffers]
-    for place, name, content in buffers:
-        place[name] = content.clone()
+    tensors_of_now = [buffer.owner[buffer.name] for buffer in buffers]
+    for owner, name, content in buffers:
+        owner[name] = content.clone()  # backward may be repeated, with retain_graph
     try:
         yield
     finally:
-        for place, name, tensor in own:
-            place[name] = tensor
+        for buffer, tensor in zip(buffers, tensors_of_now, strict=True):
+            buffer.owner[buffer.name] = tensor

@@ -57,9 +57,8 @@ class SaveOnSignal(L.Callback):
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._received = self._agreed = 0
         self._asked = None
-        self._before = {
-            number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)
-        }
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        self._before = {number: signal.getsignal(number) for number in numbers}
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -68,11 +67,11 @@ class SaveOnSignal(L.Callback):
             self._received = signal.SIGTERM
         # Lightning's own handler is replaced: it waits for the other ranks wherever the signal
         # strikes.
-        if threading.current_thread() is threading.main_thread():
-            heeded = [
-                number for number, handler in self._before.items() if handler != signal.SIG_IGN
-            ]
-            self._replaced = {number: signal.signal(number, self._note) for number in heeded}
+        if threading.current_thread() is not threading.main_thread():
+            return  # Python allows no handlers there
+        for number, handler in self._before.items():
+            if handler != signal.SIG_IGN:
+                self._replaced[number] = signal.signal(number, self._note)
 
     @override
     def on_train_batch_start(
@@ -90,7 +89,8 @@ class SaveOnSignal(L.Callback):
         batch_idx: int,
     ) -> None:
         self._in_step = False
-        if (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch:
+        has_stepped = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
+        if has_stepped or trainer.is_last_batch:
             self._stop_if_agreed(trainer)
 
     @override
@@ -108,7 +108,8 @@ class SaveOnSignal(L.Callback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self._training and self._received and not self._agreed and trainer.world_size == 1:
+        is_new = self._training and self._received and not self._agreed
+        if is_new and trainer.world_size == 1:
             self._agreed = self._received
             self._save(trainer)  # who sent the signal may not wait for the end of the validation
 
@@ -125,19 +126,17 @@ class SaveOnSignal(L.Callback):
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        stopped = (
-            type(exception).__name__ == SIGTERMException.__name__
-        )  # pytorch_lightning has one of its own
+        # By name, as pytorch_lightning has one of its own.
+        is_stop = type(exception).__name__ == SIGTERMException.__name__
+        # Loader processes that share our terminal may die of the same signal while we wait for
+        # their batch.
+        is_between_steps = trainer.world_size == 1 and not self._in_step
+        is_loader_death = isinstance(exception, Exception) and is_between_steps
         try:
-            # Loader processes that share our terminal may die of the same signal while we wait for
-            # their batch.
-            starved = (
-                isinstance(exception, Exception) and trainer.world_size == 1 and not self._in_step
-            )
-            if (stopped and self._agreed) or (starved and self._received):
-                self._save_and_tell(trainer)
+            if (is_stop and self._agreed) or (is_loader_death and self._received):
+                self._save_and_log(trainer)
         finally:
-            if stopped:
+            if is_stop:
                 exception.code = 128 + (self._agreed or signal.SIGTERM)  # type: ignore[attr-defined]
             self._restore_handlers()
 
@@ -147,11 +146,11 @@ class SaveOnSignal(L.Callback):
                 raise KeyboardInterrupt
             return
         self._received = number
-        again = "; Ctrl-C once more stops at once" if number == signal.SIGINT else ""
-        log.warning("%s: finishing the step, then saving%s", signal.Signals(number).name, again)
-        before = self._before[number]
-        if number == signal.SIGTERM and callable(before):
-            before(number, frame)
+        hint = "; Ctrl-C once more stops at once" if number == signal.SIGINT else ""
+        log.warning("%s: finishing the step, then saving%s", signal.Signals(number).name, hint)
+        earlier_handler = self._before[number]
+        if number == signal.SIGTERM and callable(earlier_handler):
+            earlier_handler(number, frame)
 
     def _restore_handlers(self) -> None:
         self._training = False
@@ -168,25 +167,26 @@ class SaveOnSignal(L.Callback):
             set_stop(trainer, True)
 
     def ask_ranks(self, trainer: L.Trainer) -> int:
-        """The signal that any rank got: before this step, or on GPUs before the last one."""
+        """Return the signal that any rank got: before this step, or on GPUs before the last one."""
         device = trainer.strategy.root_device
         if device.type != "cuda":
-            return int(
-                trainer.strategy.reduce(torch.tensor(self._agreed, device=device), reduce_op="max")
-            )
-        mine = torch.full((), self._agreed, device=device)
-        torch.distributed.all_reduce(
-            mine, torch.distributed.ReduceOp.MAX
-        )  # that of the strategy waits for all ranks
-        answer = mine.to("cpu", non_blocking=True)
+            signals = torch.tensor(self._agreed, device=device)
+            return int(trainer.strategy.reduce(signals, reduce_op="max"))
+        signals = torch.full((), self._agreed, device=device)
+        # The strategy's own reduction would wait for all ranks.
+        torch.distributed.all_reduce(signals, torch.distributed.ReduceOp.MAX)
+        answer = signals.to("cpu", non_blocking=True)
         event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(device))
-        last, self._asked = self._asked, (answer, event)
-        read = self._asked if trainer.is_last_batch or last is None else last
-        read[1].synchronize()
-        return int(read[0])
+        previous = self._asked
+        self._asked = (answer, event)
+        # That of the step before is there by now; the last step of an epoch waits for its own.
+        if previous is not None and not trainer.is_last_batch:
+            answer, event = previous
+        event.synchronize()
+        return int(answer)
 
-    def _save_and_tell(self, trainer: L.Trainer) -> None:
+    def _save_and_log(self, trainer: L.Trainer) -> None:
         problem = self._save(trainer)
         if not trainer.is_global_zero:
             return
@@ -202,10 +202,10 @@ class SaveOnSignal(L.Callback):
             )
 
     def _save(self, trainer: L.Trainer) -> str:
-        """Write the checkpoint from all ranks; says what went wrong."""
+        """Write the checkpoint from all ranks; return what went wrong, or nothing."""
         part = self.path.with_name(f".{self.path.name}.part")
         try:
-            _save_on_all_ranks(trainer, part)
+            _save_on_all_ranks(trainer, part)  # complete, before it gets its name
             if trainer.is_global_zero:
                 _publish(part, self.path)
         except (Exception, KeyboardInterrupt) as error:

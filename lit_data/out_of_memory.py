@@ -1,4 +1,4 @@
-"""Whether an error says that memory ran out."""
+"""Errors that say that memory ran out, told from all others."""
 
 import re
 from typing import Final
@@ -22,38 +22,40 @@ _TEXTS: Final = re.compile(
 """Texts of RuntimeErrors; from PyTorch's sources, and reports such as ultralytics#12193 and mosaicml/composer#3397."""
 
 _UNCLEAR: Final = re.compile(r"CUDNN_STATUS_(INTERNAL_ERROR|NOT_INITIALIZED)")
-"""What cuDNN says of many faults, of which a lack of memory for its handle is one."""
+"""Texts of cuDNN for many faults, of which a lack of memory for its handle is one."""
 _SCARCE_BYTES: Final = 2**28
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Whether an error, or one that it was raised from, says that memory ran out.
+    """Return True if an error, or one that it was raised from, says that memory ran out.
 
     By class where there is one, else by the text of a RuntimeError; an illegal access, a failed
     assertion on the device or anything else is none.
     """
     import torch
 
-    seen: set[int] = set()
+    seen: set[int] = set()  # causes may form a ring
     while error is not None and id(error) not in seen:
         seen.add(id(error))
         if isinstance(error, torch.OutOfMemoryError | MemoryError):
             return True
-        if isinstance(error, RuntimeError) and (
-            _TEXTS.search(str(error)) or _is_scarce(str(error))
-        ):
+        text = str(error)
+        if isinstance(error, RuntimeError) and (_TEXTS.search(text) or _is_scarce(text)):
             return True
         error = error.__cause__
     return False
 
 
 def _is_scarce(text: str) -> bool:
-    """Whether an error that may mean anything came when the device had next to no memory left."""
+    """Return True if an error that may mean anything came when the device had next to no memory left."""
     import torch
 
-    if not (_UNCLEAR.search(text) and torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
+    if not _UNCLEAR.search(text) or not torch.cuda.is_available():
+        return False
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return False
     try:
-        return torch.cuda.mem_get_info()[0] < _SCARCE_BYTES
+        free_bytes, _ = torch.cuda.mem_get_info()
+        return free_bytes < _SCARCE_BYTES
     except RuntimeError:  # the device is broken, so it was none
         return False

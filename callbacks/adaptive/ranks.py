@@ -33,7 +33,8 @@ class Ranks:
 
     def __init__(self, strategy: DDPStrategy) -> None:
         assert isinstance(strategy.model, DistributedDataParallel)
-        self.strategy, self.model = strategy, strategy.model
+        self.strategy = strategy
+        self.model = strategy.model
         self.copies_buffers = bool(self.model.broadcast_buffers)
         self.model.broadcast_buffers = False
         self._samples = 0

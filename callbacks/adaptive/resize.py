@@ -82,7 +82,9 @@ class Resizing:
                 f"AdaptiveBatchSize(mode='resize') works on one device and this run has {replay.trainer.world_size} "
                 "ranks, whose loaders must agree on each batch: use mode='split'"
             )
-        self.loader, self.rules, self.replay = loader, rules, replay
+        self.loader = loader
+        self.rules = rules
+        self.replay = replay
         self.base = loader.batch_size
         self._successes: deque[bool] = deque(maxlen=rules.window)
         self._sizes = {loader.batch_size}

@@ -1,4 +1,4 @@
-"""What the nets of a GAN are built from."""
+"""Blocks and sizes that the nets of a GAN are built from."""
 
 import math
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class StyleNet(nn.Module):
     Args:
         latent_size: Length of the latents.
         num_labels: Labels to tell apart; 0 for none.
-        posed: Whether the style depends on the pose.
+        posed: The style depends on the pose.
         style_size: Length of the style.
     """
 
@@ -33,7 +33,8 @@ class StyleNet(nn.Module):
         super().__init__()
         self.label = nn.Embedding(num_labels, latent_size) if num_labels else None
         self.pose = nn.Linear(4, latent_size) if posed else None
-        inputs = latent_size * (1 + (num_labels > 0) + posed)
+        embeddings = [net for net in (self.label, self.pose) if net is not None]
+        inputs = latent_size * (1 + len(embeddings))
         self.layers = nn.Sequential(
             nn.Linear(inputs, style_size),
             nn.LeakyReLU(SLOPE),
@@ -44,14 +45,13 @@ class StyleNet(nn.Module):
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
         """[B, style_size] of latents [B, latent_size]."""
-        wanted = embed(self.label, self.pose, conditions, latents.dtype)
-        styles: Tensor = self.layers(torch.cat((latents, *wanted), dim=1))
+        embeddings = embed(self.label, self.pose, conditions, latents.dtype)
+        styles: Tensor = self.layers(torch.cat((latents, *embeddings), dim=1))
         return styles
 
 
 class StyledBlock(nn.Module):
-    """Two convolutions, after each of which a style scales and shifts what is normalised within its
-    image.
+    """Two convolutions, each normalised within its image and then scaled and shifted by a style.
 
     Args:
         inputs: Channels.
@@ -95,10 +95,11 @@ class ResidualBlock(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         """[B, outputs, H / 2, W / 2] of features [B, inputs, H, W]."""
         # In place, so that each layer keeps one tensor for backward.
-        new = F.leaky_relu_(self.second(F.leaky_relu_(self.first(features), SLOPE)), SLOPE)
-        halved: Tensor = (F.avg_pool2d(new, 2) + self.skip(F.avg_pool2d(features, 2))) * math.sqrt(
-            0.5
-        )
+        residual = F.leaky_relu_(self.first(features), SLOPE)
+        residual = F.leaky_relu_(self.second(residual), SLOPE)
+        skipped = self.skip(F.avg_pool2d(features, 2))
+        # The sum of two spreads as large is brought back to one of them.
+        halved: Tensor = (F.avg_pool2d(residual, 2) + skipped) * math.sqrt(0.5)
         return halved
 
 
@@ -118,17 +119,24 @@ def plan_sizes(
         raise ConfigError(
             f"image_px={image_px}: need a height and a width of at least {_COARSEST_PX} px"
         )
-    coarsest, halvings = list(sides), 0
+    coarsest = list(sides)
+    widths = [min(width, max_width)]
     while min(coarsest) >= 2 * _COARSEST_PX:
         if any(side % 2 for side in coarsest):
-            step = 2 ** ((min(sides) // _COARSEST_PX).bit_length() - 1)
-            near = [max(step, round(side / step) * step) for side in sides]
             raise ConfigError(
                 f"image_px={image_px}: halving must lead to a shorter side of {_COARSEST_PX} to "
-                f"{2 * _COARSEST_PX - 1} px in whole numbers - the nearest size is {near}"
+                f"{2 * _COARSEST_PX - 1} px in whole numbers - the nearest size is {_round_sides(sides)}"
             )
-        coarsest, halvings = [side // 2 for side in coarsest], halvings + 1
-    return sides, coarsest, [min(width * 2**halving, max_width) for halving in range(halvings + 1)]
+        coarsest = [side // 2 for side in coarsest]
+        widths.append(min(width * 2 ** len(widths), max_width))
+    return sides, coarsest, widths
+
+
+def _round_sides(sides: tuple[int, int]) -> list[int]:
+    """Return the nearest sides that can be halved down to the coarsest size."""
+    halvings = (min(sides) // _COARSEST_PX).bit_length() - 1
+    step = 2**halvings
+    return [max(step, round(side / step) * step) for side in sides]
 
 
 def check_counts(counts: Mapping[str, int]) -> None:
@@ -143,8 +151,9 @@ def check_counts(counts: Mapping[str, int]) -> None:
 
 
 def start_weights(net: nn.Module) -> None:
-    """Weights that keep the spread of features from layer to layer (He et al., ICCV 2015), and no
-    biases.
+    """Draw weights that keep the spread of features from layer to layer, and set biases to 0.
+
+    He et al., "Delving deep into rectifiers", ICCV 2015.
 
     Stored channels last, with which a step takes two thirds of the time on a CPU.
     """
@@ -157,19 +166,19 @@ def start_weights(net: nn.Module) -> None:
 
 
 def double(images: Tensor, *, smooth: bool = False) -> Tensor:
-    """Twice the height and width; with new values between the old ones, or by repeating them, which costs less."""
+    """Double height and width: by repeating values, or with new ones between them, which costs more."""
     if smooth:
         return F.interpolate(images, scale_factor=2.0, mode="bilinear", align_corners=False)
     return F.interpolate(images, scale_factor=2.0, mode="nearest")
 
 
 def widen(values: Tensor) -> Tensor:
-    """In float32 where autocast made less of them."""
+    """Return values in float32 where autocast made less of them."""
     return values.to(torch.promote_types(values.dtype, torch.float32))
 
 
-def find_places(images: Tensor, grids: Tensor | None) -> Tensor:
-    """[B, 2, K, L]: where each pixel of images [B, C, K, L] lies in the whole image, see `Conditions`."""
+def locate_pixels(images: Tensor, grids: Tensor | None) -> Tensor:
+    """Places [B, 2, K, L] of the pixels of images [B, C, K, L] in the whole image, see `Conditions`."""
     if grids is None:
         height, width = images.shape[-2:]
         grids = make_grid(height, width, images.device).expand(len(images), -1, -1, -1)
@@ -179,9 +188,12 @@ def find_places(images: Tensor, grids: Tensor | None) -> Tensor:
 def embed(
     label: nn.Module | None, pose: nn.Module | None, conditions: Conditions, dtype: torch.dtype
 ) -> list[Tensor]:
-    """Embeddings [B, E] of labels and of poses, of those that there are; a pose goes in by its sines and cosines."""
-    found = [] if label is None else [label(conditions.labels)]
+    """Embeddings [B, E] of labels and of poses, of those that there are."""
+    embeddings = []
+    if label is not None:
+        embeddings.append(label(conditions.labels))
     if pose is not None:
         poses = conditions.poses.to(dtype)
-        found.append(pose(torch.cat((poses.sin(), poses.cos()), dim=1)))
-    return found
+        # Sines and cosines, so that 0 and 360 degrees are the same.
+        embeddings.append(pose(torch.cat((poses.sin(), poses.cos()), dim=1)))
+    return embeddings

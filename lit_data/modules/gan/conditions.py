@@ -1,9 +1,9 @@
-"""What a GAN's pictures are made from: latents, labels, the camera's poses, and the places of their pixels."""
+"""Inputs of a GAN's nets: latents, labels, the camera's poses, and the places of the pixels."""
 
 import math
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ from lit_data.rng import Stream, uniform_torch
 
 
 class Use(IntEnum):
-    """What random numbers of a sample are for; each use has its own."""
+    """Use of the random numbers of a sample; each has numbers of its own."""
 
     DISCRIMINATOR = 0
     GENERATOR = 1
@@ -22,7 +22,7 @@ class Use(IntEnum):
 
 
 class Conditions(NamedTuple):
-    """What is asked for in each picture of a batch.
+    """Label, pose and places of the pixels of each picture of a batch.
 
     Attributes:
         labels: [B] int64; 0 where there are none.
@@ -39,27 +39,28 @@ class Conditions(NamedTuple):
     offsets: Tensor | None = None
 
     def split(self, sizes: list[int]) -> "list[Conditions]":
-        """Those of the parts of a batch."""
-        fields = [
-            [None] * len(sizes) if field is None else torch.split(field, sizes) for field in self
-        ]
+        """Return those of the micro-batches of a batch."""
+        fields: list[Any] = []
+        for field in self:
+            fields.append([None] * len(sizes) if field is None else torch.split(field, sizes))
         return [Conditions(*part) for part in zip(*fields, strict=True)]
 
     def to(self, device: torch.device) -> "Conditions":
-        """The same on a device."""
-        return Conditions(*(None if field is None else field.to(device) for field in self))  # type: ignore[arg-type]
+        """Return the same on a device."""
+        fields: list[Any] = [None if field is None else field.to(device) for field in self]
+        return Conditions(*fields)
 
 
 @dataclass(frozen=True, slots=True)
 class RayPatches:
-    """Train on size x size rays of each image, at a random scale and place (Schwarz et al., "GRAF",
-    NeurIPS 2020).
+    """Train on size x size rays of each image, at a random scale and place.
 
-    Memory depends on the number of rays then, and not on the size of the images.
+    Memory depends on the number of rays then, and not on the size of the images (Schwarz et al.,
+    "GRAF", NeurIPS 2020).
 
     Args:
         size_px: Rays along each side.
-        min_scale: The patch spans at least this share of the image's sides, and at most all of it.
+        min_scale: The patch spans at least this fraction of the image's sides, and at most all of it.
 
     Raises:
         ConfigError: A number is out of range.
@@ -76,18 +77,21 @@ class RayPatches:
             )
 
     def draw(self, index: Tensor, *, seed: int, epoch: int, use: Use) -> tuple[Tensor, Tensor]:
-        """Places of the pixels, and where the points of their rays begin; those of a sample are its
-        own.
+        """Draw the places of the pixels, and where the points of their rays begin.
+
+        Those of a sample are its own.
 
         Returns:
             ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
         """
         size = self.size_px
-        drawn = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
-        scales = self.min_scale + (1 - self.min_scale) * drawn[:, :1]
-        centres = (1 - scales) * (2 * drawn[:, 1:3] - 1)
-        grids = centres[:, None, None] + scales[:, None, None] * make_grid(size, size, index.device)
-        return grids, drawn[:, 3:].view(-1, size, size)
+        numbers = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
+        scales = self.min_scale + (1 - self.min_scale) * numbers[:, :1]
+        centres = (1 - scales) * (2 * numbers[:, 1:3] - 1)  # the patch stays inside the image
+        patch = make_grid(size, size, index.device)
+        grids = centres[:, None, None] + scales[:, None, None] * patch
+        offsets = numbers[:, 3:].view(-1, size, size)
+        return grids, offsets
 
 
 def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -> Tensor:
@@ -98,38 +102,41 @@ def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -
         size: Length of a latent.
         seed: 0 <= seed < 2**64.
         epoch: 0 <= epoch < 2**32.
-        use: What they are for.
+        use: Of the latents.
 
     Returns:
         [B, size] float32 on the device of `index`.
     """
     pairs = -(-size // 2)
-    drawn = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
+    numbers = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
     # Box and Muller, Annals of Mathematical Statistics 1958; 1 - u is in (0, 1].
-    radii, angles = (-2 * torch.log(1 - drawn[:, :pairs])).sqrt(), 2 * math.pi * drawn[:, pairs:]
+    radii = (-2 * torch.log(1 - numbers[:, :pairs])).sqrt()
+    angles = 2 * math.pi * numbers[:, pairs:]
     return torch.cat((radii * angles.cos(), radii * angles.sin()), dim=1)[:, :size]
 
 
 def draw_choices(index: Tensor, counts: tuple[int, int], *, seed: int) -> tuple[Tensor, Tensor]:
-    """For samples to be shown, two numbers of 0 to each count, exclusive, all as likely: a label
-    and a pose.
+    """Draw a label and a pose for samples to be shown, each of 0 to its count, exclusive.
 
     Returns:
         Two [B] int64; 0 where a count is 0.
     """
-    drawn = _draw(seed, Stream.RAYS, index, 0, 2, Use.SAMPLES)
-    labels, poses = (
-        (column * count).long() for column, count in zip(drawn.unbind(1), counts, strict=True)
-    )
+    numbers = _draw(seed, Stream.RAYS, index, 0, 2, Use.SAMPLES)
+    label_count, pose_count = counts
+    labels = (numbers[:, 0] * label_count).long()
+    poses = (numbers[:, 1] * pose_count).long()
     return labels, poses
 
 
 def make_grid(height: int, width: int, device: torch.device) -> Tensor:
     """Centres (x, y) of all pixels, [height, width, 2] float32, -1..1 from edge to edge."""
-    rows, columns = (
-        (2 * torch.arange(length, device=device) + 1) / length - 1 for length in (height, width)
-    )  # fmt: skip
+    rows = _find_centres(height, device)
+    columns = _find_centres(width, device)
     return torch.stack(torch.meshgrid(columns, rows, indexing="xy"), dim=-1)
+
+
+def _find_centres(length: int, device: torch.device) -> Tensor:
+    return (2 * torch.arange(length, device=device) + 1) / length - 1
 
 
 def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
@@ -148,7 +155,6 @@ def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
 
 
 def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
-    """[B, draws] float32 in [0, 1), those of the use out of the numbers of all."""
-    return uniform_torch(seed, stream, index, epoch, draws * len(Use))[
-        :, draws * use : draws * (use + 1)
-    ]
+    """Draw [B, draws] float32 in [0, 1): those of one use out of the numbers of all."""
+    numbers = uniform_torch(seed, stream, index, epoch, draws * len(Use))
+    return numbers[:, draws * use : draws * (use + 1)]

@@ -24,7 +24,7 @@ def draw_conditions(
     poses: Tensor | None,
     known_poses: Tensor | None,
 ) -> Conditions:
-    """What samples show: as given, else drawn evenly.
+    """Return what samples show: as given, else drawn evenly.
 
     Args:
         count: Number of samples.
@@ -37,10 +37,11 @@ def draw_conditions(
     Raises:
         ConfigError: There are not `count` of what is given, or a label is out of range.
     """
-    choices = 0 if known_poses is None else len(known_poses)
-    drawn_labels, drawn_poses = draw_choices(torch.arange(count), (num_labels, choices), seed=seed)
+    pose_count = 0 if known_poses is None else len(known_poses)
+    counts = (num_labels, pose_count)
+    drawn_labels, pose_numbers = draw_choices(torch.arange(count), counts, seed=seed)
     if poses is None:
-        poses = torch.zeros(count, 2) if known_poses is None else known_poses.cpu()[drawn_poses]
+        poses = torch.zeros(count, 2) if known_poses is None else known_poses.cpu()[pose_numbers]
     labels = drawn_labels if labels is None else torch.as_tensor(labels, dtype=torch.int64)
     if labels.shape != (count,) or poses.shape != (count, 2):
         raise ConfigError(
@@ -60,7 +61,7 @@ def render_samples(
     batch_size: int,
     device: torch.device,
 ) -> Tensor:
-    """Images of latents, in inference mode and with the generator in evaluation.
+    """Generate images of latents, in inference mode and with the generator in evaluation.
 
     Args:
         generator: From latents and conditions to images in -1..1.
@@ -72,41 +73,37 @@ def render_samples(
     Returns:
         [N, C, H, W] float32 in 0..1 on the CPU.
     """
-    count, training = len(latents), generator.training
-    sizes = [min(batch_size, count - start) for start in range(0, count, batch_size)]
+    sizes = [len(part) for part in torch.split(latents, batch_size)]
+    parts = zip(torch.split(latents, sizes), conditions.split(sizes), strict=True)
     dtype = next(generator.parameters()).dtype
     images: Tensor | None = None
     start = 0
+    was_training = generator.training
     generator.eval()
     try:
         with torch.inference_mode():
-            for some, wanted in zip(
-                torch.split(latents, sizes), conditions.split(sizes), strict=True
-            ):
-                found = (
-                    generator(some.to(device, dtype), wanted.to(device))
-                    .float()
-                    .add(1)
-                    .div(2)
-                    .clamp(0, 1)
-                )
-                with torch.inference_mode(False):  # what is given out is a tensor as any other
-                    images = torch.empty(count, *found.shape[1:]) if images is None else images
-                images[start : start + len(some)] = found
-                start += len(some)
+            for part_latents, part_conditions in parts:
+                output = generator(part_latents.to(device, dtype), part_conditions.to(device))
+                part_images = output.float().add(1).div(2).clamp(0, 1)
+                if images is None:
+                    # Outside of inference mode, so that the result is a tensor as any other.
+                    with torch.inference_mode(False):
+                        images = torch.empty(len(latents), *part_images.shape[1:])
+                images[start : start + len(part_images)] = part_images
+                start += len(part_images)
     finally:
-        generator.train(training)
+        generator.train(was_training)
     assert images is not None
     return images
 
 
 def draw_sample_latents(count: int, latent_size: int, seed: int) -> Tensor:
-    """[count, latent_size] on the CPU, apart from those of training with the same seed."""
+    """Draw [count, latent_size] on the CPU, apart from those of training with the same seed."""
     return draw_latents(torch.arange(count), latent_size, seed=seed, epoch=0, use=Use.SAMPLES)
 
 
 class GeneratorModule(L.LightningModule):
-    """What modules that learn to make pictures share.
+    """Base of modules that learn to make pictures.
 
     Args:
         generator: From latents [B, latent_size] and `Conditions` to images [B, C, H, W] in about
@@ -114,7 +111,7 @@ class GeneratorModule(L.LightningModule):
         latent_size: Length of the latents.
         num_labels: Labels of the data; 0 where the generator knows none.
         seed: Of what training draws.
-        ema_decay: Share of the running mean that is kept in each step; less in the first steps.
+        ema_decay: Fraction of the running mean that is kept in each step; less in the first steps.
 
     Attributes:
         ema_generator: The generator with the running mean of its weights.
@@ -136,14 +133,13 @@ class GeneratorModule(L.LightningModule):
         super().__init__()
         if not 0 <= ema_decay < 1:
             raise ConfigError(f"ema_decay={ema_decay}: need 0 or more, below 1")
-        check_net(
-            generator, {"latent_size": latent_size, "num_labels": num_labels}, "the module has"
-        )
-        self.generator, self.ema_generator = (
-            generator,
-            copy.deepcopy(generator).requires_grad_(False),
-        )
-        self.latent_size, self.num_labels, self.seed = latent_size, num_labels, check_seed(seed)
+        sizes = {"latent_size": latent_size, "num_labels": num_labels}
+        check_net(generator, sizes, "the module has")
+        self.generator = generator
+        self.ema_generator = copy.deepcopy(generator).requires_grad_(False)
+        self.latent_size = latent_size
+        self.num_labels = num_labels
+        self.seed = check_seed(seed)
         self.ema_decay = ema_decay
         self.poses: Tensor | None = None
 
@@ -151,12 +147,10 @@ class GeneratorModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         self.poses = getattr(datamodule, "poses", self.poses)
-        found = {name: getattr(datamodule, name, None) for name in ("image_px", "channels")}
-        check_net(
-            self.generator,
-            {name: value for name, value in found.items() if value is not None},
-            "the data have",
-        )
+        for name in ("image_px", "channels"):
+            value = getattr(datamodule, name, None)
+            if value is not None:
+                check_net(self.generator, {name: value}, "the data have")
         if stage == "fit":
             check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
@@ -167,7 +161,12 @@ class GeneratorModule(L.LightningModule):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """Images [B, C, H, W] in about -1..1 of latents [B, latent_size], by the running mean of the weights."""
+        """Generate images [B, C, H, W] in about -1..1 by the running mean of the weights.
+
+        Args:
+            latents: [B, latent_size] float32.
+            conditions: Of the images.
+        """
         images: Tensor = self.ema_generator(latents, conditions)
         return images
 
@@ -180,10 +179,10 @@ class GeneratorModule(L.LightningModule):
         poses: Tensor | None = None,
         batch_size: int = 64,
     ) -> Tensor:
-        """Pictures by the running mean of the weights, moved to the CPU batch by batch.
+        """Generate pictures by the running mean of the weights, moved to the CPU batch by batch.
 
         Args:
-            count: How many.
+            count: Number of pictures.
             seed: Draws latents, and what is not given.
             labels: [count] of the pictures; by default drawn, all as likely.
             poses: [count, 2] float32 (azimuth, elevation) rad; by default drawn from those of the
@@ -209,9 +208,8 @@ class GeneratorModule(L.LightningModule):
             poses=poses,
             known_poses=self.poses,
         )
-        return self._render(
-            draw_sample_latents(count, self.latent_size, seed), conditions, batch_size
-        )
+        latents = draw_sample_latents(count, self.latent_size, seed)
+        return self._render(latents, conditions, batch_size)
 
     def sweep_views(
         self,
@@ -222,8 +220,9 @@ class GeneratorModule(L.LightningModule):
         labels: Sequence[int] | Tensor | None = None,
         batch_size: int = 64,
     ) -> Tensor:
-        """The same objects from all sides; of a generator without poses, the same picture each
-        time.
+        """Generate the same objects from all sides.
+
+        Of a generator without poses it is the same picture each time.
 
         Args:
             count: Objects.
@@ -236,7 +235,7 @@ class GeneratorModule(L.LightningModule):
             [count, V, C, H, W] float32 in 0..1 on the CPU.
         """
         views = len(poses)
-        one = draw_conditions(
+        objects = draw_conditions(
             count,
             seed=seed,
             num_labels=self.num_labels,
@@ -244,11 +243,11 @@ class GeneratorModule(L.LightningModule):
             poses=None,
             known_poses=None,
         )
-        conditions = Conditions(
-            one.labels.repeat_interleave(views), poses.cpu().float().repeat(count, 1)
-        )
-        latents = draw_sample_latents(count, self.latent_size, seed).repeat_interleave(views, dim=0)
-        images = self._render(latents, conditions, batch_size)
+        # Each object with all its views in turn.
+        labels = objects.labels.repeat_interleave(views)
+        conditions = Conditions(labels, poses.cpu().float().repeat(count, 1))
+        latents = draw_sample_latents(count, self.latent_size, seed)
+        images = self._render(latents.repeat_interleave(views, dim=0), conditions, batch_size)
         return images.view(count, views, *images.shape[1:])
 
     def follow_generator(self, steps: int) -> None:
@@ -256,15 +255,13 @@ class GeneratorModule(L.LightningModule):
         # As in tf.train.ExponentialMovingAverage: the first steps, far from any mean, are soon
         # forgotten.
         decay = min(self.ema_decay, (1 + steps) / (10 + steps))
+        weights = zip(self.ema_generator.parameters(), self.generator.parameters(), strict=True)
+        buffers = zip(self.ema_generator.buffers(), self.generator.buffers(), strict=True)
         with torch.no_grad():
-            for mean, weight in zip(
-                self.ema_generator.parameters(), self.generator.parameters(), strict=True
-            ):
-                mean.lerp_(weight, 1 - decay)
-            for kept, buffer in zip(
-                self.ema_generator.buffers(), self.generator.buffers(), strict=True
-            ):
-                kept.copy_(buffer)
+            for ema_weight, weight in weights:
+                ema_weight.lerp_(weight, 1 - decay)
+            for ema_buffer, buffer in buffers:
+                ema_buffer.copy_(buffer)
 
     def _render(self, latents: Tensor, conditions: Conditions, batch_size: int) -> Tensor:
         return render_samples(
@@ -276,34 +273,36 @@ class GeneratorModule(L.LightningModule):
         )
 
 
-def check_net(net: nn.Module, wanted: Mapping[str, Any], who: str) -> None:
-    """Compare what a net says of itself with what it is used for; a net that does not say is
-    believed.
+def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
+    """Compare attributes of a net with what it is used for; one that it has not is believed.
+
+    Args:
+        net: The net.
+        expected: Values by the names of the attributes.
+        who: Subject and verb of the message, such as ``the data have``.
 
     Raises:
         ConfigError: They differ.
     """
-    for name, value in wanted.items():
-        own = getattr(net, name, value)
+    for name, value in expected.items():
+        net_value = getattr(net, name, value)
         if name == "image_px":
-            own, value = pair_px(name, own), pair_px(name, value)
-        if own != value:
+            net_value, value = pair_px(name, net_value), pair_px(name, value)
+        if net_value != value:
             raise ConfigError(
-                f"{name}={own} of {type(net).__name__}: {who} {value} - set it to that"
+                f"{name}={net_value} of {type(net).__name__}: {who} {value} - set it to that"
             )
 
 
 def check_repeatable(net: nn.Module, device: torch.device) -> None:
-    """Refuse, before training, what would end its first backward pass.
+    """Refuse, before training, a net that would end its first backward pass.
 
     Raises:
         ConfigError: Deterministic algorithms are asked for, and the net has a gradient without one.
     """
-    strict = (
-        torch.are_deterministic_algorithms_enabled()
-        and not torch.is_deterministic_algorithms_warn_only_enabled()
-    )
-    if strict and device.type == "cuda" and not getattr(net, "repeatable", True):
+    warns_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    is_strict = torch.are_deterministic_algorithms_enabled() and not warns_only
+    if is_strict and device.type == "cuda" and not getattr(net, "repeatable", True):
         raise ConfigError(
             f"trainer.deterministic=true: {type(net).__name__} learns through grid_sample, whose gradient has no "
             "deterministic kernel on CUDA. Set trainer.deterministic=warn, or train another net"

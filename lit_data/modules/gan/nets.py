@@ -16,7 +16,7 @@ from lit_data.modules.gan.blocks import (
     check_counts,
     double,
     embed,
-    find_places,
+    locate_pixels,
     plan_sizes,
     start_weights,
 )
@@ -37,7 +37,7 @@ class ConvGenerator(nn.Module):
         channels: Of the images.
         latent_size: Length of the latents.
         num_labels: Labels to tell apart; 0 for none.
-        posed: Whether images depend on the camera's pose.
+        posed: Images depend on the camera's pose.
         width: Channels at full size, doubled at each halving.
         max_width: At most so many.
         style_size: Length of the style.
@@ -69,12 +69,10 @@ class ConvGenerator(nn.Module):
             }
         )
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
-        self.channels, self.latent_size, self.num_labels, self.posed = (
-            channels,
-            latent_size,
-            num_labels,
-            posed,
-        )
+        self.channels = channels
+        self.latent_size = latent_size
+        self.num_labels = num_labels
+        self.posed = posed
         self.style = StyleNet(latent_size, num_labels, posed=posed, style_size=style_size)
         self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
         steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
@@ -97,10 +95,12 @@ class ConvGenerator(nn.Module):
         features = self.start.expand(len(latents), -1, -1, -1)
         images: Tensor | None = None
         for block, picture in zip(self.blocks, self.pictures, strict=True):
-            if images is not None:
-                features, images = double(features), double(images, smooth=True)
-            features = block(features, styles)
-            images = picture(features) if images is None else images + picture(features)
+            if images is None:
+                features = block(features, styles)
+                images = picture(features)
+            else:
+                features = block(double(features), styles)
+                images = double(images, smooth=True) + picture(features)
         assert images is not None
         return read_at(images, conditions.grids)
 
@@ -116,7 +116,7 @@ class ConvDiscriminator(nn.Module):
             whole numbers.
         channels: Of the images.
         num_labels: Labels to tell apart; 0 for none.
-        posed: Whether the score depends on the camera's pose.
+        posed: The score depends on the camera's pose.
         placed: Two more channels say where in the image each pixel lies: for patches.
         width: Channels at full size, doubled at each halving.
         max_width: At most so many.
@@ -139,12 +139,10 @@ class ConvDiscriminator(nn.Module):
         super().__init__()
         check_counts({"channels": channels, "width": width, "max_width": max_width})
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
-        self.channels, self.num_labels, self.posed, self.placed = (
-            channels,
-            num_labels,
-            posed,
-            placed,
-        )
+        self.channels = channels
+        self.num_labels = num_labels
+        self.posed = posed
+        self.placed = placed
         size = widths[-1]
         self.stem = nn.Conv2d(channels + 2 * placed, widths[0], 3, padding=1)
         self.blocks = nn.ModuleList(
@@ -169,15 +167,15 @@ class ConvDiscriminator(nn.Module):
             [B] scores.
         """
         if self.placed:
-            images = torch.cat((images, find_places(images, conditions.grids)), dim=1)
-        features = F.leaky_relu_(
-            self.stem(images.contiguous(memory_format=torch.channels_last)), SLOPE
-        )
+            images = torch.cat((images, locate_pixels(images, conditions.grids)), dim=1)
+        images = images.contiguous(memory_format=torch.channels_last)  # as the weights are
+        features = F.leaky_relu_(self.stem(images), SLOPE)
         for block in self.blocks:
             features = block(features)
         features = F.leaky_relu_(self.last(features), SLOPE)
         features = F.leaky_relu_(self.features(features.flatten(1)), SLOPE)
         scores: Tensor = self.score(features)[:, 0]
-        for wanted in embed(self.label, self.pose, conditions, features.dtype):
-            scores = scores + (features * wanted).sum(1) / math.sqrt(features.shape[1])
+        for embedding in embed(self.label, self.pose, conditions, features.dtype):
+            projection = (features * embedding).sum(1)
+            scores = scores + projection / math.sqrt(features.shape[1])
         return scores

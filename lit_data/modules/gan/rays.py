@@ -1,6 +1,7 @@
 """`RayGenerator`: pictures of a field of light and matter, along the rays of a camera."""
 
 import math
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -85,32 +86,32 @@ class RayGenerator(nn.Module):
         style_size: int = 128,
     ) -> None:
         super().__init__()
-        counts = {
-            "channels": channels,
-            "latent_size": latent_size,
-            "features": features,
-            "width": width,
-        }
-        counts |= {
-            "max_width": max_width,
-            "hidden": hidden,
-            "points": points,
-            "ray_chunk": ray_chunk,
-        }
-        check_counts(counts | {"style_size": style_size})
+        check_counts(
+            {
+                "channels": channels,
+                "latent_size": latent_size,
+                "features": features,
+                "width": width,
+                "max_width": max_width,
+                "hidden": hidden,
+                "points": points,
+                "ray_chunk": ray_chunk,
+                "style_size": style_size,
+            }
+        )
         if not 0 < radius < distance or not 0 < field_of_view_deg < 180:
             raise ConfigError(
                 f"radius={radius}, distance={distance}, field_of_view_deg={field_of_view_deg}: need 0 < radius < "
                 "distance, and an angle between 0 and 180"
             )
         self.image_px = pair_px("image_px", image_px)
-        self.channels, self.latent_size, self.num_labels = channels, latent_size, num_labels
-        self.points, self.ray_chunk, self.distance, self.radius = (
-            points,
-            ray_chunk,
-            distance,
-            radius,
-        )
+        self.channels = channels
+        self.latent_size = latent_size
+        self.num_labels = num_labels
+        self.points = points
+        self.ray_chunk = ray_chunk
+        self.distance = distance
+        self.radius = radius
         self.half_height = math.tan(math.radians(field_of_view_deg) / 2)
         self.style = StyleNet(latent_size, num_labels, posed=False, style_size=style_size)
         self.planes = PlaneNet(
@@ -124,7 +125,7 @@ class RayGenerator(nn.Module):
 
     @override
     def forward(self, latents: Tensor, conditions: Conditions) -> Tensor:
-        """What the camera sees.
+        """Render what the camera sees.
 
         Args:
             latents: [B, latent_size] float32.
@@ -134,44 +135,45 @@ class RayGenerator(nn.Module):
             [B, C, K, L] in -1..1 of the grids; [B, C, H, W] without.
         """
         styles = self.style(latents, conditions)
-        planes, ground = widen(self.planes(styles)), widen(self.ground(styles))
-        grids, offsets = conditions.grids, conditions.offsets
+        planes = widen(self.planes(styles))
+        ground = widen(self.ground(styles))
+        poses = conditions.poses.to(planes.dtype)
+        grids = conditions.grids
         if grids is None:
             grids = make_grid(*self.image_px, latents.device).expand(len(latents), -1, -1, -1)
-        flat, poses = grids.flatten(1, 2).to(planes.dtype), conditions.poses.to(planes.dtype)
-        starts = torch.full_like(flat[..., 0], 0.5) if offsets is None else offsets.flatten(1)
-        chunk = flat.shape[1] if torch.is_grad_enabled() else max(1, self.ray_chunk // len(latents))
-        colours = [
-            self._follow(planes, ground, poses, places, start)
-            for places, start in zip(
-                torch.split(flat, chunk, 1), torch.split(starts, chunk, 1), strict=True
-            )
-        ]
+        places = grids.flatten(1, 2).to(planes.dtype)  # [B, R, 2]
+        if conditions.offsets is None:
+            offsets = torch.full_like(places[..., 0], 0.5)
+        else:
+            offsets = conditions.offsets.flatten(1)
+        # With gradients nothing is saved by chunks: the graph keeps them all.
+        ray_count = places.shape[1]
+        if not torch.is_grad_enabled():
+            ray_count = max(1, self.ray_chunk // len(latents))
+        chunks = zip(
+            torch.split(places, ray_count, 1), torch.split(offsets, ray_count, 1), strict=True
+        )
+        colours = [self._follow(planes, ground, poses, *chunk) for chunk in chunks]
         return torch.cat(colours, dim=1).mT.reshape(len(latents), self.channels, *grids.shape[1:3])
 
     def _follow(
-        self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, starts: Tensor
+        self, planes: Tensor, ground: Tensor, poses: Tensor, places: Tensor, offsets: Tensor
     ) -> Tensor:
-        """Colours [B, R, C] of rays through places [B, R, 2]."""
+        """Return the colours [B, R, C] of rays through places [B, R, 2]."""
         height, width = self.image_px
         origins, directions = find_rays(
             poses, places, self.distance, self.half_height, width / height
         )
         step = 2 * self.radius / self.points
-        depths = (
-            self.distance
-            - self.radius
-            + step
-            * (torch.arange(self.points, device=places.device) + starts[..., None]).to(places.dtype)
-        )
-        where = origins[:, None, None] + depths[..., None] * directions[:, :, None]
-        found = widen(self.field(read_planes(planes, where.flatten(1, 2) / self.radius)))
-        found = found.view(*where.shape[:3], -1)
-        inside = where.norm(dim=-1) < self.radius
-        density = _SHARPNESS / self.radius * F.softplus(found[..., 0] - _SHIFT) * inside
-        return sum_up(
-            density * step, found[..., 1:].sigmoid().mul(2).sub(1), ground[:, None].tanh()
-        )
+        numbers = torch.arange(self.points, device=places.device) + offsets[..., None]
+        depths = self.distance - self.radius + step * numbers.to(places.dtype)  # [B, R, points]
+        points = origins[:, None, None] + depths[..., None] * directions[:, :, None]
+        features = read_planes(planes, points.flatten(1, 2) / self.radius)
+        values = widen(self.field(features)).view(*points.shape[:3], -1)
+        is_inside = points.norm(dim=-1) < self.radius
+        density = _SHARPNESS / self.radius * F.softplus(values[..., 0] - _SHIFT) * is_inside
+        colours = values[..., 1:].sigmoid().mul(2).sub(1)
+        return sum_up(density * step, colours, ground[:, None].tanh())
 
 
 class PlaneNet(nn.Module):
@@ -191,16 +193,18 @@ class PlaneNet(nn.Module):
         super().__init__()
         _, coarsest, widths = plan_sizes(plane_px, width, max_width)
         self.start = nn.Parameter(torch.randn(1, widths[-1], *coarsest))
-        pairs = zip([widths[-1], *widths[:0:-1]], widths[::-1], strict=True)
-        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in pairs)
+        steps = [(widths[-1], widths[-1]), *pairwise(reversed(widths))]
+        self.blocks = nn.ModuleList(StyledBlock(coarse, fine, style_size) for coarse, fine in steps)
         self.last = nn.Conv2d(widths[0], 3 * features, 1)
 
     @override
     def forward(self, styles: Tensor) -> Tensor:
-        """[B, 3, features, P, P] of styles [B, style_size]."""
+        """Return planes [B, 3, features, P, P] of styles [B, style_size]."""
         features = self.start.expand(len(styles), -1, -1, -1)
         for number, block in enumerate(self.blocks):
-            features = block(double(features) if number else features, styles)
+            if number > 0:
+                features = double(features)
+            features = block(features, styles)
         planes: Tensor = self.last(features)
         return planes.view(len(planes), 3, -1, *planes.shape[2:])
 
@@ -208,7 +212,7 @@ class PlaneNet(nn.Module):
 def find_rays(
     poses: Tensor, places: Tensor, distance: float, half_height: float, aspect: float
 ) -> tuple[Tensor, Tensor]:
-    """Rays of cameras that look at the origin, z up.
+    """Return the rays of cameras that look at the origin, z up.
 
     Args:
         poses: [B, 2] azimuth and elevation, rad.
@@ -220,11 +224,11 @@ def find_rays(
     Returns:
         Origins [B, 3], and directions [B, R, 3] whose part towards the origin has length 1.
     """
-    (azimuth, elevation), none = poses.unbind(1), torch.zeros_like(poses[:, 0])
-    outward = torch.stack(
-        (elevation.cos() * azimuth.cos(), elevation.cos() * azimuth.sin(), elevation.sin()), dim=1
-    )  # fmt: skip
-    right = torch.stack((-azimuth.sin(), azimuth.cos(), none), dim=1)
+    azimuth, elevation = poses.unbind(1)
+    x = elevation.cos() * azimuth.cos()
+    y = elevation.cos() * azimuth.sin()
+    outward = torch.stack((x, y, elevation.sin()), dim=1)
+    right = torch.stack((-azimuth.sin(), azimuth.cos(), torch.zeros_like(azimuth)), dim=1)
     up = torch.linalg.cross(outward, right)
     across, down = (places * half_height)[..., None].unbind(2)
     directions = aspect * across * right[:, None] - down * up[:, None] - outward[:, None]
@@ -241,18 +245,19 @@ def read_planes(planes: Tensor, points: Tensor) -> Tensor:
     Returns:
         [B, N, F].
     """
-    found = planes.new_zeros(())
+    total = planes.new_zeros(())
     for plane, axes in zip(planes.unbind(1), _SIDES, strict=True):
-        grid = torch.stack([points[..., axis] for axis in axes], dim=-1)[:, None]
-        found = (
-            found + F.grid_sample(plane, grid, padding_mode="border", align_corners=False)[:, :, 0]
-        )
-    return found.mT
+        row = torch.stack([points[..., axis] for axis in axes], dim=-1)
+        grid = row[:, None]  # an image of one row
+        features = F.grid_sample(plane, grid, padding_mode="border", align_corners=False)
+        total = total + features[:, :, 0]
+    return total.mT
 
 
 def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
-    """Light that comes along rays, front to back (Max, "Optical models for direct volume
-    rendering", TVCG 1995).
+    """Sum up the light that comes along rays, front to back.
+
+    Max, "Optical models for direct volume rendering", TVCG 1995.
 
     Args:
         thickness: [B, R, N] density by length of each piece of a ray, the nearest first.
@@ -262,15 +267,16 @@ def sum_up(thickness: Tensor, colours: Tensor, ground: Tensor) -> Tensor:
     Returns:
         [B, R, C].
     """
-    before = F.pad(_accumulate(thickness), (1, 0))
-    passing = torch.exp(-before)
+    thickness_before = F.pad(_accumulate(thickness), (1, 0))
+    passing = torch.exp(-thickness_before)  # fraction of the light that comes so far
     weights = passing[..., :-1] - passing[..., 1:]
     return (weights[..., None] * colours).sum(2) + passing[..., -1:] * ground
 
 
 def _accumulate(thickness: Tensor) -> Tensor:
-    """Sums from the first to each; `cumsum` of floats has no deterministic kernel on CUDA."""
-    if not (thickness.is_cuda and torch.are_deterministic_algorithms_enabled()):
+    """Sums from the first to each."""
+    if not thickness.is_cuda or not torch.are_deterministic_algorithms_enabled():
         return thickness.cumsum(-1)
+    # `cumsum` of floats has no deterministic kernel on CUDA, a product has one.
     with torch.autocast(thickness.device.type, enabled=False):
         return thickness @ thickness.new_ones(thickness.shape[-1:] * 2).triu()

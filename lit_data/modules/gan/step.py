@@ -1,4 +1,4 @@
-"""A step of a GAN, part by part: what is drawn for the samples, and what the discriminator makes of them."""
+"""A step of a GAN in micro-batches: draws for the samples, losses, and the penalty."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -44,8 +44,7 @@ LOSSES: Final[dict[GANLoss, ScoreLosses]] = {
 
 
 def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) -> Tensor:
-    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018),
-    without autocast.
+    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018).
 
     In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch
     computes the inner gradient under autocast, too.
@@ -62,36 +61,36 @@ def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) ->
         images = images.detach().requires_grad_()
         scores = discriminator(images, conditions)
         (gradients,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
-    found: Tensor = gradients.square().sum((1, 2, 3))
-    return found
+    penalties: Tensor = gradients.square().sum((1, 2, 3))
+    return penalties
 
 
 Backward = Callable[[Tensor], Any]
 
 
 class Part(NamedTuple):
-    """Samples that go through the nets at once.
+    """Micro-batch: samples that go through the nets at once.
 
     Attributes:
         images: [B, C, H, W] real ones in 0..1.
         latents: [B, latent_size] of the fakes.
         conditions: Of real images and fakes.
-        share: B by the samples of the whole batch.
+        fraction: B by the samples of the whole batch.
     """
 
     images: Tensor
     latents: Tensor
     conditions: Conditions
-    share: float
+    fraction: float
 
     def read_real(self) -> Tensor:
-        """Real images in -1..1, at the places of the conditions."""
+        """Return the real images in -1..1, at the places of the conditions."""
         return read_at(self.images, self.conditions.grids).mul(2).sub(1)
 
 
 @dataclass(frozen=True, slots=True)
 class PartDraws:
-    """Cuts batches into parts, and draws for each sample what is its own, whatever part it is in.
+    """Cuts batches into micro-batches, and draws for each sample what is its own wherever it is.
 
     Attributes:
         latent_size: Length of the latents.
@@ -106,44 +105,43 @@ class PartDraws:
     posed: bool
 
     def cut(self, batch: Batch, size: int | None, *, epoch: int, use: Use) -> Iterator[Part]:
-        """Parts of at most `size` samples, as equal as can be; none: one.
+        """Yield micro-batches of at most `size` samples, as equal as can be; none: one.
 
         Raises:
-            ConfigError: The batch has not what is needed.
+            ConfigError: The batch lacks images, indices or poses.
         """
         _check_batch(batch, self.posed)
         index, images = batch["index"], batch["image"]
-        sizes = [stop - start for start, stop in cut_evenly(len(index), size or len(index))]
-        latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use).to(
-            images.dtype
-        )
+        samples = len(index)
+        sizes = [stop - start for start, stop in cut_evenly(samples, size or samples)]
+        latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use)
         conditions = self._read_conditions(batch, epoch, use)
         parts = zip(
             torch.split(images, sizes),
-            torch.split(latents, sizes),
+            torch.split(latents.to(images.dtype), sizes),
             conditions.split(sizes),
-            sizes,
             strict=True,
         )
-        return (
-            Part(some, drawn, wanted, count / len(index)) for some, drawn, wanted, count in parts
-        )
+        for part_images, part_latents, part_conditions in parts:
+            fraction = len(part_images) / samples
+            yield Part(part_images, part_latents, part_conditions, fraction)
 
     def _read_conditions(self, batch: Batch, epoch: int, use: Use) -> Conditions:
         index = batch["index"]
-        labels = batch["label"] if "label" in batch else torch.zeros_like(index)
-        poses = (
-            batch["pose"] if "pose" in batch else torch.zeros(len(index), 2, device=index.device)
-        )
+        labels = batch.get("label")
+        if labels is None:
+            labels = torch.zeros_like(index)
+        poses = batch.get("pose")
+        if poses is None:
+            poses = torch.zeros(len(index), 2, device=index.device)
         if self.patches is None:
             return Conditions(labels, poses)
-        return Conditions(
-            labels, poses, *self.patches.draw(index, seed=self.seed, epoch=epoch, use=use)
-        )
+        grids, offsets = self.patches.draw(index, seed=self.seed, epoch=epoch, use=use)
+        return Conditions(labels, poses, grids, offsets)
 
 
 def make_fakes(generator: nn.Module, part: Part) -> Tensor:
-    """Fakes without a graph."""
+    """Generate fakes without a graph."""
     with torch.no_grad():
         fakes: Tensor = generator(part.latents, part.conditions)
     return fakes
@@ -163,15 +161,15 @@ def learn(
         images: [B, C, H, W] in -1..1.
         part: Where they belong.
         find_loss: From scores [B] to losses [B].
-        backward: Called with the part's share of the mean loss.
+        backward: Called with the part's fraction of the mean loss.
 
     Returns:
-        [2]: the part's share of the mean loss and of the mean score.
+        [2]: the part's fraction of the mean loss and of the mean score.
     """
     scores = widen(discriminator(images, part.conditions))
-    loss = part.share * find_loss(scores).mean()
+    loss = part.fraction * find_loss(scores).mean()
     backward(loss)
-    return torch.stack((loss.detach(), part.share * scores.detach().mean()))
+    return torch.stack((loss.detach(), part.fraction * scores.detach().mean()))
 
 
 def penalise(discriminator: nn.Module, part: Part, weight: float, backward: Backward) -> Tensor:
@@ -184,15 +182,16 @@ def penalise(discriminator: nn.Module, part: Part, weight: float, backward: Back
         backward: Called with the weighted penalty.
 
     Returns:
-        []: the part's share of the mean penalty, without the weight.
+        []: the part's fraction of the mean penalty, without the weight.
     """
-    penalty = part.share * find_r1(discriminator, part.read_real(), part.conditions).mean()
+    penalty = part.fraction * find_r1(discriminator, part.read_real(), part.conditions).mean()
     backward(weight * penalty)
     return penalty.detach()
 
 
 def _check_batch(batch: Batch, posed: bool) -> None:
-    missing = [key for key in ("image", "index", *(("pose",) if posed else ())) if key not in batch]
+    keys = ("image", "index", "pose") if posed else ("image", "index")
+    missing = [key for key in keys if key not in batch]
     if missing:
         raise ConfigError(
             f"the batch has no {' and no '.join(map(repr, missing))} but {', '.join(sorted(batch))}: set data.views "

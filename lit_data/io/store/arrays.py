@@ -420,10 +420,11 @@ def _is_descr(descr: Any) -> bool:  # noqa: ANN401 - of a JSON text
     pairs = [["value", descr]] if isinstance(descr, str) else descr
     if not isinstance(pairs, list) or not 0 < len(pairs) < 32:
         return False
-    for pair in pairs:
-        if len(pair) != 2 or not (_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1])):
-            return False
-    return True
+    return all(_is_field(pair) for pair in pairs)
+
+
+def _is_field(pair: Any) -> bool:  # noqa: ANN401 - of a JSON text
+    return len(pair) == 2 and bool(_NAME.fullmatch(pair[0]) and _DTYPE.fullmatch(pair[1]))
 
 
 def _dump(fields: Mapping[str, Any]) -> bytes:

@@ -98,9 +98,9 @@ def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
 
 def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
     unit_mm = _MM[header.get_xyzt_units()[0]]
-    sizes: list[float] = [*header.get_zooms(), 1.0, 1.0]  # a header may have fewer than three axes
-    x, y, z = sizes[:3]
-    return float(z) * unit_mm, float(y) * unit_mm, float(x) * unit_mm
+    sizes = [float(size) * unit_mm for size in header.get_zooms()]
+    x_mm, y_mm, z_mm = [*sizes, unit_mm, unit_mm][:3]  # a header may have fewer than three axes
+    return z_mm, y_mm, x_mm
 
 
 def _read_affine(header: Any) -> Array:  # noqa: ANN401

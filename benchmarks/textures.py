@@ -111,9 +111,9 @@ def _spectral(rng: Rng, height: int, width: int) -> Image:
     field = _normalise(np.fft.irfft2(white * amplitude, (height, width)))
     kind = rng.integers(4)
     if kind == 0:
-        return np.abs(field)
-    if kind == 1:
-        return np.sign(field - rng.uniform(-1, 1))
+        field = np.abs(field)
+    elif kind == 1:
+        field = np.sign(field - np.float32(rng.uniform(-1, 1)))
     return field
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from lit_data.commands import COMMANDS, TOOLS
+from lit_data.commands.configuration.installed import list_conf_packages
 
 _PAGE: Final = """\
 usage: python -m lit_data COMMAND [key=value ...] [options]
@@ -75,10 +76,14 @@ def format_help(config_dir: str | None) -> str:
     """Return the page of all commands.
 
     Args:
-        config_dir: The user's own folder, whose experiments are listed too.
+        config_dir: The user's own folder, whose experiments are listed beside ours and those of
+            installed packages.
     """
     experiments = {}
-    for folder in [CONF, *([Path(config_dir)] if config_dir else [])]:
+    folders = [CONF, *(installed.folder for installed in list_conf_packages())]
+    if config_dir:
+        folders.append(Path(config_dir))
+    for folder in folders:
         root = folder / "experiment"
         for path in sorted(root.rglob("*.yaml")):
             name = path.relative_to(root).with_suffix("").as_posix()

@@ -16,6 +16,7 @@ from typing import Any, TypeGuard
 from omegaconf import Container, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.errors import ConfigError
 
@@ -99,6 +100,12 @@ def allow_packages(packages: Sequence[str]) -> Iterator[None]:
         _trusted.reset(token)
 
 
+def _list_trusted() -> tuple[str, ...]:
+    """List the packages of the command line, and installed ones that bring configurations."""
+    installed = tuple(package.trusted for package in list_conf_packages())
+    return (*_trusted.get(), *installed)
+
+
 def check_targets(
     cfg: Container | Mapping[str, Any] | Sequence[Any], extra: Sequence[str] = ()
 ) -> None:
@@ -160,7 +167,7 @@ def resolve_target(target: str, key: str) -> Callable[..., Any]:
     true_name = f"{resolved.__module__}.{resolved.__qualname__}"
     if not _is_below(true_name, _list_allowed(key)):
         raise ConfigError(f"'{key}' is '{target}', which is really '{true_name}' and not allowed.")
-    if _is_below(true_name, _trusted.get()) or true_name in _FUNCTIONS:
+    if _is_below(true_name, _list_trusted()) or true_name in _FUNCTIONS:
         return resolved
     if not _is_public(resolved, true_name):
         raise ConfigError(
@@ -204,7 +211,7 @@ def to_plain(node: Container | Mapping[str, Any] | Sequence[Any]) -> Any:  # noq
 def _list_allowed(key: str) -> tuple[str, ...]:
     """Places below which a target may lie: those of the `hydra` node, or of everything else."""
     allowed = ALLOWED_FOR_HYDRA if key.startswith("hydra.") else ALLOWED
-    return (*allowed, *_trusted.get())
+    return (*allowed, *_list_trusted())
 
 
 def _is_below(name: str, allowed: Sequence[str]) -> bool:
@@ -220,7 +227,7 @@ def _check_name(target: object, key: str) -> None:
     if isinstance(target, str) and _NAME.fullmatch(target) and _is_below(target, allowed):
         # Hydra has its own launcher and sweeper in a private package.
         checked = target.removeprefix("hydra._internal.")
-        if _is_below(target, _trusted.get()) or not _PRIVATE.search(checked):
+        if _is_below(target, _list_trusted()) or not _PRIVATE.search(checked):
             return
     raise ConfigError(
         f"'{key}' is {target!a}, which is not allowed. Allowed is what lies below "

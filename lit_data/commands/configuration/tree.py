@@ -25,13 +25,14 @@ from hydra.types import RunMode
 from omegaconf import Container, DictConfig, OmegaConf
 from typing_extensions import override
 
+from lit_data.commands.configuration.installed import list_conf_packages
 from lit_data.commands.configuration.names import join_key
 from lit_data.errors import ConfigError
 
 
 @contextmanager
 def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
-    """Open Hydra on `pkg://lit_data.conf` and the user's folder, as `hydra.main` would.
+    """Open Hydra on `pkg://lit_data.conf` and the user's folders, as `hydra.main` would.
 
     Global state is put back.
 
@@ -42,19 +43,17 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
         config_dir: folder of the user's own groups and experiments.
 
     Raises:
-        ConfigError: there is no such folder.
+        ConfigError: there is no such folder, or no such package of an entry point.
     """
     version.setbase("1.3")  # Hydra warns of a base that is not set
     search_path = create_config_search_path("pkg://lit_data.conf")
+    for installed in list_conf_packages():  # behind ours, which none of them can replace
+        _add_folder(search_path, installed.package, installed.folder)
     if config_dir is not None:
         folder = Path(config_dir).expanduser().resolve()
         if not folder.is_dir():
             raise ConfigError(f"--config-dir {config_dir}: there is no such folder.")
-        search_path.prepend(
-            provider="command-line",
-            path=f"file://{folder}",
-            anchor=SearchPathQuery(provider="schema"),
-        )
+        _add_folder(search_path, "command-line", folder)
     engine = GlobalHydra.instance()
     job = HydraConfig.instance()
     engine_before = engine.hydra
@@ -67,6 +66,12 @@ def open_hydra(config_dir: str | Path | None = None) -> Iterator[Hydra]:
     finally:
         engine.hydra = engine_before
         job.cfg = job_before
+
+
+def _add_folder(search_path: ConfigSearchPath, provider: str, folder: Path) -> None:
+    """Add a folder behind those that are there; Hydra's schemas stay last."""
+    before_schemas = SearchPathQuery(provider="schema")
+    search_path.prepend(provider=provider, path=f"file://{folder}", anchor=before_schemas)
 
 
 class FilesReadOnce(ConfigRepository):

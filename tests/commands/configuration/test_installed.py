@@ -1,0 +1,85 @@
+"""Groups and experiments of installed packages, by the entry point ``lit_data.conf``."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+EXPERIMENT = """# @package _global_
+# Lines of our mill.
+defaults:
+  - override /data: mill
+name: mill
+"""
+DATA = """defaults:
+  - inspection
+_target_: my_mill.data.MillDataModule
+"""
+CODE = """from lit_data.datamodules import InspectionDataModule
+
+
+class MillDataModule(InspectionDataModule):
+    pass
+"""
+
+
+def _install(site: Path, value: str = "my_mill.conf") -> None:
+    package = site / "my_mill"
+    for name, text in {
+        "__init__.py": "",
+        "data.py": CODE,
+        "conf/__init__.py": "",
+        "conf/experiment/mill.yaml": EXPERIMENT,
+        "conf/data/mill.yaml": DATA,
+    }.items():
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+    info = site / "my_mill-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: my-mill\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[lit_data.conf]\nmill = {value}\n")
+
+
+def _run(site: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join([str(site), *filter(None, sys.path)])
+    return subprocess.run(
+        [sys.executable, "-m", "lit_data", *words],
+        capture_output=True,
+        text=True,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": paths},
+        check=False,
+    )
+
+
+def test_experiments_and_classes_of_an_installed_package_need_no_flags(tmp_path: Path) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    _install(site)
+    done = _run(site, folder, "fit", "+experiment=mill", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "_target_: my_mill.data.MillDataModule" in done.stdout
+    assert "patch_px: 128" in done.stdout  # of the data group that it builds on
+    page = _run(site, folder, "--help").stdout
+    assert "mill" in page
+    assert "Lines of our mill." in page
+
+
+def test_a_package_that_lies_in_the_current_folder_is_not_installed(tmp_path: Path) -> None:
+    _install(tmp_path)
+    done = _run(tmp_path, tmp_path, "fit", "+experiment=mill", "--cfg", "job")
+    assert done.returncode == 2
+    assert "unknown experiment 'mill'" in done.stderr
+
+
+@pytest.mark.parametrize("value", ["my_mill.gone", "nowhere.conf", "my_mill.data", ".."])
+def test_an_entry_point_that_leads_nowhere_names_its_owner(tmp_path: Path, value: str) -> None:
+    site, folder = tmp_path / "site", tmp_path / "work"
+    folder.mkdir()
+    _install(site, value)
+    done = _run(site, folder, "fit", "+experiment=stripe", "--cfg", "job")
+    assert done.returncode == 2
+    assert f"my-mill names its configurations as {value} (entry point lit_data.conf)" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -331,10 +331,9 @@ def test_failing_run_leaves_its_reason_and_a_report(tmp_path: Path) -> None:
     ):
         raise BatchMemoryError("one sample of 3x9x9 does not fit")
     assert json.loads((folder / "failure.json").read_text())["exit_code"] == 5
-    assert (
-        "This run failed out of memory: one sample of 3x9x9 does not fit"
-        in Page(folder / "report.html").text
-    )
+    page = Page(folder / "report.html")
+    assert "This run failed out of memory: one sample of 3x9x9 does not fit" in page.text
+    assert page.find("details", "open") == [""]  # its warnings
     with noting_failure(OmegaConf.create({"report": True}), folder):
         pass
     assert not (folder / "failure.json").exists()

@@ -113,7 +113,7 @@ def _spectral(rng: Rng, height: int, width: int) -> Image:
     if kind == 0:
         field = np.abs(field)
     elif kind == 1:
-        field = np.sign(field - rng.uniform(-1, 1))
+        field = np.sign(field - np.float32(rng.uniform(-1, 1)))
     return field
 
 

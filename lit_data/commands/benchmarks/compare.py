@@ -130,6 +130,7 @@ def measure_lines(
         batch_sizes=options.batch_sizes,
         micro_batched=micro_batched,
     )
+    # start and warm-up come on top of the seconds
     limits = Limits(
         seconds=options.seconds_per_row,
         samples=options.samples_per_row,
@@ -180,6 +181,7 @@ def recommend(lines: Sequence[Line], batch_size: int) -> Recommendation | None:
         return None
     close_lines = []
     for line in lines:
+        # a row without measurements has NaN, which the comparison leaves out
         is_ours = line["method"] in OURS and line["batch_size"] == batch_size
         if is_ours and line["samples_per_s"] >= _CLOSE * fastest["samples_per_s"]:
             close_lines.append(line)
@@ -226,7 +228,8 @@ def _make_panel(lines: Sequence[Line], until: str, batch_size: int) -> Panel:
             names.append(_describe(line))
             speeds.append(line["samples_per_s"])
             colours.append(OURS_COLOUR if method in OURS else OTHERS_COLOUR)
-    title = f"batches of {batch_size}, until they are on the {until}"
+    end = "are finished on the device" if until == "device" else "leave the host"
+    title = f"batches of {batch_size}, until they {end}"
     return Panel(names=names, bars={"": speeds}, colours={"": colours}, title=title)
 
 
@@ -258,6 +261,7 @@ def build_candidates(
     Raises:
         ConfigError: The train split is empty.
     """
+    # samples as they are stored have nothing that a device could finish
     is_finished = options.defects and finish
     backend = None  # that of the experiment
     if not options.defects:
@@ -267,6 +271,7 @@ def build_candidates(
     datamodule = _open_datamodule(cfg, backend=backend)
     if not len(datamodule.dataset("train")):
         raise ConfigError("the train split holds no images to measure with: check data.splits")
+    # torch's loader and ours read the same dataset, so that the rows differ in the loader alone
     on_host = _make_candidate(datamodule, is_finished=is_finished)
     candidates: dict[str, Candidate | str] = {}
     if not options.defects or "copy" in options.methods:

@@ -106,6 +106,7 @@ class TrainingClock(L.Callback):
     ) -> None:
         step = trainer.global_step
         if step <= self.warmup_steps:
+            # waits for the device, so that its work of the warm-up is not counted
             self._began_s = read_clock(pl_module.device)
             return
         self.samples += count_samples(batch)
@@ -135,7 +136,7 @@ def cache_batches(datamodule: BaseDataModule, count: int, device: torch.device) 
         batches.append(format_batch(finished, datamodule.batch_format, datamodule.channel_names))
         if len(batches) == count:
             break
-    loader.close()
+    loader.close()  # its workers would take time from what is measured next
     return batches
 
 
@@ -185,7 +186,7 @@ def train_steps(
         enable_model_summary=False,
         num_sanity_val_steps=0,
         limit_val_batches=0,
-        max_epochs=-1,
+        max_epochs=-1,  # steps alone end it, also where an epoch is shorter
         max_steps=steps,
     )
     model = build_model(cfg)

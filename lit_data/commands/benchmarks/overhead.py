@@ -47,7 +47,7 @@ def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     try:
         for _ in range(options.repeats):
             for way, names in ways.items():
-                callbacks = build_callbacks(cfg)
+                callbacks = build_callbacks(cfg)  # new ones, as many hold a state
                 step_s = _train(cfg, options, [callbacks[name] for name in names])
                 seconds[way].append(step_s)
     finally:

@@ -22,7 +22,7 @@ Line = Mapping[str, Any]
 
 OURS_COLOUR: Final = "#007aff"
 OTHERS_COLOUR: Final = "#a0a4ab"
-_WIDTH: Final = 150
+_WIDTH: Final = 158  # of the table of loaders, the widest
 
 
 def report_lines(
@@ -156,7 +156,7 @@ def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) 
 
 
 def _draw_panel(axis: Axes, panel: Panel) -> None:
-    height = 0.8 / len(panel.bars)  # of a group, in rows
+    height = 0.8 / len(panel.bars)  # in rows; the rest is the gap between groups
     middle = (len(panel.bars) - 1) / 2
     for number, (label, lengths) in enumerate(panel.bars.items()):
         rows = [row + (number - middle) * height for row in range(len(lengths))]
@@ -166,7 +166,7 @@ def _draw_panel(axis: Axes, panel: Panel) -> None:
     axis.set_yticks(range(len(panel.names)), panel.names, fontsize=8)
     axis.set_xscale("log")
     axis.margins(x=0.15, y=0.01)
-    axis.invert_yaxis()
+    axis.invert_yaxis()  # the first name on top
     axis.spines[["top", "right"]].set_visible(False)
     axis.set_title(panel.title, fontsize=10, loc="left")
 

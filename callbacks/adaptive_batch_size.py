@@ -169,7 +169,8 @@ class AdaptiveBatchSize(L.Callback):
             self._resizing.follow(active)
         else:
             self._replay.grow(active)
-        active.host = active.whole = active.restore_random = None  # free before the next arrives
+        # Free before the next batch arrives.
+        active.host = active.on_device = active.restore_random = None
         if is_logging_step(trainer, batch_idx):
             log_metrics(trainer, self._metrics(active))
 

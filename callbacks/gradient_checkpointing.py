@@ -34,8 +34,7 @@ class _Buffer(NamedTuple):
 
 
 class GradientCheckpointing(L.Callback):
-    """Trades time for memory: named submodules keep only the inputs of their forward pass and
-    repeat it in backward.
+    """Trades time for memory: named submodules keep their inputs alone, and repeat forward in backward.
 
     Gradients, dropout, buffers (batch norm's statistics among them) and checkpoints are those of a
     run without it. It acts while the LightningModule trains with gradients, from the start of a fit

@@ -25,8 +25,7 @@ _Handler = Callable[[int, FrameType | None], Any] | int | None
 
 
 class SaveOnSignal(L.Callback):
-    """Finishes the running step once this process or another rank is told to stop, saves, and ends
-    the run.
+    """Finishes the running step once any rank gets a signal to stop, saves, and ends the run.
 
     The ranks agree on it after each optimizer step, whichever of them got the signal; on GPUs they
     read what the step before has brought, so that none waits for its device, and stop one step

@@ -54,11 +54,10 @@ def count_samples(batch: Any, sizes: Collection[int] = (), *, stacked: bool = Fa
 
 
 def count_plain(batch: Any) -> int:  # noqa: ANN401
-    """Count samples of tensors of one length in a dict, or in a list of tensors of several ranks; 0
-    for anything else.
+    """Count samples of tensors of one length in a dict, or in a list of several ranks.
 
-    Most batches are such, can be read in one way only, and take a few microseconds here where
-    `count_samples` takes some tens.
+    Returns 0 for anything else. Most batches are such, can be read in one way only, and take a few
+    microseconds here where `count_samples` takes some tens.
     """
     parts: Iterable[tuple[Any, Any]] = ()
     if type(batch) is dict:
@@ -136,11 +135,11 @@ class _Cut:
         return value
 
     def _record(self, value: Any) -> Any:  # noqa: ANN401 - a dataclass
-        given = {}
+        init_fields = {}
         for item in dataclasses.fields(value):
-            if item.init:
-                given[item.name] = getattr(value, item.name)
-        return dataclasses.replace(value, **self._mapping(given))
+            if item.init:  # what __post_init__ makes is made anew
+                init_fields[item.name] = getattr(value, item.name)
+        return dataclasses.replace(value, **self._mapping(init_fields))
 
     def _rows(self, value: Any) -> Any:  # noqa: ANN401 - a tensor, an array, an object with a length
         if _length(value) != self.samples:
@@ -374,11 +373,11 @@ def like_mapping(batch: Mapping[Any, Any], values: dict[Any, Any]) -> Mapping[An
 
 
 def cut_evenly(samples: int, size: int) -> list[tuple[int, int]]:
-    """Return the fewest pieces of at most `size` samples, as even as can be: 9 samples at most 8 at
-    once are 5 and 4.
+    """Return the fewest pieces of at most `size` samples, as even as can be.
 
-    Even pieces need less memory than full ones with a remainder, for as many steps, and batch norm
-    never meets a single sample where it could meet more.
+    Of 9 samples at most 8 at once are 5 and 4. Even pieces need less memory than full ones with a
+    remainder, for as many steps, and batch norm never meets a single sample where it could meet
+    more.
 
     Args:
         samples: Of the batch.

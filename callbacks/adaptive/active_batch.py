@@ -146,7 +146,7 @@ class ActiveBatch:
         move: Transfers a batch or a micro-batch to the device, augmentation included.
         cut: Cuts a micro-batch out of the batch.
         is_measured: The peak of the memory is that of this step.
-        whole: The batch on the device, if it was moved as a whole.
+        on_device: The batch on the device, if it was moved as a whole.
         restore_random: Puts random generators back to before that transfer.
         largest: Samples of the largest micro-batch of the attempt that went through.
         pieces: Micro-batches of that attempt.
@@ -159,7 +159,7 @@ class ActiveBatch:
     move: Callable[[Any], Any]
     cut: Slicer
     is_measured: bool = False
-    whole: Any = None
+    on_device: Any = None
     restore_random: Restore | None = None
     largest: int = 0
     pieces: int = 0
@@ -185,7 +185,7 @@ class ActiveBatch:
     def _load(self, start: int, stop: int) -> Any:  # noqa: ANN401 - a batch
         if stop - start < self.samples:
             return self.move(self.cut(self.host, start, stop))
-        return self.move(self.host) if self.whole is None else self.whole
+        return self.move(self.host) if self.on_device is None else self.on_device
 
 
 class LoggedMicroBatches:

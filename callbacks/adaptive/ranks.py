@@ -19,8 +19,7 @@ _BUCKET_BYTES: Final = 25 * 2**20
 
 
 class Ranks:
-    """Takes over from DistributedDataParallel the averaging of gradients, and the copying of rank
-    0's buffers.
+    """Averages gradients and copies rank 0's buffers, in place of DistributedDataParallel.
 
     DDP meets inside forward and backward, where a rank that ran out of memory would leave the
     others waiting (mosaicml/composer#2117). Here forward and backward are local; then one vote

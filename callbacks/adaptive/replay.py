@@ -159,8 +159,8 @@ class Replay:
             active.largest, active.pieces = samples, 1
             return active.move(batch)
         if active.size == samples:
-            active.whole = self._move_whole(active)
-        return batch if active.whole is None else active.whole
+            active.on_device = self._move_whole(active)
+        return batch if active.on_device is None else active.on_device
 
     def save_state(self, restore_random: Restore | None = None) -> Restore:
         """Keep what a step changes beside gradients; the result puts it back.
@@ -234,7 +234,7 @@ class Replay:
             BatchMemoryError: There is no smaller size.
         """
         failed_size = active.size
-        active.whole = None
+        active.on_device = None
         gc.collect()
         if self.trainer.strategy.root_device.type == "cuda":
             torch.cuda.empty_cache()
@@ -319,12 +319,12 @@ class Replay:
         """Transfer a batch to the device; none if memory ran out."""
         restore_random = save_random_state(self.trainer.strategy.root_device)
         try:
-            whole = active.move(active.host)
+            on_device = active.move(active.host)
         except Exception as error:
             text = self.note(error, active)
         else:
             active.restore_random = restore_random
-            return whole
+            return on_device
         restore_random()
         # The smallest size is tried again within the step, where other ranks hear that it failed.
         if active.size > active.search.min_size:

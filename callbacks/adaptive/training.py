@@ -1,6 +1,4 @@
-"""Steps in micro-batches: those of automatic optimisation, inside the closure of the optimizer, and
-those of evaluation.
-"""
+"""Steps in micro-batches: those of training, inside the optimizer's closure, and those of evaluation."""
 
 from collections.abc import Callable
 from functools import partial
@@ -106,7 +104,7 @@ class TrainingSteps:
     def _attempt(
         self, closure: Closure, active: ActiveBatch, kwargs: dict[str, Any]
     ) -> ClosureResult:
-        if active.whole is not None and active.size == active.samples:
+        if active.on_device is not None and active.size == active.samples:
             active.largest, active.pieces = active.samples, 1
             return Closure.closure(closure)
         with torch.enable_grad():  # as in Lightning's closure

@@ -76,8 +76,9 @@ class _Unread(NamedTuple):
 
 
 class StepHistory:
-    """Counts steps skipped for an overflow, and batches with a loss that is not finite, once they
-    are read.
+    """Counts steps skipped for an overflow, and batches with a loss that is not finite.
+
+    They are counted once they are read.
 
     Attributes:
         skipped: Steps skipped of each optimizer, by its index.
@@ -104,8 +105,9 @@ class StepHistory:
         optimizers: Sequence[Optimizer],
         overflows: Sequence[tuple[int, Tensor]],
     ) -> None:
-        """Note the steps of a batch, which is the first in the window of each optimizer that
-        stepped in the one before.
+        """Note the steps of a batch.
+
+        It is the first in the window of each optimizer that stepped in the one before.
 
         Args:
             batch_idx: The batch that ends.

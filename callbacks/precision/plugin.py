@@ -94,8 +94,9 @@ def _cast_to_float32(tensor: Tensor) -> Tensor:
 
 
 def choose_precision(precision: Precision | Literal["auto"], device_type: str) -> Precision:
-    """Return the precision for a device; ``auto`` is bf16 where that is fast, else fp16 on CUDA and
-    fp32 elsewhere.
+    """Return the precision for a device.
+
+    ``auto`` is bf16 where that is fast, else fp16 on CUDA and fp32 elsewhere.
 
     Raises:
         ConfigError: The device knows no autocast.

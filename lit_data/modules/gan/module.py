@@ -120,8 +120,11 @@ class GANModule(GeneratorModule):
         schedule: Schedule = "none",
         gradient_clip_norm: float | None = None,
     ) -> None:
-        data = {"image_px": image_px, "channels": channels, "num_labels": num_labels}
-        sizes: dict[str, Any] = data  # each net takes them by name
+        sizes: dict[str, Any] = {
+            "image_px": image_px,
+            "channels": channels,
+            "num_labels": num_labels,
+        }
         super().__init__(
             generator or ConvGenerator(latent_size=latent_size, **sizes),
             latent_size=latent_size,
@@ -151,7 +154,7 @@ class GANModule(GeneratorModule):
 
     @property
     def batches_done(self) -> int:
-        """Batches of the run before the one in hand."""
+        """Batches of the run before the one under way."""
         return self.trainer.fit_loop.total_batch_idx
 
     @override

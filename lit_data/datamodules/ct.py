@@ -138,7 +138,7 @@ class CTDataModule(BaseDataModule[CTDataset]):
     ``image``           [B, 1, D, H, W]     float32, 0..1; 0 where nothing is occupied
     ``occupied``        [B, 1, D, H, W]     bool
     ``sdf``             [B, 1, D, H, W]     float32, with `sdf`: signed distance, mm
-    ``mask``            [B, 1, D, H, W]     int64, in sets with labels, as ``label``
+    ``mask``            [B, 1, D, H, W]     int64, in datasets with labels, as ``label``
     ``position``        [B, 3] int64        (z, y, x) of the first voxel in the volume
     ==================  ==================  =======================================================
 

@@ -30,7 +30,7 @@ class CTDataset:
     - ``coords`` [n, 4] int32: (0, z, y, x) of the points; in a batch they lie flat, and the first
       column is the row;
     - ``feats`` [n, C] float32: value in 0..1, and, if asked for, the signed distance in mm;
-    - ``label`` [n, 1] int32, in sets with labels: 0 for none, -1 throughout a volume that has no
+    - ``label`` [n, 1] int32, in datasets with labels: 0 for none, -1 throughout a volume that has no
       labels;
     - ``occupied_total`` int64: occupied voxels of the volume, of which the points may be a subset.
 
@@ -39,7 +39,7 @@ class CTDataset:
     - ``image`` [1, D, H, W] float32 in 0..1, 0 where nothing is occupied;
     - ``occupied`` [1, D, H, W] bool;
     - ``sdf`` [1, D, H, W] float32 mm, if asked for;
-    - ``mask`` [1, D, H, W] int32, in sets with labels, as for points;
+    - ``mask`` [1, D, H, W] int32, in datasets with labels, as for points;
     - ``position`` [3] int64: (z, y, x) of the first voxel.
 
     And for both:

@@ -171,7 +171,7 @@ def build_store(
 
     Args:
         sources: The images.
-        folder: Holds the stores of one data set, each under its key.
+        folder: Holds the stores of one dataset, each under its key.
         decoder: Decodes one source.
         options: How to build.
 

@@ -105,6 +105,7 @@ class DecodedStore(StoredImages):
         self._is_banded = facts.layout.find_banded(self.widths_px)
         self._file: BandFile | None = None
         if facts.band_px is not None and self._is_banded.any():
+            # A map of its own, since the kernel reads ahead in one that is read in order.
             mapped, values = self._folder.map_again(PIXELS)
             self._file = BandFile(mapped, values, facts.band_px, self._sizes, self._offsets)
         self._equal_images = self._view_equal_sizes()
@@ -140,7 +141,7 @@ class DecodedStore(StoredImages):
 
         Args:
             sources: The images, at least one.
-            folder: Holds the stores of one data set, each in a folder named by its key.
+            folder: Holds the stores of one dataset, each in a folder named by its key.
             decoder: Decodes one source.
             on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out
                 and lists them.
@@ -160,12 +161,12 @@ class DecodedStore(StoredImages):
             StoreError: The folder cannot be read or written.
         """
         options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
-        built = cls(build_store(sources, Path(folder), decoder, options))
-        bad = list_problems(built.skipped)
+        opened = cls(build_store(sources, Path(folder), decoder, options))
+        bad = list_problems(opened.skipped)
         bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")
-        for note, images in built.notes.items():
+        for note, images in opened.notes.items():
             log.info("%s: %d images: %s", show_path(folder), images, note)
-        return built
+        return opened
 
     def __len__(self) -> int:
         return len(self.heights_px)
@@ -184,9 +185,9 @@ class DecodedStore(StoredImages):
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
         if self._file is not None and self._is_banded.item(index):
-            return self._file.make(range(len(self))[index])[
-                1
-            ]  # negative numbers count from the end
+            number = range(len(self))[index]  # negative ones count from the end
+            _, image = self._file.make(number)
+            return image
         shape, begin = self._sizes.shape(index), self._offsets.item(index)
         return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
 
@@ -198,6 +199,7 @@ class DecodedStore(StoredImages):
         size_px = rows.shape[2:]
         places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
         if self._file is None and rows.flags.c_contiguous:
+            # One call for all patches: NumPy's own calls take most of the time of a small one.
             patches = [cut_patch(self[image], top, left, size_px) for image, top, left in places]
             np.concatenate(patches, out=rows.reshape(-1, *size_px))
             return
@@ -205,7 +207,8 @@ class DecodedStore(StoredImages):
             self._file.expect(compress(places, self._is_banded[images]), size_px)
         for row, (image, top, left) in zip(rows, places, strict=True):
             if self._file is not None and self._is_banded.item(image):
-                row[...] = self._file.open(image)[1].cut(top, left, size_px)
+                _, banded_image = self._file.open(image)
+                row[...] = banded_image.cut(top, left, size_px)
             else:
                 row[...] = cut_patch(self[image], top, left, size_px)
 
@@ -243,12 +246,11 @@ class DecodedStore(StoredImages):
             StoreCorruptError: The pixel file is not as long as it should be.
         """
         self.check_size()
-        arrays = self._folder.find_damages()
-        images = track(self.find_bad_images(), "checking images", len(self), enabled=progress)
-        files = track(
-            self._find_bad_files(), "checking sources", len(self._sources.files), enabled=progress
-        )
-        return [line for line in (*arrays, *images, *files) if line]
+        image_count, file_count = len(self), len(self._sources.files)
+        damages = [*self._folder.find_damages()]
+        damages += track(self.find_bad_images(), "checking images", image_count, enabled=progress)
+        damages += track(self._find_bad_files(), "checking sources", file_count, enabled=progress)
+        return [line for line in damages if line]
 
     def find_bad_images(self) -> Iterator[str]:
         """Read every image, and yield what is wrong with it, "" if all is well."""

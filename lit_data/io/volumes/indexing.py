@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
@@ -58,7 +58,7 @@ class IndexOptions:
     def fingerprint(self) -> str:
         """Return all that decides the result, as JSON with sorted keys."""
         fields = asdict(self)
-        del fields["slab_bytes"]
+        del fields["slab_bytes"]  # the result does not depend on it
         return json.dumps({"format": _FORMAT, **fields}, sort_keys=True)
 
 
@@ -80,19 +80,28 @@ class Slab(NamedTuple):
     labels: NDArray[np.int32]
 
 
+@contextmanager
+def open_with_labels(
+    source: VolumeSource, options: IndexOptions
+) -> Iterator[tuple[Volume, Volume | None]]:
+    """Open a volume and its labels, None without, and close them with the block.
+
+    Raises:
+        DataError: the volume or its labels are bad.
+    """
+    with open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill) as volume:
+        labels = open_labels(source, volume, npz_key=options.npz_key)
+        with labels or nullcontext():
+            yield volume, labels
+
+
 def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
     """Find the occupied voxels of a file, in memory.
 
     Raises:
         DataError: the volume or its labels are bad.
     """
-    with ExitStack() as stack:
-        volume = stack.enter_context(
-            open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill)
-        )
-        labels = open_labels(source, volume, npz_key=options.npz_key)
-        if labels is not None:
-            stack.enter_context(labels)
+    with open_with_labels(source, options) as (volume, labels):
         return index_volume(
             volume,
             options.low_hu,
@@ -166,6 +175,7 @@ def bring_to(
     if labels is not None:
         check_same_shape(labels, volume)
         labels = resolution.apply(labels, fill=0, nearest=True)
+    # Added voxels are air, or less where even air would be occupied.
     return resolution.apply(volume, fill=math.floor(min(AIR_HU, low_hu))), labels
 
 

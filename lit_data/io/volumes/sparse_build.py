@@ -86,7 +86,7 @@ def build_missing(plan: BuildPlan) -> tuple[list[Path], SkippedVolumes]:
     """
     targets = [find_target(source, plan.folder, plan.options) for source in plan.sources]
     faults: dict[int, str] = {}
-    if not _are_there(targets):
+    if not _are_there(targets):  # a whole store is opened without its lock: it may be read-only
         with explain_errors(plan.folder, 0):
             plan.folder.mkdir(parents=True, exist_ok=True)
             with build_lock(plan.folder, wait_s=plan.wait_s, is_done=lambda: _are_there(targets)):
@@ -114,6 +114,7 @@ def open_writer(processes: int) -> Iterator[Write]:
     if processes == 1:
         yield write_volume
         return
+    # A child that waits for tasks holds both ends of their pipe, and so never sees its end.
     with ProcessPoolExecutor(processes, initializer=watch_parent) as pool:
 
         def write(source: VolumeSource, target: Path, options: IndexOptions) -> None:

@@ -16,9 +16,14 @@ from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter, is_cou
 from lit_data.io.store.files import corrupt, explain_errors, keep_private, write_all
 from lit_data.io.store.sources import SourceTable
 from lit_data.io.temp import temp_folder
-from lit_data.io.volumes.indexing import IndexOptions, bring_to, is_whole, scan_slabs
+from lit_data.io.volumes.indexing import (
+    IndexOptions,
+    bring_to,
+    is_whole,
+    open_with_labels,
+    scan_slabs,
+)
 from lit_data.io.volumes.occupied import LabelCollector, value_dtype
-from lit_data.io.volumes.reading import open_labels, open_volume
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import (
     LABEL_DTYPES,
@@ -215,13 +220,9 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
         StoreError: or one of its kinds: the folder cannot be written.
     """
     with explain_errors(target.parent, 0), temp_folder(target.parent) as temp, ExitStack() as stack:
-        volume = stack.enter_context(
-            open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill)
-        )
-        labels = open_labels(source, volume, npz_key=options.npz_key)
-        if labels is not None:
-            stack.enter_context(labels)
-        volume, labels = bring_to(options.resolution, volume, labels, options.low_hu)
+        dense, dense_labels = stack.enter_context(open_with_labels(source, options))
+        volume, labels = bring_to(options.resolution, dense, dense_labels, options.low_hu)
+        # Beside it lie the spools, which are not published.
         (temp / "volume").mkdir()
         writer = ArrayWriter(temp / "volume")
         spools = []

@@ -78,13 +78,13 @@ class SparseStore:
         self.path = self._paths[0].parent
         self.skipped = skipped
         self._volumes = [StoredVolume(path) for path in self._paths]
-        self.counts: NDArray[np.int64] = np.array(
-            [volume.points for volume in self._volumes], np.int64
-        )
+        counts = [volume.points for volume in self._volumes]
+        self.counts: NDArray[np.int64] = np.array(counts, np.int64)
         self.shapes = [volume.facts.shape for volume in self._volumes]
         self.has_labels = ["labels" in volume.folder.arrays for volume in self._volumes]
         self.nbytes = sum(volume.array_bytes for volume in self._volumes)
         self.dense_bytes = sum(volume.dense_bytes for volume in self._volumes)
+        # Each mapped volume holds descriptors, of which a process has few.
         self._mapped: LruCache[Path, SparseVolume] = LruCache(max_items=MAX_OPEN)
 
     @classmethod
@@ -104,6 +104,7 @@ class SparseStore:
                 f"no store of sparse volumes at {show_path(path)}; "
                 "run `python -m lit_data prepare` to make it"
             )
+        # Their files are named by digests, which say nothing of the order.
         names = {file: StoredVolume(file).facts.name for file in paths}
         return cls(sorted(paths, key=lambda file: (names[file], file.name)))
 
@@ -123,7 +124,7 @@ class SparseStore:
 
         Args:
             sources: The volumes, at least one.
-            folder: Holds the stores of one data set, each in a folder named by its options.
+            folder: Holds the stores of one dataset, each in a folder named by its options.
             options: Which voxels are occupied.
             processes: That index at the same time; 1 works in this one.
             on_bad: ``error`` raises one error that lists all bad volumes, ``skip`` leaves them out
@@ -141,13 +142,13 @@ class SparseStore:
             WorkerDiedError: a process died.
         """
         plan = BuildPlan(
-            tuple(sources),
-            make_folder(folder, options),
-            options,
-            processes,
-            on_bad,
-            wait_s,
-            progress,
+            sources=tuple(sources),
+            folder=make_folder(folder, options),
+            options=options,
+            processes=processes,
+            on_bad=on_bad,
+            wait_s=wait_s,
+            progress=progress,
         )
         paths, bad = build_missing(plan)
         store = cls(paths, bad)

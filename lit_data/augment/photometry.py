@@ -7,7 +7,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
+from kornia.filters import filter2d_separable
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
@@ -57,17 +57,13 @@ def blur(images: Tensor, weights: Tensor) -> Tensor:
     Returns:
         [B, C, H, W] float32.
     """
-    height, width = images.shape[-2:]
-    taps = weights.shape[-1]
-    planes, kernels = images.reshape(1, -1, height, width), weights.reshape(-1, 1, taps)
-    count = planes.shape[1]
-    if count == 1:
+    planes = images.reshape(-1, 1, *images.shape[-2:])
+    if len(planes) == 1:
         # A single plane would not be a grouped convolution, and be summed in another order.
-        planes, kernels = planes.expand(1, 2, -1, -1), kernels.expand(2, -1, -1)
-    planes = F.pad(planes, [taps // 2] * 4, mode="replicate")
-    planes = F.conv2d(planes, kernels[..., None], groups=len(kernels))
-    planes = F.conv2d(planes, kernels[:, :, None], groups=len(kernels))
-    return planes[:, :count].reshape(images.shape)
+        return blur(images.expand(2, -1, -1, -1), weights.expand(2, -1, -1))[:1]
+    kernels = weights.reshape(len(planes), -1)
+    blurred: Tensor = filter2d_separable(planes, kernels, kernels, border_type="replicate")
+    return blurred.view(images.shape)
 
 
 def plane_means(images: Tensor) -> Tensor:

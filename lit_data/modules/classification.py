@@ -143,8 +143,8 @@ class ClassificationModule(ScoredModule):
         if stage != "predict" and (known != self.classes or not known):
             raise ConfigError(
                 f"the datamodule has the classes {list(known) or 'none'} and the model "
-                f"{list(self.classes) or 'none'}: "
-                "set data.classes, and model.classes and the outputs of model.net as that"
+                f"{list(self.classes) or 'none'}: set data.classes, and model.classes and the "
+                "outputs of model.net as that"
             )
 
     @override
@@ -170,8 +170,7 @@ class ClassificationModule(ScoredModule):
         if logits.ndim != 2 or logits.shape[1] != len(self.classes):
             raise ConfigError(
                 f"the net gives {list(logits.shape)} for {len(self.classes)} classes "
-                f"({', '.join(self.classes)}): set "
-                "model.net.classes, or how your net calls it"
+                f"({', '.join(self.classes)}): set model.net.classes, or how your net calls it"
             )
         return logits
 

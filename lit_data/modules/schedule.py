@@ -157,6 +157,5 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
         return math.inf, "step"
     raise ConfigError(
         f"schedule={schedule!r} needs the length of the run: set trainer.max_epochs, "
-        "trainer.max_steps or "
-        "trainer.max_time, or schedule=none"
+        "trainer.max_steps or trainer.max_time, or schedule=none"
     )

@@ -194,8 +194,7 @@ def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> Source
         if image.dtype != images[0].dtype:
             raise DataError(
                 f"{show_path(source.paths[0])} is {images[0].dtype}, {show_path(path)} is "
-                f"{image.dtype}; the files of "
-                "one image must have the same depth"
+                f"{image.dtype}; the files of one image must have the same depth"
             )
     return SourceHeader(channels, height_px, width_px, images[0].dtype)
 

@@ -149,8 +149,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
     if max(pixels, stored.padded_pixels) > options.max_pixels:
         raise DataError(
             f"{stored.height_px} x {stored.width_px} is {max(pixels, stored.padded_pixels)} "
-            "pixels, more than "
-            f"max_pixels={options.max_pixels}; raise that if the image is meant to be so large"
+            f"pixels, more than max_pixels={options.max_pixels}; raise that if the image is meant "
+            "to be so large"
         )
     samples = stored.colors + len(stored.alpha)
     decoded_bytes = max(pixels, stored.padded_pixels) * samples * stored.dtype.itemsize
@@ -166,8 +166,7 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
 def _too_large(nbytes: int, options: ReadOptions) -> str:
     return (
         f"{nbytes} bytes decoded, more than max_image_bytes={options.max_image_bytes}; raise that "
-        "if the image is "
-        "meant to be so large"
+        "if the image is meant to be so large"
     )
 
 

@@ -96,8 +96,7 @@ class Survey:
         if pixels.shape != shape or pixels.dtype.name != self.dtype:
             raise DataError(
                 f"{show_path(path)}: decoded to {pixels.dtype.name} {pixels.shape} but its header "
-                f"says {self.dtype} "
-                f"{shape}; the file is damaged or changes while it is read"
+                f"says {self.dtype} {shape}; the file is damaged or changes while it is read"
             )
         return np.ascontiguousarray(pixels, np.dtype(self.dtype).newbyteorder("<"))
 

@@ -155,8 +155,7 @@ def _check_jpeg_sizes(
         ):
             raise DataError(
                 f"damaged TIFF: a JPEG segment of {frame.height_px} x {frame.width_px} pixels in "
-                "place of "
-                f"{grid.segment_height_px} x {grid.segment_width_px}"
+                f"place of {grid.segment_height_px} x {grid.segment_width_px}"
             )
 
 
@@ -244,8 +243,7 @@ def _find_dtype(tags: Directory, samples: int) -> tuple[int, "np.dtype[Any]"]:
     if name is None:
         raise DataError(
             f"TIFF with bits {depths.tolist()} in sample formats {kinds.tolist()} is not read; "
-            "save it with 8 or 16 "
-            "bits or as float32"
+            "save it with 8 or 16 bits or as float32"
         )
     return bits, np.dtype(name)
 

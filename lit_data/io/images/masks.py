@@ -129,8 +129,8 @@ class MaskOptions:
             )
         if self.classes not in (2, len(colours)):
             raise ConfigError(
-                f"{len(colours)} colours, that of the background among them, and "
-                f"{self.classes} classes"
+                f"{len(colours)} colours, that of the background among them, and {self.classes} "
+                "classes"
             )
         if self.threshold is not None or self.ignore is not None or self.scale != "auto":
             raise ConfigError("colours say all: leave out scale, threshold and ignore")
@@ -209,8 +209,7 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     if mask.dtype.kind not in "iu":
         raise DataError(
             f"mask of {mask.dtype} with the values {show_values(values)}; masks are whole numbers, "
-            "save "
-            "them as 8-bit PNG"
+            "save them as 8-bit PNG"
         )
     if options.classes > 2:
         if values[0] < 0 or values[-1] >= options.classes:
@@ -241,8 +240,7 @@ def _number_colours(
         first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
         raise DataError(
             f"mask with the colours {first_colours}; add them to data.mask_read.colours, which "
-            "does not "
-            "name them"
+            "does not name them"
         )
     return numbers[None].astype(np.uint8)
 

@@ -91,8 +91,7 @@ def _check_values(array: Array) -> tuple[str, ...]:
         channel, row, column = np.unravel_index(int(finite.argmin()), array.shape)
         raise DataError(
             f"{array.size - int(finite.sum())} NaN or infinite pixels, the first in channel "
-            f"{channel} at row {row}, "
-            f"column {column}; data.read.nan_fill=0 replaces them"
+            f"{channel} at row {row}, column {column}; data.read.nan_fill=0 replaces them"
         )
     if array.min() >= 0 and 1 < array.max() <= 255:
         return (

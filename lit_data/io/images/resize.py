@@ -162,8 +162,8 @@ class FittedDecoder:
         if height_px % self.tiles or width_px % self.tiles:
             raise DataError(
                 f"{show_path(source.paths[0])}: a sheet of {self.tiles} x {self.tiles} views "
-                f"cannot be {height_px} x "
-                f"{width_px} px: its sides must be multiples of {self.tiles}"
+                f"cannot be {height_px} x {width_px} px: its sides must be multiples of "
+                f"{self.tiles}"
             )
 
     def _fit(self, image: Array) -> Array:

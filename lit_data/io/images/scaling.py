@@ -58,15 +58,13 @@ class Scaling:
         if size_px is not None:
             raise ConfigError(
                 f"size_px={size_px} and scale={scale} exclude each other: size_px scales each "
-                "image to one size, scale "
-                "all of them by one factor; set one of them to null"
+                "image to one size, scale all of them by one factor; set one of them to null"
             )
         is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
         if not is_number or not 0 < scale <= LARGEST_FACTOR:
             raise ConfigError(
                 f"scale={scale!r} is not usable: give a number above 0 and up to {LARGEST_FACTOR}, "
-                "such as 0.5 for "
-                "half of height and width"
+                "such as 0.5 for half of height and width"
             )
         return cls(factor=float(scale))
 

@@ -68,8 +68,7 @@ def must_invert(stored: StoredImage, options: ReadOptions) -> bool:
     if stored.dtype.kind not in "bu":
         raise DataError(
             f"invert={options.invert!r}, but {stored.dtype} has no defined white; leave invert "
-            "out, or save it as "
-            "whole numbers from 0 on"
+            "out, or save it as whole numbers from 0 on"
         )
     return True
 

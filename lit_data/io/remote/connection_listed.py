@@ -28,8 +28,8 @@ class ListedConnection(Connection):
         if s3_settings:
             raise ConfigError(
                 f"remote.{s3_settings[0]} is for S3, and data.root is {self.address.scheme}://...; "
-                "settings of other file "
-                "systems belong to the configuration files of fsspec, see docs/remote.md"
+                "settings of other file systems belong to the configuration files of fsspec, see "
+                "docs/remote.md"
             )
         return {}
 

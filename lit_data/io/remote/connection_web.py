@@ -159,8 +159,8 @@ class WebConnection(Connection):
         if "html" not in kind:
             raise DataError(
                 f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the "
-                "server list folders, "
-                f"or put a list of its files there ({SUMS_NAME}, see docs/remote.md)"
+                f"server list folders, or put a list of its files there ({SUMS_NAME}, see "
+                "docs/remote.md)"
             )
         if not final_url.endswith("/"):
             raise DataError(

@@ -133,8 +133,7 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
             raise DataError(f"{what}: {fault.text}")
     raise UnreachableError(
         f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise "
-        "data.remote.retries or "
-        "data.remote.timeout_s"
+        "data.remote.retries or data.remote.timeout_s"
     )
 
 

@@ -193,10 +193,9 @@ class Fetcher:
             )
         raise DataError(
             f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is "
-            f"{read_sum}, the server states "
-            f"{stated}: the file there is damaged or the stated sum is out of date; mend it there, "
-            "or set "
-            "data.remote.checksums=false, which compares sizes only"
+            f"{read_sum}, the server states {stated}: the file there is damaged or the stated sum "
+            "is out of date; mend it there, or set data.remote.checksums=false, which compares "
+            "sizes only"
         )
 
     def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:

@@ -92,8 +92,8 @@ class Mirror:
         except OSError as error:
             raise StoreError(
                 f"{self._shown}: the mirror of {self.address} cannot be written there "
-                f"({error.strerror}); make it "
-                "writable, or choose another folder with paths.cache=<folder>"
+                f"({error.strerror}); make it writable, or choose another folder with "
+                "paths.cache=<folder>"
             ) from error
         return self.folder
 
@@ -159,17 +159,15 @@ class Mirror:
         if most_bytes is not None and total_bytes > most_bytes:
             raise ConfigError(
                 f"{self.address}: {len(files)} files of {decimal(total_bytes)} ({total_bytes} "
-                "bytes) are more than "
-                f"data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); raise it, or narrow "
-                "data.patterns"
+                f"bytes) are more than data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
+                "raise it, or narrow data.patterns"
             )
         free_bytes = shutil.disk_usage(self.shelf).free
         if todo_bytes > free_bytes:
             raise StoreSpaceError(
                 f"{self._shown}: no room for the mirror of {self.address}: it needs "
-                f"{decimal(todo_bytes)}, free are "
-                f"{decimal(free_bytes)}; free some space, or choose another folder with "
-                "paths.cache=<folder>"
+                f"{decimal(todo_bytes)}, free are {decimal(free_bytes)}; free some space, or "
+                "choose another folder with paths.cache=<folder>"
             )
         self._tell(files, total_bytes, f"{todo} to read ({decimal(todo_bytes)}), {gone} gone")
 
@@ -209,8 +207,7 @@ class Mirror:
                 what = "a link" if stat.S_ISLNK(status.st_mode) else "no folder of this user"
                 raise StoreError(
                     f"{show_path(folder)} is {what}, and a mirror lies in folders of its own: "
-                    "remove it, or choose "
-                    "another folder with paths.cache=<folder>"
+                    "remove it, or choose another folder with paths.cache=<folder>"
                 )
 
     def _check_strangers(self, known: Set[str]) -> None:
@@ -227,8 +224,8 @@ class Mirror:
             )
             raise StoreError(
                 f"{self._shown}: {len(strangers)} files of the mirror did not come from "
-                f"{self.address} ({examples}): "
-                "move them away, or remove the whole folder, and it is filled anew"
+                f"{self.address} ({examples}): move them away, or remove the whole folder, and it "
+                "is filled anew"
             )
 
     def _is_stranger(self, path: Path, known: Set[str]) -> bool:

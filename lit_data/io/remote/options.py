@@ -11,8 +11,7 @@ from lit_data.errors import ConfigError, escape
 
 WHERE_CREDENTIALS_BELONG: Final = (
     "credentials belong to the environment (AWS_PROFILE, AWS_ACCESS_KEY_ID and so on), ~/.aws, "
-    "~/.netrc or the "
-    "configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
+    "~/.netrc or the configuration files of fsspec (~/.config/fsspec); see docs/remote.md"
 )
 
 # The secret half of an AWS key may hold slashes, so they do not end a password; digits up to one
@@ -55,8 +54,7 @@ def check_no_credentials(text: str | None, key: str) -> None:
     ):
         raise ConfigError(
             f"{key}: the address holds a user name, password, token or signature, which would end "
-            "up in logs and run "
-            f"folders; write it without; {WHERE_CREDENTIALS_BELONG}"
+            f"up in logs and run folders; write it without; {WHERE_CREDENTIALS_BELONG}"
         )
 
 

@@ -65,8 +65,8 @@ class ShardCache(Generic[Opened]):
         if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
             raise ConfigError(
                 f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four "
-                "shards, the largest of "
-                f"{objects} has {decimal(largest)}: raise it to {4 * largest} or more"
+                f"shards, the largest of {objects} has {decimal(largest)}: raise it to "
+                f"{4 * largest} or more"
             )
         self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
         self._open_copy = open_file
@@ -147,8 +147,8 @@ class ShardCache(Generic[Opened]):
                 if not left:
                     raise StoreError(
                         f"{path}: other processes removed it {_TRIES} times before it was opened: "
-                        "they share a cache "
-                        "that is too small for all of them, raise data.cache_bytes"
+                        "they share a cache that is too small for all of them, raise "
+                        "data.cache_bytes"
                     ) from error
         raise AssertionError
 

@@ -121,8 +121,7 @@ class AnomalyModule(ScoredModule):
         if stage in ("fit", "validate") and self.trainer.world_size > 1:
             raise ConfigError(
                 f"{self.trainer.world_size} processes would each have a memory bank and a "
-                "threshold of their own: set "
-                "trainer.devices=1 trainer.num_nodes=1"
+                "threshold of their own: set trainer.devices=1 trainer.num_nodes=1"
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
@@ -145,8 +144,7 @@ class AnomalyModule(ScoredModule):
         if "mask" in batch and is_marked(batch["mask"]).any():
             raise ConfigError(
                 "training images show defects, which would then count as good: set "
-                "data.train_on=good, and "
-                "synthesis=none where defects are drawn"
+                "data.train_on=good, and synthesis=none where defects are drawn"
             )
         images = batch["image"].float()
         if not self.pixel_std > 0:
@@ -219,8 +217,7 @@ class AnomalyModule(ScoredModule):
         ):
             raise ConfigError(
                 f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of "
-                "feature maps "
-                "[B, C, H, W], the finest first"
+                "feature maps [B, C, H, W], the finest first"
             )
         pooled = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
         size = pooled[0].shape[2:]
@@ -250,8 +247,7 @@ class AnomalyModule(ScoredModule):
         if width != self.bank.shape[1]:
             raise ConfigError(
                 f"the encoder gives {width} features and the memory bank has {self.bank.shape[1]}: "
-                "predict with the "
-                "model.net that fit had"
+                "predict with the model.net that fit had"
             )
         distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
         multiple = int(getattr(self.net, "stride_px", 32))

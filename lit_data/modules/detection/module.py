@@ -70,8 +70,7 @@ class DetectionModule(ScoredModule):
         if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
-                "score_threshold < 1 and "
-                "0 < iou_threshold <= 1"
+                "score_threshold < 1 and 0 < iou_threshold <= 1"
             )
         self.box_weight = box_weight
         self.score_threshold, self.iou_threshold = score_threshold, iou_threshold

@@ -134,8 +134,7 @@ def fetching(weights: str, net: str) -> Iterator[None]:
         raise ConfigError(
             f"weights={weights} of {net} are not on this machine and could not be fetched "
             f"({type(error).__name__}: {_first_line(error)}): give a file, model.net.weights=FILE, "
-            "or "
-            "model.net.weights=null to start at random"
+            "or model.net.weights=null to start at random"
         ) from error
     finally:
         for name, level in levels.items():

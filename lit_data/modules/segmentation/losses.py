@@ -65,8 +65,7 @@ class PixelLoss(nn.Module):
         if len(tversky) != 2 or min(*tversky, dice_weight, focal_gamma) < 0:
             raise ConfigError(
                 f"tversky={list(tversky)}, dice_weight={dice_weight}, focal_gamma={focal_gamma}: "
-                "need two weights of "
-                "false alarms and misses, and nothing below 0"
+                "need two weights of false alarms and misses, and nothing below 0"
             )
         self.unit, self.dice_weight, self.focal_gamma, self.tversky = (
             unit,

@@ -59,8 +59,7 @@ class UNet(nn.Module):
         if min(channels, classes, width, depth) < 1 or not 0 < prior < 1:
             raise ConfigError(
                 f"channels={channels}, classes={classes}, width={width}, depth={depth}, "
-                f"prior={prior}: need at least 1 "
-                "of each, and 0 < prior < 1"
+                f"prior={prior}: need at least 1 of each, and 0 < prior < 1"
             )
         self.depth = depth
         widths = [width * 2**scale for scale in range(depth + 1)]

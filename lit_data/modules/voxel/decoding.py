@@ -42,9 +42,8 @@ class Decoding:
         ):
             raise ConfigError(
                 f"threshold={self.threshold}, cell_threshold={self.cell_threshold}, "
-                f"query_chunk={self.query_chunk}, "
-                f"score_voxels={self.score_voxels}: need 0 < threshold < 1, 0 <= cell_threshold < "
-                "1 and the rest >= 1"
+                f"query_chunk={self.query_chunk}, score_voxels={self.score_voxels}: need 0 < "
+                "threshold < 1, 0 <= cell_threshold < 1 and the rest >= 1"
             )
 
 

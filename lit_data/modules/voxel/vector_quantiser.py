@@ -64,8 +64,7 @@ class VectorQuantiser(nn.Module):
         if codes < 2 or width < 1 or not 0 <= decay < 1 or not 0 <= restart_share < 1:
             raise ConfigError(
                 f"codes={codes}, width={width}, decay={decay}, restart_share={restart_share}: need "
-                "codes >= 2, "
-                "width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"
+                "codes >= 2, width >= 1, 0 <= decay < 1 and 0 <= restart_share < 1"
             )
         self.codes, self.width, self.decay, self.restart_share = codes, width, decay, restart_share
         self.register_buffer("codebook", torch.randn(codes, width))

@@ -42,9 +42,8 @@ def average_turned(
     """
     total: Tensor | None = None
     for one in turns:
-        turned = turn(
-            tiles, one
-        ).clone()  # the net may work in place, and a turn by nothing copies nothing
+        # The net may work in place, and a turn by nothing copies nothing.
+        turned = turn(tiles, one).clone()
         answer = turn_back(call(turned), one)
         total = answer if total is None else total + answer
     assert total is not None

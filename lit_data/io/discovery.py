@@ -117,17 +117,15 @@ class FolderWalk:
     def _follow(
         self, link: os.DirEntry[str], relative: str, folder: _ListedFolder
     ) -> Iterator[str]:
-        if _extension(link.name) not in EXTENSIONS and self._excludes(
-            relative
-        ):  # a folder, wherever it leads
+        # A folder, wherever it leads.
+        if _extension(link.name) not in EXTENSIONS and self._excludes(relative):
             self.excluded.append(relative)
             return
         try:
             mode = link.stat().st_mode
         except OSError as error:
-            if "." not in link.name or self._is_wanted(
-                link.name, relative
-            ):  # without a dot it was a folder
+            # Without a dot it was a folder.
+            if "." not in link.name or self._is_wanted(link.name, relative):
                 self.problems.add(link.path, describe_missing(link.path, error))
             return
         if not stat.S_ISDIR(mode) and not self._is_wanted(link.name, relative):

@@ -61,9 +61,8 @@ class ConvClassifier(nn.Module):
     @override
     def forward(self, images: Tensor) -> Tensor:
         """Logits [B, classes] of images [B, C, H, W] float32 in 0..1."""
-        means = self.layers(images).mean(
-            (2, 3), dtype=self.head.weight.dtype
-        )  # more precise than what goes in
+        # More precise than what goes in.
+        means = self.layers(images).mean((2, 3), dtype=self.head.weight.dtype)
         return run_in_float32(self.head, means)
 
 

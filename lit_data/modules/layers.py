@@ -23,14 +23,12 @@ def run_in_float32(layer: nn.Conv2d | nn.Linear, features: Tensor) -> Tensor:
         features: Its input, of any floating dtype.
     """
     device_type = features.device.type
-    if device_type == "meta" or not torch.is_autocast_enabled(
-        device_type
-    ):  # torch knows no autocast of shapes alone
+    # Torch knows no autocast of shapes alone.
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return _call(layer, features)
     with torch.autocast(device_type, enabled=False):
-        return _call(
-            layer, features.to(layer.weight.dtype)
-        )  # that of the weights: some strategies cast them
+        # That of the weights: some strategies cast them.
+        return _call(layer, features.to(layer.weight.dtype))
 
 
 def _call(layer: nn.Module, features: Tensor) -> Tensor:

@@ -16,13 +16,14 @@ from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
 
+# Keys under which files hold them.
 _STATES: Final = (
     "state_dict",
     "model_state_dict",
     "model_state",
     "model",
     "net",
-)  # keys under which files hold them
+)
 _MOST_PREFIXES: Final = 32
 _SHOWN: Final = 3  # names in a message
 _RGB: Final = 3

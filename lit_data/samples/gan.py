@@ -35,6 +35,7 @@ _HIT: Final = 2e-3
 _TILT_RAD: Final = 0.6  # from upright, at most
 _BLUR: Final = 0.02  # half width of the line between the colours
 _EDGE: Final = 0.03  # how far the edges of a box are rounded
+# Lower radius, half of the height, upper radius.
 _SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "ellipsoid": ((0.6, 0.95), (0.45, 0.8), (0.45, 0.95)),  # radii
     "box": ((0.4, 0.56), (0.35, 0.56), (0.35, 0.56)),  # halves of the sides
@@ -43,7 +44,7 @@ _SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
         (0.55, 0.75),
         (0.5, 0.65),
         (0.0, 0.2),
-    ),  # lower radius, half of the height, upper radius
+    ),
     "torus": ((0.55, 0.66), (0.18, 0.3), (0.0, 0.0)),  # radius of the ring, and of its section
 }
 

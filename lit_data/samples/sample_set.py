@@ -137,9 +137,8 @@ def _publish(root: Path, recipe: Recipe, write: Callable[[Path], None]) -> None:
     with temp_folder(root.parent) as temp:
         folder = temp / "made"
         write(folder)
-        if is_complete(
-            root, recipe
-        ):  # published by another process, on a file system whose locks do nothing
+        # Published by another process, on a file system whose locks do nothing.
+        if is_complete(root, recipe):
             return
         if root.exists():
             root.rename(temp / "incomplete")

@@ -71,9 +71,8 @@ def describe_size_mismatch(
 def _check_alike(
     problems: Problems, values: Sequence[str], names: Sequence[Name], what: str, hint: str
 ) -> None:
-    examples = dict(
-        zip(reversed(values), reversed(names), strict=True)
-    )  # the first name of each value
+    # The first name of each value.
+    examples = dict(zip(reversed(values), reversed(names), strict=True))
     for value, name in examples.items():
         if value != values[0]:
             problems.add(

@@ -18,11 +18,12 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.io.images.stored import StoredImage
 
+# Start of frame; the three are tables and reserved.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {
     0xC4,
     0xC8,
     0xCC,
-}  # start of frame; the three are tables and reserved
+}
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # anything but stuffing, restarts and fill bytes
 _MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
 _MAX_EXIF_TAGS = 512

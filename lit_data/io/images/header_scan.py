@@ -131,9 +131,8 @@ def survey_sources(
             bad.append((sources[number].paths[0], header))
         else:
             rows[number] = header
-    if (
-        bad and on_bad == "error"
-    ):  # the others are decoded too, so that one list names all that is wrong
+    # The others are decoded too, so that one list names all that is wrong.
+    if bad and on_bad == "error":
         known = {path for path, _ in bad}
         bad += find_faults(
             [s for s in sources if s.paths[0] not in known], decoder, workers=workers

@@ -49,9 +49,8 @@ def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array
     if options.exif == "apply":
         planes = _turn(planes, header.stored.orientation)
     planes = _arrange_channels(planes, header, options)
-    with np.errstate(
-        over="ignore"
-    ):  # float64 beyond float32 becomes infinite, which strict reading reports
+    # Float64 beyond float32 becomes infinite, which strict reading reports.
+    with np.errstate(over="ignore"):
         image = np.ascontiguousarray(planes, dtype=header.dtype)
     if options.nan_fill is not None and image.dtype.kind == "f":
         image[~np.isfinite(image)] = options.nan_fill
@@ -153,9 +152,8 @@ def _load_tiff(
             sorted(shape),
             sorted(shape[1:]),
         ):
-            raise DataError(
-                _differs(page.dtype, page.shape, stored.dtype, shape)
-            )  # before memory is asked for
+            # Before memory is asked for.
+            raise DataError(_differs(page.dtype, page.shape, stored.dtype, shape))
         pixels = page.asarray(maxworkers=1)  # images are read side by side, so one thread each
         palette = _read_palette(page) if stored.palette else None
     planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)

@@ -120,9 +120,8 @@ class Scaling:
         return scale_classes(self._cut_padding(mask, size_px)[0], size_px)[None]
 
     def _cut_padding(self, values: Array, size_px: Size) -> Array:
-        return place_centred(
-            values, self.scaled_px(size_px), "reflect"
-        )  # cuts off as much as it had put on
+        # Cuts off as much as it had put on.
+        return place_centred(values, self.scaled_px(size_px), "reflect")
 
 
 def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8]:

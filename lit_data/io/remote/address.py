@@ -63,9 +63,8 @@ def check_root(root: str | None) -> None:
         ConfigError: See `parse_address`.
     """
     if root is not None:
-        check_no_credentials(
-            root, "data.root"
-        )  # also of an address that is mistyped, so that it looks like a path
+        # Also of an address that is mistyped, so that it looks like a path.
+        check_no_credentials(root, "data.root")
         if is_remote(root):
             parse_address(root)
 

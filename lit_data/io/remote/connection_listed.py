@@ -103,13 +103,12 @@ class S3Connection(ListedConnection):
         client = dict(conf.get("client_kwargs") or {})
         if options.region is not None:
             client["region_name"] = options.region
+        # Tried again by `insist` alone: layers of tries would multiply.
         config = dict(conf.get("config_kwargs") or {}) | {
             "connect_timeout": options.timeout_s,
             "read_timeout": options.timeout_s,
             "max_pool_connections": options.connections,
-            "retries": {
-                "total_max_attempts": 1
-            },  # tried again by `insist` alone: layers of tries would multiply
+            "retries": {"total_max_attempts": 1},
         }
         settings = {"client_kwargs": client, "config_kwargs": config, "max_concurrency": 1}
         if options.endpoint_url is not None:

@@ -103,9 +103,8 @@ class WebConnection(Connection):
         if sums is None:
             sums = dict.fromkeys(await self._read_pages())
         names = [name for name in sums if scope.wants(name)]
-        bad = [
-            name for name in names if find_fault(name)
-        ]  # for `check_names`: no such address is asked for
+        # For `check_names`: no such address is asked for.
+        bad = [name for name in names if find_fault(name)]
         good = [name for name in names if not find_fault(name)]
         remote_files = await call_each(
             lambda name: self._look(name, sums), good, self.options.connections

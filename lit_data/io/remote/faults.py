@@ -140,9 +140,8 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
 def _choose_wait_s(number: int, backoff_s: float) -> float:
     """A random part of a time that doubles, so that many readers do not come back together."""
     longest_s: float = min(_LONGEST_WAIT_S, backoff_s * 2 ** (number - 1))
-    return longest_s * (
-        0.5 + secrets.randbelow(1001) / 2000
-    )  # not from a generator that training draws from
+    # Not from a generator that training draws from.
+    return longest_s * (0.5 + secrets.randbelow(1001) / 2000)
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -126,9 +126,8 @@ class Mirror:
             self._check_sizes(files, sum(file.size_bytes for file in todo), len(todo), len(gone))
             kept = {} if todo or gone else manifest.complete
             if todo or gone:
-                self._remove(
-                    gone
-                )  # first, so that after a kill the record still knows what is left
+                # First, so that after a kill the record still knows what is left.
+                self._remove(gone)
                 manifest.forget(gone)
                 manifest.begin()
             with BytesBar("reading", sum(file.size_bytes for file in todo)) as bar:

@@ -72,9 +72,8 @@ class Scope:
         Args:
             name: Its path below the root.
         """
-        parts = [
-            part for part in name.split("/") if part
-        ]  # names with empty parts are to be reported, not left out
+        # Names with empty parts are to be reported, not left out.
+        parts = [part for part in name.split("/") if part]
         if any(is_hidden(part) and part not in (".", "..") for part in parts):
             return False
         if name in self.also or name.lower().endswith(self.beside):

@@ -173,9 +173,8 @@ class ShardCache(Generic[Opened]):
     def _make_room(self, nbytes: int) -> None:
         """Remove copies until so many bytes fit within the bound, or there are no more."""
         sweep(self.folder)
-        coming = (
-            self._count_coming()
-        )  # first: one that is renamed meanwhile may count twice, but is not overlooked
+        # First: one that is renamed meanwhile may count twice, but is not overlooked.
+        coming = self._count_coming()
         copies = [
             (status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()
         ]
@@ -276,6 +275,5 @@ class Prefetch:
         nbytes = self._cache.shards[self._numbers[self._next]].nbytes
         if not self._live:
             return True
-        return (
-            self._has_begun and self._live_bytes + nbytes <= self.max_bytes
-        )  # the first one has the line alone
+        # The first one has the line alone.
+        return self._has_begun and self._live_bytes + nbytes <= self.max_bytes

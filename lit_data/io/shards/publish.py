@@ -74,9 +74,8 @@ class _Written:
         cls, shard: Shard, store: DecodedStore, summarise: Callable[[ImageBank], Array] | None
     ) -> Self:
         sizes_px, table = np.stack((store.heights_px, store.widths_px), axis=1), store.sources
-        table = SourceTable(
-            table.names.copy(), table.files.copy(), table.firsts.copy()
-        )  # the store is not kept
+        # The store is not kept.
+        table = SourceTable(table.names.copy(), table.files.copy(), table.firsts.copy())
         return cls(
             shard, sizes_px, table, store.skipped, summarise(store) if summarise else np.zeros(0)
         )

@@ -115,11 +115,9 @@ def _average_precision(right: Tensor, true: int) -> Tensor:
     recall = hits / true
     precision = hits / torch.arange(1, len(right) + 1, device=right.device)[:, None]
     highest = precision.flip(0).cummax(0).values.flip(0) if len(right) else precision
-    highest = torch.cat(
-        (highest, highest.new_zeros(1, right.shape[1]))
-    )  # recalls that are never reached
-    levels = (
-        torch.arange(_RECALLS, dtype=torch.float64, device=right.device) * 0.01
-    )  # rounded as COCO's
+    # Recalls that are never reached.
+    highest = torch.cat((highest, highest.new_zeros(1, right.shape[1])))
+    # Rounded as COCO's.
+    levels = torch.arange(_RECALLS, dtype=torch.float64, device=right.device) * 0.01
     first = torch.searchsorted(recall.T.contiguous(), levels.repeat(right.shape[1], 1))
     return highest.T.gather(1, first).mean(1).float()

@@ -211,9 +211,8 @@ class TimmNet(NormalisedNet):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         timm = open_library("timm")
-        if ":" in model_name or not timm.is_model(
-            model_name
-        ):  # hf-hub:NAME would read any server's file
+        # Hf-hub:NAME would read any server's file.
+        if ":" in model_name or not timm.is_model(model_name):
             raise ConfigError(
                 f"model_name={model_name!r} is unknown: choose a name of timm.list_models()"
             )

@@ -95,9 +95,8 @@ def take_highest(
     height, width = scores.shape[-2:]
     counts = masks != IGNORED
     if positions is not None and sizes_px is not None:
-        rest = (
-            sizes_px.to(scores.device)[images] - positions
-        )  # rows and columns from the corner to the edges
+        # Rows and columns from the corner to the edges.
+        rest = sizes_px.to(scores.device)[images] - positions
         rows, columns = (torch.arange(length, device=scores.device) for length in (height, width))
         counts &= (rows < rest[:, :1])[:, None, :, None] & (columns < rest[:, 1:])[:, None, None, :]
     highest = (
@@ -169,9 +168,8 @@ def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
     ranked, order = scores.double().sort(descending=True)
     hits = defective[order].cumsum(0)
     f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
-    is_last = torch.cat(
-        (ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool))
-    )  # of images of equal scores
+    # Of images of equal scores.
+    is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))
     levels, f1 = ranked[is_last], f1[is_last]
     best = int(f1.argmax())
     neighbours = levels[[best, min(best + 1, len(levels) - 1)]]

@@ -74,9 +74,8 @@ class PixelLoss(nn.Module):
             tuple(tversky),
         )
         weights = None if class_weights is None else torch.tensor(list(class_weights))
-        self.register_buffer(
-            "class_weights", weights, persistent=False
-        )  # the options say them again
+        # The options say them again.
+        self.register_buffer("class_weights", weights, persistent=False)
 
     @override
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:

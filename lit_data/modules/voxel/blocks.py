@@ -59,9 +59,10 @@ class PointScatter(nn.Module):
         return cells.view(volumes, grid, grid, grid, -1).movedim(-1, 1)  # channels last in memory
 
     def _work_out_twice(self, inputs: Tensor) -> Tensor:
+        # Draws nothing.
         outputs: Tensor = checkpoint(
             self.layers, inputs, use_reentrant=False, preserve_rng_state=False
-        )  # draws nothing
+        )
         return outputs
 
 

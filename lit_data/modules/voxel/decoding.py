@@ -93,9 +93,8 @@ class CellVoxels:
         )
         rows, cells = self._rows[cell], self._cells[cell]
         shapes = self._shapes[rows]
-        places = (2 * shapes * cells + self._grid - 1) // (
-            2 * self._grid
-        ) + step  # from the first voxel of the cell
+        # From the first voxel of the cell.
+        places = (2 * shapes * cells + self._grid - 1) // (2 * self._grid) + step
         real = (find_cells(places, shapes, self._grid) == cells).all(1) & (places < shapes).all(1)
         return rows[real], places[real]
 

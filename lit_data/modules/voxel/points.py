@@ -53,9 +53,8 @@ class Points(NamedTuple):
             [...] bool.
         """
         asked = find_key(rows, places)
-        keys = torch.cat(
-            (self.keys, self.keys.new_full((1,), -1))
-        )  # what is beyond the last key is no point
+        # What is beyond the last key is no point.
+        keys = torch.cat((self.keys, self.keys.new_full((1,), -1)))
         return keys[torch.searchsorted(self.keys, asked)] == asked
 
 

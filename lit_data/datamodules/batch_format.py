@@ -92,12 +92,14 @@ def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str,
 
 
 def to_classes(batch: Batch) -> Batch:
-    """Our batch with ``mask`` [B, H, W] int64, numbers of classes, as cross entropy and torchgeo's tasks take it."""
-    return batch | ({"mask": batch["mask"][:, 0].long()} if "mask" in batch else {})
+    """Give ``mask`` the shape [B, H, W] int64, numbers of classes, as cross entropy and torchgeo take it."""
+    if "mask" not in batch:
+        return batch
+    return batch | {"mask": batch["mask"][:, 0].long()}
 
 
 def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]:
-    """Images and targets as torchvision's detectors take them.
+    """Return images and targets as torchvision's detectors take them.
 
     Returns:
         Images [C, H, W], and for each a dict of ``boxes`` [N, 4] float32 (left, top, right, bottom)
@@ -108,20 +110,25 @@ def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]
     height, width = images.shape[2:]
     size = torch.tensor([width, height] * 2, dtype=boxes.dtype, device=boxes.device)
     middle, half = boxes[:, 2:4], boxes[:, 4:6] / 2
-    corners, labels = (
-        torch.cat((middle - half, middle + half), dim=1) * size,
-        boxes[:, 1].long() + 1,
-    )
+    corners = torch.cat((middle - half, middle + half), dim=1) * size
+    labels = boxes[:, 1].long() + 1
     counts = batch["boxes" + COUNT_SUFFIX].tolist()
-    sizes = ((corners, counts), (labels, counts), (batch["image_index"], 1))
-    parts = zip(*(torch.split(part, size) for part, size in sizes), strict=True)
-    return list(images), [
-        {"boxes": box, "labels": label, "image_id": image} for box, label, image in parts
-    ]
+    boxes_of_images = torch.split(corners, counts)
+    labels_of_images = torch.split(labels, counts)
+    targets = []
+    for number in range(len(images)):
+        targets.append(
+            {
+                "boxes": boxes_of_images[number],
+                "labels": labels_of_images[number],
+                "image_id": batch["image_index"][number : number + 1],
+            }
+        )
+    return list(images), targets
 
 
 def to_ultralytics(batch: Batch) -> dict[str, Any]:
-    """The dict of Ultralytics' v8 losses.
+    """Return the dict of Ultralytics' v8 losses.
 
     Returns:
         ``img`` [B, 3, H, W] float32 in 0..1, ``cls`` [N, 1], ``bboxes`` [N, 4] (cx, cy, w, h) in
@@ -140,8 +147,9 @@ def to_ultralytics(batch: Batch) -> dict[str, Any]:
 
 
 def to_anomalib(batch: Batch) -> Any:  # noqa: ANN401 - its ImageBatch
-    """Anomalib's ``ImageBatch``: ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label``
-    [B] bool.
+    """Return Anomalib's ``ImageBatch``.
+
+    It holds ``image`` [B, C, H, W], ``gt_mask`` [B, H, W] bool, ``gt_label`` [B] bool.
 
     Raises:
         ConfigError: Anomalib is not installed.

@@ -52,13 +52,12 @@ class DetectionSource(ImageSet):
     draw = staticmethod(ensure_detection_samples)
 
     def open(self) -> tuple[DetectionFiles, DecodedStore | ShardedStore]:
-        """The images that are good with their boxes and splits, and their pixels; the first call
-        decodes them.
+        """Open the good images with their boxes, splits and pixels; the first call decodes them.
 
         Raises:
             DataError: Files or boxes are bad; all of them are listed.
         """
-        files = self._found
+        files = self._files
         store = self._open_store(files)
         return _leave_out(files, {path for path, _ in store.skipped}), store
 
@@ -68,7 +67,7 @@ class DetectionSource(ImageSet):
         Raises:
             DataError: Labels are bad.
         """
-        return self._found.labels.classes
+        return self._files.labels.classes
 
     @property
     @override
@@ -77,22 +76,22 @@ class DetectionSource(ImageSet):
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """The boxes and splits, in one file for all formats of labels."""
-        names = [self.name(path) for path in self._found.images]
-        told = {
-            "images": names,
-            "classes": self._found.labels.classes,
-            "splits": self._found.splits,
+        """Write the boxes and splits in one file, the same for all formats of labels."""
+        labels = self._files.labels
+        listing = {
+            "images": [self.name(path) for path in self._files.images],
+            "classes": labels.classes,
+            "splits": self._files.splits,
+            "options": self._labelling,
         }
-        text = json.dumps(told | {"options": self._labelling})
-        labels = self._found.labels
+        text = json.dumps(listing).encode("utf-8", "surrogateescape")
         with replacing(scratch / _LABELS) as file:
             np.savez(
                 file,
-                told=np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8),
+                told=np.frombuffer(text, np.uint8),
                 boxes=labels.boxes,
                 ends=labels.ends,
-                sizes_px=self._found.sizes_px,
+                sizes_px=self._files.sizes_px,
             )
         return {_LABELS: scratch / _LABELS}
 
@@ -111,10 +110,10 @@ class DetectionSource(ImageSet):
 
     @override
     def _find_images(self) -> list[ImageSource]:
-        return _list_sources(self._found)
+        return _list_sources(self._files)
 
     @cached_property
-    def _found(self) -> DetectionFiles:
+    def _files(self) -> DetectionFiles:
         return self._find()
 
     def _open_store(self, files: DetectionFiles) -> DecodedStore | ShardedStore:
@@ -131,25 +130,7 @@ class DetectionSource(ImageSet):
 
     def _find(self) -> DetectionFiles:
         if self.shards is not None:
-            files, labelling = _read_files(self.folder)
-            told, wanted = labelling, json.loads(self._labelling)
-            if wanted["classes"] == list(files.labels.classes):  # named as the set has them
-                wanted["classes"] = told.get("classes")
-            if wanted["splits"] == _ALL:
-                wanted["splits"] = told.get("splits")
-                files = replace(
-                    files, splits={"train": list(range(len(files.images))), "val": [], "test": []}
-                )
-            changes = [
-                change.removeprefix("decoder.")
-                for change in describe_options(json.dumps(told), json.dumps(wanted))
-            ]
-            if changes:
-                raise ConfigError(
-                    f"{self.root}: its boxes were read with other options: {', '.join(changes)}: set them as they "
-                    "were, or run `python -m lit_data prepare` with prepare.store again"
-                )
-            return files
+            return self._read_shards()
         return find_detection_files(
             self.folder,
             label_format=self.label_format,
@@ -162,6 +143,29 @@ class DetectionSource(ImageSet):
             read=self.read,
             exclude=self.exclude,
         )
+
+    def _read_shards(self) -> DetectionFiles:
+        """Read the boxes of a set of shards, which were read with the options that are set now.
+
+        Raises:
+            ConfigError: They were read with others.
+        """
+        files, written = _read_files(self.folder)
+        options = json.loads(self._labelling)
+        if options["classes"] == list(files.labels.classes):  # named as the set has them
+            options["classes"] = written.get("classes")
+        if options["splits"] == _ALL:  # to predict, whatever the splits were
+            options["splits"] = written.get("splits")
+            numbers = list(range(len(files.images)))
+            files = replace(files, splits={"train": numbers, "val": [], "test": []})
+        changes = describe_options(json.dumps(written), json.dumps(options))
+        if changes:
+            listed = ", ".join(change.removeprefix("decoder.") for change in changes)
+            raise ConfigError(
+                f"{self.root}: its boxes were read with other options: {listed}: set them as they "
+                "were, or run `python -m lit_data prepare` with prepare.store again"
+            )
+        return files
 
 
 def _list_sources(files: DetectionFiles) -> list[ImageSource]:
@@ -179,17 +183,17 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
         DataError: It cannot be read.
     """
     try:
-        with NPY_LOCK, np.load(folder / _LABELS, allow_pickle=False) as found:
-            parts = {name: found[name] for name in ("told", "boxes", "ends", "sizes_px")}
-        told = json.loads(parts["told"].tobytes().decode("utf-8", "surrogateescape"))
-        if any(find_fault(name) for name in told["images"]):
+        with NPY_LOCK, np.load(folder / _LABELS, allow_pickle=False) as file:
+            arrays = {name: file[name] for name in ("told", "boxes", "ends", "sizes_px")}
+        listing = json.loads(arrays["told"].tobytes().decode("utf-8", "surrogateescape"))
+        if any(find_fault(name) for name in listing["images"]):
             raise ValueError("a name leads out of the folder")
-        images = tuple(str(folder / name) for name in told["images"])
-        labels = LabelTable(tuple(told["classes"]), parts["boxes"], parts["ends"])
-        options = json.loads(told["options"])
+        images = tuple(str(folder / name) for name in listing["images"])
+        labels = LabelTable(tuple(listing["classes"]), arrays["boxes"], arrays["ends"])
+        options = json.loads(listing["options"])
         if not isinstance(options, dict):
             raise ValueError("its options are none")
-        return DetectionFiles(images, labels, told["splits"], parts["sizes_px"]), options
+        return DetectionFiles(images, labels, listing["splits"], arrays["sizes_px"]), options
     except (OSError, ValueError, KeyError, TypeError, BadZipFile, ConfigError) as error:
         raise DataError(
             f"{show_path(folder / _LABELS)}: no boxes of a set of shards ({error!s:.80})"
@@ -197,19 +201,19 @@ def _read_files(folder: Path) -> tuple[DetectionFiles, dict[str, Any]]:
 
 
 def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
-    """The files without some images."""
+    """Return the files without some images."""
     if not paths:
         return files
-    kept = [number for number, path in enumerate(files.images) if path not in paths]
-    places = {number: place for place, number in enumerate(kept)}
-    parts = [files.labels.of(number) for number in kept]
-    ends = np.cumsum([len(part) for part in parts], dtype=np.int64)
+    good_numbers = [number for number, path in enumerate(files.images) if path not in paths]
+    new_number_of = {number: new for new, number in enumerate(good_numbers)}
+    boxes = [files.labels.of(number) for number in good_numbers]
+    ends = np.cumsum([len(part) for part in boxes], dtype=np.int64)
+    splits = {}
+    for split, numbers in files.splits.items():
+        splits[split] = [new_number_of[number] for number in numbers if number in new_number_of]
     return DetectionFiles(
-        tuple(files.images[number] for number in kept),
-        LabelTable(files.labels.classes, np.concatenate(parts), ends),
-        {
-            split: [places[number] for number in part if number in places]
-            for split, part in files.splits.items()
-        },
-        files.sizes_px[kept],
+        tuple(files.images[number] for number in good_numbers),
+        LabelTable(files.labels.classes, np.concatenate(boxes), ends),
+        splits,
+        files.sizes_px[good_numbers],
     )

@@ -84,22 +84,23 @@ class GANSource(ImageFolder):
     @cached_property
     def layout(self) -> ViewLayout:
         """Layout of the views: as the options say, and otherwise as ``views.json`` of the dataset."""
-        found = read_layout(self.folder)
-        if self.views != "auto" and self.views != found.views:
-            found = replace(found, views=self.views, tiles=None)
-        found = replace(
-            found,
-            tiles=self.tiles or found.tiles,
-            azimuth_deg=self.azimuth_deg or found.azimuth_deg,
-            elevation_deg=self.elevation_deg or found.elevation_deg,
+        layout = read_layout(self.folder)
+        if self.views != "auto" and self.views != layout.views:
+            layout = replace(layout, views=self.views, tiles=None)
+        layout = replace(
+            layout,
+            tiles=self.tiles or layout.tiles,
+            azimuth_deg=self.azimuth_deg or layout.azimuth_deg,
+            elevation_deg=self.elevation_deg or layout.elevation_deg,
         )
-        if self.fit == "patches" and found.views != "none":
+        if self.fit == "patches" and layout.views != "none":
             raise ConfigError(
-                f"{self.folder} holds views, and fit=patches cuts them: set data.views=none, or another fit"
+                f"{self.folder} holds views, and fit=patches cuts them: "
+                "set data.views=none, or another fit"
             )
-        if found.views == "sheet" and found.tiles is None:
-            return replace(found, tiles=self._count_tiles(self.list_images()))
-        return found
+        if layout.views == "sheet" and layout.tiles is None:
+            return replace(layout, tiles=self._count_tiles(self.list_images()))
+        return layout
 
     def list_names(self) -> list[str]:
         """Names of all images, good or bad."""

@@ -121,8 +121,7 @@ class ImageSet(Source):
         return publisher.write(sources, self.list_beside(writer.scratch))
 
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """Return the files that a set of shards needs beside the images, by their paths below the
-        root.
+        """Return local files that a set of shards needs beside the images, by paths below the root.
 
         Args:
             scratch: Folder for files that have to be written for it.

@@ -50,8 +50,7 @@ class BatchTransform(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageTransform:
-    """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment; in this
-    order.
+    """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment.
 
     Args:
         values: Pixel values that become 0 and 1.
@@ -188,8 +187,9 @@ class ImageTransform:
         return plan, annotations
 
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
-        """The defects planned for some samples of a batch, one dict each; places are those before
-        augmentation.
+        """Return the defects planned for some samples of a batch, one dict each.
+
+        Places are those before augmentation.
 
         Args:
             batch: A planned batch on the host.

@@ -54,6 +54,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         margins_px: For each stage the pixels (above and below, left and right) that its patches
             are read larger by; after `setup`.
         transformation: What is planned on the host and done on the device; after `setup`.
+        classes: Names of the kinds of defects that are told apart, if any.
         channel_map: For each channel of a batch the stored channel that gives it; None takes the
             channels as they are stored.
         reads_margins: False reads patches without the margins that their augmentation could use.
@@ -64,6 +65,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     grid: PatchGrid
     margins_px: Mapping[Stage, tuple[int, int]]
     transformation: BatchTransform
+    classes: Sequence[str] | None = None
     channel_map: tuple[int, ...] | None = None
     reads_margins: ClassVar[bool] = True
     batch_keys: ClassVar[Sequence[str]] = (

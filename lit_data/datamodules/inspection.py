@@ -176,7 +176,7 @@ class InspectionDataModule(ImageDataModule):
 
     def _describe_plans(self) -> str:
         """Return in one line the files and the synthetic defects, before an image is decoded."""
-        files, synthesis = self.source.found, self.synthesis
+        files, synthesis = self.source.image_set, self.synthesis
         parts = [f"layout {files.layout}, {files.describe()}"]
         if self.classes:
             parts.append(f"classes {', '.join(self.classes)}")
@@ -192,7 +192,7 @@ class InspectionDataModule(ImageDataModule):
     @override
     def describe(self) -> dict[str, Any]:
         """Return numbers about the opened dataset: images, those with masks or defects, patches of each split."""
-        numbers = describe_bank(self.bank) | {"layout": self.source.found.layout}
+        numbers = describe_bank(self.bank) | {"layout": self.source.image_set.layout}
         numbers["images_with_masks"] = 0
         if self._masks is not None:
             numbers["images_with_masks"] = int((self._masks.of_image >= 0).sum())
@@ -206,8 +206,7 @@ class InspectionDataModule(ImageDataModule):
         return numbers | {f"{stage}_patches": len(self.dataset(stage)) for stage in SPLITS}
 
     def read_mask(self, number: int) -> Array | None:
-        """[H, W] uint8 numbers of classes in an image; None where there are no masks, or its mask
-        is bad.
+        """[H, W] uint8 numbers of classes in an image; None without masks, or where its mask is bad.
 
         Of a scaled image it has the size of the file, and the accuracy of the scaled mask.
         """
@@ -228,8 +227,8 @@ class InspectionDataModule(ImageDataModule):
     @property
     def image_kinds(self) -> list[str]:
         """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
-        paths = map(str, self.source.found.images)
-        kind_of = dict(zip(paths, self.source.found.kinds, strict=True))
+        paths = map(str, self.source.image_set.images)
+        kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
         return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
 
     @property
@@ -247,8 +246,7 @@ class InspectionDataModule(ImageDataModule):
         return torch.from_numpy(np.stack((self.bank.heights_px, self.bank.widths_px), axis=1))
 
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
-        """[n, classes] pixels of each class, the background first, in the images of a split; of all
-        images for None.
+        """[n, classes] pixels of each class, the background first, in images of a split or in all.
 
         Raises:
             ConfigError: There are no masks.
@@ -312,7 +310,7 @@ class InspectionDataModule(ImageDataModule):
             seed=self.source.split_seed,
         )
         if self.train_on == "all":
-            is_anomaly_set = self.source.found.layout == "anomaly"
+            is_anomaly_set = self.source.image_set.layout == "anomaly"
             return splitter.split(self.source.splits, is_anomaly_set=is_anomaly_set)
         is_good = self._find_good()
         splits = splitter.split_good(self.source.splits, is_good)
@@ -428,7 +426,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def find_classes(self) -> tuple[str, ...]:
-        names = set(self.source.found.kinds) - {""}
+        names = set(self.source.image_set.kinds) - {""}
         return tuple(sorted(names, key=lambda name: (name != "good", name)))
 
     @override
@@ -466,8 +464,9 @@ def _choose_grid(
     patch_px: int | tuple[int, int],
     stride_px: int | tuple[int, int] | None,
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Return size and distance of patches, (height, width) each: those of whole images where each
-    one is scaled to fit.
+    """Return size and distance of patches, (height, width) each.
+
+    Where each image is scaled to fit, both are the size of a whole image.
 
     Raises:
         ConfigError: A size is not positive, or patches are chosen beside whole images.

@@ -3,7 +3,7 @@
 import json
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -104,18 +104,18 @@ class InspectionFiles(MaskedImageFolder):
     draw = staticmethod(ensure_inspection_samples)
 
     @cached_property
-    def found(self) -> InspectionSet:
+    def image_set(self) -> InspectionSet:
         """The images, and the mask of each that has one."""
         if self.shards is not None:
             return _read_set(self.folder)
-        found = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
-        if found.layout == "none":
-            found = self._draw_annotations(found)
-            if "good" in found.kinds:  # folders that are to be predicted have any names
-                found = leave_out_stray(self.folder, found)
-        elif found.parts:
-            found = self._join_parts(found)
-        return found
+        image_set = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
+        if image_set.layout == "none":
+            image_set = self._draw_annotations(image_set)
+            if "good" in image_set.kinds:  # folders that are to be predicted have any names
+                image_set = leave_out_stray(self.folder, image_set)
+        elif image_set.parts:
+            image_set = self._join_parts(image_set)
+        return image_set
 
     @property
     @override
@@ -137,26 +137,27 @@ class InspectionFiles(MaskedImageFolder):
 
     @override
     def list_images(self) -> list[ImageSource]:
-        return [ImageSource((str(path),)) for path in self.found.images]
+        return [ImageSource((str(path),)) for path in self.image_set.images]
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
-        masks = {
-            f"masks/{n}{mask.suffix}": mask
-            for n, mask in enumerate(self.found.masks)
-            if mask is not None
+        files: dict[str, Path] = {}
+        mask_names: list[str | None] = []
+        for number, mask in enumerate(self.image_set.masks):
+            name = None if mask is None else f"masks/{number}{mask.suffix}"
+            mask_names.append(name)
+            if name is not None and mask is not None:
+                files[name] = mask
+        listing = {
+            "layout": self.image_set.layout,
+            "images": [self.name(image) for image in self.image_set.images],
+            "masks": mask_names,
+            "kinds": list(self.image_set.kinds),
+            "where": self.image_set.where,
+            "bad": [self.name(image) for image in sorted(self.image_set.bad)],
         }
-        names = {mask: name for name, mask in masks.items()}
-        told = {
-            "layout": self.found.layout,
-            "images": [self.name(image) for image in self.found.images],
-            "masks": [names.get(mask) if mask is not None else None for mask in self.found.masks],
-            "kinds": list(self.found.kinds),
-            "where": self.found.where,
-            "bad": [self.name(image) for image in sorted(self.found.bad)],
-        }
-        write_json(scratch / _SET, told)
-        return masks | {_SET: scratch / _SET}
+        write_json(scratch / _SET, listing)
+        return files | {_SET: scratch / _SET}
 
     @override
     def publish(self, address: str, shard_bytes: int) -> dict[str, int]:
@@ -167,8 +168,8 @@ class InspectionFiles(MaskedImageFolder):
         # A set of shards holds no files, and so not the sizes that predictions are brought back to.
         if self.scaling is not None:
             raise ConfigError(
-                "data.size_px and data.scale need the files of the images: leave them out to write or read a set of "
-                "shards"
+                "data.size_px and data.scale need the files of the images: leave them out to write "
+                "or read a set of shards"
             )
 
     @override
@@ -179,12 +180,10 @@ class InspectionFiles(MaskedImageFolder):
     @cached_property
     def mask_options(self) -> MaskOptions:
         """Options by which the masks are read: `mask_read`, or numbers of `classes`."""
-        is_drawn = self.found.layout in _DRAWN
-        masks = (
-            []
-            if self.shards is not None or is_drawn
-            else [mask for mask in self.found.masks if mask is not None]
-        )
+        is_drawn = self.image_set.layout in _DRAWN
+        masks: list[Path] = []
+        if self.shards is None and not is_drawn:
+            masks = self._list_mask_files()
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, self.mask_read)
         options = MaskOptions() if is_drawn else self.mask_read
@@ -203,54 +202,60 @@ class InspectionFiles(MaskedImageFolder):
         Raises:
             DataError: Masks are bad, and are not to be skipped.
         """
-        found = self.found
-        places = {str(image): place for place, image in enumerate(found.images)}
-        place_of = [places[bank.name(number)] for number in range(len(bank))]
-        wanted = [found.masks[place] for place in place_of]
-        bad = {number for number, place in enumerate(place_of) if found.images[place] in found.bad}
-        sources = [
-            ImageSource((str(mask),))
-            for n, mask in enumerate(wanted)
-            if mask is not None and n not in bad
-        ]
+        positions = self._find_positions(bank)
+        mask_paths = [self.image_set.masks[position] for position in positions]
+        bad_images = set()
+        for number, position in enumerate(positions):
+            if self.image_set.images[position] in self.image_set.bad:
+                bad_images.add(number)
+        sources = []
+        for number, path in enumerate(mask_paths):
+            if path is not None and number not in bad_images:
+                sources.append(ImageSource((str(path),)))
         if not sources:
-            return None, bad
+            return None, bad_images
         masks = self._open_bank(sources, self.mask_decoder, "masks")
-        numbers = {masks.name(number): number for number in range(len(masks))}
-        of_image = np.array([numbers.get(str(mask), -1) for mask in wanted], np.int64)
+        mask_numbers = {masks.name(number): number for number in range(len(masks))}
+        # A mask that is bad was skipped, and has no number.
+        of_image = np.array([mask_numbers.get(str(path), -1) for path in mask_paths], np.int64)
         if self.scaling is not None:
             sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
             mask_sizes_px = read_sizes(masks, MaskDecoder(self.mask_options), self.kept_folder)
             check_mask_sizes((bank, sizes_px), (masks, mask_sizes_px), of_image)
-        bad |= {
-            image for image, mask in enumerate(wanted) if mask is not None and of_image[image] < 0
-        }
-        if bad:
-            log.warning("%d images are left out with their masks, which are bad", len(bad))
-        kinds = self._number_kinds([found.kinds[place] for place in place_of], of_image >= 0)
-        return PartialMasks(bank, np.arange(len(bank)), masks, of_image, kinds), bad
+        has_path = np.array([path is not None for path in mask_paths])
+        bad_images |= set(np.flatnonzero(has_path & (of_image < 0)).tolist())
+        if bad_images:
+            log.warning("%d images are left out with their masks, which are bad", len(bad_images))
+        kinds = [self.image_set.kinds[position] for position in positions]
+        class_numbers = self._number_kinds(kinds, of_image >= 0)
+        return PartialMasks(bank, np.arange(len(bank)), masks, of_image, class_numbers), bad_images
+
+    def _find_positions(self, bank: ImageBank) -> list[int]:
+        """Return the position in the image set of each image of a bank, which has no bad ones."""
+        position_of = {str(image): n for n, image in enumerate(self.image_set.images)}
+        return [position_of[bank.name(number)] for number in range(len(bank))]
+
+    def _list_mask_files(self) -> list[Path]:
+        return [mask for mask in self.image_set.masks if mask is not None]
 
     @override
     def check(self) -> dict[str, int]:
         self._refuse_shards()
         self.refresh()
-        images, masks = self.list_images(), [mask for mask in self.found.masks if mask is not None]
+        images = self.list_images()
+        masks = [ImageSource((str(mask),)) for mask in self._list_mask_files()]
         problems = find_faults(images, self.decoder)
-        problems.extend(
-            find_faults([ImageSource((str(mask),)) for mask in masks], self.mask_decoder)
-        )
-        problems.raise_if_any(
-            f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING
-        )
+        problems.extend(find_faults(masks, self.mask_decoder))
+        file_count = len(images) + len(masks)
+        problems.raise_if_any(f"{len(problems)} of {file_count} images and masks are bad", SKIPPING)
         return {"images": len(images), "masks": len(masks)}
 
     def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
-        """Read the sizes of the files of scaled images from their headers, once for a store; None if none is scaled."""
+        """Read the sizes of the files of scaled images from their headers; None if none is scaled."""
         if self.scaling is None:
             return None
-        return OriginalSizes(
-            self.scaling, read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
-        )
+        sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
+        return OriginalSizes(self.scaling, sizes_px)
 
     @property
     def kept_folder(self) -> Path:
@@ -260,82 +265,86 @@ class InspectionFiles(MaskedImageFolder):
     @property
     def _kinds_are_classes(self) -> bool:
         """True if masks are black and white, and the kind of an image names the class of its mask."""
-        is_kind = self.found.layout not in _DRAWN and set(self.classes or ()) & set(
-            self.found.kinds
-        )
-        return bool(is_kind) and self.mask_read.classes == 2
+        if self.image_set.layout in _DRAWN or self.mask_read.classes != 2:
+            return False
+        return not set(self.classes or ()).isdisjoint(self.image_set.kinds)
 
     def _number_kinds(
         self, kinds: Sequence[str], has_mask: NDArray[np.bool_]
     ) -> NDArray[np.int64] | None:
+        """Return the class of each image by its kind, 0 for others; None where kinds are no classes."""
         if self.classes is None or not self._kinds_are_classes:
             return None
-        _check_known(
-            self.classes,
-            {kind for kind, has in zip(kinds, has_mask, strict=True) if has},
-            "kinds of images",
-        )
-        return np.array(
-            [self.classes.index(kind) + 1 if kind in self.classes else 0 for kind in kinds],
-            np.int64,
-        )
+        marked_kinds = {kinds[number] for number in np.flatnonzero(has_mask).tolist()}
+        _check_known(self.classes, marked_kinds, "kinds of images")
+        number_of = {name: number for number, name in enumerate(self.classes, 1)}
+        return np.array([number_of.get(kind, 0) for kind in kinds], np.int64)
 
-    def _draw_annotations(self, found: InspectionSet) -> InspectionSet:
-        """The set with masks drawn from its files of annotations, once; as it is where there are
-        none.
+    def _draw_annotations(self, image_set: InspectionSet) -> InspectionSet:
+        """Return the set with masks drawn from its files of annotations, once; unchanged without such.
 
         Raises:
             DataError: Annotations are bad, and are not to be skipped.
         """
-        annotated = read_annotations(self.folder, found.images, found.excluded)
+        annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         if annotated is None:
-            return found
+            return image_set
         categories = annotated.count_categories()
         if self.classes is not None:
             _check_known(self.classes, set(categories), "categories of the annotations")
-        sources = [ImageSource((str(path),)) for path in (*annotated.files, *found.images)]
-        listed = list_sources(sources, progress=False)
-        folder = (
-            self._cache / "annotations" / listed.digest(f"masks {ANNOTATION_FORMAT} {self.classes}")
+        paths = (*annotated.files, *image_set.images)
+        purpose = f"masks {ANNOTATION_FORMAT} {self.classes}"
+        folder = self._make_folder(
+            paths, purpose, lambda temp: self._draw(annotated, image_set.images, temp)
         )
-        if not folder.is_dir():
-            folder.parent.mkdir(parents=True, exist_ok=True)
-            with temp_folder(folder.parent) as temp:
-                self._draw(annotated, found.images, temp)
-                publish(temp, folder)
-        said = json.loads((folder / "bad.json").read_text())
-        self._tell(said["problems"])
-        drawn = [folder / f"{number}.png" for number in range(len(found.images))]
+        problems = json.loads((folder / "bad.json").read_text())
+        self._report(problems["problems"])
+        masks: list[Path | None] = []
+        for number in range(len(image_set.images)):
+            masks.append(folder / f"{number}.png" if number in annotated.marks else None)
         return replace(
-            found,
+            image_set,
             layout=annotated.layout,
-            masks=tuple(
-                mask if number in annotated.marks else None for number, mask in enumerate(drawn)
-            ),
+            masks=tuple(masks),
             where=f"drawn from {annotated.layout} files{self._describe_categories(categories)}",
-            bad=frozenset(found.images[number] for number in said["images"]),
+            bad=frozenset(image_set.images[number] for number in problems["images"]),
         )
 
-    def _join_parts(self, found: InspectionSet) -> InspectionSet:
-        """The set with one mask in place of several, drawn once: what any of them marks."""
-        files = [path for parts in found.parts.values() for path in parts]
-        sources = list_sources([ImageSource((str(path),)) for path in files], progress=False)
-        folder = self._cache / "annotations" / sources.digest(f"parts {ANNOTATION_FORMAT}")
+    def _join_parts(self, image_set: InspectionSet) -> InspectionSet:
+        """Return the set with one mask in place of several, drawn once: what any of them marks."""
+        paths = [path for parts in image_set.parts.values() for path in parts]
+        purpose = f"parts {ANNOTATION_FORMAT}"
+        folder = self._make_folder(paths, purpose, lambda temp: self._draw_parts(image_set, temp))
+        joined = {mask: folder / f"{number}.png" for number, mask in enumerate(image_set.parts)}
+        masks = [None if mask is None else joined.get(mask, mask) for mask in image_set.masks]
+        return replace(image_set, masks=tuple(masks), parts={})
+
+    def _draw_parts(self, image_set: InspectionSet, folder: Path) -> None:
+        all_parts = image_set.parts.values()
+        for number, parts in enumerate(track(all_parts, "joining masks", len(all_parts))):
+            is_marked = [read_image(path, self.mask_read.read)[0] > 0 for path in parts]
+            joined = np.logical_or.reduce(is_marked).astype(np.uint8) * np.uint8(255)
+            write_png(folder / f"{number}.png", joined)
+
+    def _make_folder(
+        self, paths: Sequence[Path], purpose: str, fill: Callable[[Path], None]
+    ) -> Path:
+        """Return the folder of masks that are made of files; the first call fills it.
+
+        Args:
+            paths: The files; another folder is made where one of them changes.
+            purpose: Tells masks of the same files apart.
+            fill: Writes the masks into a folder.
+        """
+        sources = list_sources([ImageSource((str(path),)) for path in paths], progress=False)
+        folder = self._cache / "annotations" / sources.digest(purpose)
         if not folder.is_dir():
             folder.parent.mkdir(parents=True, exist_ok=True)
+            # Made aside and renamed, so that a folder is complete, also after a kill.
             with temp_folder(folder.parent) as temp:
-                for number, parts in enumerate(
-                    track(found.parts.values(), "joining masks", len(found.parts))
-                ):
-                    marked = [read_image(path, self.mask_read.read)[0] > 0 for path in parts]
-                    write_png(
-                        temp / f"{number}.png",
-                        np.logical_or.reduce(marked).astype(np.uint8) * np.uint8(255),
-                    )
+                fill(temp)
                 publish(temp, folder)
-        joined = {mask: folder / f"{number}.png" for number, mask in enumerate(found.parts)}
-        masks = tuple(None if mask is None else joined.get(mask, mask) for mask in found.masks)
-        return replace(found, masks=masks, parts={})
+        return folder
 
     def _draw(self, annotated: Annotated, images: Sequence[Path], folder: Path) -> None:
         masks = draw_masks(annotated, images, self.classes)
@@ -346,7 +355,7 @@ class InspectionFiles(MaskedImageFolder):
             {"problems": list(annotated.problems.entries), "images": sorted(annotated.bad)},
         )
 
-    def _tell(self, entries: Sequence[tuple[str, str]]) -> None:
+    def _report(self, entries: Sequence[tuple[str, str]]) -> None:
         problems = list_problems(entries)
         heading = f"{len(problems)} annotations are bad"
         if self.on_bad == "error":
@@ -354,12 +363,16 @@ class InspectionFiles(MaskedImageFolder):
         problems.warn_if_any(log, f"{heading}, and their images left out")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
-        shown = describe_counts(counts)
+        listed = describe_counts(counts)
         if self.classes is None:
+            if len(counts) < 2:
+                return ""
             names = ",".join(sorted(counts))
-            return f" ({shown}; data.classes=[{names}] tells them apart)" if len(counts) > 1 else ""
-        left = sorted(set(counts) - set(self.classes))
-        return f" ({shown}{'; not in data.classes: ' + ', '.join(left) if left else ''})"
+            return f" ({listed}; data.classes=[{names}] tells them apart)"
+        left_out = sorted(set(counts) - set(self.classes))
+        if left_out:
+            listed += f"; not in data.classes: {', '.join(left_out)}"
+        return f" ({listed})"
 
     @property
     @override
@@ -393,9 +406,9 @@ class LabelledFiles(InspectionFiles):
 
     @cached_property
     @override
-    def found(self) -> InspectionSet:
+    def image_set(self) -> InspectionSet:
         if self.shards is not None:
-            return super().found
+            return super().image_set
         image_set = find_inspection_set(self.folder, None, self.patterns, self.exclude)
         labels = read_labels(self.folder, image_set.images, image_set.excluded)
         if labels is None:
@@ -412,27 +425,25 @@ class LabelledFiles(InspectionFiles):
 
 
 def _read_set(folder: Path) -> InspectionSet:
-    """Read what `InspectionFiles.list_beside` wrote of a set of shards; the images themselves are not
-    there.
+    """Read what `InspectionFiles.list_beside` wrote of a set of shards, whose images are not here.
 
     Raises:
         DataError: It cannot be read.
     """
     try:
-        told = json.loads((folder / _SET).read_bytes())
-        names = [*told["images"], *filter(None, told["masks"])]
-        if (
-            any(find_fault(name) for name in names)
-            or len({len(told[k]) for k in ("images", "masks", "kinds")}) > 1
-        ):
+        listing = json.loads((folder / _SET).read_bytes())
+        images, masks, kinds = listing["images"], listing["masks"], listing["kinds"]
+        if any(find_fault(name) for name in (*images, *filter(None, masks))):
+            raise ValueError("its lists do not fit")
+        if not len(images) == len(masks) == len(kinds):
             raise ValueError("its lists do not fit")
         return InspectionSet(
-            layout=told["layout"],
-            images=tuple(folder / name for name in told["images"]),
-            masks=tuple(name and folder / name for name in told["masks"]),
-            kinds=tuple(told["kinds"]),
-            where=told["where"],
-            bad=frozenset(folder / name for name in told["bad"]),
+            layout=listing["layout"],
+            images=tuple(folder / name for name in images),
+            masks=tuple(name and folder / name for name in masks),
+            kinds=tuple(kinds),
+            where=listing["where"],
+            bad=frozenset(folder / name for name in listing["bad"]),
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(
@@ -440,9 +451,8 @@ def _read_set(folder: Path) -> InspectionSet:
         ) from error
 
 
-def _check_known(classes: Sequence[str], found: set[str], what: str) -> None:
-    unknown = [name for name in classes if name not in found]
+def _check_known(classes: Sequence[str], known: set[str], what: str) -> None:
+    unknown = [name for name in classes if name not in known]
     if unknown:
-        raise ConfigError(
-            f"data.classes names {unknown}, but the {what} are {', '.join(sorted(found)) or 'none'}"
-        )
+        listed = ", ".join(sorted(known)) or "none"
+        raise ConfigError(f"data.classes names {unknown}, but the {what} are {listed}")

@@ -26,8 +26,8 @@ Backend = Literal["auto", "cpu", "device"]
 _CPU: Final = torch.device("cpu")
 _REPEATS: Final = 3
 _CANNOT: Final = (
-    "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels (layouts channels and "
-    "files) and pixels on the host (not cache=device). Set data.backend=auto"
+    "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels "
+    "(layouts channels and files) and pixels on the host (not cache=device). Set data.backend=auto"
 )
 
 
@@ -49,7 +49,7 @@ class Placement:
 
 
 class DrawingBackend:
-    """Chooses who draws, once for a datamodule.
+    """Choice of who draws the defects, made once for a datamodule.
 
     Args:
         backend: As configured.
@@ -60,10 +60,10 @@ class DrawingBackend:
 
     def __init__(self, backend: Backend) -> None:
         check_choice("backend", backend, get_args(Backend))
-        self.backend, self.choice = (
-            backend,
-            None if backend == "auto" else Placement(backend, "as configured"),
-        )
+        self.backend = backend
+        self.choice: Placement | None = None
+        if backend != "auto":
+            self.choice = Placement(backend, "as configured")
 
     def choose(
         self,
@@ -91,13 +91,12 @@ class DrawingBackend:
             return None
         if self.choice is None:
             places = Places.of(loader, trainer)
-            self.choice = choose_drawing(
-                dataset, writer, loader.count_batch(places.world_size), places
-            )
+            batch_size = loader.count_batch(places.world_size)
+            self.choice = choose_drawing(dataset, writer, batch_size, places)
         return writer if self.choice.backend == "cpu" else None
 
     def to_plain(self) -> dict[str, dict[str, Any]]:
-        """For ``loader.json``."""
+        """Return the choice as plain data, for ``loader.json``."""
         return {"defects": asdict(self.choice)} if self.choice else {}
 
 
@@ -117,12 +116,17 @@ class Places:
 
     @classmethod
     def of(cls, loader: LoaderOptions, trainer: L.Trainer | None) -> "Places":
-        """Those of a loader and of a Trainer, if there is one."""
-        ranks = trainer.world_size if trainer else 1
-        workers = count_cores(ranks) if loader.num_workers == "auto" else loader.num_workers
-        cuda = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        device = trainer.strategy.root_device if trainer else cuda
-        return cls(0 if loader.worker_kind == "inline" else workers, device, ranks)
+        """Return those of a loader and of a Trainer, if there is one."""
+        if trainer is not None:
+            ranks, device = trainer.world_size, trainer.strategy.root_device
+        else:
+            ranks, device = 1, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        workers = loader.num_workers
+        if loader.worker_kind == "inline":
+            workers = 0
+        elif workers == "auto":
+            workers = count_cores(ranks)
+        return cls(workers, device, ranks)
 
     def choose(
         self,
@@ -131,7 +135,7 @@ class Places:
         on_device: Callable[[], object],
         count: int,
     ) -> Placement:
-        """Measure both, and print what was found.
+        """Measure both, and log the quicker one.
 
         A device works between two steps, so all of its time counts. Workers do so beside the
         training: where that happens on a CUDA device, their time counts for as much as all of them
@@ -143,26 +147,22 @@ class Places:
             on_device: The same on the device.
             count: How many samples.
         """
+        has_gpu = self.device.type == "cuda"
+        backend: Literal["cpu", "device"]
         if self.world_size > 1:
-            backend: Literal["cpu", "device"] = "device" if self.device.type == "cuda" else "cpu"
-            return Placement(
-                backend, f"{self.world_size} ranks must agree, so nothing was measured"
-            )
-        cpu_us, device_us = (measure(do, self.device) / count for do in (by_worker, on_device))
-        beside = cpu_us / max(1, self.workers) if self.device.type == "cuda" else cpu_us
-        choice = Placement(
-            "cpu" if beside <= device_us else "device",
-            f"a sample takes {self.device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; {self.workers} of them",
-            cpu_us,
-            device_us,
+            backend = "device" if has_gpu else "cpu"
+            reason = f"{self.world_size} ranks must agree, so nothing was measured"
+            return Placement(backend, reason)
+        cpu_us = measure(by_worker, self.device) / count
+        device_us = measure(on_device, self.device) / count
+        delay_us = cpu_us / max(1, self.workers) if has_gpu else cpu_us
+        backend = "cpu" if delay_us <= device_us else "device"
+        reason = (
+            f"a sample takes {self.device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; "
+            f"{self.workers} of them"
         )
-        log.info(
-            "%s by the %s: %s",
-            work,
-            "workers" if choice.backend == "cpu" else "device",
-            choice.reason,
-        )
-        return choice
+        log.info("%s by the %s: %s", work, "workers" if backend == "cpu" else "device", reason)
+        return Placement(backend, reason, cpu_us, device_us)
 
 
 def choose_drawing(

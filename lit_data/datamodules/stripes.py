@@ -27,8 +27,7 @@ log = logging.getLogger(__name__)
 
 
 class StripeDataModule(ImageDataModule):
-    """Patches of inspection images; defects are drawn on the device, real masks are used where
-    there are any.
+    """Patches of images with references; defects are drawn, or real masks say where they are.
 
     A batch is a dict:
 

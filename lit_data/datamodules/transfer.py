@@ -1,5 +1,4 @@
-"""A batch on its way from the loader to the step: planned on the host, moved, and finished on the
-device.
+"""Way of a batch from the loader to the step: planned on the host, moved, finished on the device.
 
 Where both the datamodule and the module have a hook around the transfer, Lightning alone calls the
 datamodule's and drops the module's. A `BatchTransfer` runs both.
@@ -129,8 +128,7 @@ class BatchTransfer:
         dataloader_idx: int,
         usual: Callable[[], Any],
     ) -> Any:  # noqa: ANN401
-        """Take over the copy that the loader began, if it did; leave all to a module that moves
-        batches itself.
+        """Take over the copy that the loader began, or leave all to a module that moves batches.
 
         Args:
             batch: On the host.
@@ -145,8 +143,7 @@ class BatchTransfer:
         return finish_transfer(batch, device) if isinstance(batch, StagedBatch) else usual()
 
     def after(self, batch: Any, dataloader_idx: int) -> Any:  # noqa: ANN401 - the user's format
-        """Finish the batch on its device: no gradient, and float32 whatever the precision of the
-        run.
+        """Finish the batch on its device, without gradient, and in float32 in any precision.
 
         Returns:
             What the step gets: the batch in the user's format with what the module's hooks added,

@@ -50,8 +50,7 @@ class BatchPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WatermarkTransform:
-    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment; in this
-    order.
+    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment.
 
     Args:
         spec: The watermarks; none where all samples have masks of their own.
@@ -139,8 +138,9 @@ class WatermarkTransform:
     def describe_plan(
         self, batch: PlannedBatch, rows: Sequence[int], stage: Stage, fonts: Sequence[str]
     ) -> list[dict[str, Any]]:
-        """Return the texts drawn in some samples of a batch, one dict each; places are those before
-        augmentation.
+        """Return the texts drawn in some samples of a batch, one dict each.
+
+        Places are those before augmentation.
 
         Args:
             batch: A planned batch on the host.

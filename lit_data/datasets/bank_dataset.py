@@ -102,8 +102,7 @@ class BankDataset(ABC):
         return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.cache.fits
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; nothing where the images are
-        here.
+        """Begin to fetch the shards that samples of an epoch need; None where the images are here.
 
         Args:
             indices: Gives the samples, in their order.
@@ -121,8 +120,7 @@ class BankDataset(ABC):
         )
 
     def check_sources(self) -> None:
-        """Find out, after a worker was killed, whether a store was cut short while it was read;
-        cheap.
+        """Check, after a worker was killed, that no store was cut short while it was read; cheap.
 
         Raises:
             StoreCorruptError: It was.

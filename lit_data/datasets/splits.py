@@ -73,7 +73,8 @@ def _split_by_folder(names: Sequence[str]) -> dict[str, NDArray[np.int64]]:
     others = sorted(set(folders.tolist()) - set(SPLITS))
     if others:
         raise DataError(
-            f"splits=folders expects only {', '.join(SPLITS)} below the root, found: {', '.join(others)}"
+            f"splits=folders expects only {', '.join(SPLITS)} below the root, "
+            f"found: {', '.join(others)}"
         )
     return {split: np.flatnonzero(folders == split) for split in SPLITS}
 
@@ -83,38 +84,43 @@ def _split_by_share(
 ) -> dict[str, NDArray[np.int64]]:
     if abs(sum(shares.values()) - 1) > 1e-6 or min(shares.values()) < 0:
         raise ConfigError(f"splits={dict(shares)} must be shares of at least 0 that add up to 1")
-    wanted = [split for split in SPLITS if shares[split] > 0]
-    if count < len(wanted):
+    filled_splits = [split for split in SPLITS if shares[split] > 0]
+    if count < len(filled_splits):
         raise ConfigError(
-            f"{count} images cannot be split into {', '.join(wanted)}: give one image or more to each"
+            f"{count} images cannot be split into {', '.join(filled_splits)}: "
+            "give one image or more to each"
         )
-    sizes = {split: max(round(shares[split] * count), int(shares[split] > 0)) for split in SPLITS}
-    largest = max(sizes, key=lambda split: sizes[split])
+    sizes = dict.fromkeys(SPLITS, 0)
+    for split in filled_splits:
+        sizes[split] = max(round(shares[split] * count), 1)
+    # The largest takes what rounding leaves over.
+    largest = max(sizes, key=sizes.__getitem__)
     sizes[largest] += count - sum(sizes.values())
-    order = np.argsort(uniform(seed, Stream.SPLIT, np.arange(count), 0, 1)[:, 0], kind="stable")
-    ends = np.cumsum([sizes[split] for split in SPLITS])
-    return {
-        split: np.sort(part) for split, part in zip(SPLITS, np.split(order, ends[:-1]), strict=True)
-    }
+    draws = uniform(seed, Stream.SPLIT, np.arange(count), 0, 1)[:, 0]
+    order = np.argsort(draws, kind="stable")
+    ends = np.cumsum(list(sizes.values()))
+    parts = np.split(order, ends[:-1])
+    return {split: np.sort(part) for split, part in zip(SPLITS, parts, strict=True)}
 
 
 def _split_by_list(
     names: Sequence[str], lists: Mapping[str, Sequence[str]]
 ) -> dict[str, NDArray[np.int64]]:
-    numbers = {name: number for number, name in enumerate(names)}
-    listed = [name for split in SPLITS for name in lists[split]]
-    missing = sorted(set(listed) - set(numbers))
+    number_of = {name: number for number, name in enumerate(names)}
+    counts = Counter(name for split in SPLITS for name in lists[split])
+    missing = sorted(set(counts) - set(number_of))
     if missing:
         raise DataError(
             f"{len(missing)} listed images do not exist below the root: {', '.join(missing[:100])}"
         )
-    twice = sorted(name for name, count in Counter(listed).items() if count > 1)
+    twice = sorted(name for name, count in counts.items() if count > 1)
     if twice:
         raise DataError(f"{len(twice)} images are listed more than once: {', '.join(twice[:100])}")
-    return {
-        split: np.sort(np.array([numbers[name] for name in lists[split]], dtype=np.int64))
-        for split in SPLITS
-    }
+    by_split = {}
+    for split in SPLITS:
+        numbers = [number_of[name] for name in lists[split]]
+        by_split[split] = np.sort(np.array(numbers, dtype=np.int64))
+    return by_split
 
 
 def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
@@ -126,7 +132,8 @@ def _read_table(path: Path) -> Mapping[str, Sequence[str]]:
     for number, row in enumerate(rows, 2):
         if row.get("split") not in lists or not row.get("image"):
             raise DataError(
-                f"{show_path(path)}, line {number}: needs an image and as its split one of {', '.join(SPLITS)}"
+                f"{show_path(path)}, line {number}: "
+                f"needs an image and as its split one of {', '.join(SPLITS)}"
             )
         lists[row["split"]].append(row["image"])
     return lists
@@ -141,6 +148,5 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     if not path.is_file():
         raise DataError(f"the list of a split is not a file: {entry}")
     with naming(path):
-        return [
-            line.strip() for line in decode_text(path.read_bytes()).splitlines() if line.strip()
-        ]
+        lines = [line.strip() for line in decode_text(path.read_bytes()).splitlines()]
+    return [line for line in lines if line]

@@ -38,11 +38,10 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.maps import MapWriter
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.tiles import predict_images
-from lit_data.tasks.watermarks import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
+from lit_data.tasks.pixels import PixelTask
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import BankWriter, Entry, Written
-from lit_data.types import Array, Batch, Stage
+from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
 
@@ -54,10 +53,9 @@ _WORST: Final = 6
 
 
 @register(InspectionDataModule)
-class InspectionTask(Task[InspectionDataModule]):
+class InspectionTask(PixelTask[InspectionDataModule]):
     """Images with the masks of their defects; predictions are maps and tables of defects."""
 
-    predicts = "dict with `probability`"
     neutral_data = (
         *Task.neutral_data,
         "groups",
@@ -72,36 +70,6 @@ class InspectionTask(Task[InspectionDataModule]):
     unused = ("clean", "count")
 
     @override
-    def draw_samples(
-        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
-    ) -> list[int]:
-        return draw_mark_samples(
-            self.datamodule, batch, path, title, count=count, classes=self.datamodule.classes or ()
-        )
-
-    @override
-    def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
-    ) -> bool:
-        classes = self.datamodule.classes or ()
-        return draw_mark_predictions(
-            self.datamodule, model, batch, path, title, count=count, classes=classes
-        )
-
-    @override
-    def draw_augmented(
-        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
-    ) -> None:
-        draw_augmented_marks(
-            self.datamodule,
-            planned,
-            shown,
-            path,
-            stage=stage,
-            classes=len(self.datamodule.classes or ()),
-        )
-
-    @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "VerdictWriter":
         options.refuse("maps of defects", *self.unused)
         return VerdictWriter(self.datamodule, run.folder, options, doubt=run.doubt)
@@ -110,8 +78,7 @@ class InspectionTask(Task[InspectionDataModule]):
     def predict(
         self, model: L.LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
-        options = self._show_whole(options)
-        return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+        return super().predict(model, run, self._show_whole(options))
 
     def _show_whole(self, options: PredictOptions) -> PredictOptions:
         """Let a net that was trained with whole images see them whole, where the default tile is smaller."""

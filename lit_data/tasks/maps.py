@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import lightning as L
 import numpy as np
@@ -36,8 +36,9 @@ from lit_data.tasks.figures import (
     show_images,
     show_mask,
 )
-from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
-from lit_data.tasks.tiles import ImageWriter, predict_images
+from lit_data.tasks.options import VERDICT_OPTIONS, PredictOptions, PredictRun
+from lit_data.tasks.pixels import PixelTask, name_sample
+from lit_data.tasks.tiles import ImageWriter
 from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
 from lit_data.tasks.writer import Entry, Written
 from lit_data.types import Array, Batch, Stage
@@ -45,7 +46,6 @@ from lit_data.types import Array, Batch, Stage
 log = logging.getLogger(__name__)
 
 
-_NAME: Final = 24  # characters of a file's name
 SHOWN: Final = 6
 _MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
@@ -71,14 +71,11 @@ class PatchTask(Task[BaseDataModule]):
 
 
 @register(StripeDataModule)
-class StripeTask(PatchTask):
+class StripeTask(PixelTask[StripeDataModule]):
     """Target, references and mask, with defects circled; predictions are maps and tables of defects."""
 
-    neutral_data = (*PatchTask.neutral_data, "backend", "edges", "patch_px", "stride_px")
-    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
+    neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
     unused = (*VERDICT_OPTIONS, "clean", "count")
-
-    datamodule: StripeDataModule
 
     @override
     def draw_samples(
@@ -89,6 +86,18 @@ class StripeTask(PatchTask):
         )
 
     @override
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
+        return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
+
+    @override
+    def draw_augmented(
+        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
+        draw_augmented(self.datamodule, planned, path, stage=stage, count=len(shown))
+
+    @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":
         options.refuse("maps of defects", *self.unused)
         if self.datamodule.source.layout == "single":
@@ -97,12 +106,6 @@ class StripeTask(PatchTask):
                 "found; the maps show false alarms only"
             )
         return MapWriter(open_stripe_images(self.datamodule), run.folder, options)
-
-    @override
-    def predict(
-        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
-    ) -> Predicted:
-        return predict_images(self.datamodule, model, self.writer(run, options), run, options)
 
 
 def draw_patch_samples(
@@ -206,16 +209,6 @@ def draw_patch_predictions(
         draw_outline(cells[3], answer[0].numpy() >= least, colour=FOUND_COLOUR)
     save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
     return True
-
-
-def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
-    """The image that a sample is of, and where in it the sample lies, for a label."""
-    number, bank = int(batch["image_index"][row]), getattr(datamodule, "bank", None)
-    name = f"image {number}" if bank is None else Path(bank.name(number)).name[-_NAME:]
-    if "position" not in batch:
-        return name
-    top, left = batch["position"][row].tolist()
-    return f"{name}\ny {top}, x {left}"
 
 
 def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from lit_data.augment import Geometry
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.datasets.patches import PatchDataset
@@ -66,7 +67,7 @@ def test_excluded_images_go_with_their_masks_and_have_a_store_of_their_own(tmp_p
     assert [Path(data.bank.name(number)).name for number in range(5)] == [
         f"0{n}.png" for n in (0, 1, 3, 4, 5)
     ]
-    assert [path and path.name for path in data.source.found.masks] == [
+    assert [path and path.name for path in data.source.image_set.masks] == [
         "00_mask.png",
         None,
         None,
@@ -516,6 +517,15 @@ def test_drawn_defects_join_those_of_masks_in_training_alone(tmp_path: Path) -> 
     assert drawn["mask"].sum() > plain["mask"].sum() + 500
     data = _data(tmp_path, synthesis=_spots())
     assert torch.equal(_read(data, "val")["mask"], _read(_data(tmp_path), "val")["mask"])
+
+
+def test_defects_are_drawn_all_over_patches_that_are_read_with_a_margin(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    augment = Geometry(shift_px=5, crop_px=32)
+    data = _data(tmp_path, synthesis=_spots(), augment=augment)
+    planned = data.plan_batch(data.make_loader("train").read(np.arange(32), 0), "train")
+    assert planned["image"].shape[-1] > 32
+    assert float(planned["plan"].y.max()) > 32
 
 
 def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Path) -> None:

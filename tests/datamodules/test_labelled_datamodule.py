@@ -63,7 +63,7 @@ def test_a_preview_on_top_of_folders_is_no_image_unless_a_table_labels_it(tmp_pa
     cv2.imwrite(str(tmp_path / "set" / "preview.png"), np.full((40, 60, 3), 7, np.uint8))
     assert len(_data(tmp_path).bank) == 30
     unlabelled = InspectionDataModule(str(tmp_path / "set"), cache_dir=str(tmp_path / "cache"))
-    assert len(unlabelled.source.found.images) == 30
+    assert len(unlabelled.source.image_set.images) == 30
     names = [path.name for path in sorted((tmp_path / "set").rglob("*.png"))]
     table = "\n".join(["image,label", *(f"{name},{name[0]}" for name in names)])
     (tmp_path / "set" / "labels.csv").write_text(table)

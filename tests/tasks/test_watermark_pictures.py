@@ -11,7 +11,7 @@ from lit_data.datamodules import WatermarkDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.tasks.watermarks import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
+from lit_data.tasks.pixels import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
 from lit_data.types import Batch
 
 

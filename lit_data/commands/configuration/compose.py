@@ -234,6 +234,9 @@ def _check_job(tree: ConfigTree, words: Sequence[str], typed: Sequence[str]) -> 
             f"'command' is {cfg.command!r}, but the first word on the command line says "
             f"'{tree.command}'."
         )
+    if isinstance(cfg.get("data"), DictConfig) and "_target_" not in cfg.data:
+        # A file that the kinds of data share, such as data/base.yaml, is none by itself.
+        raise ConfigError("'data' names no class: choose a kind of data, such as data=inspection.")
     check_types(_Common, {name: job[name] for name in _Common._fields if name in job})
     check_plain(job)
     _check_numbers(job)

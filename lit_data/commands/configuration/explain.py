@@ -140,6 +140,7 @@ def unknown_option(option: str, group: str, options: Sequence[str]) -> str:
     line = f"unknown option '{option}' of '{group}'"
     if group == "experiment":
         line = f"unknown experiment '{option}'"
+    options = [name for name in options if not name.startswith("base")]  # shared by the others
     verb = "is" if len(options) == 1 else "are"
     near = did_you_mean(nearest(option, options))
     return f"{line}.{near} There {verb}: {', '.join(options) or 'none'}."

@@ -85,7 +85,7 @@ class Annotated:
     bad: set[int] = field(default_factory=set)
 
     def find(self, names: Sequence[str], where: str, *, split: str | None = None) -> int | None:
-        """Number of the image of the first name that is known, which is then named.
+        """Return the number of the image of the first name that is known, which is then named.
 
         None for an image that is excluded; None, and a problem, if none is known.
         """
@@ -116,15 +116,14 @@ class Annotated:
     @cached_property
     def yolo_names(self) -> Sequence[str]:
         """The names of YOLO's classes, if a file beside the images gives them."""
-        paths = [
-            path
-            for path in (self.folder / "data.yaml", self.folder / "dataset.yaml")
-            if path.is_file()
-        ]
-        return read_data_yaml(paths[0]).classes if paths else read_class_names(self.folder)
+        for name in ("data.yaml", "dataset.yaml"):
+            path = self.folder / name
+            if path.is_file():
+                return read_data_yaml(path).classes
+        return read_class_names(self.folder)
 
     def count_categories(self) -> "Counter[str]":
-        """Marks of each category."""
+        """Count the marks of each category."""
         return Counter(mark.category for marks in self.marks.values() for mark in marks)
 
 
@@ -144,36 +143,35 @@ def read_annotations(
     index = NameIndex(images, excluded)
     files = _list_files(folder)
     for layout, (suffix, read) in _READERS.items():
-        found = Annotated(layout, folder, index)
+        annotated = Annotated(layout, folder, index)
         for path in files:
             if path.suffix.lower() == suffix and path.stat().st_size <= MAX_BYTES:
-                before = len(found.marks), len(found.problems)
-                try:
-                    read(path, found)
-                except DataError as error:
-                    found.problems.add(path, str(error))
-                except (
-                    AttributeError,
-                    KeyError,
-                    TypeError,
-                    ValueError,
-                    ArithmeticError,
-                ) as error:  # of another kind
-                    found.problems.add(
-                        path, f"cannot be read ({type(error).__name__}: {escape(str(error))[:200]})"
-                    )
-                if (len(found.marks), len(found.problems)) != before:
-                    found.files.append(path)
-        if found.marks:
-            return found
+                _read_file(path, read, annotated)
+        if annotated.marks:
+            return annotated
     return None
 
 
+def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: Annotated) -> None:
+    """Read a file that may be of another kind; note it if it says anything."""
+    before = len(annotated.marks), len(annotated.problems)
+    try:
+        read(path, annotated)
+    except DataError as error:
+        annotated.problems.add(path, str(error))
+    except (AttributeError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+        # Another program's file with this suffix can hold anything.
+        reason = f"{type(error).__name__}: {escape(str(error))[:200]}"
+        annotated.problems.add(path, f"cannot be read ({reason})")
+    if (len(annotated.marks), len(annotated.problems)) != before:
+        annotated.files.append(path)
+
+
 def _list_files(folder: Path) -> list[Path]:
-    known = (
-        path for path in list_shown(folder, "*.*") if path.suffix.lower() in ANNOTATION_SUFFIXES
-    )
-    files = [path for path in known if path.is_file()]
+    files = []
+    for path in list_shown(folder, "*.*"):
+        if path.suffix.lower() in ANNOTATION_SUFFIXES and path.is_file():
+            files.append(path)
     problems = Problems()
     for path in files:
         if path.is_symlink():
@@ -188,8 +186,7 @@ def _list_files(folder: Path) -> list[Path]:
 def draw_masks(
     annotated: Annotated, images: Sequence[Path], classes: Sequence[str] | None = None
 ) -> Iterator[tuple[int, Mask]]:
-    """Number and mask [H, W] of each image that is named; what does not fit is noted in
-    `annotated`.
+    """Yield number and mask [H, W] of each image that is named; note in `annotated` what does not fit.
 
     Args:
         annotated: What is drawn.
@@ -222,16 +219,18 @@ def _draw(
         part[patch.marked] = 255
     elif mark.category in classes:
         number = classes.index(mark.category) + 1
-        covered = np.bincount(part[patch.marked], minlength=256)
-        both, marked = int(covered[1:].sum() - covered[number]), int(covered.sum())
-        others = int(areas_px.sum() - areas_px[number])
-        if 2 * both > min(marked, others):
+        covered_px = np.bincount(part[patch.marked], minlength=256)
+        marked_px = int(covered_px.sum())
+        overlap_px = int(covered_px[1:].sum() - covered_px[number])
+        others_px = int(areas_px.sum() - areas_px[number])
+        if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
-                f"{mark.category!r} overlaps other classes in {both} px; a pixel has one class"
+                f"{mark.category!r} overlaps other classes in {overlap_px} px; "
+                "a pixel has one class"
             )
         part[patch.marked] = number
-        areas_px[1:] -= covered[1:]
-        areas_px[number] += marked
+        areas_px[1:] -= covered_px[1:]
+        areas_px[number] += marked_px
 
 
 def _read_coco(path: Path, found: Annotated) -> None:

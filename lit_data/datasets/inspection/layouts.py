@@ -89,22 +89,23 @@ class InspectionSet:
 
     def describe(self) -> str:
         """Return counts of images and masks in one line."""
-        without = sum(mask is None for mask in self.masks)
         counts = Counter(self.kinds)
-        kinds = describe_counts(counts) if len(counts) > 1 else ""
+        kinds = f" ({describe_counts(counts)})" if len(counts) > 1 else ""
         if self.layout == "none":
-            return f"{len(self.images)} images without masks" + (f" ({kinds})" if kinds else "")
-        none = f", {without} images have none, which counts as no defect" if without else ""
-        return f"{len(self.images)} images, masks {self.where}{none}" + (
-            f" ({kinds})" if kinds else ""
-        )
+            return f"{len(self.images)} images without masks{kinds}"
+        line = f"{len(self.images)} images, masks {self.where}"
+        missing_count = self.masks.count(None)
+        if missing_count:
+            line += f", {missing_count} images have none, which counts as no defect"
+        return line + kinds
 
 
 def describe_counts(counts: Mapping[str, int], nameless: str = "") -> str:
-    """``dent 3, good 120``; of many names the first ones."""
-    named = [f"{name or nameless} {count}" for name, count in sorted(counts.items())]
-    more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
-    return ", ".join(named[:_MOST_NAMED]) + more
+    """Return counts as ``dent 3, good 120``; of many names the first ones."""
+    parts = [f"{name or nameless} {count}" for name, count in sorted(counts.items())]
+    line = ", ".join(parts[:_MOST_NAMED])
+    hidden_count = len(parts) - _MOST_NAMED
+    return f"{line} and {hidden_count} more" if hidden_count > 0 else line
 
 
 def find_inspection_set(
@@ -126,8 +127,8 @@ def find_inspection_set(
             them are listed.
     """
     paths, excluded = _list_files(folder, patterns, exclude)
-    found = _pair_any(folder, paths, excluded, masks)
-    return replace(found, excluded=tuple(excluded))
+    image_set = _pair_any(folder, paths, excluded, masks)
+    return replace(image_set, excluded=tuple(excluded))
 
 
 def _pair_any(
@@ -135,53 +136,61 @@ def _pair_any(
 ) -> InspectionSet:
     if masks is not None:
         return _pair_folder(folder, paths, (folder / masks).absolute(), excluded)
-    paths = [
-        path for path in paths if not any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))
-    ]
-    names = [_parts(folder, path) for path in paths]
-    if any(is_anomaly(parts) for parts in names):
+    paths = [path for path in paths if not _lies_in_other_folder(folder, path)]
+    if any(is_anomaly(_parts(folder, path)) for path in paths):
         return _pair_anomaly(folder, paths, excluded)
-    found = {
-        folder.joinpath(*parts[: depth + 1])
-        for parts in names
-        for depth, part in enumerate(parts[:-1])
-        if MASK_FOLDERS.fullmatch(part)
-    }
-    found = found or find_twin_folders(paths)
-    if found:
-        return _pair_folders(folder, paths, found, excluded)
+    mask_folders = _find_mask_folders(folder, paths) or find_twin_folders(paths)
+    if mask_folders:
+        return _pair_folders(folder, paths, mask_folders, excluded)
     return _pair_beside(folder, paths, excluded)
 
 
-def leave_out_stray(folder: Path, found: InspectionSet) -> InspectionSet:
-    """Return the set without the one picture that lies on top of folders of kinds, such as a
-    preview; and name it.
+def _lies_in_other_folder(folder: Path, path: Path) -> bool:
+    """Return True if a folder on the way to a file says that it holds something else."""
+    return any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))
+
+
+def _find_mask_folders(folder: Path, paths: Sequence[Path]) -> set[Path]:
+    """Find the folders whose names say that they hold masks."""
+    mask_folders = set()
+    for path in paths:
+        parts = _parts(folder, path)
+        for depth, part in enumerate(parts[:-1], 1):
+            if MASK_FOLDERS.fullmatch(part):
+                mask_folders.add(folder.joinpath(*parts[:depth]))
+    return mask_folders
+
+
+def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
+    """Leave out the one picture that lies on top of folders of kinds, such as a preview; log it.
 
     Args:
         folder: Of the set.
-        found: Its images; with masks, or with one kind alone, it is returned as it is.
+        image_set: Its images; with masks, or with one kind alone, it is returned as it is.
     """
-    on_top = [number for number, path in enumerate(found.images) if path.parent == folder]
-    if found.layout != "none" or len(on_top) != 1 or len(set(found.kinds) - {""}) < 2:
-        return found
+    on_top = [number for number, path in enumerate(image_set.images) if path.parent == folder]
+    kinds = set(image_set.kinds) - {""}
+    if image_set.layout != "none" or len(on_top) != 1 or len(kinds) < 2:
+        return image_set
     stray = on_top[0]
-    name = show_path(found.images[stray])
     log.warning(
         "%s is left out: it lies beside the folders of kinds; move it into one of them if it belongs",
-        name,
+        show_path(image_set.images[stray]),
     )
 
-    def others(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def leave_out(values: tuple[Any, ...]) -> tuple[Any, ...]:
         return (*values[:stray], *values[stray + 1 :])
 
     return replace(
-        found, images=others(found.images), masks=others(found.masks), kinds=others(found.kinds)
+        image_set,
+        images=leave_out(image_set.images),
+        masks=leave_out(image_set.masks),
+        kinds=leave_out(image_set.kinds),
     )
 
 
 def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
-    """Find folders of masks by what they hold: files with the names of those of another folder, in
-    black and white.
+    """Find folders of black and white files with the names of those of another folder: masks.
 
     Args:
         paths: All files of the set.
@@ -194,14 +203,16 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
         return twins
     for one, other in permutations(stems, 2):
         shared = stems[one].keys() & stems[other].keys()
-        if one.parent == other.parent and len(shared) >= max(_LEAST_TWINS, 0.9 * len(stems[one])):
-            chosen = [
-                stems[one][stem] for stem in sorted(shared)[:: max(1, len(shared) // _LEAST_TWINS)]
-            ]
-            if all(map(is_black_and_white, chosen)) and not all(
-                is_black_and_white(stems[other][path.stem]) for path in chosen
-            ):
-                twins.add(one)
+        if one.parent != other.parent or len(shared) < max(_LEAST_TWINS, 0.9 * len(stems[one])):
+            continue
+        # A few files are enough to tell, and reading all of them takes long.
+        step = max(1, len(shared) // _LEAST_TWINS)
+        some_stems = sorted(shared)[::step]
+        own_files = [stems[one][stem] for stem in some_stems]
+        other_files = [stems[other][stem] for stem in some_stems]
+        is_mask_folder = all(map(is_black_and_white, own_files))
+        if is_mask_folder and not all(map(is_black_and_white, other_files)):
+            twins.add(one)
     return twins
 
 
@@ -215,66 +226,70 @@ def is_black_and_white(path: Path) -> bool:
 
 
 def is_anomaly(parts: Sequence[str]) -> bool:
-    """Return True for masks of anomaly datasets: ``ground_truth/KIND/NAME`` or ``.../NAME/NUMBER``."""
-    return any(
-        len(parts) >= depth and parts[-depth].lower().replace("_", "") == "groundtruth"
-        for depth in (3, 4)
-    )
+    """Return True if a path is a mask of a set for anomaly detection.
+
+    Such are ``ground_truth/KIND/NAME`` and ``ground_truth/KIND/NAME/NUMBER``.
+    """
+    names = [part.lower().replace("_", "") for part in parts[-4:-2]]
+    return "groundtruth" in names
 
 
 def _list_files(
     folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()
 ) -> tuple[list[Path], list[Path]]:
-    """The files, and those that are excluded."""
+    """List the files, and those that are excluded."""
     if not folder.is_dir():
-        raise DataError(
-            f"{show_path(folder)}: {'not a folder' if folder.exists() else 'no such folder'}"
-        )
+        fault = "not a folder" if folder.exists() else "no such folder"
+        raise DataError(f"{show_path(folder)}: {fault}")
     walk = FolderWalk(folder, patterns, exclude, allow_outside=False)
     names = sorted(walk.run())
     walk.tell_excluded()
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(folder)}")
     if not names:
-        ignored = (
-            ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
-        )
+        ignored = [f"{count} {reason}" for reason, count in walk.ignored.items()]
+        quoted = ", ".join(map(repr, patterns))
         raise DataError(
-            f"{show_path(folder)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}"
+            f"{show_path(folder)}: no image matches {quoted}; "
+            f"found {', '.join(ignored) or 'nothing'}"
         )
-    return [folder / name for name in names], [folder / name for name in sorted(walk.excluded)]
+    excluded = [folder / name for name in sorted(walk.excluded)]
+    return [folder / name for name in names], excluded
 
 
 def _pair_anomaly(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
-    """``train/good``, ``test/KIND`` and ``ground_truth/KIND``, below the folder or below one for each product."""
-    files = [path for path in paths if is_anomaly(_parts(folder, path))]
-    images = _without(paths, files)
-    of_image: dict[Path, list[Path]] = {}
-    for path in files:
-        deep = is_anomaly(_parts(folder, path)[:-1])  # a folder of masks for each image
-        of_image.setdefault(path.parent if deep else path, []).append(path)
-    whole = {parts[0]: place for place, parts in of_image.items()}
+    """Pair the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
+
+    It lies below the folder, or below one for each product.
+    """
+    mask_files = [path for path in paths if is_anomaly(_parts(folder, path))]
+    images = _without(paths, mask_files)
+    # For an image with a folder of masks that folder, else the mask itself: the files of its mask.
+    parts_of: dict[Path, list[Path]] = {}
+    for path in mask_files:
+        has_folder = is_anomaly(_parts(folder, path)[:-1])
+        parts_of.setdefault(path.parent if has_folder else path, []).append(path)
+    owner_of = {parts[0]: owner for owner, parts in parts_of.items()}
 
     def key(path: Path) -> tuple[str, ...]:
-        path = whole.get(path, path)
-        parts = _parts(folder, path)  # PRODUCT..., test or ground_truth, KIND, NAME
-        return (*parts[:-3], *parts[-2:-1], plain_stem(path.stem))
+        owner = owner_of.get(path, path)
+        parts = _parts(folder, owner)
+        # PRODUCT..., test or ground_truth, KIND, NAME
+        return (*parts[:-3], *parts[-2:-1], plain_stem(owner.stem))
 
-    def is_test(path: Path) -> bool:
-        return "train" not in _parts(folder, path)[:-1]
-
-    tested = _match([path for path in images if is_test(path)], list(whole), key, excluded)
-    found = tuple(tested.get(path) for path in images)
-    kinds = tuple(
-        "good" if _GOOD.fullmatch(path.parent.name) else path.parent.name for path in images
-    )
-    parts = {masks[0]: tuple(masks) for place, masks in of_image.items() if place != masks[0]}
+    test_images = [path for path in images if "train" not in _parts(folder, path)[:-1]]
+    mask_of = _match(test_images, list(owner_of), key, excluded)
+    kinds = []
+    for path in images:
+        name = path.parent.name
+        kinds.append("good" if _GOOD.fullmatch(name) else name)
+    several = {parts[0]: tuple(parts) for owner, parts in parts_of.items() if owner != parts[0]}
     return InspectionSet(
         layout="anomaly",
         images=tuple(images),
-        masks=found,
-        kinds=kinds,
+        masks=tuple(mask_of.get(path) for path in images),
+        kinds=tuple(kinds),
         where="in ground_truth",
-        parts=parts,
+        parts=several,
     )
 
 
@@ -283,19 +298,19 @@ def _pair_folder(
 ) -> InspectionSet:
     if not masks.is_dir():
         raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
-    own = [path for path in paths if path.absolute().is_relative_to(masks)]
-    return _pair(
-        folder, _without(paths, own), own or _list_files(masks, ("**/*",))[0], masks, excluded
-    )
+    mask_files = [path for path in paths if path.absolute().is_relative_to(masks)]
+    images = _without(paths, mask_files)
+    if not mask_files:  # the folder lies elsewhere
+        mask_files = _list_files(masks, ("**/*",))[0]
+    return _pair(folder, images, mask_files, masks, excluded)
 
 
 def _pair_folders(
     folder: Path, paths: Sequence[Path], mask_folders: set[Path], excluded: Sequence[Path]
 ) -> InspectionSet:
-    inside = tuple(f"{other}/" for other in mask_folders)  # none of them is the root
-    masks = [path for path in paths if str(path).startswith(inside)]
-    shown = sorted(mask_folders)[0]
-    return _pair(folder, _without(paths, masks), masks, shown, excluded)
+    beginnings = tuple(f"{mask_folder}/" for mask_folder in mask_folders)  # none is the root
+    masks = [path for path in paths if str(path).startswith(beginnings)]
+    return _pair(folder, _without(paths, masks), masks, min(mask_folders), excluded)
 
 
 def _pair(
@@ -305,49 +320,53 @@ def _pair(
     where: Path,
     excluded: Sequence[Path],
 ) -> InspectionSet:
-    """Masks of folders: by the stem where stems are unique, else by the folders too."""
+    """Pair masks of folders: by the stem where stems are unique, else by the folders too."""
     if not images:
         raise DataError(
             f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root"
         )
     stems = Counter(plain_stem(path.stem) for path in images)
-    unique = max(stems.values()) == 1
+    is_unique = max(stems.values()) == 1
 
     def key(path: Path) -> tuple[str, ...]:
-        own = [
-            p
-            for p in _parts(folder, path)[:-1]
-            if not MASK_FOLDERS.fullmatch(p) and not _IMAGE_FOLDERS.fullmatch(p)
-        ]
-        return (*(() if unique else own), plain_stem(path.stem))
+        if is_unique:
+            return (plain_stem(path.stem),)
+        parts = []
+        for part in _parts(folder, path)[:-1]:
+            if not MASK_FOLDERS.fullmatch(part) and not _IMAGE_FOLDERS.fullmatch(part):
+                parts.append(part)
+        return (*parts, plain_stem(path.stem))
 
-    found = _match(images, masks, key, excluded)
+    mask_of = _match(images, masks, key, excluded)
     name = where.relative_to(folder).as_posix() if where.is_relative_to(folder) else str(where)
-    return _make(folder, "folder", images, found, f"in {name}")
+    return _make(folder, "folder", images, mask_of, f"in {name}")
 
 
 def _pair_beside(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
-    """Masks in the folders of their images: by an ending of the name, or of the same name and another type."""
+    """Pair masks in the folders of their images: by an ending of the name, or by another type."""
     marked = [path for path in paths if _ENDING.search(path.stem)]
-    plain = _without(paths, marked)
-    of_name: dict[tuple[Path, str], list[Path]] = {}
-    for path in plain:
-        of_name.setdefault((path.parent, path.stem), []).append(path)
-    twins = {
-        key: found
-        for key, found in of_name.items()
-        if len(found) == 2 and len({_rank(p) for p in found}) == 2
-    }
-    masks = marked + [min(found, key=_rank) for found in twins.values()]
-    images = _without(plain, masks)
+    unmarked = _without(paths, marked)
+    files_of: dict[tuple[Path, str], list[Path]] = {}
+    for path in unmarked:
+        files_of.setdefault((path.parent, path.stem), []).append(path)
+    masks = list(marked)
+    for files in files_of.values():
+        # Of two files with one name, the one of the type that loses nothing is the mask.
+        if len(files) == 2 and _rank(files[0]) != _rank(files[1]):
+            masks.append(min(files, key=_rank))
+    images = _without(unmarked, masks)
     if not masks or not images:
         return _make(folder, "none", list(paths), {}, "")
 
     def key(path: Path) -> tuple[str, ...]:
         return (str(path.parent), plain_stem(path.stem))
 
-    endings = sorted({match[0].lower() for path in marked if (match := _ENDING.search(path.stem))})
-    where = f"beside them ({', '.join(endings) or 'of another type'})"
+    endings = set()
+    for path in marked:
+        match = _ENDING.search(path.stem)
+        if match:
+            endings.add(match[0].lower())
+    where = f"beside them ({', '.join(sorted(endings)) or 'of another type'})"
     return _make(folder, "beside", images, _match(images, masks, key, excluded), where)
 
 
@@ -368,70 +387,77 @@ def _match(
     key: Callable[[Path], tuple[str, ...]],
     excluded: Sequence[Path],
 ) -> dict[Path, Path]:
-    """The mask of each image that has one, which is that of the same key; those of excluded images
-    are passed over.
+    """Return the mask of each image that has one, by their keys; pass over those of excluded images.
 
     Raises:
         DataError: A mask has no image or not one alone, or an image has several masks: all are
             listed.
     """
-    problems, by_key, found = Problems(), dict[tuple[str, ...], list[Path]](), dict[Path, Path]()
+    problems = Problems()
+    images_of: dict[tuple[str, ...], list[Path]] = {}
+    mask_of: dict[Path, Path] = {}
     for path in images:
-        by_key.setdefault(key(path), []).append(path)
-    without_owner = {key(path) for path in excluded} - set(by_key)
+        images_of.setdefault(key(path), []).append(path)
+    excluded_keys = {key(path) for path in excluded} - set(images_of)
     for mask in masks:
-        owners = by_key.get(key(mask), [])
-        if key(mask) in without_owner:
+        mask_key = key(mask)
+        if mask_key in excluded_keys:
             continue
-        if len(owners) != 1:
-            several = f"{len(owners)} images have its name: {', '.join(p.name for p in owners[:3])}"
-            problems.add(mask, several if owners else "a mask without an image of its name")
-        elif owners[0] in found:
-            problems.add(
-                mask,
-                f"a second mask of {show_path(owners[0])}, beside {show_path(found[owners[0]])}",
-            )
+        owners = images_of.get(mask_key, [])
+        if not owners:
+            problems.add(mask, "a mask without an image of its name")
+        elif len(owners) > 1:
+            names = ", ".join(path.name for path in owners[:3])
+            problems.add(mask, f"{len(owners)} images have its name: {names}")
+        elif owners[0] in mask_of:
+            image, first_mask = show_path(owners[0]), show_path(mask_of[owners[0]])
+            problems.add(mask, f"a second mask of {image}, beside {first_mask}")
         else:
-            found[owners[0]] = mask
+            mask_of[owners[0]] = mask
     problems.raise_if_any(
         f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images"
     )
-    return found
+    return mask_of
 
 
 def plain_stem(stem: str) -> str:
-    """A stem without an ending that says mask, in small letters, a number without leading zeros."""
+    """Return a stem without an ending that says mask, in small letters, a number without leading zeros."""
     stem = _ENDING.sub("", stem).casefold()
-    return stem.lstrip("0") or "0" if stem.isdecimal() else stem
+    if not stem.isdecimal():
+        return stem
+    return stem.lstrip("0") or "0"
 
 
 def _make(
-    folder: Path, layout: Layout, images: Sequence[Path], found: dict[Path, Path], where: str
+    folder: Path, layout: Layout, images: Sequence[Path], mask_of: dict[Path, Path], where: str
 ) -> InspectionSet:
     kinds = [_kind_of(_parts(folder, path)[:-1]) for path in images]
     return InspectionSet(
         layout=layout,
         images=tuple(images),
-        masks=tuple(map(found.get, images)),
+        masks=tuple(map(mask_of.get, images)),
         kinds=tuple(kinds),
         where=where,
     )
 
 
 def split_of(name: str) -> str | None:
-    """The split that the first such folder of a path with forward slashes is named after, if any."""
-    return next((_SPLIT_NAMES[part] for part in name.split("/")[:-1] if part in _SPLIT_NAMES), None)
+    """Return the split that the first such folder of a path is named after, if any."""
+    for part in name.split("/")[:-1]:
+        if part in _SPLIT_NAMES:
+            return _SPLIT_NAMES[part]
+    return None
 
 
 def _parts(folder: Path, path: Path) -> tuple[str, ...]:
-    """Names of the folders on the way to a file, and its own; none where it lies elsewhere."""
+    """Return names of the folders on the way to a file, and its own; none where it lies elsewhere."""
     name = name_below(folder, path)
     return () if name is None else tuple(name.split("/"))
 
 
 def _kind_of(folders: Sequence[str]) -> str:
-    """The first of the folders of a path that is no split and does not only say that images are in it."""
-    told = [
-        part for part in folders if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part)
-    ]
-    return ("good" if _GOOD.fullmatch(told[0]) else told[0]) if told else ""
+    """Return the first folder of a path that is no split and does not only say that images are in it."""
+    for part in folders:
+        if part not in _SPLIT_NAMES and not _IMAGE_FOLDERS.fullmatch(part):
+            return "good" if _GOOD.fullmatch(part) else part
+    return ""

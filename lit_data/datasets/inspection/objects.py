@@ -16,16 +16,14 @@ Ints = NDArray[np.int64]
 PICKS: Final = 3
 """Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
 _PIXELS: Final = 16  # kept of an object: enough to see all parts of a large one, and few in memory
-_OBJECTS: Final = (
-    256  # kept of a class in an image: the largest, as a noisy mask has thousands of specks
-)
+_OBJECTS: Final = 256
+"""Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
 
 
 class MaskObjects(NamedTuple):
-    """Pixels of the objects of all images, up to 16 evenly spaced ones of each object; one row for
-    each pixel.
+    """Pixels of the objects of all images, up to 16 evenly spaced ones of each object.
 
-    Rows are ordered by image, class and object.
+    There is one row for each pixel. Rows are ordered by image, class and object.
 
     Attributes:
         image: [M] number of the image.
@@ -56,9 +54,9 @@ def find_objects(masks: PartialMasks, folder: Path | None) -> MaskObjects:
     Raises:
         StoreError: The folder cannot be written.
     """
-    about = (masks.of_image, masks.numbers, masks.heights_px, masks.widths_px)
-    kept = keep_found(folder, masks.bank, about, "objects", lambda: _read_objects(masks))
-    return MaskObjects(*(kept[name] for name in MaskObjects._fields))
+    identity = (masks.of_image, masks.numbers, masks.heights_px, masks.widths_px)
+    columns = keep_found(folder, masks.bank, identity, "objects", lambda: _read_objects(masks))
+    return MaskObjects(*(columns[name] for name in MaskObjects._fields))
 
 
 def _read_objects(masks: PartialMasks) -> dict[str, Ints]:
@@ -96,10 +94,10 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
 
 
 class ObjectPool:
-    """Objects of which one is picked: first an image, then an object in it, then one of its pixels,
-    each alike often.
+    """Objects of which one is picked: an image, then an object in it, then one of its pixels.
 
-    An image with a hundred specks is therefore picked no more often than one with a single scratch.
+    Each image is picked alike often, and so is each object in it: an image with a hundred specks
+    no more often than one with a single scratch.
 
     Args:
         objects: In the order of `MaskObjects`.
@@ -131,8 +129,7 @@ class ObjectPool:
 
 
 def split_by_kind(objects: MaskObjects, image_kinds: Sequence[str]) -> list[MaskObjects]:
-    """Split objects by their class and by the kind of their image, so that each can be picked alike
-    often.
+    """Split objects by class and by the kind of their image, so that each is picked alike often.
 
     Args:
         objects: The objects.

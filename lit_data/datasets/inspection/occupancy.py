@@ -44,13 +44,15 @@ class PartialMasks:
         self.numbers = None if numbers is None else numbers[chosen].astype(np.uint8)
         self._images, self._chosen = images, chosen
         self.heights_px, self.widths_px = images.heights_px[chosen], images.widths_px[chosen]
-        has = self.of_image >= 0
-        own = self.of_image[has]
-        self.heights_px[has], self.widths_px[has] = masks.heights_px[own], masks.widths_px[own]
+        has_mask = self.of_image >= 0
+        mask_numbers = self.of_image[has_mask]
+        # A mask may have another size than its image, which is refused later, by its name.
+        self.heights_px[has_mask] = masks.heights_px[mask_numbers]
+        self.widths_px[has_mask] = masks.widths_px[mask_numbers]
         self.skipped: tuple[tuple[str, str], ...] = ()
 
     def select(self, images: Ints) -> "PartialMasks":
-        """The masks of some images, where these are those of all."""
+        """Return the masks of some images, where these are those of all."""
         return PartialMasks(self._images, images, self.bank, self.of_image, self.numbers)
 
     def __len__(self) -> int:
@@ -59,32 +61,36 @@ class PartialMasks:
     def __getitem__(self, index: int) -> Array:
         """[1, H, W] uint8."""
         number = int(self.of_image[index])
-        if number >= 0:
-            mask = self.bank[number]
-            return mask if self.numbers is None else np.where(mask == 1, self.numbers[index], mask)
-        return np.broadcast_to(
-            _NO_DEFECT, (1, int(self.heights_px[index]), int(self.widths_px[index]))
-        )
+        if number < 0:
+            shape = 1, int(self.heights_px[index]), int(self.widths_px[index])
+            return np.broadcast_to(_NO_DEFECT, shape)
+        mask = self.bank[number]
+        if self.numbers is None:
+            return mask
+        return np.where(mask == 1, self.numbers[index], mask)
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         """See `lit_data.io.images.image_source.cut_patches`."""
-        numbers = self.of_image[images]
-        has = np.flatnonzero(numbers >= 0)
-        own = rows if len(has) == len(rows) else np.empty((len(has), *rows.shape[1:]), rows.dtype)
-        if len(has):
-            cut_patches(self.bank, numbers[has], tops_px[has], lefts_px[has], own)
+        mask_numbers = self.of_image[images]
+        with_mask = np.flatnonzero(mask_numbers >= 0)
+        has_all = len(with_mask) == len(rows)
+        cut = rows if has_all else np.empty((len(with_mask), *rows.shape[1:]), rows.dtype)
+        if len(with_mask):
+            tops_px, lefts_px = tops_px[with_mask], lefts_px[with_mask]
+            cut_patches(self.bank, mask_numbers[with_mask], tops_px, lefts_px, cut)
         if self.numbers is not None:
-            own[...] = np.where(own == 1, self.numbers[images[has], None, None, None], own)
-        if own is not rows:
+            class_numbers = self.numbers[images[with_mask], None, None, None]
+            cut[...] = np.where(cut == 1, class_numbers, cut)
+        if not has_all:
             rows[...] = 0
-            rows[has] = own
+            rows[with_mask] = cut
 
     def name(self, index: int) -> str:
-        """Path of the mask, or of the image that has none."""
+        """Return the path of the mask, or of the image that has none."""
         number = int(self.of_image[index])
-        return (
-            self.bank.name(number) if number >= 0 else self._images.name(int(self._chosen[index]))
-        )
+        if number >= 0:
+            return self.bank.name(number)
+        return self._images.name(int(self._chosen[index]))
 
 
 def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) -> Ints:
@@ -93,7 +99,7 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     Args:
         masks: Of all images.
         grid: Of all images.
-        folder: Where what was found is kept for the next run; None keeps nothing.
+        folder: Folder of the result, for the next run; None keeps nothing.
 
     Returns:
         [M] ascending numbers of patches.
@@ -101,17 +107,18 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     Raises:
         StoreError: The folder cannot be written.
     """
-    about = (masks.of_image, masks.numbers, *_describe(grid))
-    kept = keep_found(
-        folder, masks.bank, about, "occupancy", lambda: _find_rows(masks, grid), version=2
+    identity = (masks.of_image, masks.numbers, *_describe(grid))
+    columns = keep_found(
+        folder, masks.bank, identity, "occupancy", lambda: _find_rows(masks, grid), version=2
     )
-    patches: Ints = kept["patch"]
+    patches: Ints = columns["patch"]
     return patches
 
 
 def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | None) -> Ints:
-    """The patches of all images whose pixels differ by less than a standard deviation; each image
-    is read once.
+    """Find the patches of all images whose pixels differ by less than a standard deviation.
+
+    Each image is read once.
 
     Args:
         bank: All images.
@@ -122,11 +129,12 @@ def find_blank(bank: ImageBank, grid: PatchGrid, least: float, folder: Path | No
     Returns:
         [M] ascending numbers of patches.
     """
-    about = (np.array([least]), *_describe(grid))
-    found: Ints = keep_found(
-        folder, bank, about, "blank", lambda: {"patch": _find_flat(bank, grid, least)}
-    )["patch"]
-    return found
+    identity = (np.array([least]), *_describe(grid))
+    columns = keep_found(
+        folder, bank, identity, "blank", lambda: {"patch": _find_flat(bank, grid, least)}
+    )
+    patches: Ints = columns["patch"]
+    return patches
 
 
 def _describe(grid: PatchGrid) -> tuple[Ints, ...]:
@@ -146,18 +154,18 @@ def count_classes(masks: PartialMasks, classes: int, folder: Path | None) -> Int
         folder: As for `find_occupancy`.
     """
 
-    def make() -> dict[str, Ints]:
-        found = np.zeros((len(masks), classes), np.int64)
-        found[:, 0] = masks.heights_px * masks.widths_px
-        marked = np.flatnonzero(masks.of_image >= 0).tolist()
-        for image in track(marked, "counting pixels of classes", len(marked)):
-            found[image] = np.bincount(masks[image].reshape(-1), minlength=256)[:classes]
-        return {"count": found.reshape(-1)}
+    def count() -> dict[str, Ints]:
+        counts = np.zeros((len(masks), classes), np.int64)
+        counts[:, 0] = masks.heights_px * masks.widths_px  # without a mask all is background
+        with_mask = np.flatnonzero(masks.of_image >= 0).tolist()
+        for image in track(with_mask, "counting pixels of classes", len(with_mask)):
+            counts[image] = np.bincount(masks[image].reshape(-1), minlength=256)[:classes]
+        return {"count": counts.reshape(-1)}
 
-    about = (masks.of_image, masks.numbers, np.array([classes]), masks.heights_px, masks.widths_px)
-    counts: Ints = keep_found(folder, masks.bank, about, "classes", make)["count"].reshape(
-        -1, classes
-    )
+    sizes_px = masks.heights_px, masks.widths_px
+    identity = (masks.of_image, masks.numbers, np.array([classes]), *sizes_px)
+    columns = keep_found(folder, masks.bank, identity, "classes", count)
+    counts: Ints = columns["count"].reshape(-1, classes)
     return counts
 
 
@@ -177,27 +185,30 @@ def _find_rows_of(shows: NDArray[np.bool_], image: int, grid: PatchGrid) -> list
     low_x, high_x = np.flatnonzero(shows.any(0))[[0, -1]]
     patches = np.array(grid.patches_of(image))
     _, y, x = grid.locate(patches)
-    near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
-    places = zip(patches[near].tolist(), y[near].tolist(), x[near].tolist(), strict=True)
-    return [
-        patch for patch, top, left in places if shows[top : top + height, left : left + width].any()
-    ]
+    is_near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
+    rows = []
+    for number in np.flatnonzero(is_near).tolist():
+        top, left = int(y[number]), int(x[number])
+        if shows[top : top + height, left : left + width].any():
+            rows.append(int(patches[number]))
+    return rows
 
 
 def _find_flat(bank: ImageBank, grid: PatchGrid, least: float) -> Ints:
     height, width = grid.patch_px
-    found: list[int] = []
+    flat_patches: list[int] = []
     for image in track(range(len(bank)), "finding blank patches", len(bank)):
-        pixels, patches = bank[image], np.array(grid.patches_of(image))
+        pixels = bank[image]
+        patches = np.array(grid.patches_of(image))
         _, y, x = grid.locate(patches)
         for patch, top, left in zip(patches.tolist(), y.tolist(), x.tolist(), strict=True):
             part = pixels[:, top : top + height, left : left + width]
             if part.std((1, 2), dtype=np.float32).max() < least:
-                found.append(patch)
-    return np.array(found, np.int64)
+                flat_patches.append(patch)
+    return np.array(flat_patches, np.int64)
 
 
 def is_defect(mask: Array) -> NDArray[np.bool_]:
     """Return True for pixels that show a defect: neither background nor ignored."""
-    found: NDArray[np.bool_] = (mask > 0) & (mask != IGNORED)
-    return found
+    is_marked: NDArray[np.bool_] = (mask > 0) & (mask != IGNORED)
+    return is_marked

@@ -66,7 +66,7 @@ class SamplingOptions:
 
     def __post_init__(self) -> None:
         for name, share in self.shares.items():
-            check_share(f"sampling.positives{f'.{name}' if name else ''}", share)
+            check_share(f"sampling.positives.{name}".rstrip("."), share)
         if sum(self.shares.values()) > 1 + 1e-9:
             raise ConfigError(f"sampling.positives={dict(self.shares)} must add up to at most 1")
         for name in ("skip_blank", "paste"):
@@ -75,17 +75,20 @@ class SamplingOptions:
 
     @property
     def shares(self) -> Mapping[str, float]:
-        """For the name of each class its share; an empty name stands for all of them."""
-        given = self.positives
-        return {} if given is None else dict(given) if isinstance(given, Mapping) else {"": given}
+        """Fraction of each class by its name; an empty name stands for all of them."""
+        if self.positives is None:
+            return {}
+        if isinstance(self.positives, Mapping):
+            return dict(self.positives)
+        return {"": self.positives}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sampling:
-    """The options, and what they need to know of a set.
+    """Options of sampling, and the patches and objects of a dataset that they need.
 
     Args:
-        options: Which patches are wanted.
+        options: Fractions, places and blank patches.
         classes: Names of the classes, which are numbered from 1.
         image_kinds: Kind of each image of the dataset; empty where nothing says it.
         occupancy: Numbers of the patches that show a defect among those of all images; needed for
@@ -118,18 +121,18 @@ class Sampling:
         least: float,
         folder: Path | None,
     ) -> Self:
-        """Return the same with objects, patches that show a defect and blank patches, where they
-        matter.
+        """Return the same with objects, defective and blank patches, where the options need them.
 
         Args:
             masks: Of all images.
             grid: Of all patches.
             bank: The images.
             least: Standard deviation of the pixels of patches that are not blank.
-            folder: Where is kept what was found by reading the set; `None` keeps nothing.
+            folder: Folder of what is found by reading the masks, for the next run; `None` keeps
+                nothing.
         """
         options = self.options
-        if (options.positives, options.skip_blank, options.paste) == (None, None, None):
+        if options.positives is None and options.skip_blank is None and options.paste is None:
             return self
         sampling = replace(self, occupancy=find_occupancy(masks, grid, folder))
         if options.positives is not None:
@@ -257,10 +260,10 @@ class SampledPatches(GridPatches):
         return Places(pixels.image, image, index, np.stack((y, x), axis=1))
 
     def _find_pools(self, sampling: Sampling) -> tuple[list[ObjectPool], NDArray[np.float64]]:
-        """Return the pools of objects, and where in [0, 1) the part of each ends in the draw that
-        chooses one.
+        """Return the pools of objects, and the ends of their parts of [0, 1).
 
-        Images have their numbers in the split there.
+        The number that is drawn for a sample lies in the part of its pool. Images have their
+        numbers in the split there.
         """
         pools: list[ObjectPool] = []
         fractions: list[float] = []
@@ -385,10 +388,11 @@ def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> 
     share = np.minimum(cv2.GaussianBlur(inside.astype(np.float32), (0, 0), 1.0), 1)
     if not around.any():
         return
-    for own, other in zip(image, donor, strict=True):
-        shift = own[around].mean(dtype=np.float64) - other[around].mean(dtype=np.float64)
-        blended = own + share * (other.astype(np.float32) + np.float32(shift) - own)
-        if own.dtype.kind == "u":
-            blended = np.rint(blended).clip(0, np.iinfo(own.dtype).max)
-        own[...] = blended
+    for plane, donor_plane in zip(image, donor, strict=True):
+        mean = plane[around].mean(dtype=np.float64)
+        shift = np.float32(mean - donor_plane[around].mean(dtype=np.float64))
+        blended = plane + share * (donor_plane.astype(np.float32) + shift - plane)
+        if plane.dtype.kind == "u":
+            blended = np.rint(blended).clip(0, np.iinfo(plane.dtype).max)
+        plane[...] = blended
     mask[0][marked > 0] = donor_mask[0][marked > 0]

@@ -36,26 +36,22 @@ _OWN: Final = 0.6
 """Correlation of what images of a crowd do not have in common, from which on they show the same."""
 _CROWD: Final = 8
 """Images alike, from which on they may be different places of one texture."""
-_GOOD_ALONE: Final = {
-    "train": 0.85,
-    "val": 0.15,
-    "test": 0.0,
-}  # without a defect a test says nothing
-_UNEVEN: Final = 1 / 3  # of its share, by which a split may miss it
-_FEW: Final = 20  # images of which shares are rough in any case
+_GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
+"""Fractions where no image shows a defect, without which a test says nothing."""
+_UNEVEN: Final = 1 / 3  # of its fraction, by which a split may miss it
+_FEW: Final = 20  # images of which fractions are rough in any case
 _CHOICES: Final = 10  # of an expression for names
 _TIMES: Final = 4  # that an expression may repeat choices
 _SIDE_PX: Final = 32
 BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
-_LEAST: Final = (
-    1e-3  # standard deviation of a small picture, in grey levels of 255, below which it is flat
-)
+_LEAST: Final = 1e-3
+"""Standard deviation of a small picture, in grey levels of 255, below which it is flat."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImageSplitter:
-    """Chooses which images train, validate and test.
+    """Choice of the images that train, validate and test.
 
     Args:
         names: Of the images, below the root.
@@ -75,7 +71,7 @@ class ImageSplitter:
     seed: int
 
     def split(self, splits: Splits, *, is_anomaly_set: bool) -> dict[str, Ints]:
-        """For each split the numbers of its images.
+        """Return for each split the numbers of its images.
 
         Args:
             splits: As `InspectionDataModule` has it.
@@ -85,21 +81,20 @@ class ImageSplitter:
             ConfigError: The splits cannot be made so.
         """
         if splits == "auto":
-            folders = None if is_anomaly_set else self._by_folders()
-            if folders is not None:
-                return folders
+            by_folders = None if is_anomaly_set else self._by_folders()
+            if by_folders is not None:
+                return by_folders
             if is_anomaly_set:
                 log.info(
-                    "train/good shows no defect: images of test are shared out too, see docs/inspection.md"
+                    "train/good shows no defect: images of test are shared out too, "
+                    "see docs/inspection.md"
                 )
             splits = DEFAULT_SHARES
-        if not isinstance(splits, Mapping) or not all(
-            isinstance(share, int | float) for share in splits.values()
-        ):
+        fractions = _read_fractions(splits)
+        if fractions is None:
             return split_images(self.names, splits, seed=self.seed)
-        split_images(self.names, splits)  # checks the shares
-        shares: dict[str, Any] = {split: splits.get(split, 0) for split in SPLITS}
-        return self._share_out(np.arange(len(self.names)), shares)
+        split_images(self.names, splits)  # checks the fractions
+        return self._share_out(np.arange(len(self.names)), fractions)
 
     def split_good(self, splits: Splits, is_good: NDArray[np.bool_]) -> dict[str, Ints]:
         """As `split`, but only images without a defect train.
@@ -113,55 +108,56 @@ class ImageSplitter:
             splits: As for `split`.
             is_good: [n] which images show no defect.
         """
+        fractions = _read_fractions(splits)
         if splits == "auto":
-            found = self._by_folders()
-            if found is None:
-                return self._share_out_good(
-                    DEFAULT_SHARES if (~is_good).any() else _GOOD_ALONE, is_good
-                )
-        elif isinstance(splits, Mapping) and all(
-            isinstance(share, int | float) for share in splits.values()
-        ):
-            split_images(self.names, splits)  # checks the shares
-            return self._share_out_good({split: splits.get(split, 0) for split in SPLITS}, is_good)
+            by_split = self._by_folders()
+            if by_split is None:
+                has_defects = bool((~is_good).any())
+                return self._share_out_good(DEFAULT_SHARES if has_defects else _GOOD_ALONE, is_good)
+        elif fractions is not None:
+            split_images(self.names, splits)  # checks the fractions
+            return self._share_out_good(fractions, is_good)
         else:
-            found = split_images(self.names, splits, seed=self.seed)
-        return found | {"train": found["train"][is_good[found["train"]]]}
+            by_split = split_images(self.names, splits, seed=self.seed)
+        train = by_split["train"]
+        return by_split | {"train": train[is_good[train]]}
 
     def _share_out_good(
-        self, shares: Mapping[str, Any], is_good: NDArray[np.bool_]
+        self, fractions: Mapping[str, float], is_good: NDArray[np.bool_]
     ) -> dict[str, Ints]:
-        good = self._share_out(np.flatnonzero(is_good), shares)
-        scored = {split: shares[split] for split in ("val", "test") if shares[split] > 0}
-        if not scored:
-            return good
-        total = sum(scored.values())
-        halves = {split: scored.get(split, 0) / total for split in ("val", "test")}
-        others = self._share_out(np.flatnonzero(~is_good), halves)
-        return good | {
-            split: np.sort(np.concatenate([good[split], others[split]])) for split in others
-        }
+        """Share out good images by the fractions, and the others over val and test alone."""
+        by_split = self._share_out(np.flatnonzero(is_good), fractions)
+        val, test = fractions["val"], fractions["test"]
+        if val + test == 0:
+            return by_split
+        of_scored = {"val": val / (val + test), "test": test / (val + test)}
+        others = self._share_out(np.flatnonzero(~is_good), of_scored)
+        for split, numbers in others.items():
+            by_split[split] = np.sort(np.concatenate([by_split[split], numbers]))
+        return by_split
 
     def _by_folders(self) -> dict[str, Ints] | None:
-        """By folders named after splits, if all images lie in such; where none says val, a part of train."""
-        told = [split_of(name) for name in self.names]
-        if None in told or len(set(told)) < 2:
+        """Split by folders named after splits, if all images lie in such; without a val take a part of train."""
+        split_names = [split_of(name) for name in self.names]
+        if None in split_names or len(set(split_names)) < 2:
             return None
-        found = {split: np.flatnonzero([one == split for one in told]) for split in SPLITS}
-        if len(found["val"]):
-            return found
+        name_array = np.array(split_names)
+        by_split = {split: np.flatnonzero(name_array == split) for split in SPLITS}
+        if len(by_split["val"]):
+            return by_split
         val = DEFAULT_SHARES["val"]
-        return found | self._share_out(found["train"], {"train": 1 - val, "val": val})
+        return by_split | self._share_out(by_split["train"], {"train": 1 - val, "val": val})
 
-    def _share_out(self, images: Ints, shares: Mapping[str, float]) -> dict[str, Ints]:
-        wanted = [split for split, share in shares.items() if share > 0]
-        if len(wanted) == 1 or not len(images):
-            return dict.fromkeys(shares, images[:0]) | {wanted[0]: images}
-        told, groups = self._describe(), self.find_groups(self.names)
+    def _share_out(self, images: Ints, fractions: Mapping[str, float]) -> dict[str, Ints]:
+        filled_splits = [split for split, fraction in fractions.items() if fraction > 0]
+        if len(filled_splits) == 1 or not len(images):
+            return dict.fromkeys(fractions, images[:0]) | {filled_splits[0]: images}
+        strata = self._describe()
+        groups = self.find_groups(self.names)[images]
         parts = split_stratified(
-            [told[n] for n in images.tolist()], groups[images], shares, seed=self.seed
+            [strata[number] for number in images.tolist()], groups, fractions, seed=self.seed
         )
-        _warn_of_uneven_splits({split: len(part) for split, part in parts.items()}, shares)
+        _warn_of_uneven_splits({split: len(part) for split, part in parts.items()}, fractions)
         return {split: images[part] for split, part in parts.items()}
 
     def _describe(self) -> Sequence[str]:
@@ -169,25 +165,43 @@ class ImageSplitter:
         if self.has_mask is None:
             return self.kinds
         counts = self.count_classes()
-        shares = 1 - counts[:, 0] / counts.sum(1)
-        sizes = np.where(shares > 0, np.log2(np.maximum(shares, 1e-9)) + 40, 0).astype(np.int64)
-        present = ["".join(map(str, row.astype(np.int64))) for row in counts[:, 1:] > 0]
-        parts = zip(self.kinds, self.has_mask, present, sizes, strict=True)
-        return [f"{kind} {has} {classes} {size:02}" for kind, has, classes, size in parts]
+        defect_fractions = 1 - counts[:, 0] / counts.sum(1)
+        # Powers of two above 2^-40, so that sizes are numbers above 0, and 0 is no defect.
+        exponents = np.log2(np.maximum(defect_fractions, 1e-9)) + 40
+        sizes = np.where(defect_fractions > 0, exponents, 0).astype(np.int64)
+        strata = []
+        for number, kind in enumerate(self.kinds):
+            present = "".join(str(int(count > 0)) for count in counts[number, 1:])
+            strata.append(f"{kind} {self.has_mask[number]} {present} {sizes[number]:02}")
+        return strata
 
 
-def _warn_of_uneven_splits(counts: Mapping[str, int], shares: Mapping[str, float]) -> None:
+def _read_fractions(splits: Splits) -> dict[str, float] | None:
+    """Return the fraction of each split, 0 for those that are not named; None where splits are no fractions."""
+    if not isinstance(splits, Mapping):
+        return None
+    fractions = dict.fromkeys(SPLITS, 0.0)
+    for split, fraction in splits.items():
+        if not isinstance(fraction, int | float):
+            return None
+        fractions[split] = fraction
+    return fractions
+
+
+def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, float]) -> None:
     """Warn where groups that stay together make a split much larger or smaller than was asked for."""
-    total, whole = sum(counts.values()), sum(shares.values())
-    uneven = [
-        f"{split} has {counts[split]} of {total} images, not {share / whole:.0%}"
-        for split, share in shares.items()
-        if abs(counts[split] / total - share / whole) > _UNEVEN * share / whole and total >= _FEW
-    ]
+    total = sum(counts.values())
+    if total < _FEW:
+        return
+    uneven = []
+    for split, fraction in fractions.items():
+        expected = fraction / sum(fractions.values())
+        if abs(counts[split] / total - expected) > _UNEVEN * expected:
+            uneven.append(f"{split} has {counts[split]} of {total} images, not {expected:.0%}")
     if uneven:
         log.warning(
-            "%s: images that look alike, or that data.groups joins, stay in one split. Where different places of one "
-            "texture only look alike, data.similar=apart spreads them",
+            "%s: images that look alike, or that data.groups joins, stay in one split. Where "
+            "different places of one texture only look alike, data.similar=apart spreads them",
             "; ".join(uneven),
         )
 
@@ -200,12 +214,12 @@ def describe_splits(
     """Return ``train 354 (Break 59, good 175), val 76 (...)``, or of nameless kinds ``train 354 (179 positive)``."""
     parts = []
     for split, images in split_images.items():
-        counts = describe_counts(
-            Counter(kinds[number] for number in images.tolist() if kinds[number])
-        )
-        if not counts and is_positive is not None:
-            counts = f"{is_positive[images].sum()} positive"
-        parts.append(f"{split} {len(images)}" + (f" ({counts})" if counts else ""))
+        counts = Counter(kinds[number] for number in images.tolist())
+        del counts[""]
+        detail = describe_counts(counts)
+        if not detail and is_positive is not None:
+            detail = f"{is_positive[images].sum()} positive"
+        parts.append(f"{split} {len(images)} ({detail})" if detail else f"{split} {len(images)}")
     return ", ".join(parts)
 
 
@@ -217,35 +231,34 @@ def find_groups(
     similar: bool,
     folder: Path | None,
 ) -> Ints:
-    """[n] number of the group of each image: equal files, names that match alike, and images that
-    show the same.
+    """[n] number of the group of each image: equal files, names that match alike, near-duplicates.
 
     Args:
         bank: The images.
         names: Their paths below the root.
         pattern: See `group_by_name`.
-        similar: Whether images that show the same belong together, see `group_similar`.
-        folder: Where is kept what was found out; `None` keeps nothing.
+        similar: True puts near-duplicates together, see `group_similar`.
+        folder: Folder of what was found out, for the next run; `None` keeps nothing.
     """
     groups = [group_equal(bank)]
     if pattern is not None:
         groups.append(group_by_name(names, pattern))
     if similar:
-        found = group_similar(bank, folder)
-        if (count := len(found) - len(np.unique(found))) > 0:
+        near_duplicates = group_similar(bank, folder)
+        count = len(near_duplicates) - len(np.unique(near_duplicates))
+        if count > 0:
             log.info(
                 "%d images are similar to others, and stay in their split (data.similar=apart: not)",
                 count,
             )
-        groups.append(found)
+        groups.append(near_duplicates)
     return join_groups(*groups)
 
 
 def split_stratified(
     kinds: Sequence[str], groups: Ints, shares: Mapping[str, float], *, seed: int
 ) -> dict[str, Ints]:
-    """Share images out so that each kind of defect is in each split, and images of one group in the
-    same.
+    """Split images so that each kind of defect is in each split, and each group in one.
 
     Args:
         kinds: Of each image.
@@ -257,27 +270,23 @@ def split_stratified(
         For each split the ascending numbers of its images.
     """
     firsts = np.unique(groups, return_index=True)[1]
-    shuffled = firsts[
-        np.argsort(uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0], kind="stable")
-    ].tolist()
-    chosen: dict[str, list[int]] = {split: [] for split in shares}
-    # Kind after kind, each image to the split that lags furthest behind its share: so all shares
-    # are right together.
+    draws = uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0]
+    shuffled = firsts[np.argsort(draws, kind="stable")].tolist()
+    chosen: dict[str, list[int]] = {split: [] for split, share in shares.items() if share > 0}
+    # Kind after kind, each image to the split that lags furthest behind its fraction: so all
+    # fractions are right together.
     for count, number in enumerate(sorted(shuffled, key=lambda number: kinds[number]), 1):
-        lag = {
-            split: share * count - len(chosen[split])
-            for split, share in shares.items()
-            if share > 0
-        }
-        chosen[max(lag, key=lambda split: lag[split])].append(number)
-    return {
-        split: np.flatnonzero(np.isin(groups, groups[numbers])) for split, numbers in chosen.items()
-    }
+        lags = {split: shares[split] * count - len(chosen[split]) for split in chosen}
+        chosen[max(lags, key=lags.__getitem__)].append(number)
+    parts = {}
+    for split in shares:
+        groups_of_split = groups[chosen.get(split, [])]
+        parts[split] = np.flatnonzero(np.isin(groups, groups_of_split))
+    return parts
 
 
 def group_by_name(names: Sequence[str], pattern: str) -> Ints:
-    """[n] number of the group of each name: what the first group of a regular expression, or all of
-    it, matches.
+    """[n] number of the group of each name: by what a regular expression, or its group, matches.
 
     Args:
         names: Paths below the root, with forward slashes.
@@ -287,22 +296,26 @@ def group_by_name(names: Sequence[str], pattern: str) -> Ints:
         ConfigError: It is no regular expression, is in no name, or may take for ever.
     """
     try:
-        parsed, expression = _parser.parse(pattern), re.compile(pattern)
-        choices = _count_choices(parsed)
+        expression = re.compile(pattern)
+        choices = _count_choices(_parser.parse(pattern))
     except (re.error, RecursionError, OverflowError) as error:
         raise ConfigError(f"data.groups={pattern!r} is no regular expression: {error}") from error
     if choices > _CHOICES:
         raise ConfigError(
-            f"data.groups={pattern!r} can match one name in so many ways that it may take for ever; do not repeat what "
-            f"repeats or has alternatives, as '(a+)+' does, and repeat at most {_CHOICES} parts"
+            f"data.groups={pattern!r} can match one name in so many ways that it may take for "
+            "ever; do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
+            f"most {_CHOICES} parts"
         )
     matches = [expression.search(name) for name in names]
     if not any(matches):
         raise ConfigError(f"data.groups={pattern!r} is found in no name, such as {names[0]!r}")
-    keys = [
-        f"{name}/" if match is None else match[match.re.groups and 1] or ""
-        for name, match in zip(names, matches, strict=True)
-    ]
+    number = 1 if expression.groups else 0  # the first group, else all that was matched
+    keys = []
+    for name, match in zip(names, matches, strict=True):
+        if match is None:
+            keys.append(f"{name}/")  # no match ends like this: a group of its own
+        else:
+            keys.append(match[number] or "")
     return np.unique(keys, return_inverse=True)[1].reshape(-1)
 
 
@@ -329,8 +342,7 @@ def group_equal(bank: ImageBank) -> Ints:
 
 
 def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
-    """[n] number of the group of images that show the same: saved anew, scaled, brighter, but not
-    moved.
+    """[n] number of the group of near-duplicates: saved anew, scaled, brighter, but not moved.
 
     Images are compared by 32 x 32 means of their pixels, without slow changes and without what all
     have in common, so that lighting and fixtures count for nothing. Where many are alike, what
@@ -340,33 +352,34 @@ def group_similar(bank: ImageBank, folder: Path | None) -> Ints:
         bank: The images; each is read once.
         folder: Where the groups are kept for the next run; None keeps nothing.
     """
-    if (
-        known := getattr(bank, "similar", None)
-    ) is not None:  # of a set of shards it was found out when it was made
-        return np.asarray(known, np.int64)
-    found = keep_found(
-        folder, bank, (), "similar", lambda: {"group": group_details(find_details(bank))}, version=2
-    )
-    return np.asarray(found["group"], np.int64)
+    of_shards = getattr(bank, "similar", None)
+    if of_shards is not None:  # found out when the shards were made
+        return np.asarray(of_shards, np.int64)
+
+    def find() -> dict[str, Ints]:
+        return {"group": group_details(find_details(bank))}
+
+    groups = keep_found(folder, bank, (), "similar", find, version=2)["group"]
+    return np.asarray(groups, np.int64)
 
 
 def group_details(small: Array) -> Ints:
-    """As `group_similar`, of what `find_details` found of all images."""
+    """Group images as `group_similar`, by the details of `find_details`."""
     count = len(small) // _SIDE_PX**2
     rows = small.reshape(count, -1)
     common = rows.mean(0)
-    parts = [
-        slice(begin, begin + BUCKET) for begin in range(0, count, BUCKET)
-    ]  # all at once would be gigabytes
-    norms = np.concatenate([np.linalg.norm(rows[part] - common, axis=1) for part in parts])
-    told = np.flatnonzero(norms > _LEAST * _SIDE_PX)
+    norms = np.zeros(count, np.float32)
+    for begin in range(0, count, BUCKET):  # all at once would be gigabytes
+        part = slice(begin, begin + BUCKET)
+        norms[part] = np.linalg.norm(rows[part] - common, axis=1)
+    with_details = np.flatnonzero(norms > _LEAST * _SIDE_PX)
 
     def unit(numbers: Ints) -> NDArray[np.float32]:
         details: NDArray[np.float32] = (rows[numbers] - common) / norms[numbers, None]
         return details
 
     pairs = [np.zeros((0, 2), np.int64)]
-    for bucket in _sort_into_buckets(told, unit):
+    for bucket in _sort_into_buckets(with_details, unit):
         details = unit(bucket)
         pairs.append(bucket[np.argwhere(np.triu(details @ details.T > SIMILAR, 1))])
     return _part_crowds(_connect(count, np.concatenate(pairs)), unit, norms)
@@ -375,8 +388,7 @@ def group_details(small: Array) -> Ints:
 def _part_crowds(
     groups: Ints, unit: Callable[[Ints], NDArray[np.float32]], norms: NDArray[np.float32]
 ) -> Ints:
-    """Groups as they are, but images of a large one stay together only by what not all of it have
-    in common.
+    """Divide large groups: images stay together only by what not all of the group have in common.
 
     Args:
         groups: [n] number of the group of each image.
@@ -389,12 +401,15 @@ def _part_crowds(
         pairs[0][crowd, 1] = crowd
         for part in np.array_split(crowd, -(-len(crowd) // BUCKET)):
             details = unit(part)
-            own = details - details.mean(0)
-            own /= np.maximum(np.linalg.norm(own, axis=1, keepdims=True), _LEAST)
-            correlation, scale = details @ details.T, norms[part] / _SIDE_PX
+            peculiar = details - details.mean(0)
+            peculiar /= np.maximum(np.linalg.norm(peculiar, axis=1, keepdims=True), _LEAST)
+            correlation = details @ details.T
+            scale = norms[part] / _SIDE_PX
+            # Mean square of the differences of two images, from their norms and correlation.
             squares = scale**2 + scale[:, None] ** 2 - 2 * scale * scale[:, None] * correlation
             is_frame = (correlation > _SAME) & (squares < _NOISE**2)
-            pairs.append(part[np.argwhere(np.triu(is_frame | (own @ own.T > _OWN), 1))])
+            is_pair = is_frame | (peculiar @ peculiar.T > _OWN)
+            pairs.append(part[np.argwhere(np.triu(is_pair, 1))])
     return _connect(len(groups), np.concatenate(pairs))
 
 
@@ -423,26 +438,28 @@ def _connect(count: int, pairs: Ints) -> Ints:
 
 
 def find_details(bank: ImageBank) -> Array:
-    """Small pictures of the images, without their slow changes: [n * 32 * 32] float32 in grey levels of 255."""
+    """Return small pictures of the images, without their slow changes: [n * 32 * 32] float32, 0..255."""
     import cv2
 
     scale = 255.0 / np.iinfo(bank.dtype.name).max if bank.dtype.kind == "u" else 1.0
-    found = np.empty((len(bank), _SIDE_PX, _SIDE_PX), np.float32)
+    pictures = np.empty((len(bank), _SIDE_PX, _SIDE_PX), np.float32)
+    side = (_SIDE_PX, _SIDE_PX)
     for number in track(range(len(bank)), "comparing images", len(bank)):
-        channels = [np.ascontiguousarray(channel, np.float32) for channel in bank[number]]
-        side = (_SIDE_PX, _SIDE_PX)
-        grey: Any = np.mean(
-            [cv2.resize(one, side, interpolation=cv2.INTER_AREA) for one in channels], axis=0
-        )
-        found[number] = scale * (grey - cv2.blur(grey, (5, 5)))
-    return found.reshape(-1)
+        small = []
+        for channel in bank[number]:
+            plane = np.ascontiguousarray(channel, np.float32)
+            small.append(cv2.resize(plane, side, interpolation=cv2.INTER_AREA))
+        grey: Any = np.mean(small, axis=0)
+        pictures[number] = scale * (grey - cv2.blur(grey, (5, 5)))
+    return pictures.reshape(-1)
 
 
 def _sort_into_buckets(
     numbers: Ints, unit: Callable[[Ints], NDArray[np.float32]]
 ) -> Iterator[Ints]:
-    """Images that may be alike, at most some thousands together: of equal signs along a few random
-    directions.
+    """Yield images that may be alike, at most some thousands together.
+
+    They have equal signs along a few random directions.
 
     Args:
         numbers: Of the images.
@@ -461,6 +478,6 @@ def _sort_into_buckets(
     for band in np.split(signs, _BANDS, axis=1):
         keys = band @ (1 << np.arange(bits))
         order = np.argsort(keys, kind="stable")
-        yield from (
-            numbers[bucket] for bucket in np.split(order, np.flatnonzero(np.diff(keys[order])) + 1)
-        )
+        ends = np.flatnonzero(np.diff(keys[order])) + 1
+        for bucket in np.split(order, ends):
+            yield numbers[bucket]

@@ -70,8 +70,7 @@ class DeviceBank:
 
 
 class DevicePatches:
-    """Adds to batches of `PatchDataset(..., pixels=False)` what they leave out, on the device
-    where they are.
+    """Pixels for batches of `PatchDataset(..., pixels=False)`, on the device where these are.
 
     A store goes to a device at the first batch that needs it there, and stays. A pickled copy
     begins with none.
@@ -84,8 +83,7 @@ class DevicePatches:
         return type(self), ()
 
     def fill(self, batch: Batch, dataset: PatchDataset) -> Batch:
-        """Add ``image``, and ``mask`` where the dataset has masks; equal to what it would have
-        written itself.
+        """Add ``image``, and ``mask`` where the dataset has masks, equal to those it would write.
 
         Args:
             batch: A batch of the dataset.

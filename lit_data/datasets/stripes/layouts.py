@@ -40,7 +40,7 @@ LAYOUTS: Final[Mapping[str, LayoutRule]] = {
 
 
 def rule_of(layout: str) -> LayoutRule:
-    """The meaning of a layout.
+    """Return the rule of a layout.
 
     Raises:
         ConfigError: It is none of the four.
@@ -95,31 +95,34 @@ def list_sources(
         DataError: The folder is missing or empty, or a file has no partner.
     """
     rule = rule_of(layout)
-    if not rule.roles:
-        found = find_images(
+    groups: list[tuple[Path, ...]] = []
+    if rule.roles:
+        globs = _check_files(layout, rule.roles, files)
+        groups = _match_roles(root, rule.roles, globs, exclude, allow_outside)
+    else:
+        listing = find_images(
             root, patterns=tuple(patterns), exclude=exclude, allow_outside=allow_outside
-        ).paths
-        groups: list[tuple[Path, ...]] = [
-            (path,) for path in found if not any(path.is_relative_to(folder) for folder in masks)
-        ]
+        )
+        for path in listing.paths:
+            if not any(path.is_relative_to(folder) for folder in masks):
+                groups.append((path,))
         if not groups:
             raise DataError(describe_no_images(root, masks))
-    else:
-        groups = _match_roles(
-            root, rule.roles, _check_files(layout, rule.roles, files), exclude, allow_outside
-        )
     names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
-    return SourceList(tuple(ImageSource(tuple(map(str, group))) for group in groups), tuple(names))
+    sources = [ImageSource(tuple(map(str, group))) for group in groups]
+    return SourceList(tuple(sources), tuple(names))
 
 
 def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
     """Return the message about a folder whose images all lie in its folder of masks."""
     if any(root.is_relative_to(folder) for folder in masks):
         return (
-            f"data.masks={masks[0]} is the folder of the images itself, so every file would count as a mask: move the "
-            f"masks into a folder of their own in {root}, with the names of their images, and name it in data.masks"
+            f"data.masks={masks[0]} is the folder of the images itself, so every file would count "
+            f"as a mask: move the masks into a folder of their own in {root}, with the names of "
+            "their images, and name it in data.masks"
         )
-    return f"no images in {root} but masks in {', '.join(map(str, masks))}: is data.root the right folder?"
+    listed = ", ".join(map(str, masks))
+    return f"no images in {root} but masks in {listed}: is data.root the right folder?"
 
 
 def _check_files(
@@ -127,10 +130,8 @@ def _check_files(
 ) -> Mapping[str, str]:
     files = files or {}
     if set(files) != set(roles) or any(pattern.count("*") != 1 for pattern in files.values()):
-        raise ConfigError(
-            f"layout={layout} needs files={{{', '.join(f'{role}: <glob with one *>' for role in roles)}}}, "
-            f"found {dict(files)}"
-        )
+        example = ", ".join(f"{role}: <glob with one *>" for role in roles)
+        raise ConfigError(f"layout={layout} needs files={{{example}}}, found {dict(files)}")
     return files
 
 
@@ -145,27 +146,27 @@ def _match_roles(
     listing = find_images(
         root, patterns=patterns, exclude=exclude, allow_outside=allow_outside
     ).paths
-    found = {role: _find_role(root, files[role], listing) for role in roles}
-    keys = sorted(set().union(*found.values()))
-    missing = [
-        (role, files[role].replace("*", key))
-        for key in keys
-        for role in roles
-        if key not in found[role]
-    ]
+    paths_of = {role: _find_role(root, files[role], listing) for role in roles}
+    keys = sorted(set().union(*paths_of.values()))
+    missing = []
+    for key in keys:
+        for role in roles:
+            if key not in paths_of[role]:
+                missing.append((files[role].replace("*", key), f"{role} is missing"))
     if missing:
-        raise list_problems([(name, f"{role} is missing") for role, name in missing]).make_error(
-            f"{len(missing)} files are missing in {show_path(root)}, so that their images have no partner"
+        raise list_problems(missing).make_error(
+            f"{len(missing)} files are missing in {show_path(root)}, "
+            "so that their images have no partner"
         )
-    return [tuple(found[role][key] for role in roles) for key in keys]
+    return [tuple(paths_of[role][key] for role in roles) for key in keys]
 
 
 def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, Path]:
-    """The files of one role by the text that ``*`` stands for."""
+    """Find the files of one role, by the text that ``*`` stands for."""
     before, after = pattern.split("*")
-    names = {Path(os.path.relpath(path, root)).as_posix(): path for path in paths}
-    return {
-        name[len(before) : len(name) - len(after)]: path
-        for name, path in names.items()
-        if fnmatchcase(name, pattern)
-    }
+    path_of = {}
+    for path in paths:
+        name = Path(os.path.relpath(path, root)).as_posix()
+        if fnmatchcase(name, pattern):
+            path_of[name[len(before) : len(name) - len(after)]] = path
+    return path_of

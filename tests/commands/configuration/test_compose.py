@@ -160,6 +160,12 @@ def test_hydra_of_the_caller_is_left_as_it_was(write: Write) -> None:
             "unknown option 'zzz' of 'trainer'. There are: auto, cpu, ddp, ddp_cpu, fsdp, gpu.",
         ),
         (
+            "data=stripes",
+            "unknown option 'stripes' of 'data'. Did you mean 'stripe'? There are: ct, detection, gan, inspection, "
+            "labelled, stripe, watermark.",
+        ),
+        ("data=base", "'data' names no class: choose a kind of data, such as data=inspection."),
+        (
             "hydra/launcher=paralel",
             "unknown option 'paralel' of 'hydra/launcher'. Did you mean 'parallel'? "
             "There are: basic, joblib, parallel, slurm, slurm_local, submitit_local, submitit_slurm.",

@@ -115,7 +115,7 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
     assert masks.of_image.tolist() == wanted.of_image.tolist()
     for number in range(IMAGES):
         np.testing.assert_array_equal(masks[number], wanted[number])
-    assert there.found.kinds == here.found.kinds
+    assert there.image_set.kinds == here.image_set.kinds
     assert store.source_states.tolist() == local.source_states.tolist()  # type: ignore[attr-defined]
     assert store.verify(progress=False) == []
 

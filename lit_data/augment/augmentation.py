@@ -140,6 +140,7 @@ class Augmentation(nn.Module, ABC):
         Returns:
             New layers on the same device, with images of float32.
         """
+        # On a CPU bytes stay bytes as long as they can: less memory is moved.
         if not (self.takes_bytes and runs_on_cpu(layers.images)):
             layers = layers.in_floats()
         with torch.autocast(layers.images.device.type, enabled=False):

@@ -283,6 +283,7 @@ class Geometry(Augmentation):
 
     def _move_boxes(self, boxes: Tensor, matrix: Tensor, size: Size, crop: Size) -> Tensor:
         corners = move_points(box_corners(boxes, size), matrix[boxes[:, 0].long()])
+        # Where nothing is cut all boxes stay, and the device is not waited for.
         cuts = self.shift_px or not self.moves_whole_pixels or crop != size
         return hull_boxes(boxes, corners, crop, self.box_limits if cuts else None)
 
@@ -291,6 +292,7 @@ class Geometry(Augmentation):
         angle = np.radians(self.rotate_deg) * (2 * draws[:, 0] - 1)
         scale = self.scale[0] + draws[:, 1] * (self.scale[1] - self.scale[0])
         shear = np.tan(np.radians(self.shear_deg) * (2 * draws[:, 2:4] - 1))
+        # The product of [[cos, -sin], [sin, cos]] and [[1, shear_x], [shear_y, 1]], written out.
         cosine, sine = scale * np.cos(angle), scale * np.sin(angle)
         first = (cosine - sine * shear[:, 1], cosine * shear[:, 0] - sine)
         second = (sine + cosine * shear[:, 1], sine * shear[:, 0] + cosine)

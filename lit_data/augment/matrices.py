@@ -63,7 +63,9 @@ def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
     Returns:
         [B, 3, 3] float32; exact where only whole pixels move.
     """
-    quarters = moves.quarters if turn_covers(size, crop) else moves.quarters // 2 * 2
+    quarters = moves.quarters
+    if not turn_covers(size, crop):
+        quarters = quarters // 2 * 2
     linear = _multiply(moves.linear, _turns(quarters) * moves.mirror[:, None, :])
     across, down = linear.unbind(dim=-1)
     start = across * ((size[1] - 1) / 2) + down * ((size[0] - 1) / 2)
@@ -112,6 +114,7 @@ def _centre_in_crop(length_px: int, crop_px: int) -> float:
 
 def _turns(quarters: Tensor) -> Tensor:
     """Return the matrices of turns by 90 degrees: [B, 2, 2], exact."""
+    # Whole numbers by comparison: cosines would not be exact.
     cosine = (quarters == 0).float() - (quarters == 2).float()
     sine = (quarters == 1).float() - (quarters == 3).float()
     return torch.stack((cosine, -sine, sine, cosine), dim=-1).view(-1, 2, 2)
@@ -188,6 +191,7 @@ def hull_boxes(boxes: Tensor, corners: Tensor, crop: Size, limits: BoxLimits | N
         [M, 6] of the dtype of the boxes, in their order.
     """
     crop_height, crop_width = crop
+    # From pixel centres, which are whole numbers there, to edges.
     low, high = corners.amin(dim=1) + 0.5, corners.amax(dim=1) + 0.5
     moved_area = (high - low).prod(dim=-1)
     left, right = low[:, 0].clamp(0, crop_width), high[:, 0].clamp(0, crop_width)

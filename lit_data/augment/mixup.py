@@ -97,6 +97,7 @@ def _join_boxes(boxes: Tensor, sample: Tensor, partner: Tensor) -> Tensor:
     A sample that is its own partner keeps its boxes.
     """
     owner = boxes[:, 0]
+    # A box belongs to its own sample and to all whose partner that is: pairs of (sample, box).
     belongs = (owner == sample[:, None]) | (owner == partner[:, None])
     row, box = belongs.nonzero(as_tuple=True)
     return torch.cat((row[:, None].to(boxes.dtype), boxes[box, 1:]), dim=1)

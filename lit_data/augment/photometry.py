@@ -39,6 +39,7 @@ def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArra
     """
     radius = math.ceil(_TRUNCATE * largest_px)
     distance = np.arange(-radius, radius + 1)
+    # So narrow a Gaussian has its weight in the middle tap alone, and needs no division by 0.
     sigma = np.maximum(sigma_px.astype(np.float64), 1e-3)[..., None]
     weights = np.exp(-(distance**2) / (2 * sigma**2))
     normalised: NDArray[np.float32] = (weights / weights.sum(axis=-1, keepdims=True)).astype(
@@ -235,6 +236,7 @@ class Photometry(Augmentation):
         count = channels * (_FIRST + _MORE + len(_OFF))
         draws = uniform(seed, Stream.PHOTOMETRY, index, epoch, count)
         ends = [channels * _FIRST, channels * (_FIRST + _MORE)]
+        # All are drawn whether they are used or not, so that no option moves the numbers of others.
         first, more, chance = np.split(draws, ends, axis=1)
         first, more = _by_channel(first, channels), _by_channel(more, channels)
         numbers = np.concatenate((first, more), axis=-1)
@@ -262,6 +264,7 @@ class Photometry(Augmentation):
             images = blur(images, weights)
         images = self._scale(images, numbers)
         if self.gamma:
+            # A negative number has no power.
             images = images.clamp(0, 1).pow(1 + self.gamma * _signed(numbers[:, :, _GAMMA]))
         if self.noise:
             windows = noise_windows(drawn[..., _WINDOW], *images.shape[2:])
@@ -333,6 +336,7 @@ def _blur_planes(source: Planes, kernels: Planes, out: Planes) -> Planes:
     import cv2
 
     for plane, kernel, row in zip(source, kernels, out, strict=True):
+        # A kernel is as long as the widest one: a narrow one needs few of its taps.
         taps = kernel[kernel > _LEAST_WEIGHT]
         cv2.sepFilter2D(plane, cv2.CV_32F, taps, taps, dst=row, borderType=cv2.BORDER_REPLICATE)
     return out

@@ -79,9 +79,9 @@ class Pipeline(Augmentation):
         self.steps = nn.ModuleList(step for step in augmentations if step is not None)
         for step in self._each():
             self.crop_px = step.crop_px or self.crop_px  # the last crop is what comes out
-        key, times = Counter(self.draw_keys).most_common(1)[0] if self.draw_keys else ("", 0)
-        if times > 1:
-            raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
+        for key, times in Counter(self.draw_keys).items():
+            if times > 1:
+                raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
 
     @property
     def takes_bytes(self) -> bool:

@@ -82,6 +82,7 @@ def _draw_some(mosaics: Tensor, planes: Tensor, tiles: Tensor) -> None:
     numbers = (down.inside * number[:, None]).transpose(1, 2) @ right.inside
     tile = numbers.long()[:, None]
     is_covered = numbers.clamp_(max=1)
+    # Number of a pixel's row among those of all samples, by its tile; columns are added to it.
     rows = tiles[..., -1:].long() * (channels * height * width) + down.pixel * width
     index = _look_up(rows[..., None], tile) + _look_up(right.pixel[:, :, None], tile)
     weights = _weigh(

@@ -105,6 +105,7 @@ class WholeMoves:
             if is_of_opencv and runs_left and not turned:
                 _mirror(source[:, down, last : first + 1], targets[number])
             else:
+                # In two steps: NumPy would take two index arrays as pairs.
                 targets[number] = source[:, down][:, :, right]
         return pixels
 
@@ -251,6 +252,7 @@ def sample(planes: Tensor, grid: Tensor, padding: Padding, *, nearest: bool = Fa
     Returns:
         [B, C, h, w] of the dtype of the planes.
     """
+    # float32 holds whole numbers up to 2**24 only.
     is_wide = planes.dtype in (torch.int32, torch.int64, torch.float64)
     exact = widest_float(planes.device) if is_wide else torch.float32
     looked_up: Tensor = F.grid_sample(
@@ -267,6 +269,7 @@ def _fold(places: Tensor, length: Tensor, padding: Padding) -> tuple[Tensor, Ten
     """Bring whole places [B, n] into 0 .. length - 1; return them, and which were there already."""
     inside = (places >= 0) & (places < length)
     if padding != "reflect":
+        # Zeros too are looked up at the edge first, and set afterwards.
         return torch.minimum(places.clamp(min=0), length - 1), inside
     period = (2 * (length - 1)).clamp(min=1)  # there and back, without the edges twice
     places = places.remainder(period)

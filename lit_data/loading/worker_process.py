@@ -110,7 +110,12 @@ def _set_up(reader: RowReader, worker: int, workers: int) -> None:
     lines[worker + 1] = os.getpid(), -1, 0, 0
     faulthandler.disable()  # the main process says how a worker ended
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0) if lines[0, CLOSING] else None)
+
+    def end_if_closing(*_: object) -> None:
+        if lines[0, CLOSING]:
+            os._exit(0)
+
+    signal.signal(signal.SIGTERM, end_if_closing)
     watch_parent()
     torch.set_num_threads(1)
     seed = _SEED + worker

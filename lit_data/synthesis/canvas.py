@@ -38,7 +38,7 @@ class Canvas:
         """Return pixel values within the value range: float32, of the shape of the index."""
         stored = self._flat[index]
         if self._unsigned16:
-            stored = stored.to(torch.int32) & 0xFFFF
+            stored = stored.to(torch.int32) & 0xFFFF  # without the sign that int16 gave it
         return stored.to(torch.float32).clamp_(*self.values.bounds)
 
     def read_target(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
@@ -80,6 +80,7 @@ class Canvas:
         """
         before = self.read(index)
         if self._flat.dtype == torch.float32:
+            # Within the bounds first, as pixels of floats may lie outside of them.
             self._flat[index] = before
             self._accumulate(self._flat, index, steps)
             self._flat[index] = self.read(index)

@@ -40,6 +40,7 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
 
     amplitude = _turn_inwards(images, plan, values)
     steps = np.rint(kernels * amplitude[:, None, None] * np.float32(values.scale)).astype(np.int32)
+    # Once for each channel that carries the defect.
     defect, channel = np.nonzero(plan.channels)
     plane = (plan.row[defect] * channels + channel) * (height * width)
     index = plane[:, None, None] + pixel[defect]
@@ -72,6 +73,7 @@ def _place_kernels(
 def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArray[np.float32]:
     """Return [N] amplitudes, negated where the peak would leave the range."""
     height, width = images.shape[-2:]
+    # At the pixel nearest to the centre, which may lie half a pixel behind the last one.
     y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
     x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
     low, high = values.bounds

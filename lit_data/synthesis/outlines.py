@@ -202,6 +202,7 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     gradients = np.stack((np.sin(angle), np.cos(angle)))
     cell, inside = np.divmod((np.arange(size_px) + 0.5) / cell_px, 1)
     first, second = cell.astype(np.int64), (cell.astype(np.int64) + 1) % cells
+    # Smooth up to the second derivative, so that cells have no visible borders.
     blend = inside**3 * (inside * (inside * 6 - 15) + 10)
 
     def slope(

@@ -216,6 +216,7 @@ def _integer(draws: Floats, bounds: tuple[int, int]) -> NDArray[np.int64]:
 
 
 def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
+    # Centres lie on a grid, so that the kernels of spots can be computed once.
     steps = SUBPIXELS if subpixel else 1
     placed: Floats = np.floor(draws * np.float32(length_px * steps)) / np.float32(steps)
     return placed
@@ -280,6 +281,7 @@ def _group(
     if windows_px.ndim == 1:
         height, width = windows_px.tolist()
         return None, (Group(0, height, width, 0, len(family)),)
+    # One whole number for family and window, so that one sort is enough.
     key = (family << 2 * _SIDE_BITS) | (windows_px[:, 0] << _SIDE_BITS) | windows_px[:, 1]
     order = np.argsort(key, kind="stable")
     stops = [*(np.flatnonzero(np.diff(key[order])) + 1).tolist(), len(family)]

@@ -111,6 +111,7 @@ def _touch(
 
 def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
     """Return which pixels show their defect: [K, J] bool."""
+    # A device computes all pixels of the windows, also those that nothing covers.
     covered = (pixels.cover != 0)[:, None]
     if family.marks_all:
         return covered.expand_as(change)

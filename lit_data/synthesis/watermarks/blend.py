@@ -99,6 +99,7 @@ def _quantise(planes: Tensor, tables: Tensor) -> Tensor:
     exact = torch.float64 if planes.is_cuda else torch.float32  # TF32 on a GPU would not be exact
     weights = _transform(planes.device, exact)
     table = tables.to(exact)[:, None]
+    # Blocks of 8 x 8 pixels, each as a row of 64.
     blocks = planes.reshape(count, channels, rows, _BLOCK, columns, _BLOCK).transpose(3, 4)
     flat = blocks.to(exact).reshape(count, -1, _BLOCK * _BLOCK)
     coefficients = (flat @ weights.T).div_(table * _UNIT).round_().mul_(table)

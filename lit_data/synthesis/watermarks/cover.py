@@ -66,6 +66,7 @@ def _tile(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> Non
     gap_y, gap_x = (round(float(gap) * height) for gap in plan.gap[plan.row[number]])
     cell = np.zeros((2 * (height + gap_y), width + gap_x), np.uint8)
     cell[:height, :width] = bitmap
+    # The second line of the cell is the first one, half a text further.
     cell[height + gap_y :] = np.roll(cell[: height + gap_y], cell.shape[1] // 2, axis=1)
     matrix = _find_matrix(plan, number, bitmap, scale, (0, 0))
     flags = cv2.INTER_LINEAR | cv2.WARP_INVERSE_MAP
@@ -172,6 +173,7 @@ def _raise_opacity(plan: WatermarkPlan, ground: Floats) -> Floats:
         ground: [B, PROBES, 3] in 0..1, under the marks.
     """
     marked = mix(ground, plan.colour[:, None], plan.mode[:, None])
+    # The channel that changes or varies most counts.
     change = np.abs(marked - ground).max(2).mean(1)
     contrast = ground.std(1).max(1)
     opacity = plan.spec.least_contrast * contrast / np.maximum(change, np.float32(1e-3))

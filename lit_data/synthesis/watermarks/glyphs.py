@@ -156,6 +156,7 @@ def _is_usable(path: str, characters: str) -> bool:
 def _find_missing(path: str, characters: str) -> str:
     """Return the characters that a font draws not at all, or like one that no font has."""
     font = open_font(path, _PROBE_PX)
+    # No font has this character: it comes out as the sign for a missing one.
     placeholder = _print_glyph(font, "\U0010fffd")
     missing = ""
     for character in characters:
@@ -212,6 +213,7 @@ class GlyphBank:
 
 def level_of(size_px: float) -> int:
     """Return the number of the smallest bitmap that is at least as large as a font size."""
+    # Rounding must not make the size of a bitmap look larger than itself.
     return max(0, math.ceil(2 * math.log2(size_px / SMALLEST_PX) - 1e-9))
 
 

@@ -82,6 +82,7 @@ def _write_name(draws: _Draws) -> str:
 
 
 def _write_date(draws: _Draws) -> str:
+    # Every month has 28 days.
     year, month, day = 1995 + draws.below(36), 1 + draws.below(12), 1 + draws.below(28)
     dates = (f"{year}-{month:02}-{day:02}", f"{day:02}.{month:02}.{year}", f"{month}/{day}/{year}")
     return draws.choose(dates)

@@ -46,8 +46,8 @@ def check_format(
                 "keys or a function"
             )
         return
-    wanted = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
-    unknown = [key for key in wanted if key not in keys and key not in channels]
+    asked = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
+    unknown = [key for key in asked if key not in keys and key not in channels]
     if unknown:
         raise ConfigError(
             f"batch_format names unknown keys {unknown}: choose from {[*keys, *channels]}"

@@ -53,11 +53,11 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
     spec = dataset.mosaic_of(epoch)
     if spec is None or dataset.draws_mosaics:
         return {}
-    made = dataset.plan_batch(batch["image_index"].numpy(), spec, epoch)
+    mosaics = dataset.plan_batch(batch["image_index"].numpy(), spec, epoch)
     return {
-        MOSAIC_KEY: pack_tiles(made.plan, made.places_px, spec.tiles),
-        "boxes": torch.from_numpy(made.boxes),
-        "boxes" + COUNT_SUFFIX: torch.from_numpy(made.counts),
+        MOSAIC_KEY: pack_tiles(mosaics.plan, mosaics.places_px, spec.tiles),
+        "boxes": torch.from_numpy(mosaics.boxes),
+        "boxes" + COUNT_SUFFIX: torch.from_numpy(mosaics.counts),
     }
 
 

@@ -166,10 +166,10 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     @override
     def check_sources(self) -> dict[str, int]:
-        found = super().check_sources()
+        report = super().check_sources()
         table = self._tabulate(self.source.list_names(), ())
         counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
-        return found | {"objects": len(table.objects)} | counts
+        return report | {"objects": len(table.objects)} | counts
 
     def describe(self) -> dict[str, Any]:
         """Numbers about the opened set: images, objects, samples of each split, labels, bytes of its pixels."""

@@ -263,8 +263,8 @@ class InspectionDataModule(ImageDataModule):
         log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
         super().open_source()
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
-            shown = describe_splits(self.split_images, self.image_kinds, self._is_positive)
-            log.info("splits: %s", shown)
+            counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
+            log.info("splits: %s", counts)
 
     @override
     def make_grid(self) -> PatchGrid:
@@ -412,11 +412,11 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def describe(self) -> dict[str, Any]:
-        about = super().describe()
-        del about["images_with_masks"]
+        report = super().describe()
+        del report["images_with_masks"]
         for split, numbers in self.split_images.items():
-            about[f"{split}_patches"] = len(numbers)
-        return about
+            report[f"{split}_patches"] = len(numbers)
+        return report
 
     @override
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
@@ -476,9 +476,9 @@ def _choose_grid(
     if whole_px is None:
         return sides_px, sides_px if stride_px is None else pair_px("stride_px", stride_px)
     if stride_px is not None or sides_px not in (whole_px, pair_px("patch_px", _PATCH_PX)):
-        given = f"patch_px={patch_px}" if stride_px is None else f"stride_px={stride_px}"
+        patch_option = f"patch_px={patch_px}" if stride_px is None else f"stride_px={stride_px}"
         raise ConfigError(
-            f"size_px={list(whole_px)} makes a sample of each whole image, and {given} is for patches: leave "
+            f"size_px={list(whole_px)} makes a sample of each whole image, and {patch_option} is for patches: leave "
             "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
         )
     return whole_px, whole_px

@@ -202,30 +202,33 @@ class BatchTransfer:
     def _change(self, hook: Hook, batch: Batch, *args: torch.device | int) -> Batch:
         keys = list(batch)  # the hook may change the dict itself
         try:
-            found = self._pass_on(hook, batch, *args)
+            answer = self._pass_on(hook, batch, *args)
         except Exception as error:
             error.add_note(
                 f"{self._place(hook)} was given the batch of {_name(self._datamodule)}, {_describe(keys)}"
             )
             raise
-        problem = self._find_problem(keys, found)
+        problem = self._find_problem(keys, answer)
         if problem is None:
-            self._added |= found.keys() - set(keys)
-            return found  # type: ignore[no-any-return]  # checked to be a dict
+            self._added |= answer.keys() - set(keys)
+            return answer  # type: ignore[no-any-return]  # checked to be a dict
         raise ConfigError(
             f"{self._place(hook)} {problem}: {_name(self._datamodule)} gave it its batch, {_describe(keys)}, and needs "
             f"all of them back. Change values or add keys there, and do the rest in on_after_batch_transfer, which "
             f"gets the finished batch in batch_format={self._datamodule.batch_format!r}"
         )
 
-    def _find_problem(self, keys: list[str], found: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
-        if not isinstance(found, dict):
+    def _find_problem(self, keys: list[str], answer: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
+        if not isinstance(answer, dict):
             return (
-                f"returned {'None' if found is None else type(found).__name__} in place of a dict"
+                f"returned {'None' if answer is None else type(answer).__name__} in place of a dict"
             )
-        if missing := [key for key in keys if key not in found]:
+        if missing := [key for key in keys if key not in answer]:
             return f"left out the keys {missing}"
-        new, batch_format = [key for key in found if key not in keys], self._datamodule.batch_format
+        new, batch_format = (
+            [key for key in answer if key not in keys],
+            self._datamodule.batch_format,
+        )
         if new and not gives_dict(batch_format):
             return f"added the keys {new}, for which a batch that is no dict has no place"
         taken = {

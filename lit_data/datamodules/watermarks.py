@@ -57,8 +57,8 @@ class WatermarkSource(MaskedImageFolder):
     @override
     def _find_images(self) -> list[ImageSource]:
         masks = self.mask_folder
-        found = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
-        images = [path for path in found if masks is None or not path.is_relative_to(masks)]
+        listed = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
+        images = [path for path in listed if masks is None or not path.is_relative_to(masks)]
         if not images:
             raise DataError(describe_no_images(self.folder, [masks] if masks else []))
         return [ImageSource((str(path),)) for path in images]
@@ -238,10 +238,10 @@ class WatermarkDataModule(ImageDataModule):
 
 
 def _read_sizes(
-    given: ProgressiveSize | Sequence[tuple[int, int]] | None,
+    sizes: ProgressiveSize | Sequence[tuple[int, int]] | None,
 ) -> ProgressiveSize | None:
     return (
-        given
-        if given is None or isinstance(given, ProgressiveSize)
-        else ProgressiveSize(tuple(given))
+        sizes
+        if sizes is None or isinstance(sizes, ProgressiveSize)
+        else ProgressiveSize(tuple(sizes))
     )

@@ -38,13 +38,13 @@ class ProgressiveSize:
         """Accept plain lists, as a configuration file gives them, and check them."""
         rows = [tuple(row) if isinstance(row, Sequence) else () for row in self.sizes]
         object.__setattr__(self, "sizes", tuple(rows))
-        whole = all(
+        are_whole = all(
             len(row) == 2
             and all(isinstance(n, int) and not isinstance(n, bool) for n in row)
             and row[1] > 0
             for row in rows
         )
-        if not rows or not whole:
+        if not rows or not are_whole:
             raise ConfigError(f"sizes={self.sizes!r} must be a list of [first epoch, side in px]")
         epochs = [row[0] for row in rows]
         if epochs[0] != 0 or any(late <= early for early, late in pairwise(epochs)):

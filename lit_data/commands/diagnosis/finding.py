@@ -33,19 +33,19 @@ class Finding:
     remedy: str = ""
 
 
-def judge(what: str, found: str, *, bad: bool, remedy: str, level: Level = "warning") -> Finding:
+def judge(what: str, state: str, *, bad: bool, remedy: str, level: Level = "warning") -> Finding:
     """Return a finding of `level` with its remedy if something is bad, else one that all is well.
 
     Args:
         what: The thing that was looked at.
-        found: How it is, with units.
+        state: How it is, with units.
         bad: It is not as it should be.
         remedy: What to do then.
         level: Of the finding then.
     """
     if bad:
-        return Finding(level, what, found, remedy)
-    return Finding("ok", what, found)
+        return Finding(level, what, state, remedy)
+    return Finding("ok", what, state)
 
 
 def to_gib(size_bytes: float) -> str:

@@ -233,7 +233,7 @@ def _draw(
         areas_px[number] += marked_px
 
 
-def _read_coco(path: Path, found: Annotated) -> None:
+def _read_coco(path: Path, annotated: Annotated) -> None:
     with open_source(path) as stream:
         text = read_whole(stream)
     if b'"annotations"' not in text or b'"images"' not in text:
@@ -241,32 +241,33 @@ def _read_coco(path: Path, found: Annotated) -> None:
     content = parse_coco(path, text)
     names = {entry["id"]: str(entry["file_name"]) for entry in content.images}
     numbers = {
-        key: found.find((str(path.parent / name), name), str(path)) for key, name in names.items()
+        key: annotated.find((str(path.parent / name), name), str(path))
+        for key, name in names.items()
     }
-    for place, entry in enumerate(content.annotations):
+    for index, entry in enumerate(content.annotations):
         where, image, category = (
-            f"{path}, annotations[{place}]",
+            f"{path}, annotations[{index}]",
             entry.get("image_id"),
             entry.get("category_id"),
         )
         if image not in names:
-            found.reject(None, where, f"an image {quote(image)} that images does not hold")
+            annotated.reject(None, where, f"an image {quote(image)} that images does not hold")
         elif category not in content.categories:
-            found.reject(
+            annotated.reject(
                 numbers[image], where, f"a category {quote(category)} that categories does not hold"
             )
         else:
-            said = entry.get("segmentation")
+            segmentation = entry.get("segmentation")
             parts = (
-                [counts(said)]
-                if isinstance(said, Mapping)
-                else [outline(part) for part in said or [()]]
+                [counts(segmentation)]
+                if isinstance(segmentation, Mapping)
+                else [outline(part) for part in segmentation or [()]]
             )
             for part in parts:
-                found.add(numbers[image], where, content.categories[category], part)
+                annotated.add(numbers[image], where, content.categories[category], part)
 
 
-def _read_labelme(path: Path, found: Annotated) -> None:
+def _read_labelme(path: Path, annotated: Annotated) -> None:
     with open_source(path) as stream:
         try:
             content = json.loads(read_whole(stream))
@@ -274,34 +275,34 @@ def _read_labelme(path: Path, found: Annotated) -> None:
             raise DataError(f"damaged JSON: {error}") from error
     if not isinstance(content, dict) or not isinstance(content.get("shapes"), list):
         return
-    number = _find_labelled(path, found)  # LabelMe's imagePath may be that of another machine
-    for place, shape in enumerate(content["shapes"]):
-        where = f"{path}, shapes[{place}]"
+    number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
+    for index, shape in enumerate(content["shapes"]):
+        where = f"{path}, shapes[{index}]"
         if shape.get("shape_type", "polygon") == "polygon":
             points = [value for point in shape.get("points", []) for value in point]
-            found.add(number, where, shape.get("label", ""), outline(points))
+            annotated.add(number, where, shape.get("label", ""), outline(points))
         else:
-            found.reject(number, where, f"a {shape.get('shape_type')}: polygons are read")
+            annotated.reject(number, where, f"a {shape.get('shape_type')}: polygons are read")
 
 
-def _read_csv(path: Path, found: Annotated) -> None:
+def _read_csv(path: Path, annotated: Annotated) -> None:
     columns, rows = read_table(path)
     known = (IMAGE_COLUMNS, _RUN_COLUMNS, CLASS_COLUMNS)
     image, run, kind = (choose_column(columns, names) for names in known)
     if not image or not run:
         return
-    for place, row in enumerate(rows, 2):
+    for row_number, row in enumerate(rows, 2):
         name, category, where = (
             str(row.get(image) or ""),
             str(row.get(kind) or ""),
-            f"{path}, row {place}",
+            f"{path}, row {row_number}",
         )
         if image.lower() == _BOTH:
             name, _, category = name.rpartition("_")
-        number = found.find((str(path.parent / name), name), where)
-        said = str(row.get(run) or "").strip()
-        if said and said != "-1":
-            found.add(number, where, category, runs(said))
+        number = annotated.find((str(path.parent / name), name), where)
+        runs_text = str(row.get(run) or "").strip()
+        if runs_text and runs_text != "-1":
+            annotated.add(number, where, category, runs(runs_text))
 
 
 def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
@@ -325,8 +326,8 @@ def read_table(path: Path) -> tuple[Sequence[str], list[dict[str, Any]]]:
 
 def choose_column(columns: Sequence[str], known: Sequence[str]) -> str:
     """The column of a table that has one of some names, whatever its case; empty if none has."""
-    told = {str(name).strip().lower(): str(name) for name in columns}
-    return next((told[name] for name in known if name in told), "")
+    column_of = {str(name).strip().lower(): str(name) for name in columns}
+    return next((column_of[name] for name in known if name in column_of), "")
 
 
 def read_labels(
@@ -381,7 +382,7 @@ def _match_labels(
     return tuple(labels[number] for number in range(len(images)))
 
 
-def _read_yolo(path: Path, found: Annotated) -> None:
+def _read_yolo(path: Path, annotated: Annotated) -> None:
     if not path.stat().st_size:  # an image without objects
         return
     with open_source(path) as stream:
@@ -389,42 +390,44 @@ def _read_yolo(path: Path, found: Annotated) -> None:
     words = [line.split() for line in lines]
     if not any(len(line) > 6 and len(line) % 2 for line in words):
         return
-    number, names = _find_labelled(path, found), found.yolo_names
-    for place, line in enumerate(words, 1):
+    number, names = _find_labelled(path, annotated), annotated.yolo_names
+    for line_number, line in enumerate(words, 1):
         if line:
             category = (
                 names[int(line[0])]
                 if line[0].isdecimal() and int(line[0]) < len(names)
                 else line[0]
             )
-            found.add(number, f"{path}, line {place}", category, outline(line[1:], scaled=True))
+            annotated.add(
+                number, f"{path}, line {line_number}", category, outline(line[1:], scaled=True)
+            )
 
 
-def _read_cvat(path: Path, found: Annotated) -> None:
+def _read_cvat(path: Path, annotated: Annotated) -> None:
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
-        number = found.find((str(path.parent / name), name), str(path))
-        for place, polygon in enumerate(image.iterfind("polygon")):
+        number = annotated.find((str(path.parent / name), name), str(path))
+        for index, polygon in enumerate(image.iterfind("polygon")):
             points = str(polygon.get("points", "")).replace(";", ",").split(",")
-            found.add(
+            annotated.add(
                 number,
-                f"{path}, {name}, polygon {place}",
+                f"{path}, {name}, polygon {index}",
                 polygon.get("label", ""),
                 outline(points),
             )
 
 
-def _find_labelled(path: Path, found: Annotated) -> int | None:
+def _find_labelled(path: Path, annotated: Annotated) -> int | None:
     """The image of a file of labels: beside it, in the folder that stands for its folder of labels, or of its stem."""
-    whole, parts = path.with_suffix(""), path.with_suffix("").parts
+    stem, parts = path.with_suffix(""), path.with_suffix("").parts
     swapped = [
-        Path(*parts[:place], *images, *parts[place + 1 :])
-        for place, part in enumerate(parts[:-1])
-        if MASK_FOLDERS.fullmatch(part) and place >= len(found.folder.parts)
+        Path(*parts[:index], *images, *parts[index + 1 :])
+        for index, part in enumerate(parts[:-1])
+        if MASK_FOLDERS.fullmatch(part) and index >= len(annotated.folder.parts)
         for images in (("images",), ())
     ]
-    return found.find(
-        [*map(str, (whole, *swapped)), whole.name], str(path), split=find_split(str(path.parent))
+    return annotated.find(
+        [*map(str, (stem, *swapped)), stem.name], str(path), split=find_split(str(path.parent))
     )
 
 

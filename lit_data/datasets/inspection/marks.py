@@ -116,18 +116,18 @@ def runs(text: str) -> Draw:
     return draw
 
 
-def counts(said: Any) -> Draw:  # noqa: ANN401 - as a file gives it
+def counts(segmentation: Any) -> Draw:  # noqa: ANN401 - as a file gives it
     """Return a function that marks the runs of COCO.
 
     ``counts`` is a list or a text; runs go by columns, unmarked ones first; beside it is ``size``.
     """
 
     def draw(shape: tuple[int, int]) -> Patch:
-        size, given = said.get("size"), said.get("counts")
+        size, stated = segmentation.get("size"), segmentation.get("counts")
         if size != list(shape):
             raise DataError(f"runs of an image of {escape(repr(size)[:80])}, found {list(shape)}")
         try:
-            lengths = _unpack(given) if isinstance(given, str) else np.array(given, np.int64)
+            lengths = _unpack(stated) if isinstance(stated, str) else np.array(stated, np.int64)
         except (ValueError, TypeError, OverflowError) as error:
             raise DataError("runs that cannot be read") from error
         if lengths.ndim != 1 or (len(lengths) and lengths.min() < 0):

@@ -277,10 +277,10 @@ class SampledPatches(GridPatches):
             else:
                 kinds = split_by_kind(of_split, sampling.image_kinds)
             if not kinds:
-                shown = repr(class_name) if class_name else "a defect"
+                mark = repr(class_name) if class_name else "a defect"
                 raise ConfigError(
                     f"data.sampling.positives={fraction}, but none of the {super().__len__()} "
-                    f"training patches shows {shown}: are the masks right? Set "
+                    f"training patches shows {mark}: are the masks right? Set "
                     "data.sampling.positives=null, or other data.splits"
                 )
             for objects in kinds:

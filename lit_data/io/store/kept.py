@@ -51,7 +51,7 @@ def keep_arrays(
 def keep_found(
     folder: Path | None,
     bank: ImageBank,
-    about: Sequence[Array | None],
+    inputs: Sequence[Array | None],
     kind: str,
     make: Callable[[], Mapping[str, Array]],
     dtype: Any = np.int64,  # noqa: ANN401 - all that NumPy takes
@@ -62,7 +62,7 @@ def keep_found(
     Args:
         folder: Where they are kept; None keeps nothing.
         bank: What was read; only a store says what it holds, so of others nothing is kept.
-        about: What else they depend on.
+        inputs: What else they depend on.
         kind: What they are.
         make: Finds them.
         dtype: Of all of them.
@@ -71,7 +71,7 @@ def keep_found(
     if folder is None or not isinstance(bank, StoredImages):
         return dict(make())
     digest = hashlib.sha256(repr((kind, version, bank.key)).encode())
-    for array in about:
+    for array in inputs:
         digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
     arrays = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
     return {name: arrays.map(name, dtype) for name in arrays.arrays}

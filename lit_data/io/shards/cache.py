@@ -108,17 +108,16 @@ class ShardCache(Generic[Opened]):
         return Prefetch(self, shards[order].tolist(), lasts[order].tolist())
 
     def open(self, number: int) -> Opened:
-        """A shard, which is fetched if it is not there.
+        """Open a shard, which is fetched if it is not there.
 
         Raises:
             DataError: It cannot be fetched, or is damaged there.
         """
         opened = self._opened.get_or_load(number, lambda: self._open_file(number))
-        # Others remove what was used longest ago; to say so once a second is enough.
-        now_s = time.monotonic()
-        if now_s - self._stamped_s.get(number, -math.inf) > _TOUCH_S:
-            self._stamped_s[number] = now_s
-            self._stamp(number, time.time())
+        # Others remove what was used longest ago; to say so once a second is enough. What was just
+        # opened says it already, and may be released by now.
+        if time.monotonic() - self._stamped_s.get(number, math.inf) > _TOUCH_S:
+            self._stamp_used(number)
         return opened
 
     def fetch(self, number: int) -> Path:
@@ -138,7 +137,7 @@ class ShardCache(Generic[Opened]):
     def _open_file(self, number: int) -> Opened:
         for left in reversed(range(_TRIES)):
             path = self.fetch(number)
-            self._stamp(number, time.time())
+            self._stamp_used(number)
             try:
                 return self._open_copy(path)
             except (StoreError, FileNotFoundError) as error:
@@ -197,6 +196,10 @@ class ShardCache(Generic[Opened]):
             with suppress(FileNotFoundError):  # it has just come
                 names += [path.name for path in folder.iterdir()]
         return sum(int(name.partition(".")[0]) for name in names)
+
+    def _stamp_used(self, number: int) -> None:
+        self._stamped_s[number] = time.monotonic()
+        self._stamp(number, time.time())
 
     def _stamp(self, number: int, time_s: float) -> None:
         with suppress(OSError):  # it was removed, and stays readable here

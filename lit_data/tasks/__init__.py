@@ -1,4 +1,4 @@
-"""What the commands ask of a kind of data: see `Task`."""
+"""Tasks: drawing and prediction of each kind of data, see `Task`."""
 
 from lit_data.tasks.base import Task, find_task, find_task_of, register
 from lit_data.tasks.boxes import BoxTask

@@ -1,4 +1,4 @@
-"""What modules of all kinds make of a batch, asked in their form and read into ours."""
+"""Predictions of modules of all kinds: asked in their form, read into ours."""
 
 import inspect
 from collections.abc import Mapping
@@ -26,13 +26,14 @@ class AskedModule:
     """
 
     def __init__(self, model: L.LightningModule, datamodule: BaseDataModule) -> None:
-        self._model, self._datamodule = model, datamodule
+        self._model = model
+        self._datamodule = datamodule
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the module has
         return getattr(self._model, name)
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:  # noqa: ANN401 - whatever it returns
-        """What the module says of a batch of ours."""
+        """Return the prediction of the module for a batch of ours."""
         names = self._datamodule.channel_names
         return Question(self._model, self._datamodule.batch_format, names).ask(batch)
 
@@ -51,88 +52,91 @@ class Question:
     def __init__(
         self, model: L.LightningModule, batch_format: BatchFormat, channels: Mapping[str, int]
     ) -> None:
-        self._model, self._format, self._channels = model, batch_format, channels
-        self._more = (0,) if len(inspect.signature(model.predict_step).parameters) > 1 else ()
+        self._model = model
+        self._format = batch_format
+        self._channels = channels
+        takes_index = len(inspect.signature(model.predict_step).parameters) > 1
+        self._index_argument = (0,) if takes_index else ()
 
     def ask(self, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
-        """What the module says of a batch on its device.
+        """Return the prediction of the module for a batch on its device.
 
         Anomalib's modules resize and normalise in their ``forward``; their `predict_step` leaves
         that to callbacks.
         """
         if self._format == "anomalib":
             scores = read_probability(self._model(batch["image"]))
-            return (
-                scores
-                if scores is None
-                else interpolate(scores, batch["image"].shape[2:], mode="bilinear")
-            )
+            if scores is None:
+                return None
+            return interpolate(scores, batch["image"].shape[2:], mode="bilinear")
         formatted = format_batch(batch, self._format, self._channels)
-        return self._model.predict_step(
-            self._model.on_after_batch_transfer(formatted, 0), *self._more
-        )
+        # No Trainer runs here, so the module's own hook is called by hand.
+        transferred = self._model.on_after_batch_transfer(formatted, 0)
+        return self._model.predict_step(transferred, *self._index_argument)
 
 
-def read_probability(found: object) -> Tensor | None:
-    """The probability of each pixel that a `predict_step` returned.
+def read_probability(outputs: object) -> Tensor | None:
+    """Return the probability of each pixel from what a `predict_step` returned.
 
     Returns:
         [B, 1, H, W] of a dict with ``probability``, an object with ``anomaly_map`` (anomalib), a
         tensor [B, 1, H, W] or [B, H, W]; of a tensor with more channels, all that is not class 0;
         none of anything else.
     """
-    if isinstance(found, dict):
-        return found["probability"] if isinstance(found.get("probability"), Tensor) else None
-    found = getattr(found, "anomaly_map", found)
-    if not isinstance(found, Tensor) or found.ndim not in (3, 4):
+    if isinstance(outputs, dict):
+        probability = outputs.get("probability")
+        return probability if isinstance(probability, Tensor) else None
+    outputs = getattr(outputs, "anomaly_map", outputs)
+    if not isinstance(outputs, Tensor) or outputs.ndim not in (3, 4):
         return None
-    if found.ndim == 3:
-        return found[:, None]
-    return found if found.shape[1] == 1 else 1 - found[:, :1]
+    if outputs.ndim == 3:
+        return outputs[:, None]
+    if outputs.shape[1] == 1:
+        return outputs
+    return 1 - outputs[:, :1]  # channel 0 is the background
 
 
 def read_threshold(model: object) -> float:
-    """Return the probability from which a pixel counts as found: that of the model, else 0.5."""
+    """Return the lowest probability of a marked pixel: that of the model, else 0.5."""
     return float(getattr(model, "predict_threshold", 0.5))
 
 
-def read_kinds(found: object) -> Tensor | None:
-    """The probability of each class behind the background that a `predict_step` returned.
+def read_kinds(outputs: object) -> Tensor | None:
+    """Return the probability of each class but the background from what a `predict_step` returned.
 
     Returns:
         [B, K - 1, H, W] of a dict with ``classes``, or of a tensor with several channels; none of
         anything else.
     """
-    if isinstance(found, dict):
-        found = found.get("classes")
-        return found if isinstance(found, Tensor) and found.ndim == 4 else None
-    return (
-        found[:, 1:]
-        if isinstance(found, Tensor) and found.ndim == 4 and found.shape[1] > 1
-        else None
-    )
+    if isinstance(outputs, dict):
+        classes = outputs.get("classes")
+        is_map = isinstance(classes, Tensor) and classes.ndim == 4
+        return classes if is_map else None
+    if not isinstance(outputs, Tensor) or outputs.ndim != 4 or outputs.shape[1] < 2:
+        return None
+    return outputs[:, 1:]
 
 
-def read_classes(found: Mapping[str, Tensor]) -> Tensor | None:
-    """The classes of found objects, from 0: ``classes``, or torchvision's ``labels``, which count the background."""
-    return (
-        found["classes"]
-        if "classes" in found
-        else found["labels"] - 1
-        if "labels" in found
-        else None
-    )
+def read_classes(objects: Mapping[str, Tensor]) -> Tensor | None:
+    """Return the classes of detected objects, from 0, or None if the model names none."""
+    if "classes" in objects:
+        return objects["classes"]
+    if "labels" in objects:
+        return objects["labels"] - 1  # torchvision counts the background as 0
+    return None
 
 
 @torch.no_grad()
 def ask_step(model: L.LightningModule, batch: Batch) -> Any:  # noqa: ANN401 - whatever it returns
-    """What `predict_step` says of a finished batch on the host, which is moved to the model; the mode comes back."""
-    training = model.training
+    """Return the prediction for a finished batch on the host, which is moved to the model.
+
+    The model predicts in evaluation mode and returns to the mode that it was in.
+    """
+    was_training = model.training
     model.eval()
-    moved = {
-        key: value.to(model.device) if isinstance(value, Tensor) else value
-        for key, value in batch.items()
-    }
-    outputs = model.predict_step(moved, 0)
-    model.train(training)
+    device_batch: Batch = {}
+    for key, value in batch.items():
+        device_batch[key] = value.to(model.device) if isinstance(value, Tensor) else value
+    outputs = model.predict_step(device_batch, 0)
+    model.train(was_training)
     return outputs

@@ -1,7 +1,7 @@
 """`Task`: drawing of samples of a kind of data, drawing and writing of predictions.
 
-`find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else what `register` was
-told of its class. A package of your own brings its own kind of data in this way; ``docs/extend.md``
+`find_task` gives that of a datamodule: ``datamodule.task`` if it has one, else the one that
+`register` noted for its class. A package of your own brings its own kind of data in this way; ``docs/extend.md``
 walks through one.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 import lightning as L
 import numpy as np
+from matplotlib.axes import Axes
 from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
@@ -65,17 +66,17 @@ class Task(Generic[Data]):
     method: ClassVar[str] = "predict_step"
     candidates: ClassVar[int] = 64
     neutral_data: ClassVar[Sequence[str]] = (
-        *(
-            "batch_format",
-            "cache",
-            "cache_bytes",
-            "cache_dir",
-            "exclude",
-            "loader",
-            "mask_splits",
-            "on_bad",
-        ),
-        *("patterns", "split_seed", "splits"),
+        "batch_format",
+        "cache",
+        "cache_bytes",
+        "cache_dir",
+        "exclude",
+        "loader",
+        "mask_splits",
+        "on_bad",
+        "patterns",
+        "split_seed",
+        "splits",
     )
     predict_data: ClassVar[Mapping[str, Any]] = {}
     trained_data: ClassVar[Sequence[str]] = ()
@@ -85,23 +86,28 @@ class Task(Generic[Data]):
         self.datamodule = datamodule
 
     def can_draw(self, model: L.LightningModule) -> bool:
-        """Whether a model has the method that `draw_predictions` asks for."""
-        found = getattr(model, self.method, None)
-        return found is not None and getattr(found, "__func__", found) is not getattr(
-            L.LightningModule, self.method, None
-        )
+        """Return True if a model has the method that `draw_predictions` calls."""
+        step = getattr(model, self.method, None)
+        if step is None:
+            return False
+        # Lightning's base class has a `predict_step` too, which predicts nothing to draw.
+        function = getattr(step, "__func__", step)
+        return function is not getattr(L.LightningModule, self.method, None)
 
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        """Draw up to `count` samples of a finished batch on the host and return which; none if there are no images."""
+        """Draw up to `count` samples of a finished batch on the host, spread evenly over it.
+
+        Returns:
+            Rows of the batch that are drawn; empty if it has no images.
+        """
         images = batch.get("image") if isinstance(batch, dict) else None
         if not isinstance(images, Tensor) or images.ndim != 4:
             log.info("no %s: the batch has no image [B, C, H, W]", path.name)
             return []
-        rows: list[int] = np.unique(
-            np.linspace(0, len(images) - 1, min(len(images), count)).astype(np.int64)
-        ).tolist()
+        spread = np.linspace(0, len(images) - 1, min(len(images), count))
+        rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
         figure, axes = new_axes(1, len(rows), CELL_INCHES + 0.5)
         for cell, row in zip(axes[0], rows, strict=True):
             show_pixels(cell, images[row].float())
@@ -110,60 +116,59 @@ class Task(Generic[Data]):
         return rows
 
     def describe_sample(self, batch: Batch, row: int) -> str:
-        """The words over a sample."""
+        """Return the title of a sample."""
         return ""
 
     def draw_predictions(
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        """Draw samples beside what a model makes of them; return whether it says something that can be drawn."""
+        """Draw samples beside the predictions of a model; return True if these could be drawn."""
         return False
 
     def draw_augmented(
-        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
         """Draw samples before and after augmentation, if there is any."""
-        draw_before_after(
-            self.datamodule,
-            planned,
-            shown,
-            path,
-            stage=stage,
-            show=lambda cells, batch, row: show_pixels(cells[0], batch["image"][row]),
-        )
+
+        def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+            show_pixels(cells[0], batch["image"][row])
+
+        draw_before_after(self.datamodule, planned, rows, path, stage=stage, show=show)
 
     def writer(self, run: PredictRun, options: PredictOptions) -> PredictionWriter:
-        """What writes predictions.
+        """Return the writer of predictions.
 
         Raises:
-            ConfigError: Nothing does, or not with these options.
+            ConfigError: There is none, or not with these options.
         """
         raise ConfigError(
-            f"predict does not know how to write what is predicted for a {type(self.datamodule).__name__}: give it a "
-            "`task` with a `writer`, see docs/extend.md"
+            "predict does not know how to write what is predicted for a "
+            f"{type(self.datamodule).__name__}: give it a `task` with a `writer`, see docs/extend.md"
         )
 
     def predict(
         self, model: L.LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
-        """Predict all there is, batch by batch, and write what comes of it into the folder of the run."""
+        """Predict all samples, batch by batch, and write the predictions into the run folder."""
         return predict_batches(self.datamodule, model, self.writer(run, options), run, options)
 
 
 def find_task(datamodule: BaseDataModule) -> Task[Any]:
-    """The task of a datamodule: its own ``task``, else that of its class."""
+    """Return the task of a datamodule: its own ``task``, else that of its class."""
     return find_task_of(type(datamodule))(datamodule)
 
 
 def find_task_of(kind: object) -> type[Task[Any]]:
-    """The task of a class of datamodules; of a function that makes one, that of any."""
-    kind = kind if isinstance(kind, type) else BaseDataModule
-    own: type[Task[Any]] | None = getattr(kind, "task", None)
-    return own if own is not None else _registered.dispatch(kind)(None)
+    """Return the task of a class of datamodules; for a function that makes one, the general task."""
+    datamodule_class = kind if isinstance(kind, type) else BaseDataModule
+    named_task: type[Task[Any]] | None = getattr(datamodule_class, "task", None)
+    if named_task is not None:
+        return named_task
+    return _registered.dispatch(datamodule_class)(None)
 
 
 def register(kind: type[Any]) -> Callable[[type[Task[Any]]], type[Task[Any]]]:
-    """Decorates a `Task`: that of a class of datamodules and of those derived from it."""
+    """Decorate the `Task` of a class of datamodules and of those derived from it."""
 
     def note(task: type[Task[Any]]) -> type[Task[Any]]:
         _registered.register(kind, lambda _: task)

@@ -59,10 +59,12 @@ def predict_batches(
 
 
 class _Writes(L.Callback):
-    """Hands each sample's answer to a writer."""
+    """Hands the answer for each sample to a writer."""
 
     def __init__(self, work: Work) -> None:
-        self._work, self._seen, self._before_s = work, 0, time.perf_counter()
+        self._work = work
+        self._written = 0  # answers, so that the next one belongs to this input of those waiting
+        self._before_s = time.perf_counter()
 
     @override
     def on_predict_batch_end(
@@ -77,47 +79,49 @@ class _Writes(L.Callback):
         answers = self._work.writer.read(outputs, batch)
         if answers is None:
             raise ConfigError(
-                f"predict_step of {type(pl_module).__name__} must return {self._work.writer.expects}; it returned a "
-                f"{type(outputs).__name__}"
+                f"predict_step of {type(pl_module).__name__} must return "
+                f"{self._work.writer.expects}; it returned a {type(outputs).__name__}"
             )
         samples = count_samples(batch)
         if samples is not None and len(answers) != samples:
             raise ConfigError(
-                f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for {samples} samples"
+                f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for "
+                f"{samples} samples"
             )
         for answer in answers:
-            self._work.write(
-                self._work.waiting[self._seen],
-                answer,
-                (now_s := time.perf_counter()) - self._before_s,
-            )
-            self._seen, self._before_s = self._seen + 1, now_s
+            now_s = time.perf_counter()
+            number = self._work.waiting[self._written]
+            self._work.write(number, answer, now_s - self._before_s)
+            self._written += 1
+            self._before_s = now_s
 
 
 class _InThreads(L.Callback):
     """Runs `predict_step` on micro-batches side by side, see `lit_data.inference.cpu_parallel`."""
 
     def __init__(self, count: int, datamodule: BaseDataModule) -> None:
-        self._count, self._datamodule, self._open = count, datamodule, ExitStack()
+        self._count = count
+        self._datamodule = datamodule
+        self._resources = ExitStack()
 
     @override
     def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self._count > 1:
             threads = InferenceThreads(self._count)
-            self._open.callback(threads.close)
-            self._open.callback(
-                wrap(trainer.strategy, "predict_step", lambda *args: self._step(threads, *args))
-            )
+            self._resources.callback(threads.close)
+            # Leaving the stack restores the step of the strategy before the threads end.
+            restore_step = wrap(trainer.strategy, "predict_step", partial(self._step, threads))
+            self._resources.callback(restore_step)
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._open.close()
+        self._resources.close()
 
     @override
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        self._open.close()
+        self._resources.close()
 
     def _step(
         self,
@@ -129,18 +133,20 @@ class _InThreads(L.Callback):
         samples = count_samples(batch)
         if not samples or samples < 2:
             return call(batch, *args)
-        pieces = cut_evenly(samples, -(-samples // min(threads.count, samples)))
-        cut = getattr(self._datamodule, "slice_batch", None) or partial(
-            slice_batch, samples=samples
-        )
-        parts = [cut(batch, start, stop) for start, stop in pieces]
-        asked = [threads.submit(partial(_without_gradient, call, part, *args)) for part in parts]
-        return merge_outputs(
-            [answer.result() for answer in asked], [stop - start for start, stop in pieces]
-        )
+        ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
+        cut = getattr(self._datamodule, "slice_batch", None)
+        if cut is None:
+            cut = partial(slice_batch, samples=samples)
+        # All micro-batches are submitted before the first answer is awaited.
+        futures = []
+        for start, stop in ranges:
+            micro_batch = cut(batch, start, stop)
+            futures.append(threads.submit(partial(_without_gradient, call, micro_batch, *args)))
+        outputs = [future.result() for future in futures]
+        return merge_outputs(outputs, [stop - start for start, stop in ranges])
 
 
 def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step
-    """Each thread has to be told anew."""
+    """Call a step in inference mode, which holds for one thread and so is entered in each."""
     with torch.inference_mode():
         return call(*args)

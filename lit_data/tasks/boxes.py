@@ -1,4 +1,4 @@
-"""Images with boxes: what a detection datamodule gives, and what a detector finds, drawn and written."""
+"""Images with boxes: samples and detections, drawn and written."""
 
 import json
 import logging
@@ -74,9 +74,9 @@ class BoxTask(Task[DetectionDataModule]):
 
     @override
     def draw_augmented(
-        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
-        draw_augmented_boxes(self.datamodule, planned, shown, path, stage=stage)
+        draw_augmented_boxes(self.datamodule, planned, rows, path, stage=stage)
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
@@ -92,7 +92,7 @@ class BoxTask(Task[DetectionDataModule]):
 def draw_box_samples(
     datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int
 ) -> list[int]:
-    """Draw samples as the model sees them, with their boxes; those with the most boxes come first.
+    """Draw samples as the model sees them with their boxes, in descending order of box count.
 
     Args:
         datamodule: Its classes name the boxes.
@@ -102,11 +102,10 @@ def draw_box_samples(
         count: Most samples of it.
 
     Returns:
-        Which samples of the batch are shown.
+        Rows of the batch that are drawn.
     """
-    rows: list[int] = torch.argsort(batch["boxes_count"], descending=True, stable=True)[
-        :count
-    ].tolist()
+    order = torch.argsort(batch["boxes_count"], descending=True, stable=True)
+    rows: list[int] = order[:count].tolist()
     figure, cells = _open_cells(len(rows), min(_COLUMNS, len(rows)))
     for cell, row in zip(cells, rows, strict=False):
         _show_boxes(cell, batch["image"][row], find_true(batch, row), datamodule.classes)
@@ -124,7 +123,7 @@ def draw_found_boxes(
     *,
     count: int,
 ) -> bool:
-    """Draw samples with their own boxes beside those that a model finds.
+    """Draw samples with their true boxes beside the detections of a model.
 
     Args:
         datamodule: Its classes name the boxes.
@@ -135,19 +134,20 @@ def draw_found_boxes(
         count: Most samples of it.
 
     Returns:
-        Whether it was drawn: the module may return something else.
+        True if it was drawn; False if the module returns something else.
     """
     images = batch["image"][:count]
-    own = datamodule.slice_batch(batch, 0, count) if len(batch["image"]) > count else batch
-    found = read_objects(ask_step(model, own))
-    if found is None:
+    if len(batch["image"]) > count:
+        batch = datamodule.slice_batch(batch, 0, count)
+    detections = read_objects(ask_step(model, batch))
+    if detections is None:
         return False
     figure, cells = _open_pairs(len(images), ("boxes of the set", "found"))
-    for row, (image, objects) in enumerate(zip(images, found, strict=True)):
-        truth, answer = cells[2 * row : 2 * row + 2]
-        truth.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
-        _show_boxes(truth, image, find_true(batch, row), datamodule.classes)
-        _show_boxes(answer, image, objects, datamodule.classes)
+    for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
+        true_cell, detected_cell = cells[2 * row : 2 * row + 2]
+        true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
+        _show_boxes(true_cell, image, find_true(batch, row), datamodule.classes)
+        _show_boxes(detected_cell, image, boxes, datamodule.classes)
     save_figure(figure, path, title, ())
     return True
 
@@ -171,45 +171,44 @@ def draw_augmented_boxes(
 
 
 def find_true(batch: Batch, row: int) -> Boxes:
-    """The boxes that a finished batch holds of one of its samples."""
+    """Return the true boxes of a sample of a finished batch."""
     height, width = batch["image"].shape[-2:]
-    own = batch["boxes"][batch["boxes"][:, 0] == row]
-    centre, half = own[:, 2:4], own[:, 4:] / 2
-    corners = torch.cat((centre - half, centre + half), dim=1) * torch.tensor(
-        [width, height, width, height]
-    )
-    return Boxes(corners, own[:, 1].long(), own.new_empty(0))
+    boxes = batch["boxes"][batch["boxes"][:, 0] == row]
+    # A row of boxes is (sample, class, cx, cy, w, h), the last four in fractions of the image.
+    centre = boxes[:, 2:4]
+    half_size = boxes[:, 4:] / 2
+    corners = torch.cat((centre - half_size, centre + half_size), dim=1)
+    corners_px = corners * torch.tensor([width, height, width, height])
+    return Boxes(corners_px, boxes[:, 1].long(), boxes.new_empty(0))
 
 
 def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a user's predict_step returns
-    """Return the answer of a `predict_step` on the host.
-
-    None if it is no list with boxes, classes and scores.
+    """Return the detections of a `predict_step` on the host, one for each image.
 
     ``labels`` in place of ``classes`` count from 1, as torchvision's do.
+
+    Returns:
+        None if the outputs are no list of dicts with boxes, classes and scores.
     """
-    if not isinstance(outputs, list) or not all(isinstance(part, dict) for part in outputs):
+    if not isinstance(outputs, list):
         return None
-    kinds = [read_classes(part) for part in outputs]
-    if not all(
-        kind is not None and {"boxes", "scores"} <= part.keys()
-        for kind, part in zip(kinds, outputs, strict=True)
-    ):
-        return None
-    return [
-        Boxes(
-            part["boxes"].float().cpu(),
-            cast(Tensor, kind).long().cpu(),
-            part["scores"].float().cpu(),
-        )
-        for part, kind in zip(outputs, kinds, strict=True)
-    ]
+    detections = []
+    for objects in outputs:
+        if not isinstance(objects, dict) or not {"boxes", "scores"} <= objects.keys():
+            return None
+        classes = read_classes(objects)
+        if classes is None:
+            return None
+        corners = objects["boxes"].float().cpu()
+        scores = objects["scores"].float().cpu()
+        detections.append(Boxes(corners, classes.long().cpu(), scores))
+    return detections
 
 
 def draw_surest(
     images: Sequence[tuple[str, Array, Boxes]], names: Sequence[str], path: Path
 ) -> None:
-    """Draw a few images with the objects found in them.
+    """Draw a few images with their detected objects.
 
     Args:
         images: For each its name, [3, H, W] uint8 pixels, and its objects in these.
@@ -224,18 +223,21 @@ def draw_surest(
 
 
 def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
-    """A copy of an image, [3, H, W] uint8, with its objects drawn into it."""
+    """Return a copy of an image, [3, H, W] uint8, with its objects drawn into it."""
     import cv2
 
     painted = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
     for corners, kind, name in _name_boxes(boxes, names):
         left, top, right, bottom = np.rint(corners).astype(np.int64).tolist()
         colour = [round(255 * part) for part in _COLOURS(kind % 10)[:3]]
-        cv2.rectangle(painted, (left, top), (max(left, right - 1), max(top, bottom - 1)), colour, 1)
+        # OpenCV draws its second corner too; right and bottom of a box lie behind its last pixel.
+        last_pixel = (max(left, right - 1), max(top, bottom - 1))
+        cv2.rectangle(painted, (left, top), last_pixel, colour, 1)
+        origin = (left, max(8, top - 2))  # below the upper edge of the image
         cv2.putText(
             painted,
             name,
-            (left, max(8, top - 2)),
+            origin,
             cv2.FONT_HERSHEY_SIMPLEX,
             0.3,
             colour,
@@ -246,7 +248,7 @@ def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
 
 
 def _open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:
-    """At least `count` cells in rows; those beyond it are not seen."""
+    """Return at least `count` cells in rows; those beyond it are not visible."""
     rows = -(-count // columns)
     figure, axes = new_axes(rows, columns, _INCHES * rows + 0.7, width_inches=_INCHES * columns)
     cells = cast(list[Axes], list(axes.flat))
@@ -256,37 +258,40 @@ def _open_cells(count: int, columns: int) -> tuple[Figure, list[Axes]]:
 
 
 def _open_pairs(count: int, titles: tuple[str, str]) -> tuple[Figure, list[Axes]]:
-    """Two cells side by side for each of `count` samples, with a title over each column."""
-    figure, cells = _open_cells(2 * count, 2 * min(_PAIRS, count))
-    for place, cell in enumerate(cells[: 2 * min(_PAIRS, count)]):
-        cell.set_title(titles[place % 2], fontsize=10)
+    """Return two cells side by side for each of `count` samples, with a title over each column."""
+    columns = 2 * min(_PAIRS, count)
+    figure, cells = _open_cells(2 * count, columns)
+    for column, cell in enumerate(cells[:columns]):
+        cell.set_title(titles[column % 2], fontsize=10)
     return figure, cells
 
 
 def _show_boxes(cell: Axes, image: Tensor, boxes: Boxes, names: Sequence[str]) -> None:
-    """[3, H, W] in 0..1, and a rectangle with the name for each box."""
+    """Show an image, [3, H, W] in 0..1, with a rectangle and a name for each box."""
     cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
     for corners, kind, name in _name_boxes(boxes, names):
-        left, top, right, bottom = (
-            edge - 0.5 for edge in corners
-        )  # whole numbers are the centres of pixels here
+        # Matplotlib puts the centres of pixels at whole numbers, boxes put their corners there.
+        left, top, right, bottom = (edge - 0.5 for edge in corners)
         colour = _COLOURS(kind % 10)
-        cell.add_patch(
-            Rectangle(
-                (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
-            )
+        rectangle = Rectangle(
+            (left, top), right - left, bottom - top, fill=False, edgecolor=colour, linewidth=1.2
         )
+        cell.add_patch(rectangle)
         frame = {"facecolor": colour, "edgecolor": "none", "pad": 0.6}
         cell.text(left, top, name, fontsize=6, color="white", va="bottom", bbox=frame, clip_on=True)
 
 
 def _name_boxes(boxes: Boxes, names: Sequence[str]) -> Iterator[tuple[list[float], int, str]]:
-    """Corners, class and text of each box; a class that the set does not know has its number for a name."""
-    scores = [f" {score:.2f}" for score in boxes.scores.tolist()] or [""] * len(boxes.classes)
-    for corners, kind, score in zip(
-        boxes.corners.tolist(), boxes.classes.tolist(), scores, strict=True
-    ):
-        yield corners, kind, f"{names[kind] if kind < len(names) else kind}{score}"
+    """Yield corners, class and text of each box.
+
+    A class that the dataset does not know has its number for a name; true boxes have no score.
+    """
+    corners = boxes.corners.tolist()
+    scores = boxes.scores.tolist()
+    for number, kind in enumerate(boxes.classes.tolist()):
+        name = names[kind] if kind < len(names) else str(kind)
+        score = f" {scores[number]:.2f}" if scores else ""
+        yield corners[number], kind, f"{name}{score}"
 
 
 _SHOWN: Final = 6
@@ -316,86 +321,92 @@ class BoxWriter(BankWriter):
         self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int
     ) -> None:
         self._dataset = datamodule.dataset("predict")
-        self._classes, root = datamodule.classes, datamodule.source.folder
-        self._folder, self._threshold, self._min_area_px = folder, threshold, min_area_px
+        self._classes = datamodule.classes
+        self._folder = folder
+        self._threshold = threshold
+        self._min_area_px = min_area_px
         bank = self._dataset.bank
-        super().__init__(
-            bank,
-            [PurePath(os.path.relpath(bank.name(n), root)).as_posix() for n in range(len(bank))],
-        )
+        names = []
+        for number in range(len(bank)):
+            relative_path = os.path.relpath(bank.name(number), datamodule.source.folder)
+            names.append(PurePath(relative_path).as_posix())
+        super().__init__(bank, names)
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Boxes] | None:
-        found = read_objects(outputs)
-        for boxes in found or ():
-            if len(boxes.classes) and int(boxes.classes.max()) >= len(self._classes):
+        detections = read_objects(outputs)
+        for boxes in detections or ():
+            highest_class = max(boxes.classes.tolist(), default=-1)
+            if highest_class >= len(self._classes):
                 raise ConfigError(
-                    f"the model finds class {int(boxes.classes.max())}, and the set has {len(self._classes)}, from 0: "
-                    "set model.net.classes to that, and train again"
+                    f"the model finds class {highest_class}, and the set has "
+                    f"{len(self._classes)}, from 0: set model.net.classes to that, and train again"
                 )
-        return found
+        return detections
 
     @override
     def write(self, number: int, answer: Boxes, seconds: float) -> Written:
-        originals = self._dataset.find_originals(
-            answer.corners.double().numpy(), np.full(len(answer.classes), number, np.int64)
-        )
-        sides = originals[:, 2:] - originals[:, :2]
-        kept = (answer.scores.numpy() >= self._threshold) & (sides > 0).all(1)
-        kept &= sides.prod(1) >= self._min_area_px
-        originals, classes, scores = (
-            originals[kept],
-            answer.classes.numpy()[kept],
-            answer.scores.numpy()[kept],
-        )
-        text = self._write_text(number, originals, classes, scores)
-        picture = self._folder / "pictures" / PurePath(self.names[number]).with_suffix("")
-        picture.parent.mkdir(parents=True, exist_ok=True)
-        boxes = self._shrink(number, originals, classes, scores)
-        picture = picture.with_name(
-            write_image(picture, paint_boxes(self.bank[number], boxes, self._classes))
-        )
-        rows = _describe(originals, classes, scores)
+        image_numbers = np.full(len(answer.classes), number, np.int64)
+        # Corners in the image on the disk, clipped to it: area and sides count there.
+        corners = self._dataset.find_originals(answer.corners.double().numpy(), image_numbers)
+        sides_px = corners[:, 2:] - corners[:, :2]
+        is_written = (answer.scores.numpy() >= self._threshold) & (sides_px > 0).all(1)
+        is_written &= sides_px.prod(1) >= self._min_area_px
+        corners = corners[is_written]
+        classes = answer.classes.numpy()[is_written]
+        scores = answer.scores.numpy()[is_written]
+        text = self._write_text(number, corners, classes, scores)
+        picture = self._write_picture(number, self._shrink(number, corners, classes, scores))
+        rows = _describe(corners, classes, scores)
         return Written([text, picture], rows, float(scores.max(initial=0)))
+
+    def _write_picture(self, number: int, boxes: Boxes) -> Path:
+        """Write an image with its objects drawn into it; return the path of the file."""
+        stem = self._folder / "pictures" / PurePath(self.names[number]).with_suffix("")
+        stem.parent.mkdir(parents=True, exist_ok=True)
+        file_name = write_image(stem, paint_boxes(self.bank[number], boxes, self._classes))
+        return stem.with_name(file_name)
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         numbers = {name: number for number, name in enumerate(self.names)}
-        images = [
-            {"id": number + 1, "file_name": name, "height": height, "width": width}
-            for (name, number), (height, width) in zip(
-                numbers.items(), self._dataset.original_px.tolist(), strict=True
-            )
-        ]
-        found = [(numbers[entry.image] + 1, row) for entry in entries for row in entry.rows]
-        annotations = [
-            {"id": count, "image_id": image, **row} for count, (image, row) in enumerate(found, 1)
-        ]
-        kinds = [{"id": number + 1, "name": name} for number, name in enumerate(self._classes)]
-        table = {"images": images, "annotations": annotations, "categories": kinds}
-        write_text(self._folder / "detections.json", json.dumps(table, indent=1))
-        log.info("objects: %s", self._folder / "detections.json")
+        self._write_coco(entries, numbers)
         surest = sorted(entries, key=lambda entry: (-entry.score, numbers[entry.image]))[:_SHOWN]
         if surest:
-            shown = [self._read_shown(entry, numbers[entry.image]) for entry in surest]
-            draw_surest(shown, self._classes, self._folder / "predictions.png")
+            images = [self._read_shown(entry, numbers[entry.image]) for entry in surest]
+            draw_surest(images, self._classes, self._folder / "predictions.png")
         return {
             "predict/images": len(entries),
             "predict/images_with_objects": sum(bool(entry.rows) for entry in entries),
-            "predict/objects": len(annotations),
+            "predict/objects": sum(len(entry.rows) for entry in entries),
         }
 
+    def _write_coco(self, entries: Sequence[Entry], numbers: Mapping[str, int]) -> None:
+        """Write ``detections.json``; COCO counts images, annotations and categories from 1."""
+        images = []
+        sizes_px = self._dataset.original_px.tolist()
+        for name, (height, width) in zip(self.names, sizes_px, strict=True):
+            image_id = numbers[name] + 1
+            images.append({"id": image_id, "file_name": name, "height": height, "width": width})
+        annotations: list[dict[str, Any]] = []
+        for entry in entries:
+            for row in entry.rows:
+                image_id = numbers[entry.image] + 1
+                annotations.append({"id": len(annotations) + 1, "image_id": image_id, **row})
+        categories = [{"id": number, "name": name} for number, name in enumerate(self._classes, 1)]
+        table = {"images": images, "annotations": annotations, "categories": categories}
+        path = self._folder / "detections.json"
+        write_text(path, json.dumps(table, indent=1))
+        log.info("objects: %s", path)
+
     def _read_shown(self, entry: Entry, number: int) -> tuple[str, Array, Boxes]:
-        """Name, pixels, and objects in these, of an image that was written."""
-        edges = np.array([row["bbox"] for row in entry.rows], np.float64).reshape(-1, 4)
-        edges[:, 2:] += edges[:, :2]
+        """Return name, pixels, and objects in these, of an image that was written."""
+        corners = np.array([row["bbox"] for row in entry.rows], np.float64).reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
         classes = np.array([row["category_id"] - 1 for row in entry.rows], np.int64)
         scores = np.array([row["score"] for row in entry.rows], np.float32)
-        return (
-            PurePath(entry.image).name,
-            self.bank[number],
-            self._shrink(number, edges, classes, scores),
-        )
+        boxes = self._shrink(number, corners, classes, scores)
+        return PurePath(entry.image).name, self.bank[number], boxes
 
     def _shrink(
         self,
@@ -404,13 +415,12 @@ class BoxWriter(BankWriter):
         classes: NDArray[np.int64],
         scores: NDArray[np.float32],
     ) -> Boxes:
-        """Boxes of the image on the disk in the image as it is stored."""
-        scale = np.tile(
-            np.array(self.bank[number].shape[:0:-1]) / self._dataset.original_px[number][::-1], 2
-        )
-        return Boxes(
-            torch.from_numpy(boxes * scale), torch.from_numpy(classes), torch.from_numpy(scores)
-        )
+        """Return boxes of the image on the disk in pixels of the image as it is stored."""
+        _, stored_height, stored_width = self.bank[number].shape
+        height, width = self._dataset.original_px[number]
+        scale = np.tile([stored_width / width, stored_height / height], 2)
+        corners = torch.from_numpy(boxes * scale)
+        return Boxes(corners, torch.from_numpy(classes), torch.from_numpy(scores))
 
     def _write_text(
         self,
@@ -419,15 +429,14 @@ class BoxWriter(BankWriter):
         classes: NDArray[np.int64],
         scores: NDArray[np.float32],
     ) -> Path:
-        """``class cx cy w h score`` in shares of the image."""
-        shares = boxes / np.tile(self._dataset.original_px[number][::-1], 2)
-        rows = np.hstack(
-            ((shares[:, :2] + shares[:, 2:]) / 2, shares[:, 2:] - shares[:, :2], scores[:, None])
-        )
-        lines = [
-            f"{kind} {' '.join(f'{value:.6f}' for value in row)}\n"
-            for kind, row in zip(classes, rows.tolist(), strict=True)
-        ]
+        """Write ``class cx cy w h score`` in fractions of the image; return the path of the file."""
+        fractions = boxes / np.tile(self._dataset.original_px[number][::-1], 2)
+        first, second = fractions[:, :2], fractions[:, 2:]
+        rows = np.hstack(((first + second) / 2, second - first, scores[:, None]))
+        lines = []
+        for kind, row in zip(classes, rows.tolist(), strict=True):
+            values = " ".join(f"{value:.6f}" for value in row)
+            lines.append(f"{kind} {values}\n")
         path = self._folder / "labels" / PurePath(self.names[number]).with_suffix(".txt")
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("".join(lines), encoding="utf-8")
@@ -437,15 +446,18 @@ class BoxWriter(BankWriter):
 def _describe(
     boxes: NDArray[np.float64], classes: NDArray[np.int64], scores: NDArray[np.float32]
 ) -> list[dict[str, Any]]:
-    """The objects of an image as COCO has them, without numbers."""
-    parts = zip(boxes.round(3).tolist(), classes.tolist(), scores.tolist(), strict=True)
-    return [
-        {
+    """Return the objects of an image as COCO has them, without their ids."""
+    annotations = []
+    corners = boxes.round(3).tolist()
+    for edges, kind, score in zip(corners, classes.tolist(), scores.tolist(), strict=True):
+        left, top, right, bottom = edges
+        width, height = right - left, bottom - top
+        annotation = {
             "category_id": kind + 1,
-            "bbox": [left, top, round(right - left, 3), round(bottom - top, 3)],
-            "area": round((right - left) * (bottom - top), 3),
+            "bbox": [left, top, round(width, 3), round(height, 3)],
+            "area": round(width * height, 3),
             "iscrowd": 0,
             "score": round(score, 6),
         }
-        for (left, top, right, bottom), kind, score in parts
-    ]
+        annotations.append(annotation)
+    return annotations

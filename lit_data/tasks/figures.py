@@ -54,9 +54,9 @@ def new_axes(
     rows: int, columns: int, height_inches: float, *, width_inches: float | None = None
 ) -> tuple[Figure, NDArray[np.object_]]:
     """Return a grid of empty cells without ticks."""
-    size_inches = width_inches or CELL_INCHES * columns, height_inches
+    size_inches = (width_inches or CELL_INCHES * columns, height_inches)
     figure = Figure(figsize=size_inches, dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
+    FigureCanvasAgg(figure)  # attaches itself; pyplot's global state stays untouched
     axes = figure.subplots(rows, columns, squeeze=False)
     for axis in axes.flat:
         axis.set_xticks([])
@@ -66,20 +66,15 @@ def new_axes(
 
 def show_images(cells: Sequence[Axes], image: Tensor) -> None:
     """Show target and references on one grey scale, so that they can be compared."""
-    low, high = np.percentile(image.numpy(), _PERCENTILES)
+    black, white = np.percentile(image.numpy(), _PERCENTILES)
+    white = max(white, black + 1e-3)  # of an image of one value too
     for cell, channel in zip(cells, image, strict=False):
-        cell.imshow(
-            channel.numpy(),
-            cmap="gray",
-            vmin=low,
-            vmax=max(high, low + 1e-3),
-            interpolation="nearest",
-        )
+        cell.imshow(channel.numpy(), cmap="gray", vmin=black, vmax=white, interpolation="nearest")
 
 
 def show_pixels(cell: Axes, image: Tensor) -> None:
     """Show [C, H, W] in 0..1: three channels in their colours, otherwise the first one in grey."""
-    if len(image) == 3:
+    if len(image) == 3:  # matplotlib wants the channels last
         cell.imshow(image.clamp(0, 1).permute(1, 2, 0).numpy(), interpolation="nearest")
     else:
         cell.imshow(image[0].numpy(), cmap="gray", vmin=0, vmax=1, interpolation="nearest")
@@ -101,10 +96,11 @@ def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
 
     Pixels that are ignored are grey.
     """
-    colours = np.repeat(mask.numpy()[..., None].clip(0, 1), 3, axis=-1)
+    values = mask.numpy()
+    colours = np.repeat(values[..., None].clip(0, 1), 3, axis=-1)
     for number in range(1, classes + 1):
-        colours[mask.numpy() == number] = to_rgb(colour_of_class(number))
-    colours[mask.numpy() == IGNORED] = 0.5
+        colours[values == number] = to_rgb(colour_of_class(number))
+    colours[values == IGNORED] = 0.5
     cell.imshow(colours, interpolation="nearest")
 
 
@@ -184,7 +180,7 @@ def _fit_cell(cell: Axes, shape: tuple[int, ...]) -> None:
 
 
 def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice, slice]:
-    """Return the part of an image that is worth a picture: all of it, or of a long strip a part.
+    """Return the rows and columns of an image to draw: all of it, or a part of a long strip.
 
     The part is twice as long as the strip is wide, and shows as many defects as it can.
 
@@ -210,6 +206,7 @@ def _count_inside(part: tuple[slice, slice], defects: Sequence[Defect]) -> int:
 
 
 def _cut_around(centre: float, length: int, longest: int) -> slice:
+    """Return up to `longest` pixels around a centre, moved inwards where they reach beyond."""
     size = min(length, longest)
     start = min(max(round(centre - size / 2), 0), length - size)
     return slice(start, start + size)
@@ -221,13 +218,13 @@ def shorten_name(name: str) -> str:
 
 
 class ShownImage(NamedTuple):
-    """A whole image with what was found in it.
+    """A whole image with its predicted defects.
 
     Attributes:
         name: Of the image.
         pixels: [C, H, W] as stored.
         probability: [H, W] in 0..1.
-        defects: That were found.
+        defects: Predicted ones.
     """
 
     name: str
@@ -237,7 +234,7 @@ class ShownImage(NamedTuple):
 
 
 def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, least: float) -> None:
-    """Draw whole images, each beside its probability, with an outline around what was found.
+    """Draw whole images, each beside its probability, with outlined defects.
 
     Wide images are stacked, image and probability side by side; others stand in a row, each above
     its probability. Of a long strip the part with the most defects is shown.
@@ -254,12 +251,12 @@ def draw_whole_images(images: Sequence[ShownImage], path: Path, title: str, leas
     height, width = np.max(shapes, axis=0)
     if width > height:
         row_inches = 2 * CELL_INCHES * height / width + 0.4
-        size_inches = row_inches * len(images) + 0.7
-        figure, axes = new_axes(len(images), 2, size_inches, width_inches=4 * CELL_INCHES)
+        height_inches = row_inches * len(images) + 0.7
+        figure, axes = new_axes(len(images), 2, height_inches, width_inches=4 * CELL_INCHES)
     else:
-        size_inches = 2 * CELL_INCHES * height / width + 1.1
-        figure, axes = new_axes(2, len(images), size_inches)
-        axes = axes.T
+        height_inches = 2 * CELL_INCHES * height / width + 1.1
+        figure, axes = new_axes(2, len(images), height_inches)
+        axes = axes.T  # a row of cells for each image again
     for image, part, cells in zip(images, parts, axes, strict=True):
         _draw_whole_image(cells, image, part, least)
     save_figure(figure, path, title, ("found",), (FOUND_COLOUR,))
@@ -269,12 +266,13 @@ def _draw_whole_image(
     cells: Sequence[Axes], image: ShownImage, part: tuple[slice, slice], least: float
 ) -> None:
     probability = image.probability[part]
-    is_cropped = probability.shape != image.probability.shape
-    corner = f", from y {part[0].start}, x {part[1].start}" if is_cropped else ""
     show_stored(cells[0], image.pixels[:, *part])
     count = len(image.defects)
-    counted = f"{count} defect{'' if count == 1 else 's'}{corner}"
-    cells[0].set_title(f"{shorten_name(image.name)}\n{counted}", fontsize=8)
+    description = "1 defect" if count == 1 else f"{count} defects"
+    if probability.shape != image.probability.shape:  # cropped
+        rows, columns = part
+        description += f", from y {rows.start}, x {columns.start}"
+    cells[0].set_title(f"{shorten_name(image.name)}\n{description}", fontsize=8)
     cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
     cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
     for cell in cells:
@@ -289,10 +287,11 @@ def save_figure(
     colours: Sequence[str] = (TRUE_COLOUR, DISTRACTOR_COLOUR),
 ) -> None:
     """Write a figure with its title, and a legend of rings in some colours if there are any."""
-    handles = [
-        Line2D([], [], color=colour, marker="o", markerfacecolor="none", linestyle="", label=label)
-        for colour, label in zip(colours, legend, strict=False)
-    ]
+    handles = []
+    for colour, label in zip(colours, legend, strict=False):
+        ring = Line2D([], [], color=colour, label=label)
+        ring.set(marker="o", markerfacecolor="none", linestyle="")
+        handles.append(ring)
     figure.suptitle(title, fontsize=11)
     figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=9, frameon=False)
     with explaining(path):
@@ -322,7 +321,7 @@ def draw_before_after(
     Args:
         datamodule: A prepared and opened datamodule.
         planned: A planned batch on the host.
-        rows: Which of its samples.
+        rows: Its samples to draw.
         path: The PNG to write.
         stage: Whose samples.
         show: Fills the cells of a sample.
@@ -330,20 +329,22 @@ def draw_before_after(
         cell_inches: Side of a cell.
 
     Returns:
-        True if it was drawn: the stage may have no augmentation.
+        True if it was drawn; False if the stage has no augmentation.
     """
-    before, after = datamodule.inspect(stage).draw(planned), datamodule.finish_batch(planned, stage)
+    before = datamodule.inspect(stage).draw(planned)
+    after = datamodule.finish_batch(planned, stage)
     if before is None:
         return False
     titles = []
     for moment in ("before", "after"):
         titles += [f"{name} {moment}".strip() for name in columns]
-    height_inches, width_inches = cell_inches * len(rows) + 0.7, cell_inches * len(titles)
+    height_inches = cell_inches * len(rows) + 0.7
+    width_inches = cell_inches * len(titles)
     figure, axes = new_axes(len(rows), len(titles), height_inches, width_inches=width_inches)
     for cell, title in zip(axes[0], titles, strict=True):
         cell.set_title(title, fontsize=10)
     for cells, row in zip(axes.tolist(), rows, strict=True):
-        for first, batch in ((0, before), (len(columns), after)):
-            show(cells[first : first + len(columns)], batch, row)
+        show(cells[: len(columns)], before, row)
+        show(cells[len(columns) :], after, row)
     save_figure(figure, path, f"{stage} samples before and after augmentation", ())
     return True

@@ -1,4 +1,4 @@
-"""Generated images: what a model learns from, what it makes, and new objects from all sides."""
+"""Generated images: samples to learn from, new images, and new objects from all sides."""
 
 import logging
 from pathlib import Path
@@ -76,14 +76,16 @@ def draw_image_samples(
         count: Samples of the picture.
 
     Returns:
-        Which samples of the batch are shown: some from its whole length.
+        Rows of the batch that are drawn, spread evenly over it.
     """
     length = len(batch["image"])
-    rows: list[int] = np.unique(
-        np.linspace(0, length - 1, min(length, count)).astype(np.int64)
-    ).tolist()
-    draw = _draw_grid if datamodule.poses is None else _draw_views
-    draw(datamodule, {key: value[rows] for key, value in batch.items()}, path, title, stage)
+    spread = np.linspace(0, length - 1, min(length, count))
+    rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
+    chosen = {key: value[rows] for key, value in batch.items()}
+    if datamodule.poses is None:
+        _draw_grid(datamodule, chosen, path, title)
+    else:
+        _draw_views(datamodule, chosen, path, title, stage)
     return rows
 
 
@@ -95,12 +97,11 @@ def tile_views(views: Tensor) -> Tensor:
     return sheet.reshape(channels, side * height, side * width)
 
 
-def _draw_grid(
-    datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage
-) -> None:
+def _draw_grid(datamodule: GANDataModule, batch: Batch, path: Path, title: str) -> None:
     count = len(batch["image"])
-    lines = -(-count // _COLUMNS)
-    figure, axes = new_axes(lines, min(count, _COLUMNS), (CELL_INCHES + 0.25) * lines + 0.5)
+    grid_rows = -(-count // _COLUMNS)
+    height_inches = (CELL_INCHES + 0.25) * grid_rows + 0.5
+    figure, axes = new_axes(grid_rows, min(count, _COLUMNS), height_inches)
     for cell in axes.flat[count:]:
         cell.set_axis_off()
     for number, cell in enumerate(axes.flat[:count]):
@@ -122,21 +123,19 @@ def _draw_views(
 
 
 def _describe(datamodule: GANDataModule, batch: Batch, number: int) -> list[str]:
-    """Lines about a sample: its image or object, its label, its pose."""
-    values = {
-        key: int(batch[key][number])
-        for key in ("label", "view", "object", "image_index")
-        if key in batch
-    }
-    classes = datamodule.table.classes
-    lines = [
-        f"object {values['object']}" if "object" in values else f"image {values['image_index']}"
-    ]
+    """Return lines about a sample: its image or object, its label, its pose."""
+    if "object" in batch:
+        lines = [f"object {int(batch['object'][number])}"]
+    else:
+        lines = [f"image {int(batch['image_index'][number])}"]
     if datamodule.num_labels:
-        lines.append(classes[values["label"]] if classes else f"label {values['label']}")
+        label = int(batch["label"][number])
+        classes = datamodule.table.classes
+        lines.append(classes[label] if classes else f"label {label}")
     if "pose" in batch:
+        view = int(batch["view"][number])
         azimuth, elevation = torch.rad2deg(batch["pose"][number]).tolist()
-        lines.append(f"view {values['view']}: {azimuth:.0f}, {elevation:.0f} deg")
+        lines.append(f"view {view}: {azimuth:.0f}, {elevation:.0f} deg")
     return lines
 
 
@@ -156,7 +155,7 @@ def draw_generated(
     *,
     count: int,
 ) -> None:
-    """Draw real images beside generated ones, and below some generated objects from all sides.
+    """Draw real images beside generated ones, and some generated objects from all sides below.
 
     Args:
         model: A module with `sample_images`, and `sweep_views` for the sides.
@@ -165,36 +164,37 @@ def draw_generated(
         path: The PNG to write.
         title: Of the picture.
         count: Images along each side of a panel, at most.
-
     """
     real = batch["image"][: count * count]
     generated = sample(model, len(real), seed=SEED, batch_size=len(real))
     views = sweep_objects(model, poses, OBJECTS, seed=SEED)
-    below_inches = (
-        0.0 if views is None else 2 * _PANEL_INCHES * len(views) / views.shape[1] + _TITLE_INCHES
-    )
-    figure, axes = new_axes(
-        1 if views is None else 2,
-        2,
-        _PANEL_INCHES + below_inches + 2 * _TITLE_INCHES,
-        width_inches=2 * _PANEL_INCHES,
-    )
-    for cell, name, images in zip(axes[0], ("real", "generated"), (real, generated), strict=True):
-        _show(cell, images, name)
-    if views is not None:
+    width_inches = 2 * _PANEL_INCHES
+    height_inches = _PANEL_INCHES + 2 * _TITLE_INCHES
+    if views is None:
+        figure, axes = new_axes(1, 2, height_inches, width_inches=width_inches)
+    else:
+        # A row for each object, whose views share the width of both panels.
+        objects, sides = views.shape[:2]
+        views_inches = width_inches * objects / sides + _TITLE_INCHES
+        figure, axes = new_axes(2, 2, height_inches + views_inches, width_inches=width_inches)
         grid = axes[1, 0].get_gridspec()
-        grid.set_height_ratios((_PANEL_INCHES, below_inches))
+        grid.set_height_ratios((_PANEL_INCHES, views_inches))
         for cell in axes[1]:
             cell.remove()
-        wide = figure.add_subplot(grid[1, :], xticks=[], yticks=[])
-        _show(wide, views.flatten(0, 1), "generated objects from all sides", columns=views.shape[1])
+        wide_cell = figure.add_subplot(grid[1, :], xticks=[], yticks=[])
+        _show(wide_cell, views.flatten(0, 1), "generated objects from all sides", columns=sides)
+    _show(axes[0, 0], real, "real")
+    _show(axes[0, 1], generated, "generated")
     save_figure(figure, path, title, ())
 
 
 def sweep_objects(
     model: L.LightningModule, poses: Tensor | None, count: int, *, seed: int
 ) -> Tensor | None:
-    """Objects from all sides, [count, V, C, H, W] in 0..1; none where the model or the data know no sides."""
+    """Return generated objects from all sides, [count, V, C, H, W] in 0..1.
+
+    None where the model or the data know no sides.
+    """
     if poses is None or not sweeps_views(model):
         return None
     views = sweep(model, count, poses, seed=seed)
@@ -235,9 +235,11 @@ def generate(
     """
     check_sampling(model, "predict")
     model.to(run.make_trainer([]).strategy.root_device)
-    sided: Any = model
-    sided.poses = datamodule.poses  # the sides to choose from; in training its own setup does that
-    count, seed = options.count or _COUNT, int(run.identity["seed"] or 0)
+    # The sides to choose from; in training the setup of the model sets them.
+    model_with_poses: Any = model
+    model_with_poses.poses = datamodule.poses
+    count = options.count or _COUNT
+    seed = int(run.identity["seed"] or 0)
     images = sample(model, count, seed=seed, batch_size=options.batch_size or _BATCH)
     for number, image in enumerate(track(images, "writing images", count)):
         write_png(run.folder / "images" / f"{number:06d}.png", _to_pixels(image))
@@ -245,16 +247,21 @@ def generate(
     log.info("picture: %s", run.folder / "predictions.png")
     views = sweep_objects(model, datamodule.poses, min(count, _OBJECTS), seed=seed)
     if views is not None:
-        for number, sides in enumerate(views):
-            write_png(run.folder / "views" / f"{number:06d}.png", _to_pixels(tile_views(sides)))
-        write_png(run.folder / "views.png", draw_grid(views.flatten(0, 1), columns=views.shape[1]))
-        log.info("picture: %s", run.folder / "views.png")
-    return Predicted(
-        {"predict/images": count, "predict/objects": 0 if views is None else len(views)}
-    )
+        _write_views(views, run.folder)
+    objects = 0 if views is None else len(views)
+    return Predicted({"predict/images": count, "predict/objects": objects})
+
+
+def _write_views(views: Tensor, folder: Path) -> None:
+    """Write a sheet for each object, and a picture with a row for each of them."""
+    for number, sides in enumerate(views):
+        write_png(folder / "views" / f"{number:06d}.png", _to_pixels(tile_views(sides)))
+    path = folder / "views.png"
+    write_png(path, draw_grid(views.flatten(0, 1), columns=views.shape[1]))
+    log.info("picture: %s", path)
 
 
 def _to_pixels(image: Tensor) -> Array:
-    """[H, W, 3] uint8, or [H, W] of a grey image [1, H, W] in 0..1."""
+    """Return an image [C, H, W] in 0..1 as [H, W, 3] uint8, or as [H, W] if it is grey."""
     pixels: Array = (image.clamp(0, 1) * 255).round().byte().permute(1, 2, 0).numpy()
     return pixels[..., 0] if pixels.shape[-1] == 1 else pixels

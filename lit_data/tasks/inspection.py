@@ -1,4 +1,4 @@
-"""Single images: patches with masks of their defects, a map and a verdict of every image; or a label for each."""
+"""Single images: patches with masks of defects, a map and a verdict, or a label, for each image."""
 
 import logging
 from collections import Counter
@@ -10,6 +10,7 @@ from typing import Any, ClassVar, Final
 import lightning as L
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
@@ -81,13 +82,18 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         return super().predict(model, run, self._show_whole(options))
 
     def _show_whole(self, options: PredictOptions) -> PredictOptions:
-        """Let a net that was trained with whole images see them whole, where the default tile is smaller."""
-        scaling, default_px = self.datamodule.source.scaling, PredictOptions().tile_px
-        if scaling is None or scaling.size_px is None or options.tile_px != default_px:
+        """Enlarge the default tile to the whole image for a net that was trained with whole images."""
+        scaling = self.datamodule.source.scaling
+        is_default_tile = options.tile_px == PredictOptions().tile_px
+        if scaling is None or scaling.size_px is None or not is_default_tile:
             return options
-        stride_px = options.multiple_px  # tiles are multiples of it; images are filled up to that
-        whole_px = [-(-length // stride_px) * stride_px for length in scaling.size_px]
-        return replace(options, tile_px=tuple(map(max, whole_px, options.tile_sides_px)))
+        stride_px = options.multiple_px
+        tile_px = []
+        for image_px, default_px in zip(scaling.size_px, options.tile_sides_px, strict=True):
+            # Tiles are multiples of the stride of the net; images are padded to that.
+            padded_px = -(-image_px // stride_px) * stride_px
+            tile_px.append(max(padded_px, default_px))
+        return replace(options, tile_px=tuple(tile_px))
 
 
 class VerdictWriter(MapWriter):
@@ -95,15 +101,15 @@ class VerdictWriter(MapWriter):
 
     Its columns are the score, which is the mean of the highest probabilities as in validation, the
     defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
-    where there is none, an image is defective in which any defect is found. Where masks say what is
-    true, that stands beside it, with the kind of the image, and ``worst.png`` shows the defects
-    that were seen worst and the good images that looked worst.
+    where there is none, an image is defective in which any defect is found. Where there are masks,
+    the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
+    images of the lowest scores and the good ones of the highest.
 
     Args:
         datamodule: Whose images.
         folder: As for `MapWriter`, as `options`.
         options: See there.
-        doubt: Why the model can tell nothing: verdicts are ``unsure`` then.
+        doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
     """
 
     def __init__(
@@ -115,10 +121,13 @@ class VerdictWriter(MapWriter):
         doubt: str | None = None,
     ) -> None:
         super().__init__(open_inspection_images(datamodule), folder, options)
-        self._datamodule, self._doubt = datamodule, doubt
+        self._datamodule = datamodule
+        self._doubt = doubt
+        self._kinds = datamodule.image_kinds
 
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        # The score of the image replaces that of its surest defect, which `MapWriter` gives.
         count = count_top_px(answer.values.size, self.options.top_fraction)
         score = mean_highest((answer.rows(part) for part in slabs(answer.shape)), count)
         return super().write(number, answer, seconds)._replace(score=score)
@@ -126,22 +135,33 @@ class VerdictWriter(MapWriter):
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         numbers = {name: number for number, name in enumerate(self.images.names)}
-        kinds = self._datamodule.image_kinds
-        defective = [self._datamodule.has_defect(numbers[entry.image]) for entry in entries]
-        rows: list[dict[str, Any]] = [
-            {
-                "image": entry.image,
-                "score": round(entry.score, 6),
-                "defects": len(entry.rows),
-                "verdict": _UNSURE if self._doubt else _VERDICTS[self._is_defective(entry)],
-                "truth": "" if is_bad is None else _VERDICTS[is_bad],
-                "kind": kinds[numbers[entry.image]],
-            }
-            for entry, is_bad in zip(entries, defective, strict=True)
-        ]
-        path, is_known = self.folder / "images.csv", None not in defective and bool(entries)
-        write_table(path, (*COLUMNS, "truth", "kind") if is_known else COLUMNS, rows)
+        rows = [self._make_row(entry, numbers[entry.image]) for entry in entries]
+        # The truth helps only where it is known of every image.
+        is_known = bool(rows) and all(row["truth"] for row in rows)
+        columns = (*COLUMNS, "truth", "kind") if is_known else COLUMNS
+        path = self.folder / "images.csv"
+        write_table(path, columns, rows)
         log.info("verdicts: %s", path)
+        self._warn_of_verdicts(rows)
+        metrics = super().finish(entries)
+        if is_known:
+            self._draw_worst([(row, numbers[row["image"]]) for row in rows])
+            metrics |= score_verdicts(rows)
+        return metrics
+
+    def _make_row(self, entry: Entry, number: int) -> dict[str, Any]:
+        """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
+        has_defect = self._datamodule.has_defect(number)
+        return {
+            "image": entry.image,
+            "score": round(entry.score, 6),
+            "defects": len(entry.rows),
+            "verdict": _UNSURE if self._doubt else _VERDICTS[self._is_defective(entry)],
+            "truth": "" if has_defect is None else _VERDICTS[has_defect],
+            "kind": self._kinds[number],
+        }
+
+    def _warn_of_verdicts(self, rows: Sequence[Mapping[str, Any]]) -> None:
         if self._doubt:
             log.warning(
                 "%s: verdicts are %s, train longer or look at report.html of the run",
@@ -150,44 +170,56 @@ class VerdictWriter(MapWriter):
             )
         elif len(rows) >= _MANY and all(row["verdict"] == "defect" for row in rows):
             log.warning(
-                "all %d images are defective: is this the right model, and does its threshold fit these images? "
-                "predict.image_threshold sets another",
+                "all %d images are defective: is this the right model, and does its threshold fit "
+                "these images? predict.image_threshold sets another",
                 len(rows),
             )
-        found = super().finish(entries)
-        if is_known:
-            self._draw_worst([(row, numbers[row["image"]]) for row in rows])
-            found |= score_verdicts(rows)
-        return found
 
     def _is_defective(self, entry: Entry) -> bool:
-        least = self.options.image_threshold
-        return bool(entry.rows) if least is None else entry.score >= least
+        threshold = self.options.image_threshold
+        return bool(entry.rows) if threshold is None else entry.score >= threshold
 
     def _draw_worst(self, rows: Sequence[tuple[Mapping[str, Any], int]]) -> None:
-        """The defective images of the lowest scores above the good ones of the highest."""
-        small = [row for row in rows if self.images.count_px(row[1]) <= self.options.large_px]
-        missed = sorted(
-            (r for r in small if r[0]["truth"] == "defect"), key=lambda r: r[0]["score"]
-        )
-        alarms = sorted((r for r in small if r[0]["truth"] == "good"), key=lambda r: -r[0]["score"])
-        columns = min(_WORST, max(len(missed), len(alarms)))
+        """Draw the defective images of the lowest scores above the good ones of the highest."""
+        defective, good = [], []
+        for row, number in rows:
+            if not self.is_small(number):
+                continue
+            if row["truth"] == "defect":
+                defective.append((row, number))
+            else:
+                good.append((row, number))
+        defective.sort(key=lambda pair: pair[0]["score"])
+        good.sort(key=lambda pair: -pair[0]["score"])
+        columns = min(_WORST, max(len(defective), len(good)))
         figure, axes = new_axes(4, max(columns, 1), 4 * CELL_INCHES + 0.9)
-        for cells, chosen in ((axes[:2].T, missed), (axes[2:].T, alarms)):
-            for pair in cells[len(chosen) :]:
-                for cell in pair:
-                    cell.set_axis_off()
-            for pair, (row, number) in zip(cells, chosen, strict=False):
-                self._draw_pair(pair, row, number)
-        title = "defects of the lowest scores, and below good images of the highest, each above its probability"
+        self._draw_images(axes[:2].T, defective)
+        self._draw_images(axes[2:].T, good)
+        title = (
+            "defects of the lowest scores, and below good images of the highest, "
+            "each above its probability"
+        )
         save_figure(figure, self.folder / "worst.png", title, ("defect",))
+
+    def _draw_images(
+        self, cells: NDArray[np.object_], rows: Sequence[tuple[Mapping[str, Any], int]]
+    ) -> None:
+        """Draw images into pairs of cells; cells without an image stay empty."""
+        unused_cells: list[Any] = list(cells[len(rows) :].flat)
+        for cell in unused_cells:
+            cell.set_axis_off()
+        for pair, (row, number) in zip(cells, rows, strict=False):
+            self._draw_pair(pair, row, number)
 
     def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any], number: int) -> None:
         name = str(row["image"])
         pixels = self.images.show(number)
         probability = read_image(self._map_of(name))[0] / 65535
         mask = self._datamodule.read_mask(number)
-        is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
+        if mask is None:
+            is_marked = np.zeros(probability.shape, np.bool_)
+        else:
+            is_marked = is_defect(mask)
         part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
         show_stored(cells[0], pixels[:, *part])
         cells[1].imshow(probability[part], cmap="magma", vmin=0, vmax=1)
@@ -203,7 +235,7 @@ class VerdictWriter(MapWriter):
 
 
 def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What verdicts are worth where the truth is known.
+    """Compare verdicts with the truth.
 
     Args:
         rows: Of ``images.csv``.
@@ -212,46 +244,48 @@ def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
         and of each kind against the good ones, where there are both.
     """
-    good = [row["score"] for row in rows if row["truth"] == "good"]
-    bad = [row for row in rows if row["truth"] == "defect"]
-    found: dict[str, Any] = {
-        "predict/missed": sum(row["verdict"] == "good" for row in bad),
-        "predict/false_alarms": sum(
-            row["verdict"] == "defect" for row in rows if row["truth"] == "good"
-        ),
+    good = [row for row in rows if row["truth"] == "good"]
+    defective = [row for row in rows if row["truth"] == "defect"]
+    metrics: dict[str, Any] = {
+        "predict/missed": sum(row["verdict"] == "good" for row in defective),
+        "predict/false_alarms": sum(row["verdict"] == "defect" for row in good),
     }
-    kinds = sorted({row["kind"] for row in bad})
-    parts = {"": bad} | (
-        {f"_{kind}": [r for r in bad if r["kind"] == kind] for kind in kinds}
-        if len(kinds) > 1
-        else {}
-    )
-    for name, part in parts.items():
-        if good and part:
-            scores = torch.tensor(good + [row["score"] for row in part])
-            truth = torch.tensor([0] * len(good) + [1] * len(part))
-            found[f"predict/image_auroc{name}"] = round(float(binary_auroc(scores, truth)), 4)
-    return found
+    if not good or not defective:
+        return metrics
+    metrics["predict/image_auroc"] = _measure_auroc(good, defective)
+    kinds = sorted({row["kind"] for row in defective})
+    if len(kinds) > 1:  # of a single kind it would be the same number again
+        for kind in kinds:
+            of_kind = [row for row in defective if row["kind"] == kind]
+            metrics[f"predict/image_auroc_{kind}"] = _measure_auroc(good, of_kind)
+    return metrics
+
+
+def _measure_auroc(
+    good: Sequence[Mapping[str, Any]], defective: Sequence[Mapping[str, Any]]
+) -> float:
+    scores = torch.tensor([row["score"] for row in (*good, *defective)])
+    truth = torch.tensor([0] * len(good) + [1] * len(defective))
+    return round(float(binary_auroc(scores, truth)), 4)
 
 
 def open_inspection_images(datamodule: InspectionDataModule) -> WholeImages:
-    """The images of a set, as they are.
+    """Return the images of a dataset, as they are.
 
     Raises:
         ConfigError: The predict stage has an augmentation.
     """
     if "predict" in datamodule.augment:
         raise ConfigError("predict takes images as they are: leave predict out of data.augment")
-    values, bank = datamodule.transformation.values, datamodule.bank
-    span = None if values == ValueRange() else (values.low, values.high)
-    names = datamodule.source.names(bank)
-    channels, classes = tuple(range(bank.channels)), tuple(datamodule.classes or ())
+    bank = datamodule.bank
+    values = datamodule.transformation.values
+    value_range = None if values == ValueRange() else (values.low, values.high)
     return WholeImages(
         bank=bank,
-        names=names,
-        channels=channels,
-        value_range=span,
-        classes=classes,
+        names=datamodule.source.names(bank),
+        channels=tuple(range(bank.channels)),
+        value_range=value_range,
+        classes=tuple(datamodule.classes or ()),
         original_sizes=datamodule.original_sizes,
     )
 
@@ -267,26 +301,33 @@ class LabelTask(Task[LabelledImageDataModule]):
 
     @override
     def describe_sample(self, batch: Batch, row: int) -> str:
-        return (self.datamodule.classes or ())[int(batch["label"][row])] if "label" in batch else ""
+        if "label" not in batch:
+            return ""
+        classes = self.datamodule.classes or ()
+        return classes[int(batch["label"][row])]
 
     @override
     def draw_predictions(
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        found, classes = read_labels(ask_step(model, batch)), self.datamodule.classes or ()
-        if found is None or found.shape[1] != len(classes):
+        probabilities = read_labels(ask_step(model, batch))
+        classes = self.datamodule.classes or ()
+        if probabilities is None or probabilities.shape[1] != len(classes):
             return False
-        wrong = found.argmax(1) != batch["label"].cpu()
-        rows = torch.argsort(wrong.int(), descending=True, stable=True)[: 2 * count].tolist()
+        is_wrong = probabilities.argmax(1) != batch["label"].cpu()
+        order = torch.argsort(is_wrong.int(), descending=True, stable=True)
+        rows = order[: 2 * count].tolist()  # two lines of them, errors first
         figure, axes = new_axes(2, -(-len(rows) // 2), 2 * CELL_INCHES + 1.0)
         cells: list[Any] = list(axes.flat)
         for cell in cells[len(rows) :]:
             cell.set_axis_off()
         for cell, row in zip(cells, rows, strict=False):
             show_pixels(cell, batch["image"][row])
-            score, label = found[row].max(0)
-            text = f"{self.describe_sample(batch, row)}\nmodel: {classes[int(label)]} {score:.2f}"
-            cell.set_title(text, fontsize=7, color=TRUE_COLOUR if wrong[row] else "black")
+            score, label = probabilities[row].max(0)
+            answer = f"model: {classes[int(label)]} {score:.2f}"
+            colour = TRUE_COLOUR if is_wrong[row] else "black"
+            sample_title = f"{self.describe_sample(batch, row)}\n{answer}"
+            cell.set_title(sample_title, fontsize=7, color=colour)
         save_figure(figure, path, title, ())
         return True
 
@@ -303,9 +344,9 @@ class LabelTask(Task[LabelledImageDataModule]):
 
 
 class LabelWriter(BankWriter):
-    """Writer of ``labels.csv``: the label of each image and how sure that is.
+    """Writer of ``labels.csv``: the label of each image, its probability, and the true label.
 
-    And what its folder says, if it names a class.
+    The true label is that of the folder of the image, if it names a class.
 
     Args:
         datamodule: Whose images.
@@ -316,13 +357,16 @@ class LabelWriter(BankWriter):
 
     def __init__(self, datamodule: LabelledImageDataModule, folder: Path) -> None:
         super().__init__(datamodule.bank, datamodule.source.names(datamodule.bank))
-        self._classes, self._folder = tuple(datamodule.classes or ()), folder
+        self._classes = tuple(datamodule.classes or ())
+        self._folder = folder
         self._truth = [kind if kind in self._classes else "" for kind in datamodule.image_kinds]
 
     @override
     def read(self, outputs: Any, batch: Any) -> Sequence[Tensor] | None:
-        found = read_labels(outputs)
-        return None if found is None or found.shape[1] != len(self._classes) else list(found)
+        probabilities = read_labels(outputs)
+        if probabilities is None or probabilities.shape[1] != len(self._classes):
+            return None
+        return list(probabilities)
 
     @override
     def write(self, number: int, answer: Tensor, seconds: float) -> Written:
@@ -337,19 +381,30 @@ class LabelWriter(BankWriter):
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
         rows = [{"image": entry.image, **entry.rows[0]} for entry in entries]
-        known = [row for row in rows if row["truth"]]
+        with_truth = [row for row in rows if row["truth"]]
+        columns = ["image", "label", "score"]
+        if with_truth:
+            columns.append("truth")
         path = self._folder / "labels.csv"
-        write_table(path, ("image", "label", "score", *(("truth",) if known else ())), rows)
+        write_table(path, columns, rows)
         log.info("labels: %s", path)
-        counts = {
-            f"predict/{name}": count
-            for name, count in sorted(Counter(row["label"] for row in rows).items())
-        }
-        right = sum(row["label"] == row["truth"] for row in known)
-        accuracy = {"predict/accuracy": round(right / len(known), 4)} if known else {}
-        return counts | {"predict/images": len(rows)} | accuracy
+        metrics: dict[str, Any] = {}
+        counts = Counter(row["label"] for row in rows)
+        for name, count in sorted(counts.items()):
+            metrics[f"predict/{name}"] = count
+        metrics["predict/images"] = len(rows)
+        if with_truth:
+            right = sum(row["label"] == row["truth"] for row in with_truth)
+            metrics["predict/accuracy"] = round(right / len(with_truth), 4)
+        return metrics
 
 
-def read_labels(found: object) -> Tensor | None:
-    """Probability of each class, [B, classes] on the host, that a `predict_step` returned; none of anything else."""
-    return found.float().cpu() if isinstance(found, Tensor) and found.ndim == 2 else None
+def read_labels(outputs: object) -> Tensor | None:
+    """Return the probability of each class from what a `predict_step` returned.
+
+    Returns:
+        [B, classes] on the host; None if the outputs are something else.
+    """
+    if not isinstance(outputs, Tensor) or outputs.ndim != 2:
+        return None
+    return outputs.float().cpu()

@@ -1,7 +1,8 @@
-"""From the module of a run to a net that tells the probability of every pixel of a tile, and its predictor."""
+"""Net that predicts the probability of each pixel of a tile, and its predictor."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import lightning as L
@@ -23,7 +24,7 @@ from lit_data.loading.device_timer import time_in_turn
 from lit_data.tasks.answers import Question, read_kinds, read_probability
 from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.whole_images import WholeImages
-from lit_data.types import Batch
+from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
 
@@ -44,8 +45,8 @@ class ProbabilityNet(nn.Module):
         channels: For each channel that the module gets the one of the tile.
         batch_format: See `BaseDataModule`.
         channel_names: Names of channels that the format may pick.
-        classes: Kinds of defects that the module may tell apart; others than so many are not looked
-            at.
+        classes: Kinds of defects that the module may tell apart; maps of another number of classes
+            are ignored.
     """
 
     def __init__(
@@ -57,15 +58,14 @@ class ProbabilityNet(nn.Module):
         classes: int = 0,
     ) -> None:
         super().__init__()
-        self.model, self._classes = model, classes
-        self._channels, self._question = (
-            channels,
-            Question(model, batch_format, channel_names or {}),
-        )
+        self.model = model
+        self._classes = classes
+        self._channels = channels
+        self._question = Question(model, batch_format, channel_names or {})
 
     @override
     def forward(self, tiles: Tensor) -> Tensor:
-        """Probability of each pixel.
+        """Predict the probability of each pixel.
 
         Args:
             tiles: [B, C, h, w] float32 in 0..1, channels as they are stored.
@@ -77,34 +77,37 @@ class ProbabilityNet(nn.Module):
         Raises:
             ConfigError: The module returns something else.
         """
-        found = self._question.ask(self._make_batch(tiles))
-        probability = read_probability(found)
+        outputs = self._question.ask(self._make_batch(tiles))
+        probability = read_probability(outputs)
         if probability is None or probability.shape != (tiles.shape[0], 1, *tiles.shape[2:]):
             raise ConfigError(
-                f"predict_step of {type(self.model).__name__} must return probabilities [B, 1, H, W], alone or in a "
-                f"dict under probability, here {[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(found)}"
+                f"predict_step of {type(self.model).__name__} must return probabilities "
+                "[B, 1, H, W], alone or in a dict under probability, here "
+                f"{[len(tiles), 1, *tiles.shape[2:]]}; it returned {_describe(outputs)}"
             )
-        kinds = read_kinds(found) if self._classes else None
-        fits = kinds is not None and kinds.shape[1] == self._classes
-        return torch.cat((probability, kinds), 1) if fits else probability  # type: ignore[arg-type]  # not None
+        kinds = read_kinds(outputs) if self._classes else None
+        if kinds is None or kinds.shape[1] != self._classes:
+            return probability
+        return torch.cat((probability, kinds), 1)
 
     def _make_batch(self, tiles: Tensor) -> Batch:
         if self._channels != tuple(range(tiles.shape[1])):
             tiles = tiles[:, list(self._channels)]
         # Not len(tiles), which would tie what is traced to one size of batches.
         unknown = torch.full((tiles.shape[0],), -1, dtype=torch.int64, device=tiles.device)
-        places = {
+        return {
+            "image": tiles,
             "index": unknown,
             "image_index": unknown,
             "position": unknown[:, None].expand(-1, 2),
+            "epoch": torch.zeros_like(unknown),
         }
-        return {"image": tiles, **places, "epoch": torch.zeros_like(unknown)}
 
 
 def prepare_net(
     model: L.LightningModule, datamodule: BaseDataModule, images: WholeImages, device: torch.device
 ) -> nn.Module:
-    """The net that predicts: from tiles [B, C, h, w] float32 in 0..1 to what `ProbabilityNet` says.
+    """Return the net that predicts tiles [B, C, h, w] float32 in 0..1, see `ProbabilityNet`.
 
     Args:
         model: With its weights.
@@ -112,10 +115,14 @@ def prepare_net(
         images: What is predicted.
         device: Where.
     """
-    model.to(device)  # by itself, for else it would not know its device
-    names = datamodule.channel_names
+    # Moved by itself: within another module Lightning's modules do not learn their device.
+    model.to(device)
     return ProbabilityNet(
-        model, images.channels, datamodule.batch_format, names, len(images.classes)
+        model,
+        images.channels,
+        datamodule.batch_format,
+        datamodule.channel_names,
+        len(images.classes),
     )
 
 
@@ -132,31 +139,46 @@ def choose_overlap_px(
     """
     if options.overlap_px is not None:
         return options.overlap_px
-    sides, multiple = options.tile_sides_px, options.multiple_px
-    if not images.exceed(sides):
+    height_px, width_px = options.tile_sides_px
+    if not images.exceed((height_px, width_px)):
         return 0  # there are no seams
-    shape = min(_MEASURED_PX, sides[0]), min(_MEASURED_PX, sides[1])
-    call = Forward(net, device, ForwardOptions()).call_plain
-    channels = images.tile_channels
-    reach = try_twice(
-        lambda: measure_reach_px(call, channels, shape, multiple_px=multiple),
-        f"a single tile of {channels}x{shape[0]}x{shape[1]}",
-        device,
-    )
-    if reach is None or 2 * reach > min(sides) // 2:
+    reach_px = _measure_reach(net, images, options, device)
+    shorter_px = min(height_px, width_px)
+    if reach_px is None or 2 * reach_px > shorter_px // 2:
         log.warning(
-            "the net sees farther than a quarter of a tile (%d px), so seams may differ from what it says of the "
-            "whole image: set predict.tile_px and predict.overlap_px, or predict.blend=gaussian",
-            min(sides),
+            "the net sees farther than a quarter of a tile (%d px), so seams may differ from what "
+            "it says of the whole image: set predict.tile_px and predict.overlap_px, or "
+            "predict.blend=gaussian",
+            shorter_px,
         )
-        return min(sides) // 4
+        return shorter_px // 4
+    # Each tile keeps its half of the overlap, and has to see as far beyond that as the net does.
+    overlap_px = 2 * reach_px
     log.info(
         "tiles of %d x %d px share %d px, as the net sees %d px to each side",
-        *sides,
-        2 * reach,
-        reach,
+        height_px,
+        width_px,
+        overlap_px,
+        reach_px,
     )
-    return 2 * reach
+    return overlap_px
+
+
+def _measure_reach(
+    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
+) -> int | None:
+    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile."""
+    height_px, width_px = options.tile_sides_px
+    shape = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
+    measure = partial(
+        measure_reach_px,
+        Forward(net, device, ForwardOptions()).call_plain,
+        images.tile_channels,
+        shape,
+        multiple_px=options.multiple_px,
+    )
+    tile = f"a single tile of {images.tile_channels}x{shape[0]}x{shape[1]}"
+    return try_twice(measure, tile, device)
 
 
 def open_predictor(
@@ -167,7 +189,7 @@ def open_predictor(
     *,
     overlap_px: int,
 ) -> TiledPredictor:
-    """The predictor of some images, with what the options leave open.
+    """Return the predictor of some images, with defaults for the options that are left open.
 
     Args:
         net: From `prepare_net`, converted or not.
@@ -179,15 +201,20 @@ def open_predictor(
     Raises:
         ConfigError: The options do not fit each other, or the net gives no probability.
     """
-    on_cpu, is_half = device.type == "cpu", options.precision != "fp32"
+    on_cpu = device.type == "cpu"
     threads = options.threads or _choose_threads(options, device)
     batch_size = options.batch_size or _choose_batch_size(options, threads, on_cpu=on_cpu)
+    channels_last = options.channels_last
+    if channels_last is None:  # faster on the CPU, and elsewhere in half precision
+        channels_last = on_cpu or options.precision != "fp32"
     if options.quantise == "static":  # compiled for tiles of one size
         round_px = max(options.tile_sides_px)
+    elif options.round_px:
+        round_px = options.round_px
+    elif _takes_any_size(net, images, options, device):
+        round_px = 1
     else:
-        round_px = options.round_px or (
-            1 if _takes_any_size(net, images, options, device) else options.multiple_px
-        )
+        round_px = options.multiple_px
     return TiledPredictor(
         net,
         tile_px=options.tile_sides_px,
@@ -201,9 +228,7 @@ def open_predictor(
         max_batch_size=options.max_batch_size,
         memory_limit_bytes=options.memory_limit_bytes,
         precision=options.precision,
-        channels_last=(on_cpu or is_half)
-        if options.channels_last is None
-        else options.channels_last,
+        channels_last=channels_last,
         compile=options.compile,
         augment=options.augment,
         value_range=images.value_range,
@@ -216,17 +241,15 @@ def open_predictor(
 def _takes_any_size(
     net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
 ) -> bool:
-    """Whether a net gives a value for each pixel of a tile whose sides its stride does not divide.
+    """Return True if a net takes tiles whose sides its stride does not divide.
 
-    Many nets refuse such tiles, each with an error of its own kind. It is not asked where all sides
+    Many nets refuse such tiles, each with an error of another kind. It is not tried where all sides
     are multiples.
     """
-    if options.compile:  # for tiles of one size, to which smaller ones are filled up
+    if options.compile:  # for tiles of one size, to which smaller ones are padded
         return False
-    if not any(
-        (sides % options.multiple_px).any()
-        for sides in (images.bank.heights_px, images.bank.widths_px)
-    ):
+    sides_px = np.concatenate((images.bank.heights_px, images.bank.widths_px))
+    if not (sides_px % options.multiple_px).any():
         return True
     side_px = 4 * options.multiple_px + 1
     tile = torch.zeros(1, images.tile_channels, side_px, side_px)
@@ -239,20 +262,32 @@ def _takes_any_size(
 
 
 def _choose_threads(options: PredictOptions, device: torch.device) -> int:
-    return 1 if options.compile or options.quantise == "static" else choose_threads(device)
+    if options.compile or options.quantise == "static":  # what is compiled uses all cores by itself
+        return 1
+    return choose_threads(device)
 
 
 def _choose_batch_size(options: PredictOptions, threads: int, *, on_cpu: bool) -> int:
-    # In threads a batch is no faster than its tiles, and for each size oneDNN makes kernels, which
-    # takes 30 ms for a net.
-    size = max((4 if threads == 1 else 1) if on_cpu else 16, options.min_batch_size)
+    if not on_cpu:
+        size = 16
+    elif threads == 1:
+        size = 4
+    else:
+        # In threads a batch is no faster than its tiles, and for each size oneDNN makes kernels,
+        # which takes 30 ms for a net.
+        size = 1
+    size = max(size, options.min_batch_size)
     return size if options.max_batch_size is None else min(size, options.max_batch_size)
 
 
-def _describe(found: object) -> str:
-    if isinstance(found, dict):
-        return f"a dict with {', '.join(f'{key} {_describe(value)}' for key, value in found.items()) or 'nothing'}"
-    return f"{list(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+def _describe(outputs: object) -> str:
+    """Return shape or type of the outputs of a module, for messages."""
+    if isinstance(outputs, dict):
+        values = ", ".join(f"{key} {_describe(value)}" for key, value in outputs.items())
+        return f"a dict with {values or 'nothing'}"
+    if isinstance(outputs, Tensor):
+        return f"{list(outputs.shape)}"
+    return f"a {type(outputs).__name__}"
 
 
 _COMPARED: Final = 4  # images, each one tile
@@ -262,7 +297,7 @@ _REPEATS: Final = 3
 def convert_net(
     net: nn.Module, images: WholeImages, options: PredictOptions
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """Do what the options ask for.
+    """Quantise the net and write it as ONNX, as the options say.
 
     Args:
         net: On the CPU, from [B, C, h, w] float32 in 0..1 to probability [B, K, h, w].
@@ -283,30 +318,30 @@ def convert_net(
         - ``predict/onnx_max_difference``: largest difference between onnxruntime and torch
 
     Raises:
-        ConfigError: What is asked for does not fit the net, or something that it needs is not
-            installed.
+        ConfigError: The options do not fit the net, or a package that they need is not installed.
         DataError: No image can be read, or the ONNX file gives other values than the net.
     """
     if options.quantise is None and options.onnx is None:
         return net, {}
     if any(weight.device.type != "cpu" for weight in net.parameters()):
         raise ConfigError("predict.quantise and predict.onnx are for the CPU: add trainer=cpu")
-    wanted = options.calibration_images if options.quantise == "static" else 0
-    tiles = read_tiles(images, options.tile_sides_px, wanted + _COMPARED)
-    compared, metrics = tiles[-_COMPARED:], {}
+    calibration_count = options.calibration_images if options.quantise == "static" else 0
+    tiles = read_tiles(images, options.tile_sides_px, calibration_count + _COMPARED)
+    compared = tiles[-_COMPARED:]
+    metrics: dict[str, Any] = {}
     if options.onnx is not None:
-        written = export_onnx(net.eval(), options.onnx, compared)
-        axes = " and ".join(written.free_axes) or "no axis"
-        log.info(
-            "%s: %s free, %.2g away from torch at most", written.path, axes, written.max_difference
-        )
-        metrics["predict/onnx_max_difference"] = written.max_difference
+        exported = export_onnx(net.eval(), options.onnx, compared)
+        axes = " and ".join(exported.free_axes) or "no axis"
+        difference = exported.max_difference
+        log.info("%s: %s free, %.2g away from torch at most", exported.path, axes, difference)
+        metrics["predict/onnx_max_difference"] = difference
     if options.quantise is None:
         return net, metrics
-    calibration = (tiles[:-_COMPARED] or tiles) if wanted else []
-    quantised = quantise(
-        net, mode=options.quantise, calibration=[tile[None] for tile in calibration]
-    )
+    calibration: list[Tensor] = []
+    if calibration_count:
+        # Other images than those compared, if there are any.
+        calibration = [tile[None] for tile in tiles[:-_COMPARED] or tiles]
+    quantised = quantise(net, mode=options.quantise, calibration=calibration)
     return quantised, metrics | _compare(net, quantised, compared, options)
 
 
@@ -327,54 +362,64 @@ def read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Se
 
 
 def _read_tiles(images: WholeImages, sides_px: tuple[int, int], count: int) -> Iterator[Tensor]:
-    scale = Forward(
-        nn.Identity(), torch.device("cpu"), ForwardOptions(value_range=images.value_range)
-    )
-    # In another order, so that those at the end, which are compared, are spread as well as the
-    # others.
-    chosen = np.unique(np.linspace(0, len(images) - 1, min(count, len(images))).round().astype(int))
+    # Scales pixels as the predictor does, and nothing else.
+    options = ForwardOptions(value_range=images.value_range)
+    scale = Forward(nn.Identity(), torch.device("cpu"), options)
+    spread = np.linspace(0, len(images) - 1, min(count, len(images)))
+    chosen = np.unique(spread.round().astype(int))
+    # Shuffled, so that those at the end, which are compared, are spread as well as the others.
     for number in np.random.default_rng(0).permutation(chosen):
         try:
             pixels = np.asarray(images.load(int(number)))
         except DataError as error:
             log.warning("left out of the calibration: %s", error)
             continue
-        starts = [
-            max(length - side, 0) // 2
-            for length, side in zip(pixels.shape[1:], sides_px, strict=True)
-        ]
-        tile = pixels[:, starts[0] : starts[0] + sides_px[0], starts[1] : starts[1] + sides_px[1]]
-        missing = [
-            (0, side - length) for length, side in zip(tile.shape[1:], sides_px, strict=True)
-        ]
-        yield scale(torch.from_numpy(np.pad(tile, ((0, 0), *missing), mode="symmetric"))[None])[
-            0
-        ].clone()
+        tile = _cut_middle(pixels, sides_px)
+        # The clone is no inference tensor any more, so that it can be traced and calibrated with.
+        yield scale(torch.from_numpy(tile)[None])[0].clone()
+
+
+def _cut_middle(pixels: Array, sides_px: tuple[int, int]) -> Array:
+    """Cut the middle of an image [C, H, W], padded symmetrically below and to the right."""
+    height, width = sides_px
+    top = max(pixels.shape[1] - height, 0) // 2
+    left = max(pixels.shape[2] - width, 0) // 2
+    tile = pixels[:, top : top + height, left : left + width]
+    padding = ((0, 0), (0, height - tile.shape[1]), (0, width - tile.shape[2]))
+    return np.pad(tile, padding, mode="symmetric")
 
 
 def _compare(
     net: nn.Module, quantised: nn.Module, tiles: Sequence[Tensor], options: PredictOptions
 ) -> dict[str, Any]:
-    device, layout = torch.device("cpu"), options.channels_last is not False
-    plain = Forward(net, device, ForwardOptions(channels_last=layout))
-    other = Forward(
-        quantised, device, ForwardOptions(channels_last=layout, precision=options.precision)
-    )
+    """Compare a quantised net with that of float32 on some tiles; see `convert_net`."""
+    device = torch.device("cpu")
+    channels_last = options.channels_last is not False  # the same for both: it changes the speed
+    plain = Forward(net, device, ForwardOptions(channels_last=channels_last))
+    quantised_options = ForwardOptions(channels_last=channels_last, precision=options.precision)
+    other = Forward(quantised, device, quantised_options)
     batch = torch.stack(list(tiles))
-    found = measure_agreement(plain, other, [batch], threshold=options.least_score)
-    times_s = time_in_turn(
-        {"fp32": lambda: plain(batch), "quantised": lambda: other(batch)}, _REPEATS, device
-    )
+    agreement = measure_agreement(plain, other, [batch], threshold=options.least_score)
+    calls = {"fp32": partial(plain, batch), "quantised": partial(other, batch)}
+    times_s = time_in_turn(calls, _REPEATS, device)
     speedup = times_s["fp32"] / times_s["quantised"]
     log.info(
-        "quantise=%s with precision=%s beside fp32 on %d tiles: probabilities differ by %.2g on average and %.2g at "
-        "most, Dice of the masks %.4f, %.2f times as fast",
-        *(options.quantise, options.precision, len(tiles)),
-        *(found.mean_difference, found.max_difference, found.dice, speedup),
+        "quantise=%s with precision=%s beside fp32 on %d tiles: probabilities differ by %.2g on "
+        "average and %.2g at most, Dice of the masks %.4f, %.2f times as fast",
+        options.quantise,
+        options.precision,
+        len(tiles),
+        agreement.mean_difference,
+        agreement.max_difference,
+        agreement.dice,
+        speedup,
     )
-    return {
-        "predict/quantise_mean_difference": found.mean_difference,
-        "predict/quantise_max_difference": found.max_difference,
-        "predict/quantise_marked_share": found.marked_share,
+    metrics = {
+        "predict/quantise_mean_difference": agreement.mean_difference,
+        "predict/quantise_max_difference": agreement.max_difference,
+        "predict/quantise_marked_share": agreement.marked_share,
         "predict/quantise_speedup": speedup,
-    } | ({} if np.isnan(found.dice) else {"predict/quantise_dice_to_fp32": found.dice})
+    }
+    if not np.isnan(agreement.dice):  # not a number if neither marks a pixel
+        metrics["predict/quantise_dice_to_fp32"] = agreement.dice
+    return metrics

@@ -1,4 +1,4 @@
-"""What ``predict`` can be told, and what a view needs to know of the run."""
+"""Options of ``predict``, and facts of a run that writers need."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
@@ -33,26 +33,22 @@ _HOW: Final = (
 """Options that change how the work is done, and results by no more than rounding."""
 
 TILE_OPTIONS: Final = (
-    *(
-        "large_px",
-        "tile_px",
-        "overlap_px",
-        "blend",
-        "margin_px",
-        "multiple_px",
-        "round_px",
-        "memory_limit_bytes",
-    ),
-    *(
-        "precision",
-        "channels_last",
-        "compile",
-        "augment",
-        "readers",
-        "quantise",
-        "calibration_images",
-        "onnx",
-    ),
+    "large_px",
+    "tile_px",
+    "overlap_px",
+    "blend",
+    "margin_px",
+    "multiple_px",
+    "round_px",
+    "memory_limit_bytes",
+    "precision",
+    "channels_last",
+    "compile",
+    "augment",
+    "readers",
+    "quantise",
+    "calibration_images",
+    "onnx",
 )
 """Options of images that are predicted tile by tile."""
 
@@ -137,8 +133,8 @@ class PredictOptions:
 
     def __post_init__(self) -> None:
         """Check what `TiledPredictor` does not."""
-        given = {field.name: getattr(self, field.name) for field in fields(self)}
-        check_types(PredictOptions, given, "predict")
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        check_types(PredictOptions, values, "predict")
         if not 0 <= self.least_score <= 1:
             raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
         if self.image_threshold is not None and not 0 <= self.image_threshold <= 1:
@@ -162,12 +158,12 @@ class PredictOptions:
 
     @property
     def least_score(self) -> float:
-        """`threshold`, or 0.5."""
+        """Return `threshold`, or 0.5."""
         return 0.5 if self.threshold is None else self.threshold
 
     @property
     def top_fraction(self) -> float:
-        """`image_score_fraction`, or 0.0005."""
+        """Return `image_score_fraction`, or 0.0005."""
         return SCORE_FRACTION if self.image_score_fraction is None else self.image_score_fraction
 
     def _check_static(self) -> None:
@@ -178,26 +174,25 @@ class PredictOptions:
         if self.threads is not None and self.threads > 1:
             raise ConfigError(
                 f"predict.threads={self.threads} is not for what predict.quantise=static compiles, "
-                "which uses all cores by "
-                "itself: leave it out"
+                "which uses all cores by itself: leave it out"
             )
         if self.memory_limit_bytes is not None:
             raise ConfigError(
                 "predict.memory_limit_bytes counts tensors, which does not work within what "
-                "predict.quantise=static "
-                "compiles: set predict.batch_size instead"
+                "predict.quantise=static compiles: set predict.batch_size instead"
             )
 
     @property
     def tile_sides_px(self) -> tuple[int, int]:
-        """Tile (height, width)."""
+        """Height and width of a tile."""
         sides = self.tile_px if isinstance(self.tile_px, int) else tuple(self.tile_px)
         return pair_px("predict.tile_px", sides)  # type: ignore[arg-type]  # it checks the length
 
     def identity(self) -> dict[str, Any]:
-        """The options that decide what is written."""
-        named = asdict(self) | {"threshold": self.least_score}
-        return {name: value for name, value in named.items() if name not in _HOW}
+        """Return the options that decide what is written."""
+        # The threshold that is used, so that 0.5 typed out and left out are the same run.
+        values = asdict(self) | {"threshold": self.least_score}
+        return {name: value for name, value in values.items() if name not in _HOW}
 
     def refuse(self, what: str, *names: str) -> None:
         """Raise for options that are set and mean nothing here.
@@ -209,8 +204,9 @@ class PredictOptions:
         for name in names:
             value = getattr(self, name)
             if value != defaults[name]:
-                given = str(value).lower() if isinstance(value, bool) else value
-                raise ConfigError(f"predict.{name}={given} means nothing for {what}: leave it out")
+                # As it is typed: Hydra writes true, not True.
+                stated = str(value).lower() if isinstance(value, bool) else value
+                raise ConfigError(f"predict.{name}={stated} means nothing for {what}: leave it out")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +228,7 @@ class PredictRun:
 
 
 class Predicted(NamedTuple):
-    """What came of a run.
+    """Result of a run.
 
     Attributes:
         metrics: Numbers for summary.json.

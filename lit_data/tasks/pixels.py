@@ -1,4 +1,4 @@
-"""Tasks of images and masks: patches, what a model finds in them, and predictions of whole images."""
+"""Tasks of images with masks: patches, predictions of them, and predictions of whole images."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -28,7 +28,7 @@ from lit_data.tasks.figures import (
 )
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.tiles import ImageWriter, predict_images
-from lit_data.types import IGNORED, Batch, Stage
+from lit_data.types import IGNORED, Array, Batch, Stage
 
 _NAME: Final = 24  # characters of a file's name
 _UNMARKED: Final = 2  # samples without a mark in a picture, where there are enough with one
@@ -38,7 +38,7 @@ Images = TypeVar("Images", bound=ImageDataModule)
 class PixelTask(Task[Images]):
     """Images with masks; a model gives the probability of each pixel.
 
-    A subclass says what is written of it.
+    A subclass has the writer of its predictions.
     """
 
     predicts = "dict with `probability`"
@@ -62,10 +62,10 @@ class PixelTask(Task[Images]):
 
     @override
     def draw_augmented(
-        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
         count = len(self.datamodule.classes or ())
-        draw_augmented_marks(self.datamodule, planned, shown, path, stage=stage, classes=count)
+        draw_augmented_marks(self.datamodule, planned, rows, path, stage=stage, classes=count)
 
     def writer(self, run: PredictRun, options: PredictOptions) -> ImageWriter:
         """Return the writer of the predictions of whole images."""
@@ -79,8 +79,9 @@ class PixelTask(Task[Images]):
 
 
 def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
-    """The image that a sample is of, and where in it the sample lies, for a label."""
-    number, bank = int(batch["image_index"][row]), getattr(datamodule, "bank", None)
+    """Return the name of the image of a sample, and the position of the sample in it."""
+    number = int(batch["image_index"][row])
+    bank = getattr(datamodule, "bank", None)
     name = f"image {number}" if bank is None else Path(bank.name(number)).name[-_NAME:]
     if "position" not in batch:
         return name
@@ -97,9 +98,7 @@ def draw_mark_samples(
     count: int,
     classes: Sequence[str] = (),
 ) -> list[int]:
-    """Draw samples as the model sees them, with their masks.
-
-    Of those with a watermark the largest come first.
+    """Draw samples as the model sees them, with their masks, the largest first.
 
     Args:
         datamodule: Its images have names.
@@ -107,19 +106,19 @@ def draw_mark_samples(
         path: The PNG to write.
         title: Of the picture.
         count: Rows of the picture.
-        classes: Names of what the numbers in masks mean, if they are such.
+        classes: Names of the classes whose numbers are in the masks; empty: masks are in 0..1.
 
     Returns:
-        Which samples of the batch are shown.
+        Rows of the batch that are drawn.
     """
     masks = _masks_of(batch)
-    rows: list[int] = torch.argsort(_measure_marked(masks), descending=True, stable=True)[
-        :count
-    ].tolist()
+    order = torch.argsort(_measure_marked(masks), descending=True, stable=True)
+    rows: list[int] = order[:count].tolist()
     has_clean = "clean" in batch
-    figure, axes = open_figure(
-        len(rows), ("image", "edge of the mask", "mask", *(["clean"] if has_clean else []))
-    )
+    titles = ["image", "edge of the mask", "mask"]
+    if has_clean:
+        titles.append("clean")
+    figure, axes = open_figure(len(rows), titles)
     for cells, row in zip(axes, rows, strict=True):
         show_pixels(cells[0], batch["image"][row])
         show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
@@ -141,7 +140,7 @@ def draw_mark_predictions(
     count: int,
     classes: Sequence[str] = (),
 ) -> bool:
-    """Draw samples of all sizes of watermark, from the largest to none, beside what a model finds.
+    """Draw samples from the largest watermark to none, beside the predictions of a model.
 
     Args:
         datamodule: Its images have names.
@@ -153,35 +152,42 @@ def draw_mark_predictions(
         classes: As for `draw_mark_samples`.
 
     Returns:
-        Whether it was drawn: the module may return something else.
+        True if it was drawn; False if the module returns something else.
     """
     rows = _choose_marked(_measure_marked(_masks_of(batch)), count)
-    shown = {key: value[rows] for key, value in batch.items()}
-    answer = ask_step(model, shown)
-    probability, kinds = read_probability(answer), read_kinds(answer) if classes else None
+    chosen = {key: value[rows] for key, value in batch.items()}
+    outputs = ask_step(model, chosen)
+    probability = read_probability(outputs)
     if probability is None:
         return False
-    least = read_threshold(model)
-    found = (probability >= least).float()
+    threshold = read_threshold(model)
+    marks = (probability >= threshold).float()
+    kinds = read_kinds(outputs) if classes else None
     if kinds is not None:
-        found = found * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
-    probability, found = probability.float().cpu(), found.cpu()
-    figure, axes = open_figure(len(rows), ("image", "mask", f"found (p >= {least:.2g})", "model"))
-    samples = zip(axes, shown["image"], _masks_of(shown), probability, strict=True)
-    for row, (cells, image, mask, likely) in enumerate(samples):
-        cells[0].set_ylabel(name_sample(datamodule, shown, row), fontsize=8)
-        cells[3].set_xlabel(f"highest {float(likely.max()):.2f}", fontsize=8)
-        show_pixels(cells[0], image)
-        show_outlined(cells[1], image, mask[0], classes=len(classes))
-        show_pixels(cells[2], image)
-        outline_mask(cells[2], found[row, 0], classes=len(classes), colour=FOUND_COLOUR)
-        cells[3].imshow(likely[0].numpy(), cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-        outline_mask(cells[3], mask[0], classes=len(classes), width=0.6)
+        marks = marks * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
+    marks = marks.cpu()
+    probability = probability.float().cpu()
+    masks = _masks_of(chosen)
+    titles = ("image", "mask", f"found (p >= {threshold:.2g})", "model")
+    figure, axes = open_figure(len(rows), titles)
+    for row, cells in enumerate(axes):
+        cells[0].set_ylabel(name_sample(datamodule, chosen, row), fontsize=8)
+        show_pixels(cells[0], chosen["image"][row])
+        show_outlined(cells[1], chosen["image"][row], masks[row, 0], classes=len(classes))
+        show_pixels(cells[2], chosen["image"][row])
+        outline_mask(cells[2], marks[row, 0], classes=len(classes), colour=FOUND_COLOUR)
+        _show_probability(cells[3], probability[row, 0].numpy())
+        outline_mask(cells[3], masks[row, 0], classes=len(classes), width=0.6)
     if classes:
         save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
     else:
         save_figure(figure, path, title, ("mask", "found"), (TRUE_COLOUR, FOUND_COLOUR))
     return True
+
+
+def _show_probability(cell: Axes, probability: Array) -> None:
+    cell.imshow(probability, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
+    cell.set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
 
 
 def draw_augmented_marks(
@@ -193,7 +199,7 @@ def draw_augmented_marks(
     stage: Stage,
     classes: int = 0,
 ) -> bool:
-    """Draw samples before and after augmentation, with the masks that move along; see `draw_before_after`."""
+    """Draw samples and their masks before and after augmentation; see `draw_before_after`."""
 
     def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
         show_pixels(cells[0], batch["image"][row])
@@ -211,7 +217,7 @@ def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) 
 
 
 def _choose_marked(marked: Tensor, count: int) -> list[int]:
-    """Return samples of all sizes of mark, from the largest, and behind them a few without any.
+    """Choose samples of all sizes of mark, from the largest, and behind them a few without any.
 
     Args:
         marked: [B] how much of each mask is marked.
@@ -219,17 +225,20 @@ def _choose_marked(marked: Tensor, count: int) -> list[int]:
     """
     order = torch.argsort(marked, descending=True, stable=True)
     with_mark, without = order[marked[order] > 0], order[marked[order] == 0]
+    # Samples without a mark fill what those with one leave, but get at least `_UNMARKED` rows.
     free = count - min(len(without), _UNMARKED)
-    places = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
-    chosen: list[int] = torch.cat([with_mark[places], without]).tolist()
+    spread = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
+    chosen: list[int] = torch.cat([with_mark[spread], without]).tolist()
     return chosen[:count]
 
 
 def _measure_marked(masks: Tensor) -> Tensor:
-    """[B] how much of each mask is marked."""
+    """Return the marked area of each mask, [B] px; pixels that are ignored do not count."""
     return masks.masked_fill(masks == IGNORED, 0).clamp(max=1).flatten(1).sum(1)
 
 
 def _masks_of(batch: Batch) -> Tensor:
-    """[B, 1, H, W]; nothing is marked where there are no masks."""
-    return batch["mask"] if "mask" in batch else torch.zeros_like(batch["image"][:, :1])
+    """Return the masks of a batch, [B, 1, H, W]; without masks nothing is marked."""
+    if "mask" in batch:
+        return batch["mask"]
+    return torch.zeros_like(batch["image"][:, :1])

@@ -1,4 +1,4 @@
-"""``predict`` for whole images: each one predicted tile by tile, and written as soon as it is complete."""
+"""``predict`` for whole images: each is predicted tile by tile and written once it is complete."""
 
 import logging
 import time
@@ -26,35 +26,37 @@ log = logging.getLogger(__name__)
 
 
 class ImageBar:
-    """Counts images and tiles, and shows them.
+    """Progress bar that counts images and tiles.
 
     Args:
-        bar: What shows them; None shows nothing.
+        bar: Bar of Rich, with one task; None shows nothing.
         clock: Seconds.
     """
 
     def __init__(self, bar: Bar | None, clock: Callable[[], float] = time.perf_counter) -> None:
-        self._bar, self._clock = bar, clock
-        self._start_s, self._done = clock(), 0
+        self._bar = bar
+        self._clock = clock
+        self._start_s = clock()
+        self._images = 0
 
     def advance(self) -> None:
-        """An image is done."""
-        self._done += 1
-        rate = self._done / max(self._clock() - self._start_s, 1e-9)
-        if self._bar is not None:
-            self._bar.update(
-                self._bar.task_ids[0], completed=self._done, rate=f"{rate:.2f} images/s"
-            )
+        """Count an image that is done."""
+        self._images += 1
+        if self._bar is None:
+            return
+        rate = self._images / max(self._clock() - self._start_s, 1e-9)
+        task = self._bar.task_ids[0]
+        self._bar.update(task, completed=self._images, rate=f"{rate:.2f} images/s")
 
     def show(self, progress: Progress) -> None:
-        """Tiles went through the net."""
+        """Show the rate of tiles through the net."""
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], tiles=f"{progress.tiles_per_s:.1f} tiles/s")
 
 
 @contextmanager
 def image_bar(total: int, *, enabled: bool) -> Iterator[ImageBar]:
-    """A bar on stderr while images are predicted.
+    """Open a bar on stderr while images are predicted.
 
     Args:
         total: Images.
@@ -63,12 +65,12 @@ def image_bar(total: int, *, enabled: bool) -> Iterator[ImageBar]:
     if not enabled:
         yield ImageBar(None)
         return
-    words = (TextColumn("{task.fields[rate]}"), TextColumn("{task.fields[tiles]}"))
     columns = (
         TextColumn("predicting"),
         BarColumn(),
         MofNCompleteColumn(),
-        *words,
+        TextColumn("{task.fields[rate]}"),
+        TextColumn("{task.fields[tiles]}"),
         TimeRemainingColumn(),
     )
     with Bar(*columns, console=Console(stderr=True)) as bar:
@@ -80,7 +82,7 @@ _SLACK: Final = 1e-3  # of sums of weights and of half precision
 
 
 class ImageWriter(BankWriter):
-    """Writes what is said of whole images.
+    """Writes predictions of whole images.
 
     Args:
         images: What is predicted.
@@ -90,7 +92,9 @@ class ImageWriter(BankWriter):
 
     def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
         super().__init__(images.bank, images.names)
-        self.images, self.folder, self.options = images, folder, options
+        self.images = images
+        self.folder = folder
+        self.options = options
 
 
 def predict_images(
@@ -102,9 +106,8 @@ def predict_images(
 ) -> Predicted:
     """Predict all images that are not done yet, tile by tile.
 
-    Each is written as soon as it is complete.
-
-    Bad images are left out and listed, in ``bad.csv`` too; they do not stop the others.
+    Each is written as soon as it is complete. Bad images are left out and listed, in ``bad.csv``
+    too; they do not stop the others.
 
     Args:
         datamodule: Whose images they are.
@@ -118,30 +121,29 @@ def predict_images(
         BatchMemoryError: A single tile does not fit into memory.
         StoreError: Files cannot be written.
     """
-    trainer, images = run.make_trainer([]), writer.images
+    trainer = run.make_trainer([])
     device = trainer.strategy.root_device
-    work, converted = (
-        Work(writer, run, options, range(_limit(trainer, len(images)))),
-        dict[str, Any](),
-    )
+    images = writer.images
+    work = Work(writer, run, options, range(_limit(trainer, len(images))))
+    net_metrics: dict[str, Any] = {}
     if work.waiting or options.onnx is not None:
         net = prepare_net(model, datamodule, images, device)
-        overlap_px = choose_overlap_px(
-            net, images, options, device
-        )  # int8 would hide how far a net sees
-        net, converted = convert_net(net, images, options)
+        # Measured before the conversion, as rounding to int8 hides how far a net sees.
+        overlap_px = choose_overlap_px(net, images, options, device)
+        net, net_metrics = convert_net(net, images, options)
         predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
         large = [number for number in work.waiting if images.count_px(number) > options.large_px]
-        with image_bar(len(work.waiting), enabled=trainer.progress_bar_callback is not None) as bar:
+        has_bar = trainer.progress_bar_callback is not None
+        with image_bar(len(work.waiting), enabled=has_bar) as bar:
             _predict_small(predictor, work, images, small, bar)
             _predict_large(predictor, work, images, large, bar, run.folder)
     metrics, bad = work.finish()
-    return Predicted({**metrics, **converted}, bad)
+    return Predicted({**metrics, **net_metrics}, bad)
 
 
 def _limit(trainer: L.Trainer, count: int) -> int:
-    """How many images ``trainer.limit_predict_batches`` leaves, which counts images here."""
+    """Return the images that ``trainer.limit_predict_batches`` leaves; it counts images here."""
     limit = trainer.limit_predict_batches
     return min(limit, count) if isinstance(limit, int) else int(limit * count)
 
@@ -153,16 +155,18 @@ def _predict_small(
     numbers: Sequence[int],
     bar: ImageBar,
 ) -> None:
-    def note(place: int, error: DataError) -> None:
-        work.bad[numbers[place]] = str(error)
+    def note_bad(position: int, error: DataError) -> None:
+        work.bad[numbers[position]] = str(error)
         bar.advance()
 
     loads = [partial(images.load, number) for number in numbers]
     before_s = time.perf_counter()
-    for place, values in predictor.predict(loads, on_bad=note, on_progress=bar.show):
-        found = ProbabilityMap.of(images.restore(numbers[place], values.numpy()))
-        _check_probability(found.values.min(), found.values.max())
-        work.write(numbers[place], found, (now_s := time.perf_counter()) - before_s)
+    for position, values in predictor.predict(loads, on_bad=note_bad, on_progress=bar.show):
+        number = numbers[position]
+        answer = ProbabilityMap.of(images.restore(number, values.numpy()))
+        _check_probability(answer.values.min(), answer.values.max())
+        now_s = time.perf_counter()  # writing counts for the image after this one
+        work.write(number, answer, now_s - before_s)
         before_s = now_s
         bar.advance()
 
@@ -175,6 +179,7 @@ def _predict_large(
     bar: ImageBar,
     folder: Path,
 ) -> None:
+    """Predict images one at a time, each through a file in the place of an array."""
     for number in numbers:
         before_s = time.perf_counter()
         with _temporary(folder / ".large.npy") as path:
@@ -185,13 +190,14 @@ def _predict_large(
             except DataError as error:
                 work.bad[number] = str(error)
             else:
-                found = ProbabilityMap.of(images.restore(number, values))
-                work.write(number, found, time.perf_counter() - before_s)
+                answer = ProbabilityMap.of(images.restore(number, values))
+                work.write(number, answer, time.perf_counter() - before_s)
         bar.advance()
 
 
 @contextmanager
 def _temporary(path: Path) -> Iterator[Path]:
+    """Remove a file when its work has ended, also if that failed."""
     try:
         yield path
     finally:
@@ -201,11 +207,11 @@ def _temporary(path: Path) -> Iterator[Path]:
 def _check_probability(least: np.floating[Any], largest: np.floating[Any]) -> None:
     if np.isnan(least):
         raise ConfigError(
-            "predict_step returned NaN: the model overflows on this image. Set trainer.precision=32-true if it is "
-            "lower, or take the checkpoint of an earlier epoch"
+            "predict_step returned NaN: the model overflows on this image. Set "
+            "trainer.precision=32-true if it is lower, or take the checkpoint of an earlier epoch"
         )
     if not (least >= -_SLACK and largest <= 1 + _SLACK):
         raise ConfigError(
-            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values in 0..1, so logits "
-            "go through sigmoid first"
+            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
+            "in 0..1, so logits go through sigmoid first"
         )

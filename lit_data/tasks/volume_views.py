@@ -1,4 +1,4 @@
-"""Volumes drawn flat: central slices, and occupied voxels seen from outside."""
+"""Pictures of volumes: central slices, and views of occupied voxels from outside."""
 
 import math
 from typing import Any, Final, NamedTuple
@@ -15,9 +15,7 @@ _MARK: Final = (1.0, 0.23, 0.19, 0.45)  # of occupied voxels in a slice
 _EMPTY: Final = "#12233a"  # behind voxels: no grey level, so that dark voxels are seen on it
 _GREYS: Final = matplotlib.colormaps["gray"].with_extremes(bad=_EMPTY)
 _TILT: Final = math.radians(20)
-_LIGHT: Final = np.array(
-    [-0.4, -0.5, 0.77], np.float32
-)  # from the upper left, a little in front of the volume
+_LIGHT: Final = np.array([-0.4, -0.5, 0.77], np.float32)  # from the upper left, a little in front
 
 PLANES: Final = ("axial", "coronal", "sagittal")
 """The slices across z, y and x."""
@@ -26,7 +24,7 @@ Floats = NDArray[np.float32]
 
 
 class VolumeShown(NamedTuple):
-    """What is drawn of a volume or of a window of one.
+    """Data of a volume, or of a window of one, that is drawn.
 
     Attributes:
         name: Over its pictures.
@@ -50,8 +48,8 @@ def show_slice(cell: Axes, volume: VolumeShown, axis: int, *, mark: bool) -> Non
     """Draw the central slice across an axis, with z upwards where it is in the slice.
 
     Args:
-        cell: Where to.
-        volume: What of.
+        cell: Cell of the slice.
+        volume: The volume.
         axis: 0 to 2, for z, y and x.
         mark: Tint the occupied voxels, for slices that show other voxels too.
     """
@@ -71,17 +69,15 @@ def show_slice(cell: Axes, volume: VolumeShown, axis: int, *, mark: bool) -> Non
 
 
 def show_view(cell: Axes, volume: VolumeShown, angle_deg: float) -> None:
-    """Draw the occupied voxels as seen from the front, turned about the z axis by an angle."""
+    """Draw the occupied voxels from the front, turned about the z axis by an angle."""
     cell.imshow(project(volume, angle_deg), cmap=_GREYS, vmin=0, vmax=1, interpolation="nearest")
 
 
 def project(volume: VolumeShown, angle_deg: float) -> Floats:
-    """Project the occupied voxels from a little above along parallel lines.
+    """Project the occupied voxels along parallel lines, from a little above.
 
-    The nearest voxel hides the rest.
-
-    Shading comes from the depth picture alone: light from the upper left on its slope, and near is
-    brighter than far.
+    The nearest voxel hides the rest. Shading comes from the depth picture alone: light from the
+    upper left on its slope, and near is brighter than far.
 
     Args:
         volume: The voxels.
@@ -92,59 +88,65 @@ def project(volume: VolumeShown, angle_deg: float) -> Floats:
     """
     spacing = np.array(volume.spacing_mm, np.float32)
     size = np.array(volume.shape, np.float32) * spacing
-    z, y, x = ((volume.coords.astype(np.float32) + 0.5) * spacing - size / 2).T
-    turn = np.array(
-        [[math.sin(angle), math.cos(angle)] for angle in (math.radians(angle_deg), _TILT)],
-        np.float32,
-    )
+    z, y, x = (
+        (volume.coords.astype(np.float32) + 0.5) * spacing - size / 2
+    ).T  # mm, 0 in the middle
+    angles = (math.radians(angle_deg), _TILT)
+    turn = np.array([[math.sin(angle), math.cos(angle)] for angle in angles], np.float32)
     radius = _measure_frame(size, turn)
-    (sin, cos), (low, high) = turn
-    across, near = x * cos + y * sin, x * sin - y * cos
-    up, near = z * high - near * low, near * high + z * low
+    (sin, cos), (tilt_sin, tilt_cos) = turn
+    # First the turn about z, then the tilt about the horizontal axis of the picture.
+    across = x * cos + y * sin
+    towards = x * sin - y * cos
+    up = z * tilt_cos - towards * tilt_sin
+    near = towards * tilt_cos + z * tilt_sin
     side = int(min(_SIDE_PX, math.ceil(2 * radius / float(spacing.min()))))
-    scale = side / (2 * radius)
-    splat = max(
-        1, math.ceil(float(spacing.max()) * scale)
-    )  # pixels of a voxel, so that surfaces have no holes
+    scale = side / (2 * radius)  # px by mm
+    row = ((radius - up) * scale).astype(np.int64).clip(0, side - 1)
+    column = ((across + radius) * scale).astype(np.int64).clip(0, side - 1)
+    splat = max(1, math.ceil(float(spacing.max()) * scale))  # px of a voxel: surfaces have no holes
+    depth = _draw_depth(row, column, near, side, splat)
+    return _shade(depth, radius, scale)
+
+
+def _draw_depth(row: Array, column: Array, near: Floats, side: int, splat: int) -> Floats:
+    """Draw the depth of the nearest voxel in each pixel, [side, side]; -inf where there is none."""
     depth = np.full((side + splat, side + splat), -np.inf, np.float32)
-    order = np.argsort(near)  # of equal pixels numpy keeps the last one written: the nearest
-    row, column = (
-        ((radius - up) * scale).astype(np.int64)[order],
-        ((across + radius) * scale).astype(np.int64)[order],
-    )
+    # Of equal pixels numpy keeps the value written last, so the nearest voxels are written last.
+    order = np.argsort(near)
     for down in range(splat):
         for right in range(splat):
             layer = np.full_like(depth, -np.inf)
-            layer[np.clip(row, 0, side - 1) + down, np.clip(column, 0, side - 1) + right] = near[
-                order
-            ]
+            layer[row[order] + down, column[order] + right] = near[order]
             np.maximum(depth, layer, out=depth)
-    return _shade(depth[:side, :side], radius, scale)
+    return depth[:side, :side]
 
 
 def _measure_frame(size: Floats, turn: Floats) -> float:
-    """Half the side of the square that holds the turned volume, in mm."""
+    """Return half the side of the square that holds the turned volume, in mm."""
     depth, height, width = size
-    (sin, cos), (low, high) = abs(turn)
-    return (
-        float(max(width * cos + height * sin, depth * high + (width * sin + height * cos) * low))
-        / 2
-    )
+    (sin, cos), (tilt_sin, tilt_cos) = abs(turn)
+    across = width * cos + height * sin
+    upwards = depth * tilt_cos + (width * sin + height * cos) * tilt_sin
+    return float(max(across, upwards)) / 2
 
 
 def _shade(depth: Floats, radius: float, scale: float) -> Floats:
-    seen = np.isfinite(depth)
-    filled = np.where(seen, depth, -radius)
+    """Shade a depth picture by the slope of its surface and by its depth; see `project`."""
+    is_occupied = np.isfinite(depth)
+    filled = np.where(is_occupied, depth, -radius)
+    # mm by mm; clipped, as the edges of the volume are steeper than any surface in it.
     slope = np.stack([part * scale for part in np.gradient(filled)]).clip(-3, 3)
-    normal = np.stack((-slope[1], -slope[0], np.ones_like(filled))) / np.sqrt(1 + (slope**2).sum(0))
+    length = np.sqrt(1 + (slope**2).sum(0))
+    normal = np.stack((-slope[1], -slope[0], np.ones_like(filled))) / length
     light = np.einsum("c,chw->hw", _LIGHT, normal).clip(0, 1)
     nearness = ((filled + radius) / (2 * radius)).clip(0, 1)
     shade: Floats = (0.25 + 0.75 * light) * (0.25 + 0.75 * nearness)
-    return np.where(seen, shade, np.float32(np.nan)).astype(np.float32)
+    return np.where(is_occupied, shade, np.float32(np.nan)).astype(np.float32)
 
 
 def _cut(volume: VolumeShown, axis: int) -> Floats:
-    """The values of the occupied voxels in the central slice across an axis; not a number elsewhere."""
+    """Return the occupied voxels of the central slice across an axis; not a number elsewhere."""
     others = [number for number in range(3) if number != axis]
     image = np.full([volume.shape[number] for number in others], np.nan, np.float32)
     inside = volume.coords[:, axis] == volume.shape[axis] // 2

@@ -1,4 +1,4 @@
-"""Volumes: what a CT datamodule gives, and what a model makes of it, drawn and written again."""
+"""Volumes: samples of a CT datamodule and their reconstructions, drawn and written."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -33,12 +33,12 @@ log = logging.getLogger(__name__)
 _ANGLES_DEG: Final = (30, 120)
 
 Reconstruction = Mapping[str, Tensor]
-"""Of one volume: ``coords`` [n, 3] (z, y, x), ``values`` [n] in 0..1, ``scores`` [n] in 0..1."""
+"""Voxels of one volume: ``coords`` [n, 3] (z, y, x), ``values`` and ``scores`` [n] in 0..1."""
 
 
 @register(CTDataModule)
 class VolumeTask(Task[CTDataModule]):
-    """Volumes: central slices, and their occupied voxels seen from outside."""
+    """Volumes: central slices, and views of their occupied voxels from outside."""
 
     predicts = "reconstructions"
     candidates = 8
@@ -58,7 +58,7 @@ class VolumeTask(Task[CTDataModule]):
 
     @override
     def draw_augmented(
-        self, planned: Batch, shown: Sequence[int], path: Path, *, stage: Stage
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
         """Volumes have no augmentation."""
 
@@ -73,10 +73,8 @@ def draw_volume_samples(
 ) -> list[int]:
     """Draw each sample in a row: three central slices and two views.
 
-    Occupied voxels are tinted in the slices.
-
-    Slices of whole volumes are read from the files again, so that what is not occupied is seen as
-    well.
+    Slices of whole volumes are read from the files again, so that they have all voxels; those that
+    are occupied are tinted.
 
     Args:
         datamodule: Its window and resolution are those of the samples.
@@ -86,27 +84,26 @@ def draw_volume_samples(
         count: Most samples of it.
 
     Returns:
-        Which samples of the batch are shown: those with the most occupied voxels.
+        Rows of the batch that are drawn: those with the most occupied voxels.
     """
-    rows: list[int] = torch.argsort(_count_occupied(batch), descending=True, stable=True)[
-        :count
-    ].tolist()
+    order = torch.argsort(_count_occupied(batch), descending=True, stable=True)
+    rows: list[int] = order[:count].tolist()
+    views = [f"from {angle}°" for angle in _ANGLES_DEG]
     figure, cells = new_axes(len(rows), 5, CELL_INCHES * len(rows) + 0.7)
-    for cell, name in zip(
-        cells[0], (*PLANES, *(f"from {angle}°" for angle in _ANGLES_DEG)), strict=True
-    ):
+    for cell, name in zip(cells[0], (*PLANES, *views), strict=True):
         cell.set_title(name, fontsize=10)
     for row, line in zip(rows, cells, strict=True):
-        shown = read_shown(batch, row)
-        if (
-            shown.slices is None and datamodule.source.shards is None
-        ):  # shards hold the occupied voxels alone
-            shown = shown._replace(slices=_read_slices(datamodule, int(batch["volume_index"][row])))
+        volume = read_shown(batch, row)
+        # Shards hold the occupied voxels alone, so there are no files to read slices from.
+        if volume.slices is None and datamodule.source.shards is None:
+            slices = _read_slices(datamodule, int(batch["volume_index"][row]))
+            volume = volume._replace(slices=slices)
         for axis in range(3):
-            show_slice(line[axis], shown, axis, mark=shown.slices is not None)
+            show_slice(line[axis], volume, axis, mark=volume.slices is not None)
         for cell, angle in zip(line[3:], _ANGLES_DEG, strict=True):
-            show_view(cell, shown, angle)
-        line[0].set_ylabel(f"{shown.name}\n{len(shown.coords)} of {_name_shape(shown)}", fontsize=8)
+            show_view(cell, volume, angle)
+        size = " x ".join(map(str, volume.shape))
+        line[0].set_ylabel(f"{volume.name}\n{len(volume.coords)} of {size}", fontsize=8)
     save_figure(figure, path, f"{title}; tinted: occupied voxels", ())
     return rows
 
@@ -120,7 +117,7 @@ def draw_reconstructions(
     *,
     count: int,
 ) -> bool:
-    """Draw volumes beside what a model reconstructs of them: central slices and views.
+    """Draw volumes beside their reconstructions: central slices and views.
 
     Args:
         datamodule: Cuts batches.
@@ -131,23 +128,19 @@ def draw_reconstructions(
         count: Most volumes of it.
 
     Returns:
-        Whether it was drawn: the batch may hold windows, and the module may return something else.
+        True if it was drawn; False if the batch holds windows, or the module returns something
+        else.
     """
-    found = (
-        read_reconstructions(ask_step(model, datamodule.slice_batch(batch, 0, count)))
-        if "coords" in batch
-        else None
-    )
-    if not found:
+    if "coords" not in batch:
         return False
-    draw_pairs(
-        [
-            (read_shown(batch, row), show_found(batch, row, answer))
-            for row, answer in enumerate(found)
-        ],
-        path,
-        title,
-    )
+    outputs = ask_step(model, datamodule.slice_batch(batch, 0, count))
+    reconstructions = read_reconstructions(outputs)
+    if not reconstructions:
+        return False
+    pairs = []
+    for row, reconstruction in enumerate(reconstructions):
+        pairs.append((read_shown(batch, row), show_found(batch, row, reconstruction)))
+    draw_pairs(pairs, path, title)
     return True
 
 
@@ -155,109 +148,114 @@ def draw_pairs(pairs: list[tuple[VolumeShown, VolumeShown]], path: Path, title: 
     """Draw volumes and their reconstructions side by side, each pair in a row.
 
     Args:
-        pairs: Of each volume, what is true and what is found.
+        pairs: Each volume and its reconstruction.
         path: The PNG to write.
         title: Of the picture.
     """
     figure, cells = new_axes(len(pairs), 8, CELL_INCHES * len(pairs) + 0.7)
-    for number, name in enumerate((*PLANES, f"from {_ANGLES_DEG[0]}°")):
-        cells[0][2 * number].set_title(name, fontsize=10)
-        cells[0][2 * number + 1].set_title("reconstructed", fontsize=10)
+    for view, name in enumerate((*PLANES, f"from {_ANGLES_DEG[0]}°")):
+        cells[0][2 * view].set_title(name, fontsize=10)
+        cells[0][2 * view + 1].set_title("reconstructed", fontsize=10)
     for pair, line in zip(pairs, cells, strict=True):
-        for side, shown in enumerate(pair):
+        for side, volume in enumerate(pair):
             for axis in range(3):
-                show_slice(line[2 * axis + side], shown, axis, mark=False)
-            show_view(line[6 + side], shown, _ANGLES_DEG[0])
-        true, found = pair
-        line[0].set_ylabel(
-            f"{true.name}\n{len(true.coords)}, found {len(found.coords)}", fontsize=8
-        )
+                show_slice(line[2 * axis + side], volume, axis, mark=False)
+            show_view(line[6 + side], volume, _ANGLES_DEG[0])
+        true, reconstructed = pair
+        counts = f"{len(true.coords)}, found {len(reconstructed.coords)}"
+        line[0].set_ylabel(f"{true.name}\n{counts}", fontsize=8)
     save_figure(figure, path, f"{title}: occupied voxels", ())
 
 
 def read_shown(batch: Batch, row: int) -> VolumeShown:
-    """One sample of a finished batch on the host, of points or of windows; of points without slices."""
+    """Return a sample of a finished batch of points or windows on the host; points have no slices."""
     name = Path(str(batch["path"][row])).name[-24:]
     spacing: Any = tuple(batch["spacing"][row].tolist())
     if "coords" not in batch:
-        image, occupied = batch["image"][row, 0].numpy(), batch["occupied"][row, 0].numpy()
+        image = batch["image"][row, 0].numpy()
+        occupied = batch["occupied"][row, 0].numpy()
         slices: Any = tuple(
             np.take(image, side // 2, axis) for axis, side in enumerate(image.shape)
         )
-        return VolumeShown(
-            name, image.shape, spacing, np.argwhere(occupied), image[occupied], slices
-        )
+        coords = np.argwhere(occupied)
+        return VolumeShown(name, image.shape, spacing, coords, image[occupied], slices)
+    # The points of all volumes stand one behind the other; column 0 is the volume of each.
     ends = batch[f"coords{COUNT_SUFFIX}"].cumsum(0).tolist()
-    own = slice(ends[row - 1] if row else 0, ends[row])
-    coords, values = batch["coords"][own, 1:].numpy(), batch["feats"][own, 0].numpy()
+    points = slice(ends[row - 1] if row else 0, ends[row])
+    coords = batch["coords"][points, 1:].numpy()
+    values = batch["feats"][points, 0].numpy()
     shape: Any = tuple(batch["shape"][row].tolist())
     return VolumeShown(name, shape, spacing, coords, values)
 
 
-def show_found(batch: Batch, row: int, found: Reconstruction) -> VolumeShown:
-    """A reconstruction of one volume of a batch, to be drawn."""
-    true = read_shown(batch, row)
-    return true._replace(
-        coords=found["coords"].cpu().numpy(), values=found["values"].float().cpu().numpy()
-    )
+def show_found(batch: Batch, row: int, reconstruction: Reconstruction) -> VolumeShown:
+    """Return the reconstruction of a volume of a batch, to be drawn."""
+    coords = reconstruction["coords"].cpu().numpy()
+    values = reconstruction["values"].float().cpu().numpy()
+    return read_shown(batch, row)._replace(coords=coords, values=values)
 
 
 def read_reconstructions(outputs: Any) -> list[Reconstruction] | None:  # noqa: ANN401 - what a user's step returns
-    """What a `predict_step` returned, on the host; none if it is no list with coords, values and scores."""
+    """Return the reconstructions of a `predict_step` on the host, one for each volume.
+
+    Returns:
+        None if the outputs are no list of dicts with coords, values and scores.
+    """
     if not isinstance(outputs, list):
         return None
-    if not all(
-        isinstance(part, dict) and {"coords", "values", "scores"} <= part.keys() for part in outputs
-    ):
-        return None
-    return [{name: part[name].cpu() for name in ("coords", "values", "scores")} for part in outputs]
+    names = ("coords", "values", "scores")
+    reconstructions: list[Reconstruction] = []
+    for part in outputs:
+        if not isinstance(part, dict) or not part.keys() >= set(names):
+            return None
+        reconstructions.append({name: part[name].cpu() for name in names})
+    return reconstructions
 
 
 def _count_occupied(batch: Batch) -> Tensor:
-    return (
-        batch[f"coords{COUNT_SUFFIX}"] if "coords" in batch else batch["occupied"].flatten(1).sum(1)
-    )
+    """Return the number of occupied voxels of each sample, [B]."""
+    if "coords" in batch:
+        return batch[f"coords{COUNT_SUFFIX}"]
+    return batch["occupied"].flatten(1).sum(1)
 
 
 def _read_slices(datamodule: CTDataModule, number: int) -> tuple[Array, Array, Array]:
-    """The central slices of a volume in 0..1 of the window, read slab by slab."""
-    source, window = datamodule.source, datamodule.window
+    """Return the central slices of a volume in 0..1 of the window, read slab by slab."""
+    source = datamodule.source
+    window = datamodule.window
     with open_volume(datamodule.volumes.sources[number], nan_fill=source.nan_fill) as volume:
         resized = source.resolution.apply(volume, fill=window.low_hu)
-        axial, coronal, sagittal = (
-            np.concatenate(slabs) for slabs in zip(*_cut_slabs(resized), strict=True)
-        )
-    return window.scale(axial), window.scale(coronal), window.scale(sagittal)
+        slices = [np.concatenate(parts) for parts in zip(*_cut_slabs(resized), strict=True)]
+    axial, coronal, sagittal = (window.scale(values_hu) for values_hu in slices)
+    return axial, coronal, sagittal
 
 
 def _cut_slabs(volume: Volume) -> Iterator[tuple[Array, Array, Array]]:
-    """Of each slab what it has of the three central slices."""
+    """Yield the parts of the three central slices that lie in each slab."""
     middle, row, column = (side // 2 for side in volume.shape)
     for begin, end in volume.slabs():
         slab = volume.read(begin, end)
-        inside = slab[middle - begin] if begin <= middle < end else slab[0, :0]
-        yield inside, slab[:, row], slab[:, :, column]
+        # The axial slice lies in one slab; the others give no row of it.
+        axial = slab[middle - begin] if begin <= middle < end else slab[0, :0]
+        yield axial, slab[:, row], slab[:, :, column]
 
 
-def _name_shape(shown: VolumeShown) -> str:
-    return " x ".join(map(str, shown.shape))
-
-
-COLUMNS: Final = ("volume", "file", "occupied", "found", "both", "iou", "f1", "value_mae", "psnr")
+_SCORES: Final = ("iou", "f1", "value_mae", "psnr")
+COLUMNS: Final = ("volume", "file", "occupied", "found", "both", *_SCORES)
 _SHOWN: Final = 4
 _PEAK_DB: Final = 120.0  # of values without an error
 
 
 class VolumeWriter(PredictionWriter):
-    """Writes each volume again from what a model made of it.
+    """Writes the reconstruction of each volume.
 
     Into the folder go ``volumes/<name>.nii.gz`` where the source has an affine, else
     ``volumes/<name>.npy``: Hounsfield units [z, y, x] (NIfTI: x, y, z) as int16, at the resolution
     of the samples and within the window, at its lower edge where nothing is found; ``volumes.csv``
-    with a row for each; and ``predictions.png`` with the first ones beside what they should be.
+    with a row for each; and ``predictions.png`` with the first ones beside the true volumes.
 
     In the table, ``iou`` and ``f1`` compare with the points that the model saw: where `max_points`
-    made them a subset, ``both`` is scaled up by their share. ``value_mae`` and ``psnr`` are of the
+    made them a subset, ``both`` is divided by their fraction. ``value_mae`` and ``psnr`` are of the
     window's 0..1, at the points found.
 
     Args:
@@ -266,17 +264,22 @@ class VolumeWriter(PredictionWriter):
         threshold: Least probability of a voxel.
     """
 
-    expects = "a list with a dict for each volume: coords [n, 3] (z, y, x), values [n] and scores [n] in 0..1"
+    expects = (
+        "a list with a dict for each volume: coords [n, 3] (z, y, x), values [n] and scores [n] "
+        "in 0..1"
+    )
 
     def __init__(self, datamodule: CTDataModule, folder: Path, *, threshold: float) -> None:
         if datamodule.sample != "points":
             raise ConfigError(
                 f"predict writes whole volumes: set data.sample=points, not {datamodule.sample}"
             )
-        self._folder, self._threshold = folder, threshold
-        self._volumes, self._window = datamodule.volumes, datamodule.window
+        self._folder = folder
+        self._threshold = threshold
+        self._volumes = datamodule.volumes
+        self._window = datamodule.window
         self._numbers = datamodule.volumes.of("predict").tolist()
-        self._pairs: dict[str, tuple[VolumeShown, VolumeShown]] = {}
+        self._pairs: list[tuple[VolumeShown, VolumeShown]] = []  # of the picture
         self.names = [self._volumes.sources[number].name for number in self._numbers]
         self.bad = self._volumes.bank.skipped
 
@@ -285,7 +288,9 @@ class VolumeWriter(PredictionWriter):
         if isinstance(self._volumes.bank, ShardedVolumes):
             return self._volumes.bank.stamp(self._numbers[number])
         path = Path(self.path(number))
-        return () if path.is_dir() else stamp_of(str(path))
+        if path.is_dir():  # a series of DICOM files, whose time says nothing of the files in it
+            return ()
+        return stamp_of(str(path))
 
     @override
     def path(self, number: int) -> str:
@@ -295,62 +300,57 @@ class VolumeWriter(PredictionWriter):
     def read(
         self, outputs: Any, batch: Any
     ) -> Sequence[tuple[VolumeShown, VolumeShown, int]] | None:
-        found = read_reconstructions(outputs)
-        if found is None:
+        reconstructions = read_reconstructions(outputs)
+        if reconstructions is None:
             return None
-        host = {
-            key: value.cpu() if hasattr(value, "cpu") else value for key, value in batch.items()
-        }
+        host_batch: Batch = {}
+        for key, value in batch.items():
+            host_batch[key] = value.cpu() if hasattr(value, "cpu") else value
         answers = []
-        for row, answer in enumerate(found):
-            sure = answer["scores"] >= self._threshold
-            kept: Reconstruction = {name: part[sure] for name, part in answer.items()}
-            answers.append(
-                (
-                    read_shown(host, row),
-                    show_found(host, row, kept),
-                    int(host["occupied_total"][row]),
-                )
-            )
+        for row, reconstruction in enumerate(reconstructions):
+            is_sure = reconstruction["scores"] >= self._threshold
+            sure_voxels = {name: part[is_sure] for name, part in reconstruction.items()}
+            true = read_shown(host_batch, row)
+            reconstructed = show_found(host_batch, row, sure_voxels)
+            answers.append((true, reconstructed, int(host_batch["occupied_total"][row])))
         return answers
 
     @override
     def write(
         self, number: int, answer: tuple[VolumeShown, VolumeShown, int], seconds: float
     ) -> Written:
-        true, shown, total = answer
-        path, name = self._write(self._numbers[number], shown), self.names[number]
+        true, reconstructed, total = answer
+        path = self._write(self._numbers[number], reconstructed)
         if len(self._pairs) < _SHOWN:
-            self._pairs[name] = true, shown
-        row = {"volume": name, "file": path.relative_to(self._folder).as_posix()}
-        return Written([path], [row | compare_voxels(true, shown, total=total)])
+            self._pairs.append((true, reconstructed))
+        row = {"volume": self.names[number], "file": path.relative_to(self._folder).as_posix()}
+        return Written([path], [row | compare_voxels(true, reconstructed, total=total)])
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        path, rows = self._folder / "volumes.csv", [row for entry in entries for row in entry.rows]
+        rows = [row for entry in entries for row in entry.rows]
+        path = self._folder / "volumes.csv"
         write_table(path, COLUMNS, rows)
         log.info("volumes: %s", path)
         if self._pairs:
-            draw_pairs(
-                list(self._pairs.values()),
-                self._folder / "predictions.png",
-                "volumes and their reconstructions",
-            )
-        means = (
-            {f"predict/{name}": float(np.mean([row[name] for row in rows])) for name in COLUMNS[5:]}
-            if rows
-            else {}
-        )
-        return {
+            picture = self._folder / "predictions.png"
+            draw_pairs(self._pairs, picture, "volumes and their reconstructions")
+        metrics: dict[str, Any] = {
             "predict/volumes": len(rows),
             "predict/voxels": sum(row["found"] for row in rows),
-            **means,
         }
+        if rows:
+            for name in _SCORES:
+                metrics[f"predict/{name}"] = float(np.mean([row[name] for row in rows]))
+        return metrics
 
-    def _write(self, number: int, found: VolumeShown) -> Path:
-        window, affine = self._window, self._volumes.bank[number].affine
-        dense = np.full(found.shape, _to_int16(np.array(window.low_hu)), np.int16)
-        dense[tuple(found.coords.T)] = _to_int16(found.values * window.width_hu + window.low_hu)
+    def _write(self, number: int, reconstructed: VolumeShown) -> Path:
+        """Write a reconstruction in Hounsfield units; return the path of the file."""
+        window = self._window
+        affine = self._volumes.bank[number].affine
+        dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
+        values_hu = reconstructed.values * window.width_hu + window.low_hu
+        dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
         ending = ".npy" if affine is None else ".nii.gz"
         path = self._folder / "volumes" / f"{self._volumes.sources[number].name}{ending}"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -378,33 +378,42 @@ def write_nifti(path: Path, volume: NDArray[np.int16], affine: Array) -> None:
     nibabel.save(image, path)
 
 
-def compare_voxels(true: VolumeShown, found: VolumeShown, *, total: int) -> dict[str, float]:
-    """Scores of one reconstruction; see `COLUMNS`.
+def compare_voxels(
+    true: VolumeShown, reconstructed: VolumeShown, *, total: int
+) -> dict[str, float]:
+    """Return the scores of one reconstruction; see `COLUMNS`.
 
     Args:
         true: Points that the model saw.
-        found: What it made of them.
+        reconstructed: Its reconstruction of them.
         total: Occupied voxels of the volume, of which the points may be a subset.
     """
-    own, its_own = (
-        np.ravel_multi_index(tuple(part.coords.T), part.shape) for part in (true, found)
+    true_voxels = np.ravel_multi_index(tuple(true.coords.T), true.shape)
+    found_voxels = np.ravel_multi_index(tuple(reconstructed.coords.T), reconstructed.shape)
+    _, true_rows, found_rows = np.intersect1d(
+        true_voxels, found_voxels, assume_unique=True, return_indices=True
     )
-    _, mine, its = np.intersect1d(own, its_own, assume_unique=True, return_indices=True)
-    both = len(mine) * total / max(len(true.coords), 1)
-    union, sizes = total + len(found.coords) - both, total + len(found.coords)
-    errors = true.values[mine].astype(np.float64) - found.values[its]
-    squared = float(np.mean(errors**2)) if len(mine) else 1.0
+    common = len(true_rows)
+    both = common * total / max(len(true.coords), 1)  # of all voxels, where the points are a subset
+    both_sizes = total + len(reconstructed.coords)
+    union = both_sizes - both
+    errors = true.values[true_rows].astype(np.float64) - reconstructed.values[found_rows]
+    # With no voxel in common the values count as wrong by the whole window.
+    mean_error = float(np.abs(errors).mean()) if common else 1.0
+    mean_square = float(np.mean(errors**2)) if common else 1.0
+    psnr_db = min(-10 * float(np.log10(max(mean_square, 1e-12))), _PEAK_DB)
     return {
         "occupied": total,
-        "found": len(found.coords),
+        "found": len(reconstructed.coords),
         "both": round(both, 1),
         "iou": round(both / union, 6) if union else 1.0,
-        "f1": round(2 * both / sizes, 6) if sizes else 1.0,
-        "value_mae": round(float(np.abs(errors).mean()), 6) if len(mine) else 1.0,
-        "psnr": round(min(-10 * float(np.log10(max(squared, 1e-12))), _PEAK_DB), 3),
+        "f1": round(2 * both / both_sizes, 6) if both_sizes else 1.0,
+        "value_mae": round(mean_error, 6),
+        "psnr": round(psnr_db, 3),
     }
 
 
 def _to_int16(values_hu: Array) -> NDArray[np.int16]:
+    """Round Hounsfield units, clipped to the range of int16."""
     limits = np.iinfo(np.int16)
     return np.rint(values_hu).clip(limits.min, limits.max).astype(np.int16)

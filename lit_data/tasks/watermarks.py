@@ -1,4 +1,4 @@
-"""Watermarks: patches with their masks, and of every image the mask, the mask over it, and the image without."""
+"""Watermarks: patches with masks, and of each image its mask, an overlay, and the cleaned image."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -58,9 +58,9 @@ class MarkWriter(ImageWriter):
 
     Masks have 8 bit, 255 is probability 1; overlays are tinted red.
 
-    With `clean` there is ``cleaned/<image>.png`` too: what is marked, grown by 2 px, painted over
-    from its border inwards (Telea, "An image inpainting technique based on the fast marching
-    method", 2004; OpenCV). That is a preview: it knows nothing of what is under a mark.
+    With `clean` there is ``cleaned/<image>.png`` too: the marked pixels, grown by 2 px, are
+    inpainted from their border inwards (Telea, "An image inpainting technique based on the fast
+    marching method", 2004; OpenCV). That is a preview: it knows nothing of the image under a mark.
 
     At the end come ``marks.csv`` and ``predictions.png``, with the images of the surest marks, but
     for those of more than `large_px`.
@@ -78,22 +78,25 @@ class MarkWriter(ImageWriter):
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         """Write the pictures of an image, part by part."""
-        name, shape, pixels = self.images.names[number], answer.shape, self.images.bank[number]
-        threshold, parts = self.options.least_score, list(slabs(shape))
+        name = self.images.names[number]
+        pixels = self.images.bank[number]
+        threshold = self.options.least_score
+        height, width = answer.shape
+        parts = list(slabs(answer.shape))
+        masks = (answer.encode(part, np.uint8) for part in parts)
+        overlays = (tint(pixels[:, part], answer.rows(part), threshold) for part in parts)
         paths = [self._path(kind, name) for kind in self._kinds]
-        write_png_parts(paths[0], shape, (answer.encode(part, np.uint8) for part in parts))
-        write_png_parts(
-            paths[1], shape, (tint(pixels[:, part], answer.rows(part), threshold) for part in parts)
-        )
+        write_png_parts(paths[0], answer.shape, masks)
+        write_png_parts(paths[1], answer.shape, overlays)
         if self.options.clean:
-            write_png_parts(paths[2], shape, paint_over(pixels, answer, threshold))
+            write_png_parts(paths[2], answer.shape, paint_over(pixels, answer, threshold))
         marked, total = _measure(answer, parts, threshold)
         score = total / marked if marked else 0.0
         row = {
-            "marked_share": round(marked / (shape[0] * shape[1]), 6),
+            "marked_share": round(marked / (height * width), 6),
             "mean_score": round(score, 4),
-            "height_px": shape[0],
-            "width_px": shape[1],
+            "height_px": height,
+            "width_px": width,
             "seconds": round(seconds, 4),
         }
         return Written(paths, [row], score)
@@ -104,24 +107,22 @@ class MarkWriter(ImageWriter):
         Returns:
             The numbers for summary.json.
         """
-        path, rows = (
-            self.folder / "marks.csv",
-            [{"image": entry.image, **entry.rows[0]} for entry in entries],
-        )
+        rows = [{"image": entry.image, **entry.rows[0]} for entry in entries]
+        path = self.folder / "marks.csv"
         write_table(path, COLUMNS, rows)
         log.info("marks: %s", path)
-        small = [
-            e
-            for e in entries
-            if e.rows[0]["height_px"] * e.rows[0]["width_px"] <= self.options.large_px
-        ]
+        small = [entry for entry in entries if self._is_small(entry)]
         self._draw(sorted(small, key=lambda entry: -entry.score)[:SHOWN])
-        shares = [row["marked_share"] for row in rows]
+        fractions = [row["marked_share"] for row in rows]
         return {
             "predict/images": len(entries),
-            "predict/images_with_marks": sum(share > 0 for share in shares),
-            "predict/marked_share": float(np.mean(shares)) if shares else None,
+            "predict/images_with_marks": sum(fraction > 0 for fraction in fractions),
+            "predict/marked_share": float(np.mean(fractions)) if fractions else None,
         }
+
+    def _is_small(self, entry: Entry) -> bool:
+        row = entry.rows[0]
+        return bool(row["height_px"] * row["width_px"] <= self.options.large_px)
 
     def _path(self, kind: str, name: str) -> Path:
         return self.folder / kind / f"{name}.png"
@@ -129,33 +130,28 @@ class MarkWriter(ImageWriter):
     def _draw(self, entries: Sequence[Entry]) -> None:
         if not entries:
             return
-        numbers = {name: number for number, name in enumerate(self.images.names)}
         titles = ("image", *(kind.removesuffix("s") for kind in self._kinds))
         tallest = max(entry.rows[0]["height_px"] / entry.rows[0]["width_px"] for entry in entries)
         row_inches = _CELL_INCHES * min(tallest, 1.4) + 0.2
-        figure, axes = new_axes(
-            len(entries),
-            len(titles),
-            row_inches * len(entries) + 0.7,
-            width_inches=_CELL_INCHES * len(titles),
-        )
+        height_inches = row_inches * len(entries) + 0.7
+        width_inches = _CELL_INCHES * len(titles)
+        figure, axes = new_axes(len(entries), len(titles), height_inches, width_inches=width_inches)
         for title, cell in zip(titles, axes[0], strict=True):
             cell.set_title(title, fontsize=10)
+        numbers = {name: number for number, name in enumerate(self.images.names)}
         for entry, cells in zip(entries, axes, strict=True):
-            pictures = [read_image(self._path(kind, entry.image)) for kind in self._kinds]
-            for picture, cell in zip(
-                (self.images.bank[numbers[entry.image]], *pictures), cells, strict=True
-            ):
+            pictures = [self.images.bank[numbers[entry.image]]]
+            pictures += [read_image(self._path(kind, entry.image)) for kind in self._kinds]
+            for picture, cell in zip(pictures, cells, strict=True):
                 cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
-            share, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
-            cells[0].set_ylabel(
-                f"{entry.image[-28:]}\n{share:.2%} marked, score {score:.2f}", fontsize=8
-            )
+            fraction, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
+            description = f"{fraction:.2%} marked, score {score:.2f}"
+            cells[0].set_ylabel(f"{entry.image[-28:]}\n{description}", fontsize=8)
         save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())
 
 
 def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> NDArray[np.uint8]:
-    """An image with what is marked in red, the surer the redder.
+    """Tint the marked pixels of an image red, the surer the redder.
 
     Args:
         pixels: [3, H, W] uint8.
@@ -165,19 +161,18 @@ def tint(pixels: Array, probability: NDArray[np.float32], threshold: float) -> N
     Returns:
         [H, W, 3] uint8.
     """
-    shown = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
-    marked = probability >= threshold
-    weight = (_OPACITY * probability[marked])[:, None]
-    shown[marked] = np.rint(shown[marked] * (1 - weight) + _TINT * weight).astype(np.uint8)
-    return shown
+    tinted = np.ascontiguousarray(np.moveaxis(pixels, 0, -1))
+    is_marked = probability >= threshold
+    weight = (_OPACITY * probability[is_marked])[:, None]
+    blended = tinted[is_marked] * (1 - weight) + _TINT * weight
+    tinted[is_marked] = np.rint(blended).astype(np.uint8)
+    return tinted
 
 
 def paint_over(
     pixels: Array, probability: ProbabilityMap, threshold: float
 ) -> Iterator[NDArray[np.uint8]]:
-    """Paint over what is marked in an image.
-
-    In parts that each see some rows of their neighbours.
+    """Paint over the marked pixels of an image, in parts that see some rows of their neighbours.
 
     Args:
         pixels: [3, H, W] uint8.
@@ -190,38 +185,42 @@ def paint_over(
     import cv2
 
     kernel = np.ones((2 * _GROW_PX + 1,) * 2, np.uint8)
+    height = probability.shape[0]
     for part in slabs(probability.shape):
-        seen = slice(
-            max(part.start - _CONTEXT_PX, 0), min(part.stop + _CONTEXT_PX, probability.shape[0])
-        )
-        marked = cv2.dilate((probability.rows(seen) >= threshold).astype(np.uint8), kernel)
-        shown = np.ascontiguousarray(np.moveaxis(pixels[:, seen], 0, -1))
+        # With the rows around it, so that a mark across a seam is painted alike in both parts.
+        top = max(part.start - _CONTEXT_PX, 0)
+        bottom = min(part.stop + _CONTEXT_PX, height)
+        is_marked = probability.rows(slice(top, bottom)) >= threshold
+        marked = cv2.dilate(is_marked.astype(np.uint8), kernel)
+        painted = np.ascontiguousarray(np.moveaxis(pixels[:, top:bottom], 0, -1))
         if marked.any():
-            shown = cv2.inpaint(shown, marked, _INPAINT_PX, cv2.INPAINT_TELEA)
-        yield shown[part.start - seen.start : part.stop - seen.start]
+            painted = cv2.inpaint(painted, marked, _INPAINT_PX, cv2.INPAINT_TELEA)
+        yield painted[part.start - top : part.stop - top]
 
 
 def _measure(
     probability: ProbabilityMap, parts: Sequence[slice], threshold: float
 ) -> tuple[int, float]:
-    """How many pixels are marked, and the sum of their probability."""
-    marked, total = 0, 0.0
+    """Return the number of marked pixels, and the sum of their probability."""
+    count = 0
+    total = 0.0
     for part in parts:
         rows = probability.rows(part)
-        sure = rows[rows >= threshold]
-        marked, total = marked + sure.size, total + float(sure.sum(dtype=np.float64))
-    return marked, total
+        marked = rows[rows >= threshold]
+        count += marked.size
+        total += float(marked.sum(dtype=np.float64))
+    return count, total
 
 
 def _shrink(picture: Array) -> Array:
-    """[C, H, W] as [h, w, C] or [h, w], for a cell."""
+    """Shrink a picture [C, H, W] to [h, w, C], or [h, w] with one channel, for a cell."""
     step = -(-max(picture.shape[1:]) // _DRAWN_PX)
     small = np.moveaxis(picture[:, ::step, ::step], 0, -1)
     return small[..., 0] if small.shape[2] == 1 else small
 
 
 def open_watermark_images(datamodule: WatermarkDataModule) -> WholeImages:
-    """The images of a watermark set, as they are.
+    """Return the images of a watermark dataset, as they are.
 
     Raises:
         ConfigError: The predict stage has an augmentation.

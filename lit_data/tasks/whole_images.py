@@ -27,8 +27,8 @@ class WholeImages:
         value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and
             floats as they are.
         classes: Names of the kinds of defects that are told apart.
-        finish: Makes an image [C, H, W] what the model gets; None: its stored pixels are that, but
-            for the range.
+        finish: Makes the input of the model, [C, H, W], from the number of an image; None: stored
+            pixels are that input, but for the range.
         original_sizes: Of the files, where stored images are scaled: what is predicted is brought
             back to them.
     """
@@ -46,25 +46,23 @@ class WholeImages:
 
     @property
     def tile_channels(self) -> int:
-        """Channels of a tile."""
+        """Number of channels of a tile."""
         return self.bank.channels if self.finish is None else len(self.channels)
 
     def load(self, number: int) -> ImagePixels | Tensor:
-        """One image as it goes to the predictor: [C, H, W], read by slices.
+        """Return an image as it goes to the predictor: [C, H, W], read by slices.
 
         Raises:
             DataError: Its file is bad.
         """
         if self.finish is not None:
             return self.finish(number)
-        return (
-            self.bank.open_image(number)
-            if isinstance(self.bank, StoredImages)
-            else self.bank[number]
-        )
+        if isinstance(self.bank, StoredImages):
+            return self.bank.open_image(number)
+        return self.bank[number]
 
     def count_px(self, number: int) -> int:
-        """Pixels of an image: of the larger one where it is scaled."""
+        """Return the pixels of an image; where it is stored scaled, of the larger of both sizes."""
         stored_px = int(self.bank.heights_px[number] * self.bank.widths_px[number])
         if self.original_sizes is None:
             return stored_px
@@ -72,20 +70,21 @@ class WholeImages:
         return max(stored_px, height * width)
 
     def restore(self, number: int, values: NDArray[Any]) -> NDArray[Any]:
-        """Bring what is predicted of an image to the size of its file: [K, h, w] to [K, H, W]."""
-        return (
-            values if self.original_sizes is None else self.original_sizes.restore(number, values)
-        )
+        """Scale the prediction of an image to the size of its file: [K, h, w] to [K, H, W]."""
+        if self.original_sizes is None:
+            return values
+        return self.original_sizes.restore(number, values)
 
     def show(self, number: int) -> NDArray[Any]:
         """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
         return self.restore(number, self.bank[number])
 
     def exceed(self, size_px: tuple[int, int]) -> bool:
-        """Whether any image is higher or wider."""
-        return bool(
-            (self.bank.heights_px > size_px[0]).any() or (self.bank.widths_px > size_px[1]).any()
-        )
+        """Return True if any image is higher or wider."""
+        height_px, width_px = size_px
+        is_higher = self.bank.heights_px > height_px
+        is_wider = self.bank.widths_px > width_px
+        return bool((is_higher | is_wider).any())
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,42 +102,48 @@ class ProbabilityMap:
 
     @classmethod
     def of(cls, predicted: NDArray[Any]) -> "ProbabilityMap":
-        """Of [1 + classes, H, W], the probability of any defect first."""
-        return cls(predicted[0], predicted[1:] if len(predicted) > 1 else None)
+        """Make a map of [1 + classes, H, W], the probability of any defect first."""
+        kinds = predicted[1:] if len(predicted) > 1 else None
+        return cls(predicted[0], kinds)
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(height, width) px."""
+        """Height and width, px."""
         return self.values.shape[0], self.values.shape[1]
 
     def rows(self, part: slice) -> NDArray[np.float32]:
-        """Some rows: [h, W] float32 in 0..1."""
+        """Return some rows, [h, W] float32 in 0..1."""
         values = self.values[part]
         scale = np.float32(1 if values.dtype == np.float32 else 65535)
         unit: NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
         return unit
 
     def number_kinds(self, threshold: float) -> NDArray[np.uint8] | None:
-        """[H, W] the likeliest class of each pixel that reaches a threshold, from 1, else 0; None without classes."""
+        """Return the most probable class of each pixel that reaches a threshold.
+
+        Returns:
+            [H, W] numbers from 1, and 0 below the threshold; None without classes.
+        """
         if self.kinds is None:
             return None
         numbers = np.empty(self.shape, np.uint8)
         for part in slabs(self.shape):
-            likeliest = 1 + self.kinds[:, part].argmax(0)
-            numbers[part] = np.where(self.rows(part) >= threshold, likeliest, 0)
+            most_probable = 1 + self.kinds[:, part].argmax(0)
+            numbers[part] = np.where(self.rows(part) >= threshold, most_probable, 0)
         return numbers
 
     def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
-        """Some rows as whole numbers: [h, W], the largest of the dtype is 1."""
+        """Return some rows as whole numbers, [h, W]; the largest of the dtype is probability 1."""
         if self.values.dtype == dtype:
             return self.values[part]
-        whole: NDArray[Any] = np.rint(self.rows(part) * np.float32(np.iinfo(dtype).max)).astype(
-            dtype
-        )
-        return whole
+        scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
+        encoded: NDArray[Any] = np.rint(scaled).astype(dtype)
+        return encoded
 
 
 def slabs(shape: tuple[int, int]) -> Iterator[slice]:
-    """The rows of an image in parts of bounded size; most images are one part."""
-    step = max(1, SLAB_PX // shape[1])
-    return (slice(top, min(top + step, shape[0])) for top in range(0, shape[0], step))
+    """Yield the rows of an image in parts of at most `SLAB_PX`; most images are one part."""
+    height, width = shape
+    step = max(1, SLAB_PX // width)
+    for top in range(0, height, step):
+        yield slice(top, min(top + step, height))

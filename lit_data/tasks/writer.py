@@ -1,4 +1,4 @@
-"""`PredictionWriter`, and what a run of ``predict`` has done so far, so that another one can go on from there."""
+"""`PredictionWriter`, and the journal from which an interrupted run of ``predict`` goes on."""
 
 import json
 import logging
@@ -35,7 +35,7 @@ class Entry:
         stamp: Numbers that change with its file, such as size and time.
         files: For each file written for it, below the folder, its length.
         rows: Of the table.
-        score: How sure the model is of what it found, for the choice of pictures.
+        score: Confidence of the model, for the choice of pictures.
     """
 
     image: str
@@ -48,52 +48,52 @@ class Entry:
 class Journal:
     """Record of finished images, one line each in ``images.jsonl``.
 
-    A line is written when the files of its image are complete.
-
-    Which weights and options made them stands in ``fingerprint.json``. A line that was cut short
-    does not count.
+    A line is written when the files of its image are complete; one that was cut short does not
+    count. Weights and options that decide the predictions are noted in ``fingerprint.json``.
 
     Args:
         folder: Of the predictions; it is made.
         identity: What decides the predictions, as plain data.
-        resume: Keep what is done; otherwise begin anew.
+        resume: Keep the images that are done; otherwise begin anew.
 
     Raises:
-        ConfigError: What is done was made by other weights or options.
+        ConfigError: They were predicted with other weights or options.
         StoreError: The folder cannot be written.
     """
 
     def __init__(self, folder: Path, identity: Mapping[str, Any], *, resume: bool) -> None:
-        self._folder, self._path = folder, folder / JOURNAL
+        self._folder = folder
+        self._path = folder / JOURNAL
         self._entries: dict[str, Entry] = {}
+        fingerprint = folder / FINGERPRINT
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            if (folder / FINGERPRINT).is_file():  # else there was no run of ours that left anything
+            if fingerprint.is_file():  # in a folder without one no run has left parts of files
                 _remove_parts(folder)
-            if resume and (folder / FINGERPRINT).exists():
-                _check_identity(folder / FINGERPRINT, identity)
+            if resume and fingerprint.exists():
+                _check_identity(fingerprint, identity)
                 self._read()
             else:
+                # The journal goes first: it must never lie beside the fingerprint of another run.
                 self._path.unlink(missing_ok=True)
-                write_json(folder / FINGERPRINT, identity)
+                write_json(fingerprint, identity)
         except OSError as error:
             raise StoreError(
                 f"cannot write into {show_path(folder)}: {error.strerror}. Set predict.folder."
             ) from error
 
     def holds(self, image: str, stamp: Sequence[int]) -> bool:
-        """Whether an image is done, its source as it was then and its files as they were left."""
+        """Return True if an image is done, and its source and its files are unchanged since."""
         entry = self._entries.get(image)
-        return (
-            entry is not None
-            and list(entry.stamp) == list(stamp)
-            and all(map(self._is_whole, entry.files.items()))
-        )
+        if entry is None or list(entry.stamp) != list(stamp):
+            return False
+        return all(self._has_size(name, size) for name, size in entry.files.items())
 
     def add(self, entry: Entry) -> None:
         """Note an image whose files are complete."""
         line = json.dumps(asdict(entry)).encode() + b"\n"
         try:
+            # One unbuffered write: a run that is killed leaves the line whole, or cut at the end.
             with self._path.open("ab", buffering=0) as file:
                 file.write(line)
         except OSError as error:
@@ -103,7 +103,7 @@ class Journal:
         self._entries[entry.image] = entry
 
     def entries(self, images: Sequence[str]) -> list[Entry]:
-        """Those of some images that are done, in their order."""
+        """Return the entries of those images that are done, in the order of the images."""
         return [self._entries[image] for image in images if image in self._entries]
 
     def drop(self, image: str) -> None:
@@ -111,37 +111,38 @@ class Journal:
         self._entries.pop(image, None)
 
     def measure(self, files: Sequence[Path]) -> dict[str, int]:
-        """The lengths of files that were just written, by their names below the folder."""
+        """Return the sizes of written files, bytes, by their names below the folder."""
         return {path.relative_to(self._folder).as_posix(): path.stat().st_size for path in files}
 
     def _read(self) -> None:
         with suppress(FileNotFoundError):
             content = self._path.read_bytes()
-            whole = content.rfind(b"\n") + 1
-            if whole < len(content):
-                os.truncate(self._path, whole)
-            for line in content[:whole].splitlines():
+            complete_bytes = content.rfind(b"\n") + 1
+            if complete_bytes < len(content):  # so that the next line does not continue a cut one
+                os.truncate(self._path, complete_bytes)
+            for line in content[:complete_bytes].splitlines():
                 try:
                     entry = _check_entry(Entry(**json.loads(line)))
                 except (ValueError, TypeError, RecursionError) as error:
                     raise StoreError(
-                        f"{show_path(self._path)} is damaged: remove it, or begin anew with predict.resume=false"
+                        f"{show_path(self._path)} is damaged: remove it, or begin anew with "
+                        "predict.resume=false"
                     ) from error
                 self._entries[entry.image] = entry
 
-    def _is_whole(self, file: tuple[str, int]) -> bool:
-        with suppress(OSError, ValueError):  # names that no file can have
-            return (self._folder / file[0]).stat().st_size == file[1]
+    def _has_size(self, name: str, size: int) -> bool:
+        with suppress(OSError, ValueError):  # ValueError: a name that no file can have
+            return (self._folder / name).stat().st_size == size
         return False
 
 
 class Written(NamedTuple):
-    """What was written of one input.
+    """Files and rows that were written for one input.
 
     Attributes:
         files: Paths.
         rows: Of the table; plain values that JSON can hold.
-        score: How sure the model is of what it found, for the choice of pictures.
+        score: Confidence of the model, for the choice of pictures.
     """
 
     files: Sequence[Path]
@@ -150,11 +151,11 @@ class Written(NamedTuple):
 
 
 class PredictionWriter(ABC):
-    """Writes what a model says of each input, at once, and what is said of all of them at the end.
+    """Writes the prediction of each input at once, and tables and pictures of all at the end.
 
-    The numbers of inputs are those of the samples of the predict stage. What is written of one is
-    kept by a run that goes on (``predict.resume=true``), so `finish` gets the rows of all of them
-    back, not what `write` remembers.
+    The numbers of inputs are those of the samples of the predict stage. A run that goes on
+    (``predict.resume=true``) keeps the files of inputs that are done, so `finish` gets the rows of
+    all of them back, and must not rely on what `write` remembers.
 
     Attributes:
         expects: What `predict_step` must return, in words.
@@ -167,34 +168,37 @@ class PredictionWriter(ABC):
     bad: Sequence[tuple[str, str]] = ()
 
     def stamp(self, number: int) -> Sequence[int]:
-        """Whole numbers that change when an input does; by default nothing says so."""
+        """Return whole numbers that change when an input does; by default none."""
         return ()
 
     def read(self, outputs: Any, batch: Any) -> Sequence[Any] | None:  # noqa: ANN401 - a module's outputs and batch
-        """One answer for each sample of a batch, from what `predict_step` returned; `None` if it is nothing of ours."""
+        """Return an answer for each sample of a batch from the outputs of `predict_step`.
+
+        None if the outputs have another form than `expects`.
+        """
         return None
 
     def path(self, number: int) -> str:
-        """Where an input lies, for messages; by default its name."""
+        """Return the path of an input, for messages; by default its name."""
         return self.names[number]
 
     @abstractmethod
     def write(self, number: int, answer: Any, seconds: float) -> Written:  # noqa: ANN401 - one of `read`
-        """Write what is said of one input; `seconds` is the time since the one before."""
+        """Write the answer for one input; `seconds` is the time since the one before."""
 
     @abstractmethod
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        """Write tables and pictures of all inputs that are done; return the numbers for summary.json."""
+        """Write tables and pictures of all inputs that are done; return numbers for summary.json."""
 
 
 def stamp_of(path: str) -> list[int]:
-    """Size and time of a file, which change with it."""
-    found = Path(path).stat()
-    return [found.st_size, found.st_mtime_ns]
+    """Return size and modification time of a file, which change with it."""
+    status = Path(path).stat()
+    return [status.st_size, status.st_mtime_ns]
 
 
 class BankWriter(PredictionWriter):
-    """Writes what is said of the images of a bank.
+    """Writes predictions of the images of a bank.
 
     Args:
         bank: The images.
@@ -202,16 +206,16 @@ class BankWriter(PredictionWriter):
     """
 
     def __init__(self, bank: ImageBank, names: Sequence[str]) -> None:
-        self.bank, self.names, self.bad = bank, names, bank.skipped
+        self.bank = bank
+        self.names = names
+        self.bad = bank.skipped
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
-        """Numbers that change with the file of an image, or with the shard that holds it."""
-        return (
-            self.bank.stamp(number)
-            if isinstance(self.bank, ShardedStore)
-            else stamp_of(self.path(number))
-        )
+        """Return numbers that change with the file of an image, or with the shard that holds it."""
+        if isinstance(self.bank, ShardedStore):
+            return self.bank.stamp(number)
+        return stamp_of(self.path(number))
 
     @override
     def path(self, number: int) -> str:
@@ -225,7 +229,7 @@ class Work:
         writer: Writes what is predicted.
         run: Where.
         options: Whether the run goes on.
-        chosen: Numbers of the inputs that are wanted.
+        chosen: Numbers of the inputs of the run.
 
     Attributes:
         waiting: Numbers of the inputs to predict.
@@ -239,54 +243,57 @@ class Work:
         options: PredictOptions,
         chosen: Sequence[int],
     ) -> None:
-        self.writer, self.bad = writer, dict[int, str]()
-        self._run, self._chosen = run, chosen
-        self._stamps = {
-            number: writer.stamp(number) for number in chosen
-        }  # from before the inputs were read
-        self._journal = Journal(
-            run.folder, {**run.identity, "predict": options.identity()}, resume=options.resume
-        )
-        self.waiting = [
-            n for n in chosen if not self._journal.holds(writer.names[n], self._stamps[n])
-        ]
-        for number in self.waiting:
-            self._journal.drop(writer.names[number])
-        if len(self.waiting) < len(chosen):
-            log.info(
-                "%d of %d inputs are done already", len(chosen) - len(self.waiting), len(chosen)
-            )
+        self.writer = writer
+        self.bad: dict[int, str] = {}
+        self.waiting: list[int] = []
+        self._run = run
+        self._chosen = chosen
+        # From before an input is read: one that changes meanwhile is predicted again.
+        self._stamps = {number: writer.stamp(number) for number in chosen}
+        identity = {**run.identity, "predict": options.identity()}
+        self._journal = Journal(run.folder, identity, resume=options.resume)
+        for number in chosen:
+            name = writer.names[number]
+            if not self._journal.holds(name, self._stamps[number]):
+                self._journal.drop(name)
+                self.waiting.append(number)
+        done = len(chosen) - len(self.waiting)
+        if done:
+            log.info("%d of %d inputs are done already", done, len(chosen))
 
     def write(self, number: int, answer: Any, seconds: float) -> None:  # noqa: ANN401 - what the writer takes
-        """Write what is said of one input, and note that it is done."""
-        written, name = self.writer.write(number, answer, seconds), self.writer.names[number]
-        measured, stamp = self._journal.measure(written.files), self._stamps[number]
-        self._journal.add(
-            Entry(image=name, stamp=stamp, files=measured, rows=written.rows, score=written.score)
+        """Write the answer for one input, and note that it is done."""
+        written = self.writer.write(number, answer, seconds)
+        entry = Entry(
+            image=self.writer.names[number],
+            stamp=self._stamps[number],
+            files=self._journal.measure(written.files),
+            rows=written.rows,
+            score=written.score,
         )
+        self._journal.add(entry)
 
     def finish(self) -> Predicted:
-        """Write what is said of all inputs, and ``bad.csv``."""
+        """Write tables and pictures of all inputs, and ``bad.csv``."""
         names = self.writer.names
         entries = self._journal.entries([names[number] for number in self._chosen])
-        bad = [
-            *self.writer.bad,
-            *((self.writer.path(number), reason) for number, reason in sorted(self.bad.items())),
-        ]
-        rows = [{"image": path, "reason": why} for path, why in bad]
+        bad = list(self.writer.bad)
+        for number, reason in sorted(self.bad.items()):
+            bad.append((self.writer.path(number), reason))
+        rows = [{"image": path, "reason": reason} for path, reason in bad]
         write_table(self._run.folder / "bad.csv", ("image", "reason"), rows)
-        kept = {
+        counts = {
             "predict/images_kept": len(self._chosen) - len(self.waiting),
             "predict/images_bad": len(bad),
         }
-        return Predicted({**self.writer.finish(entries), **kept}, bad)
+        return Predicted({**self.writer.finish(entries), **counts}, bad)
 
 
 def _check_entry(entry: Entry) -> Entry:
-    """Refuse a line whose parts are of other kinds than ours.
+    """Return a line of the journal if its values have the types of ours.
 
     Raises:
-        TypeError: They are.
+        TypeError: They have others.
     """
     is_good = (
         isinstance(entry.image, str)
@@ -303,16 +310,27 @@ def _check_entry(entry: Entry) -> Entry:
 
 
 def _remove_parts(folder: Path) -> None:
-    """Remove what an interrupted run was writing: files of names that only we give, in real folders only."""
-    for place, _, names in os.walk(folder):
-        for path in (Path(place) / name for name in names if PART.fullmatch(name)):
-            if stat.S_ISREG(path.lstat().st_mode):
+    """Remove the partial files of an interrupted run.
+
+    They have names that nothing else has; no link is followed or removed.
+    """
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            path = Path(parent) / name
+            if PART.fullmatch(name) and stat.S_ISREG(path.lstat().st_mode):
                 path.unlink(missing_ok=True)
 
 
 def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
+    """Compare the fingerprint of the folder with that of this run.
+
+    Raises:
+        ConfigError: They differ.
+        StoreError: The file is damaged.
+    """
     try:
-        before, now = (dict(_flatten(part)) for part in (json.loads(path.read_bytes()), identity))
+        before = dict(_flatten(json.loads(path.read_bytes())))
+        now = dict(_flatten(identity))
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged: begin anew with predict.resume=false"
@@ -321,18 +339,18 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     if differing:
         changes = [f"{key}: {before.get(key)!r}, now {now.get(key)!r}" for key in differing]
         raise ConfigError(
-            f"{show_path(path.parent)} holds predictions of another run: choose another predict.folder, or begin anew "
-            "with predict.resume=false\n  " + "\n  ".join(changes)
+            f"{show_path(path.parent)} holds predictions of another run: choose another "
+            "predict.folder, or begin anew with predict.resume=false\n  " + "\n  ".join(changes)
         )
 
 
 def _flatten(node: object, key: str = "") -> list[tuple[str, object]]:
+    """Return the leaves of nested mappings with their dotted keys; a list counts as one leaf."""
     if isinstance(node, Mapping):
-        return [
-            pair
-            for name, value in node.items()
-            for pair in _flatten(value, f"{key}.{name}" if key else str(name))
-        ]
-    if isinstance(node, list | tuple):
+        leaves = []
+        for name, value in node.items():
+            leaves += _flatten(value, f"{key}.{name}" if key else str(name))
+        return leaves
+    if isinstance(node, list | tuple):  # as text, so that a tuple equals the list read from JSON
         return [(key, json.dumps(node))]
     return [(key, node)]

@@ -5,6 +5,7 @@ no moment at which a kill leaves a folder whose owner is unknown. The random par
 unpredictable.
 """
 
+import fcntl
 import hashlib
 import logging
 import os
@@ -186,13 +187,16 @@ def hold_lock(path: Path) -> Iterator[None]:
 
     The system frees it if its holder dies.
     """
-    lock = _make_lock(path)
+    # Not by filelock, which polls: those that wait are woken at once and in order here, or a shard
+    # that is needed next would come behind one that is needed last.
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(path, flags, 0o664)
     try:
         with suppress(OSError):  # a file system without locks: work may be done twice
-            lock.acquire(poll_interval=0.01)
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        _release(lock)
+        os.close(descriptor)
 
 
 def _make_lock(path: Path) -> FileLock:

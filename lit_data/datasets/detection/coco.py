@@ -73,11 +73,11 @@ class CocoFile:
         """
         numbers: dict[int, int] = {}
         problems, split = Problems(), find_split(os.path.basename(self.path))  # noqa: PTH119 - str or PathLike
-        for place, entry in enumerate(self.images):
+        for entry_number, entry in enumerate(self.images):
             try:
                 numbers[entry["id"]] = index.find(entry["file_name"], split)
             except DataError as error:
-                problems.add(self.path, f"images[{place}] of {len(self.images)}: {error}")
+                problems.add(self.path, f"images[{entry_number}] of {len(self.images)}: {error}")
         return numbers, problems
 
 
@@ -191,18 +191,18 @@ def _list_items(content: Mapping[str, Any], key: str) -> list[Any]:
 def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
     """Refuse entries without a whole id and a name, and those that repeat one."""
     ids, names = set(), set()
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         if (
             not isinstance(entry, dict)
             or type(entry.get("id")) is not int
             or not isinstance(entry.get(text), str)
         ):
             raise DataError(
-                f"{key}[{place}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
+                f"{key}[{index}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
             )
         if entry["id"] in ids or entry[text] in names:
             raise DataError(
-                f"{key}[{place}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}"
+                f"{key}[{index}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}"
             )
         ids.add(entry["id"])
         names.add(entry[text])
@@ -227,7 +227,7 @@ def _check_sizes(
     images: Sequence[AnyPath],
     sizes_px: NDArray[np.int64],
 ) -> None:
-    for place, entry in enumerate(file.images):
+    for index, entry in enumerate(file.images):
         stated = entry.get("height"), entry.get("width")
         if entry["id"] not in numbers or stated == (None, None):
             continue
@@ -235,11 +235,11 @@ def _check_sizes(
         height, width = map(int, sizes_px[image])
         if stated != (height, width):
             if all(type(side) is int and abs(side) < _MAX_SIDE_PX for side in stated):
-                name = f"{os.fspath(file.path)}: images[{place}]"
+                name = f"{os.fspath(file.path)}: images[{index}]"
                 sizes: Any = (stated, (height, width))
                 message = describe_size_mismatch((name, images[image]), sizes)
             else:
-                message = f"images[{place}]: height and width must be whole numbers, found {quote(stated)}"
+                message = f"images[{index}]: height and width must be whole numbers, found {quote(stated)}"
             collector.problems.add(file.path, message)
 
 
@@ -248,18 +248,18 @@ def _add_boxes(
 ) -> int:
     """Add all boxes of a file but those of crowds, and count these."""
     crowds, known = 0, {entry["id"] for entry in file.images}
-    for place, entry in enumerate(file.annotations):
+    for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
-            collector.reject(place, f"{quote(entry)} is no annotation")
+            collector.reject(index, f"{quote(entry)} is no annotation")
         elif entry.get("iscrowd") == 1:
             crowds += 1
         elif wrong := next(_find_faults(entry, known, ids, file), ""):
-            collector.reject(place, wrong)
+            collector.reject(index, wrong)
         elif (
             entry["image_id"] in numbers
         ):  # an image that is not there is named once, not for each of its boxes
             collector.add(
-                numbers[entry["image_id"]], place, ids[entry["category_id"]], entry["bbox"]
+                numbers[entry["image_id"]], index, ids[entry["category_id"]], entry["bbox"]
             )
     return crowds
 

@@ -128,19 +128,19 @@ class DetectionDataset(BankDataset):
         boxes, counts = self._find_boxes(
             plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL
         )
-        place = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        slot = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
-        rows["boxes"][row, place, 0], rows["boxes"][row, place, 1:] = 0, boxes[:, 1:]
+        rows["boxes"][row, slot, 0], rows["boxes"][row, slot, 1:] = 0, boxes[:, 1:]
         rows["boxes" + COUNT_SUFFIX][:] = counts
         rows["index"][:] = rows["image_index"][:] = images
         rows["shape"][:], rows["epoch"][:] = self.original_px[images], epoch
 
     def mosaic_of(self, epoch: int) -> MosaicSpec | None:
-        """How samples of an epoch are put together; none if each shows one image."""
+        """Return how samples of an epoch are put together; None if each shows one image."""
         return self.mosaic if self.mosaic_epochs is None or epoch < self.mosaic_epochs else None
 
     def plan(self, images: Ints, epoch: int) -> MosaicPlan:
-        """Which tiles the samples of some images have in an epoch, as they are written."""
+        """Plan the tiles that the samples of some images have in an epoch."""
         spec = self.mosaic_of(epoch) if self.draws_mosaics else None
         return self._sample(spec, epoch, images, images, self._sizes_px, self.images)
 
@@ -165,7 +165,7 @@ class DetectionDataset(BankDataset):
         return BatchMosaics(plan, places_px, boxes, counts)
 
     def find_places(self, images: Ints) -> Ints:
-        """Where images lie that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
+        """Locate images that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
         return self._sample(None, 0, images, images, self._sizes_px, images).window
 
     def describe_sample(self, index: int) -> str:
@@ -175,8 +175,9 @@ class DetectionDataset(BankDataset):
     def find_originals(
         self, boxes: NDArray[np.float64], images: NDArray[np.int64]
     ) -> NDArray[np.float64]:
-        """Where boxes of samples that show one image each lie in the images on the disk, cut to
-        these.
+        """Locate boxes in the images on the disk, of samples that show one image each.
+
+        Boxes are cut to their images.
 
         Args:
             boxes: [N, 4] (left, top, right, bottom) px of a sample.

@@ -1,4 +1,4 @@
-"""What a folder of a detection set holds: its images, their boxes and which image trains, validates or tests."""
+"""Files of a detection dataset: its images, their boxes, and the split of each image."""
 
 import logging
 import os
@@ -142,12 +142,14 @@ def find_detection_files(
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
     folder = _open_folder(Path(os.path.abspath(root)), exclude, allow_outside)  # noqa: PTH100 - keeps links
-    found = _find_labels(
+    label_files = _find_labels(
         folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes)
     )
-    fixed = _find_splits(folder, splits, found.coco, allow_outside)
-    members, sizes_px = _measure(folder, _list_members(folder, found.coco, fixed), read, on_bad)
-    labels = _read_labels(folder, found, members, sizes_px, classes, difficult, on_bad)
+    fixed = _find_splits(folder, splits, label_files.coco, allow_outside)
+    members, sizes_px = _measure(
+        folder, _list_members(folder, label_files.coco, fixed), read, on_bad
+    )
+    labels = _read_labels(folder, label_files, members, sizes_px, classes, difficult, on_bad)
     images = tuple(str(folder.root / folder.names[number]) for number in members)
     return DetectionFiles(
         images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px
@@ -160,10 +162,10 @@ def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Fo
         patterns = [
             "*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"
         ]
-    found = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
+    listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
     names, excluded = (
         tuple(path.relative_to(root).as_posix() for path in paths)
-        for paths in (found.paths, found.excluded)
+        for paths in (listing.paths, listing.excluded)
     )
     if not allow_outside:
         for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
@@ -171,7 +173,7 @@ def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Fo
     described = (root / "data.yaml").is_file()
     yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
     return _Folder(
-        root, names, excluded, tuple(exclude), NameIndex(found.paths, found.excluded), yaml
+        root, names, excluded, tuple(exclude), NameIndex(listing.paths, listing.excluded), yaml
     )
 
 
@@ -212,10 +214,10 @@ def _find_labels(
             if match[0]:
                 return _Labels(label_format, (), match[0])
             continue
-        given = [] if annotations is None else [folder.root / annotations]
-        if given and given[0].is_symlink() and not allow_outside:
-            check_inside(given[0], folder.root)
-        if paths := given or sorted(folder.root.glob("annotations/instances_*.json")):
+        named = [] if annotations is None else [folder.root / annotations]
+        if named and named[0].is_symlink() and not allow_outside:
+            check_inside(named[0], folder.root)
+        if paths := named or sorted(folder.root.glob("annotations/instances_*.json")):
             return _Labels("coco", tuple(map(load_coco, paths)), {})
     if wanted == "auto" and annotations is None and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
@@ -352,7 +354,7 @@ def _number_splits(
         shares = DEFAULT_SHARES if splits == "auto" else splits
         parts = split_images([names[number] for number in members], shares, seed=seed)
         return {split: part.tolist() for split, part in parts.items()}
-    places = {number: place for place, number in enumerate(members)}
+    places = {number: index for index, number in enumerate(members)}
     return {
         split: sorted(places[n] for n in fixed.get(split, ()) if n in places) for split in SPLITS
     }

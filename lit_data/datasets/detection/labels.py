@@ -108,7 +108,7 @@ def find_split(text: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class BoxForm:
-    """How a label format writes a box.
+    """Form in which a label format writes a box.
 
     Args:
         name: Of the format.
@@ -127,7 +127,7 @@ class BoxForm:
 
 
 def is_share_box(boxes: Floats) -> NDArray[np.bool_]:
-    """Which of [N, 4] numbers in pixels are shares: all from 0 to 1, and not all whole."""
+    """Mark rows of [N, 4] numbers in pixels that are fractions: all from 0 to 1, and not all whole."""
     return np.asarray(((boxes >= 0) & (boxes <= 1)).all(1) & (boxes != np.floor(boxes)).any(1))
 
 
@@ -161,7 +161,7 @@ class BoxCollector:
         self._rows: list[tuple[float, ...]] = []
 
     def start_file(self, path: AnyPath) -> None:
-        """What follows stands in this file."""
+        """Attribute what follows to this file."""
         self._paths.append(path)
 
     def reject(self, place: int, message: str) -> None:
@@ -222,7 +222,7 @@ class BoxCollector:
         return rows[~mistaken]
 
     def _check_places(self, rows: Floats, corners: Floats) -> tuple[NDArray[np.bool_], int]:
-        """Which boxes have an area inside their image, and how many of these reach out of it."""
+        """Mark boxes with an area inside their image, and count those that reach out of it."""
         sides = corners[:, 2:] - corners[:, :2]
         empty = ~(sides > _SMALLEST).all(1)
         for row in rows[empty]:

@@ -47,10 +47,10 @@ def find_boxes(
     tile = np.repeat(np.arange(len(plan)), counts)
     within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
     boxes = labels.boxes[np.repeat(starts, counts) + within].astype(np.float64)
-    edges, kept = move_boxes(boxes[:, 1:], tile, plan, sizes_px, limits)
+    edges, is_visible = move_boxes(boxes[:, 1:], tile, plan, sizes_px, limits)
     low, high = edges[:, :2] / size_px, edges[:, 2:] / size_px
-    row = plan.row[tile[kept]]  # ascends, as tiles do
-    columns = (row, boxes[kept, 0], *((low + high) / 2).T[::-1], *(high - low).T[::-1])
+    row = plan.row[tile[is_visible]]  # ascends, as tiles do
+    columns = (row, boxes[is_visible, 0], *((low + high) / 2).T[::-1], *(high - low).T[::-1])
     return np.stack(columns, axis=1).astype(np.float32), np.bincount(row, minlength=samples)
 
 
@@ -95,17 +95,17 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
             image[:, cut[0] : cut[2], cut[1] : cut[3]],
             rows[row, :, top:bottom, left:right],
         )
-        shown = slice(top - up, bottom - up), slice(left - before, right - before)
+        window = slice(top - up, bottom - up), slice(left - before, right - before)
         height, width = down - up, after - before
         if part.shape[1:] == (height, width):
-            target[...] = part[:, *shown]
+            target[...] = part[:, *window]
             continue
-        whole = room[: height * width].reshape(
+        scaled = room[: height * width].reshape(
             height, width
         )  # small enough to stay in the core's own cache
         for source, plane in zip(part, target, strict=True):
-            cv2.resize(source, (width, height), whole, 0, 0, cv2.INTER_LINEAR)
-            plane[...] = whole[shown]
+            cv2.resize(source, (width, height), scaled, 0, 0, cv2.INTER_LINEAR)
+            plane[...] = scaled[window]
     for row in uncovered:
         rows[row] = FILL
 
@@ -120,7 +120,7 @@ def _find_uncovered(rows: Array, plan: MosaicPlan, seen: NDArray[np.int64]) -> s
 def _choose_cuts(
     plan: MosaicPlan, seen: NDArray[np.int64], sizes_px: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Which part of each tile is scaled, and to where: a rectangle that holds its window.
+    """Choose the part of each tile that is scaled, and its target: a rectangle that holds its window.
 
     Args:
         plan: The tiles.

@@ -95,21 +95,21 @@ class NameIndex:
         known: Sequence[int] = self._numbers.get(name_alone, ())
         if len(known) > _FEW:
             known = self._find_tail(name_alone, target, known)
-        found = [
+        matches = [
             n
             for n in known
             if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])
         ]
-        if len(found) > 1:
-            found = [n for n in found if split and self._split(n) == split] or found
-            found = [n for n in found if n < self.count] or found[:1]
-        if not found:
+        if len(matches) > 1:
+            matches = [n for n in matches if split and self._split(n) == split] or matches
+            matches = [n for n in matches if n < self.count] or matches[:1]
+        if not matches:
             raise DataError(f"no image is named {escape(name)!r}")
-        if len(found) > 1:
+        if len(matches) > 1:
             raise DataError(
-                f"{len(found)} images are named {escape(name)!r}; name them with their folder"
+                f"{len(matches)} images are named {escape(name)!r}; name them with their folder"
             )
-        return found[0]
+        return matches[0]
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
         """Those of many images of one name whose path ends so, by a table instead of one look at each."""
@@ -117,8 +117,8 @@ class NameIndex:
             tails = self._tails[name] = defaultdict(list)
             for number in numbers:
                 for path in {self._paths[number], self._stem(number)}:
-                    for place in [place for place, letter in enumerate(path) if letter == "/"]:
-                        tails[path[place:]].append(number)
+                    for start in [start for start, letter in enumerate(path) if letter == "/"]:
+                        tails[path[start:]].append(number)
         return self._tails[name].get(target, ())
 
     def _stem(self, number: int) -> str:
@@ -195,7 +195,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     Of images of one name, that of the label file's split is meant.
     """
     parts = name.split("/")
-    last = max(place for place, part in enumerate(parts[:-1]) if part in parents)
+    last = max(index for index, part in enumerate(parts[:-1]) if part in parents)
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))
     except DataError:
@@ -248,9 +248,9 @@ def read_voc_labels(
         collector.start_file(path)
         if message := _compare_sizes(root, path, image_path, sizes_px[image]):
             collector.problems.add(path, message)
-        for place, item in enumerate(root.iterfind("object"), 1):
+        for index, item in enumerate(root.iterfind("object"), 1):
             if difficult or _read_text(item, "difficult") != "1":
-                _read_object(collector, image, place, item, numbers)
+                _read_object(collector, image, index, item, numbers)
     if not names:
         collector.problems.add("classes", "no file names one; give classes=")
     return collector.finish(names)
@@ -290,19 +290,19 @@ def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BY
 
 
 def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
-    found = {
+    names = {
         _read_text(item, "name")
         for root in roots
         if root is not None
         for item in root.iterfind("object")
     }
-    return tuple(sorted(found - {""}))
+    return tuple(sorted(names - {""}))
 
 
 def _compare_sizes(
     root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]
 ) -> str:
-    """How the stated size differs from the image's; nothing if it does not, or none is stated."""
+    """Describe how the stated size differs from the image's; empty if it does not, or none is stated."""
     if root.find("size") is None:
         return ""
     texts = _read_text(root, "size/height"), _read_text(root, "size/width")

@@ -111,9 +111,9 @@ def _collect(
             collector.problems.add(path, str(error))
             continue
         collector.start_file(path)
-        for place, line in enumerate(lines, 1):
+        for line_number, line in enumerate(lines, 1):
             if line:
-                _read_line(collector, image, place, line, classes, numbers, first)
+                _read_line(collector, image, line_number, line, classes, numbers, first)
     return collector
 
 
@@ -134,7 +134,7 @@ def read_lines(path: AnyPath) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class DataYaml:
-    """What a ``data.yaml`` says.
+    """Content of a ``data.yaml``.
 
     Args:
         classes: Names of the classes; empty if it names none.
@@ -273,8 +273,8 @@ def _read_names(names: object, count: object) -> tuple[str, ...]:
         _name_classes([str(name) for name in names]) if isinstance(names, list) and names else ()
     )
     if classes and count is not None and (type(count) is not int or count != len(classes)):
-        found = count if isinstance(count, int) else type(count).__name__
-        raise DataError(f"nc is {found}, but names holds {len(classes)}; make them agree")
+        stated = count if isinstance(count, int) else type(count).__name__
+        raise DataError(f"nc is {stated}, but names holds {len(classes)}; make them agree")
     return classes
 
 

@@ -156,13 +156,13 @@ class GANDataset(BankDataset):
                     "patches of images with views would have no pose: leave the views or the patches out"
                 )
             return
-        found = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
+        sizes_px = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
         wrong = np.flatnonzero(
-            (found != np.array(self.image_px) * self.table.tiles).any(1)
+            (sizes_px != np.array(self.image_px) * self.table.tiles).any(1)
         ).tolist()
         if wrong:
             sizes = [
-                (self.bank.name(number), f"{found[number, 0]} x {found[number, 1]} px")
+                (self.bank.name(number), f"{sizes_px[number, 0]} x {sizes_px[number, 1]} px")
                 for number in wrong
             ]
             raise list_problems(sizes).make_error(

@@ -1,4 +1,4 @@
-"""Which samples a GAN set has: the views of its objects, their poses and their labels."""
+"""Samples of a GAN dataset: the views of its objects, their poses and their labels."""
 
 import json
 import math
@@ -28,7 +28,7 @@ LAYOUT_FILE: Final = "views.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ViewLayout:
-    """How a set holds views, as `views.json` in its root says it.
+    """Layout of the views of a dataset, from `views.json` in its root.
 
     Args:
         views: See `Views`.
@@ -75,8 +75,9 @@ class ViewLayout:
 
 
 def read_layout(folder: Path) -> ViewLayout:
-    """What `views.json` in the root of a set says; without such a file each image is a sample by
-    itself.
+    """Read `views.json` in the root of a dataset.
+
+    Without such a file each image is a sample by itself.
 
     Raises:
         DataError: The file is not what it must be, or lies elsewhere.
@@ -86,12 +87,12 @@ def read_layout(folder: Path) -> ViewLayout:
         return ViewLayout()
     check_inside(path, folder)
     try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
         return ViewLayout(
             **{
-                name: found[name]
+                name: content[name]
                 for name in ViewLayout.__slots__
-                if name in found or name == "views"
+                if name in content or name == "views"
             }
         )
     except (ValueError, TypeError, KeyError, OverflowError, ConfigError) as error:
@@ -162,15 +163,15 @@ def tabulate(
         if layout.views == "folders"
         else tiles
     )
-    whole = {name: group for name, group in groups.items() if max(group) < len(names)}
+    complete = {name: group for name, group in groups.items() if max(group) < len(names)}
     images = np.repeat(
-        np.array([number for group in whole.values() for number in group], np.int64), tiles**2
+        np.array([number for group in complete.values() for number in group], np.int64), tiles**2
     )
     view, number = (
-        np.tile(np.arange(side**2), len(whole)),
-        np.repeat(np.arange(len(whole)), side**2),
+        np.tile(np.arange(side**2), len(complete)),
+        np.repeat(np.arange(len(complete)), side**2),
     )
-    has_views, objects = layout.views != "none", tuple(whole)
+    has_views, objects = layout.views != "none", tuple(complete)
     if labels in ("views", "objects") and not has_views:
         raise ConfigError(
             f"labels={labels} needs objects with views: set data.views=folders or sheet, or other labels"
@@ -216,12 +217,12 @@ def check_views(counts: Mapping[str, int]) -> int:
     if not wrong:
         return math.isqrt(usual)
     problems = list_problems([(name, _describe_count(counts[name])) for name in wrong])
-    wanted = (
+    needed = (
         f"{usual} views as the others have"
         if _is_square(usual)
         else "the same square number of views"
     )
-    raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {wanted}")
+    raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {needed}")
 
 
 def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
@@ -241,7 +242,7 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
 
 
 def lie_in_splits(names: Sequence[str], splits: object) -> bool:
-    """Whether the first folder of each path names its split."""
+    """Return True if the first folder of each path names its split."""
     firsts = {name.split("/", 1)[0] if "/" in name else "" for name in names}
     return splits in ("auto", "folders") and firsts <= set(SPLITS)
 

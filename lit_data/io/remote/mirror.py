@@ -124,7 +124,7 @@ class Mirror:
             ]
             self._check_strangers({*files, *manifest.entries})
             self._check_sizes(files, sum(file.size_bytes for file in todo), len(todo), len(gone))
-            kept = {} if todo or gone else manifest.complete
+            still_complete = {} if todo or gone else manifest.complete
             if todo or gone:
                 # First, so that after a kill the record still knows what is left.
                 self._remove(gone)
@@ -134,7 +134,7 @@ class Mirror:
                 await Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar).run(
                     todo
                 )
-            manifest.finish(self.scope.key, len(files), kept=kept)
+            manifest.finish(self.scope.key, len(files), kept=still_complete)
 
     def _is_current(self, file: RemoteFile, manifest: Manifest) -> bool:
         entry = manifest.entries.get(file.name)

@@ -229,13 +229,13 @@ class ImagePublisher:
                 [sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk)
             )
 
-        found = list(track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks)))
-        written = [entry for entry in found if not isinstance(entry, str)]
+        results = list(track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks)))
+        written = [entry for entry in results if not isinstance(entry, str)]
         if not written:
-            raise DataError(f"all images are bad, such as: {found[0]}")
+            raise DataError(f"all images are bad, such as: {results[0]}")
         lost = [
             (sources[survey.images[n]].paths[0], fault)
-            for chunk, fault in zip(chunks, found, strict=True)
+            for chunk, fault in zip(chunks, results, strict=True)
             if isinstance(fault, str)
             for n in chunk.tolist()
         ]

@@ -1,5 +1,6 @@
-"""lit_data keeps the accelerator fed and the run alive: data, augmentation and callbacks for
-PyTorch Lightning.
+"""Data, augmentation and callbacks for PyTorch Lightning.
+
+They keep the accelerator fed and the run alive.
 
 Import from the sub-packages (``lit_data.datamodules``, ``lit_data.callbacks``, ...). This file
 re-exports nothing, so that a worker process which imports a dataset does not also import Lightning,

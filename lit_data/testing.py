@@ -74,8 +74,9 @@ def check_dataset(dataset: RowWriter, *, epochs: Sequence[int] = (0, 1), samples
 def check_datamodule(
     datamodule: BaseDataModule, stages: Sequence[Stage] = ("train", "val", "test", "predict")
 ) -> None:
-    """Prepare and open a datamodule, check the dataset of each stage, and plan and finish a batch
-    of it twice.
+    """Check a datamodule: its sources, the dataset of each stage, and its batches.
+
+    A batch is planned and finished twice.
 
     Raises:
         AssertionError: A batch lacks keys, or is another one the second time.

@@ -132,8 +132,9 @@ def is_share_box(boxes: Floats) -> NDArray[np.bool_]:
 
 
 class BoxCollector:
-    """Boxes of many files on their way into a table; what is wrong with any of them is raised at
-    once.
+    """Collector of the boxes of many files.
+
+    What is wrong with any of them is raised at once.
 
     Args:
         form: How they are written.

@@ -1,5 +1,6 @@
-"""Draw a mosaic plan into rows of a batch, on the host: each tile once, straight to where it is
-seen.
+"""Draw a mosaic plan into rows of a batch, on the host.
+
+Each tile is drawn once, straight to where it is seen.
 
 A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing
 are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less

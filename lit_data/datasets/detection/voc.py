@@ -52,8 +52,9 @@ _FORM: Final = BoxForm(
 
 
 class NameIndex:
-    """Finds images by what lists and label files call them: any end of the path, with or without
-    extension.
+    """Index of images by the names that lists and label files use.
+
+    A name is any end of the path, with or without extension.
 
     Args:
         images: Their paths.
@@ -189,8 +190,9 @@ def match_label_files(
 
 
 def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
-    """The image of a label file: in the folder of the same name below ``images``, or of that name
-    anywhere.
+    """Find the image of a label file.
+
+    It lies in the folder of the same name below ``images``, or has that name anywhere.
 
     Of images of one name, that of the label file's split is meant.
     """

@@ -176,8 +176,9 @@ def read_data_yaml(path: AnyPath) -> DataYaml:
 
 
 def read_class_names(root: Path) -> tuple[str, ...]:
-    """The names, one a line, of ``classes.txt`` in the root or, where LabelImg writes it, in
-    ``labels``; else none.
+    """Read the names, one a line, of ``classes.txt``.
+
+    It lies in the root or, where LabelImg writes it, in ``labels``; else there are none.
 
     Raises:
         DataError: It cannot be read, names none, or names one twice.

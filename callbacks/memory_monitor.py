@@ -241,6 +241,11 @@ class MemoryMonitor(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        for name in ("steps", "ooms"):
+            # Checked here, where it is known that the checkpoint is at fault.
+            count = state_dict[name]
+            if type(count) is not int or count < 0:
+                raise ValueError(f"the state of MemoryMonitor holds {name}={count!r:.80}")
         self._steps = state_dict["steps"]
         self._ooms = state_dict["ooms"]
         self._raise_peaks(state_dict["peaks"])

@@ -35,7 +35,7 @@ def _list_commands(text: str) -> list[str]:
         for line in text.splitlines()
         if "python -m lit_data " in line
     ]
-    return [line for line in lines if not re.search("`|--config-dir", line)]
+    return [line for line in lines if not re.search("`|--config-dir|my_conf", line)]
 
 
 COMMANDS = [

@@ -25,19 +25,14 @@ REDUCTIONS: dict[str, Any] = {"mean": torch.mean, "sum": torch.sum, "max": max, 
 class Logs(L.LightningModule):
     """Logs whole numbers, which add up exactly, in every way there is."""
 
-    def __init__(self, *, automatic: bool = True) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
         self.train_metric, self.val_metric = MeanMetric(), MeanMetric()
-        self.automatic_optimization = automatic
 
-    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
         self._log(batch, "train")
-        loss = (self.weight * batch).mean()
-        if self.automatic_optimization:
-            return loss
-        self.manual_backward(loss)
-        return None
+        return (self.weight * batch).mean()
 
     def validation_step(self, batch: Tensor, batch_idx: int) -> None:
         self._log(batch, "val")
@@ -99,9 +94,8 @@ def test_pieces_log_what_whole_batches_log(size: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("automatic", [True, False])
-def test_pieces_that_failed_leave_nothing_in_the_log(automatic: bool) -> None:
-    module = Logs(automatic=automatic)
+def test_pieces_that_failed_leave_nothing_in_the_log() -> None:
+    module = Logs()
     faults = [
         install(
             module,
@@ -111,7 +105,7 @@ def test_pieces_that_failed_leave_nothing_in_the_log(automatic: bool) -> None:
     ]
     found = _run(AdaptiveBatchSize(grow_after=None), module=module)
     assert [fault.refused for fault in faults] == [[8, 4]] * 2
-    assert found == _run(module=Logs(automatic=automatic))
+    assert found == _run(module=Logs())
 
 
 def test_without_a_loop_there_is_nothing_to_do() -> None:

@@ -254,7 +254,7 @@ def test_the_gpu_option_runs(run: Run) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("option", BENCHMARKS)
 def test_every_benchmark_runs(option: str, run: Run) -> None:
-    sizes = ["benchmark.samples_in_memory=8", "benchmark.sample_shape=[3,4,4]", "benchmark.steps=2"]
+    sizes = ["benchmark.steps=2"]
     times = ["benchmark.repeats=1", "benchmark.samples_per_row=4", "benchmark.warmup_batches=1"]
     words = [
         "benchmark.workers=[1]",
@@ -438,10 +438,8 @@ def test_the_experiment_of_volumes_goes_all_the_way(run: Run) -> None:
     predicted = run("predict", *words)
     assert predicted["predict/volumes"] == 6
     assert run("show", *words, "show.count=3")["show/patches"] == 3
-    prepared = run("prepare", *words, f"prepare.export={fitted['folder']}/sparse")
+    prepared = run("prepare", *words)
     assert (prepared["prepare/volumes"], prepared["prepare/refused"]) == (6, 0)
-    assert prepared["prepare/exported_volumes"] == 6
-    assert prepared["prepare/sparse_bytes"] > 0
     assert (
         run("prepare", *words, "prepare.check=true")["prepare/points"] == prepared["prepare/points"]
     )

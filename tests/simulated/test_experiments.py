@@ -23,7 +23,7 @@ ALLOWED = {
     "callbacks/imaging/features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
     "devices.py": "small constants go to the device once",
-    "synthesis/fields.py": "so does the smooth field",
+    "synthesis/outlines.py": "so does the smooth field",
     "synthesis/families/texture.py": "so do the textures",
     "synthesis/families/spot.py": "so do the kernels of spots",
 }

@@ -168,7 +168,7 @@ def _import_transform() -> Callable[..., Distances]:
     return transform
 
 
-FORMAT_VERSION = 2  # raise it with every change of a distance
+FORMAT_VERSION = 3  # raise it with every change of a distance
 
 
 class PointDistances:

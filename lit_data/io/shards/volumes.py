@@ -39,7 +39,7 @@ from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
 
 _KIND: Final = "volume shards"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _AXES: Final = ("depth", "height", "width")
 _NUMBERS: Final = ("points", "nbytes", "itemsize", "has_labels")
 VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])

@@ -15,7 +15,7 @@ from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 
 KIND: Final = "images"
-VERSION: Final = 3
+VERSION: Final = 4
 """Version of the layout of all files of a store; part of every key."""
 PIXELS: Final = "pixels"
 

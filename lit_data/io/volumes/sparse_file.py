@@ -40,7 +40,7 @@ MAX_OPEN: Final = 64
 
 
 KIND: Final = "sparse volume"
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the layout; part of every key."""
 
 

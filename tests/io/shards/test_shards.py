@@ -216,12 +216,12 @@ def test_a_hostile_pointer_is_refused(make: Make, address: Path, text: bytes) ->
 def put_index(address: Path, folder: Path, facts: dict[str, Any], arrays: dict[str, Array]) -> None:
     """Replace the index by one with sums of its own, as a stranger would."""
     pointer = json.loads((address / "set.json").read_text())
-    found = ArrayFolder(address / f"index-{pointer['index']}.tar", "shards", 1)
+    found = ArrayFolder(address / f"index-{pointer['index']}.tar", "shards", 2)
     folder.mkdir()
     writer = ArrayWriter(folder)
     for name in found.arrays:
         writer.add(name, arrays.get(name, np.array(found.map(name))))
-    writer.finish("shards", 1, found.key, found.facts | facts)
+    writer.finish("shards", 2, found.key, found.facts | facts)
     write_tar({path.name: path for path in folder.iterdir()}, folder / "index.tar")
     sum_ = find_sha256(folder / "index.tar")
     (folder / "index.tar").rename(address / f"index-{sum_}.tar")

@@ -426,5 +426,5 @@ def test_from_the_command_line(
     capsys.readouterr()
     assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 4
     assert (
-        "no volume shards of version 1 (it holds 'shards' of version 1)" in capsys.readouterr().err
+        "no volume shards of version 2 (it holds 'shards' of version 2)" in capsys.readouterr().err
     )

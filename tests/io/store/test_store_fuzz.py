@@ -274,7 +274,7 @@ def test_rules_of_the_facts(folder: Path, change: dict[str, object], message: st
 def test_rules_of_the_arrays(folder: Path, change: dict[str, object], message: str) -> None:
     change_meta(folder, lambda fields: fields["arrays"]["pixels"].update(change))
     with pytest.raises(
-        StoreCorruptError, match=rf"meta.json: no images of version 3 \(.*{message}"
+        StoreCorruptError, match=rf"meta.json: no images of version 4 \(.*{message}"
     ):
         DecodedStore.open(folder)
 
@@ -284,7 +284,7 @@ def test_rules_of_the_arrays(folder: Path, change: dict[str, object], message: s
 )
 def test_rules_of_the_folder(folder: Path, change: dict[str, object]) -> None:
     change_meta(folder, lambda fields: fields.update(change))
-    with pytest.raises(StoreCorruptError, match=r"meta.json: no images of version 3 \("):
+    with pytest.raises(StoreCorruptError, match=r"meta.json: no images of version 4 \("):
         DecodedStore.open(folder)
 
 

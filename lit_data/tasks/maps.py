@@ -22,7 +22,7 @@ from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
 from lit_data.synthesis.values import ValueRange
 from lit_data.tasks.answers import ask_step, read_probability, read_threshold
-from lit_data.tasks.base import Task, register
+from lit_data.tasks.base import Data, Task, register
 from lit_data.tasks.figures import (
     DISTRACTOR_COLOUR,
     FOUND_COLOUR,
@@ -52,11 +52,8 @@ _MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and mak
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
 
 
-@register(BaseDataModule)
-class PatchTask(Task[BaseDataModule]):
-    """Images with masks; the task of datamodules that have no other."""
-
-    predicts = "dict with `probability`"
+class PatchPictures(Task[Data]):
+    """Pictures of patches beside their masks and predictions."""
 
     @override
     def draw_predictions(
@@ -71,8 +68,15 @@ class PatchTask(Task[BaseDataModule]):
         draw_augmented(self.datamodule, planned, path, stage=stage, count=len(rows))
 
 
+@register(BaseDataModule)
+class PatchTask(PatchPictures[BaseDataModule]):
+    """Images with masks; the task of datamodules that have no other."""
+
+    predicts = "dict with `probability`"
+
+
 @register(StripeDataModule)
-class StripeTask(PixelTask[StripeDataModule]):
+class StripeTask(PatchPictures[StripeDataModule], PixelTask[StripeDataModule]):
     """Target, references and mask; predictions are maps and tables of defects."""
 
     neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
@@ -85,18 +89,6 @@ class StripeTask(PixelTask[StripeDataModule]):
         return draw_patch_samples(
             self.datamodule, planned, batch, path, title, stage=stage, count=count
         )
-
-    @override
-    def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
-    ) -> bool:
-        return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
-
-    @override
-    def draw_augmented(
-        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
-    ) -> None:
-        draw_augmented(self.datamodule, planned, path, stage=stage, count=len(rows))
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":

@@ -61,7 +61,8 @@ def _choose_channels(
     masks: Sequence[Path], options: MaskOptions, readable: list[NDArray[np.int64]]
 ) -> tuple[MaskOptions, list[NDArray[np.int64]]]:
     """Return options for masks of several channels, and how often each mask has each value then."""
-    if options.classes == 2 and not readable:  # an opaque mask among them would be all defect
+    # An opaque mask among them would be all defect; and what was asked of alpha holds.
+    if options.classes == 2 and options.alpha == "opaque" and not readable:
         alpha_only = replace(options, alpha="only")
         counts = list(_count_readable(masks, alpha_only))
         if len(counts) == len(masks):

@@ -321,6 +321,11 @@ def test_photographs_are_no_masks_of_colours(tmp_path: Path) -> None:
         read_mask(masks[0])
 
 
+def test_alpha_that_is_to_be_dropped_is_no_mask(tmp_path: Path) -> None:
+    masks = _write(tmp_path, ".png", _paint(opacity=_disc()), _paint(opacity=_disc()))
+    assert choose_mask_options(masks, MaskOptions(alpha="drop")).alpha == "drop"
+
+
 @pytest.mark.parametrize("options", [{"alpha": "only"}, {"channels": "brightest"}])
 def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="name the colours of the classes"):

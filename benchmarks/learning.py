@@ -150,7 +150,11 @@ class MaskLearningSuite(LearningSuite):
 
     @override
     def list_words(self, root: Path) -> list[str]:
-        return ["+experiment=inspection", f"data.root={root}", f"data.splits={root / 'splits.csv'}"]
+        return [
+            "+experiment=segmentation",
+            f"data.root={root}",
+            f"data.splits={root / 'splits.csv'}",
+        ]
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:

@@ -20,6 +20,7 @@ import numpy as np
 
 from lit_data.cli import main
 
+EXAMPLES: Final = Path(__file__).resolve().parents[1] / "docs" / "examples"
 QUICK: Final = (
     "trainer.max_epochs=1",
     "trainer.log_every_n_steps=1",
@@ -80,14 +81,14 @@ RAYS: Final = (
 PHOTOGRAPHS: Final = ("data.samples={count: 24, size_px: [96, 96]}", "model.net.width=4")
 EXPERIMENTS: Final = {
     "stripe": STRIPES,
-    "steel": STRIPES,
+    "steel": (*STRIPES, "--config-dir", str(EXAMPLES)),
     "detection": BOXES,
     "ct": VOLUMES,
     "watermark": MARKS,
     "gan": GENERATED,
     "gan_rays": (*GENERATED, *RAYS),
-    "inspection": (*PHOTOGRAPHS, "data.patch_px=32"),
-    "labelled": (*PHOTOGRAPHS, "data.size_px=32"),
+    "segmentation": (*PHOTOGRAPHS, "data.patch_px=32"),
+    "classification": (*PHOTOGRAPHS, "data.size_px=32"),
 }
 COMMANDS: Final = {
     "fit": (),

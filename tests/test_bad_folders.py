@@ -211,7 +211,7 @@ def test_good_files_are_answered_in_a_line_and_a_table(
         main(
             [
                 "prepare",
-                "+experiment=inspection",
+                "+experiment=segmentation",
                 *words,
                 "prepare.check=true",
                 "data.splits={train: 0.5, val: 0.5}",
@@ -239,7 +239,7 @@ def test_a_line_says_before_the_store_is_built_what_was_found_and_will_be_drawn(
     synthesis: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     words = _masked_set(tmp_path / "images")
-    assert main(["prepare", "+experiment=inspection", *words, f"synthesis={synthesis}"]) == 0
+    assert main(["prepare", "+experiment=segmentation", *words, f"synthesis={synthesis}"]) == 0
     lines = capfd.readouterr().out.splitlines()
     found = [
         place for place, line in enumerate(lines) if "layout folder, 6 images, masks in" in line
@@ -268,7 +268,7 @@ def test_many_bad_files_are_one_screen_and_all_are_listed_in_the_run_folder(
         path = tmp_path / "set" / f"{number:02}.png"
         path.write_bytes(path.read_bytes()[: 4000 + number] if number % 4 else b"none")
     where = (
-        "+experiment=labelled",
+        "+experiment=classification",
         "data.root=set",
         "data.classes=[a,b]",
         f"paths.cache={tmp_path}/cache",
@@ -295,7 +295,7 @@ def test_bad_files_that_are_left_out_are_listed_in_the_run_folder(
     for number in range(0, 40, 4):
         (tmp_path / "set/a" / f"{number:02}.png").write_text("none")
     where = (
-        "+experiment=labelled",
+        "+experiment=classification",
         "data.root=set",
         f"paths.cache={tmp_path}/cache",
         "hydra.run.dir=run",
@@ -332,7 +332,7 @@ def test_no_name_of_a_class_forges_a_line(
     text = json.dumps({"images": images, "annotations": boxes, "categories": categories})
     (tmp_path / "coco/annotations/instances_all.json").write_text(text)
     for words in (
-        ("labelled", "kinds"),
+        ("classification", "kinds"),
         ("detection", "coco"),
         ("detection", "coco", "data.classes=[b]"),
     ):

@@ -477,10 +477,10 @@ def test_own_experiment_runs(flag: str, tmp_path: Path, install: Install) -> Non
 @pytest.mark.parametrize(
     ("experiment", "group"),
     [
-        ("inspection", "smp_unet"),
-        ("inspection", "torchvision_segmentation"),
-        ("labelled", "timm_classifier"),
-        ("labelled", "torchvision_classifier"),
+        ("segmentation", "smp_unet"),
+        ("segmentation", "torchvision_segmentation"),
+        ("classification", "timm_classifier"),
+        ("classification", "torchvision_classifier"),
         ("detection", "torchvision_detector"),
     ],
 )

@@ -173,7 +173,7 @@ def test_it_is_prepared_measured_and_swept(run: Run, folder: Path) -> None:
 def test_it_trains_from_shards_as_from_files(run: Run, folder: Path) -> None:
     words = ["trainer.max_epochs=2", "trainer.log_every_n_steps=1"]
     shards = folder / "images.shards"
-    published = run("prepare", f"prepare.store={shards}", "prepare.shard_bytes=10000")
+    published = run("prepare", f"prepare.shards={shards}", "prepare.shard_bytes=10000")
     assert _summary(published)["prepare/shards"] > 4
     where: list[list[str]] = [
         [],

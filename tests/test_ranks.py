@@ -30,7 +30,7 @@ from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.scored import DefectRecall, PixelScores
-from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
@@ -165,7 +165,7 @@ def _score(rank: int, ranks: int) -> dict[str, float]:
     pixels, best, defects = PixelScores(), PixelScores(threshold=None), DefectRecall()
     for metric in (pixels, best, defects):
         metric.update(scores[rank::ranks], masks[rank::ranks])
-    anomalies, images = AnomalyScores(score_fraction=0.01), torch.arange(21) // 3
+    anomalies, images = AnomalyMetrics(score_fraction=0.01), torch.arange(21) // 3
     positions = torch.stack(
         (torch.arange(21) % 3, torch.zeros(21, dtype=torch.int64)), dim=1
     )  # patches overlap

@@ -402,11 +402,15 @@ def test_the_libraries_themselves(library: str, tmp_path: Path) -> None:
 # --- nets of other libraries as groups of the configuration
 
 PATCHES = [
-    "experiment=inspection",
+    "experiment=segmentation",
     "data.samples={count: 12, size_px: [96, 96]}",
     "data.patch_px=64",
 ]
-LABELS = ["experiment=labelled", "data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32"]
+LABELS = [
+    "experiment=classification",
+    "data.samples={count: 24, size_px: [96, 96]}",
+    "data.size_px=32",
+]
 FOUND = ["predict.threshold=0", "model.score_threshold=0"]
 NETS = {
     "smp_unet": ("segmentation_models_pytorch", "encoder_name=resnet18", PATCHES, "test/dice"),
@@ -449,7 +453,7 @@ def test_a_group_is_trained_scored_and_predicts(group: str) -> None:
     predicted = _run_group("predict", group, *(FOUND if group == "torchvision_detector" else []))
     assert (
         predicted["predict/images"]
-        == {"inspection": 12, "labelled": 24, "detection": 12}[predicted["experiment"]]
+        == {"segmentation": 12, "classification": 24, "detection": 12}[predicted["experiment"]]
     )
     if group == "torchvision_detector":
         assert predicted["predict/objects"] > 0

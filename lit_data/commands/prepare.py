@@ -28,7 +28,7 @@ _MOST_DAMAGED: Final = 100  # that a message lists
 _NO_MASKS: Final = (
     "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER, draw "
     "defects, synthesis=library, learn good parts alone, +experiment=anomaly, or folders as "
-    "labels, +experiment=labelled"
+    "labels, +experiment=classification"
 )
 
 
@@ -39,7 +39,7 @@ class PrepareOptions:
     Args:
         check: Only decode every file and list the bad ones.
         verify: Compare the store and its sources with their checksums.
-        store: Write the set in shards to this folder or address.
+        shards: Write the dataset in shards to this folder or address.
         shard_bytes: Decoded bytes of the images of a shard.
         export: Write samples as training sees them into this folder.
         export_stage: Whose samples.
@@ -48,7 +48,7 @@ class PrepareOptions:
 
     check: bool
     verify: bool
-    store: str | None
+    shards: str | None
     shard_bytes: int
     export: str | None
     export_stage: Split
@@ -62,7 +62,7 @@ class PrepareOptions:
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Decode every file strictly, into the store; with ``prepare.check=true`` nothing is stored.
 
-    ``prepare.store=ADDRESS`` writes it in shards to another place instead, see
+    ``prepare.shards=ADDRESS`` writes it in shards to another place instead, see
     `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
     defects, see `lit_data.commands.export`.
 
@@ -75,13 +75,13 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     options = read_options(PrepareOptions, cfg.prepare, "prepare")
-    datamodule = build_datamodule(cfg, prepared=not (options.check or options.store))
+    datamodule = build_datamodule(cfg, prepared=not (options.check or options.shards))
     data = to_plain(cfg.data)
     if options.check:
         report: dict[str, Any] = datamodule.check_sources()
         log.info("%s", _describe_good(report))
         _print_counts(report)
-    elif options.store:
+    elif options.shards:
         return _name_figures(_publish(datamodule, options, data.get("root")))
     else:
         report = _open(datamodule, options)
@@ -147,10 +147,10 @@ def _print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> N
 
 def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) -> dict[str, int]:
     """Write the set in shards to a server or a network disk."""
-    address = str(options.store)
+    address = str(options.shards)
     if datamodule.source is None:
-        raise ConfigError("prepare.store is for kinds of data whose files are those of a `Source`")
-    check_outside_root(Path(address), root, "prepare.store")
+        raise ConfigError("prepare.shards is for kinds of data whose files are those of a `Source`")
+    check_outside_root(Path(address), root, "prepare.shards")
     report = datamodule.source.publish(address, options.shard_bytes)
     log.info("read it with data.root=%s", address)
     return report

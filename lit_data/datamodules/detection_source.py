@@ -163,7 +163,7 @@ class DetectionSource(ImageSet):
             listed = ", ".join(change.removeprefix("decoder.") for change in changes)
             raise ConfigError(
                 f"{self.root}: its boxes were read with other options: {listed}: set them as they "
-                "were, or run `python -m lit_data prepare` with prepare.store again"
+                "were, or run `python -m lit_data prepare` with prepare.shards again"
             )
         return files
 

@@ -77,7 +77,7 @@ class ImageSet(Source):
         if self.exclude and is_sharded(self.root):
             raise ConfigError(
                 f"exclude={list(self.exclude)}: a set of shards is read as it was written: give data.exclude to the "
-                "`python -m lit_data prepare` that writes it with prepare.store"
+                "`python -m lit_data prepare` that writes it with prepare.shards"
             )
 
     @property

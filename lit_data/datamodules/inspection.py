@@ -61,7 +61,7 @@ class InspectionDataModule(ImageDataModule):
             sizes, and images that are equal to the byte in the same split. `folders`, fractions,
             lists or the ``splits.csv`` of a run as for `split_images`; fractions keep kinds,
             classes and equal images likewise.
-        similar: `together` keeps near-duplicates (saved anew, scaled, brighter) in one split;
+        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter) in one split;
             `apart` does not look at them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
             same (a lot, a panel) stay in one split.
@@ -100,7 +100,7 @@ class InspectionDataModule(ImageDataModule):
         root: PathText | None = None,
         *,
         classes: Sequence[str] | None = None,
-        similar: Literal["together", "apart"] = "together",
+        near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         train_on: Literal["all", "good"] = "all",
         sampling: SamplingOptions | None = None,
@@ -128,7 +128,7 @@ class InspectionDataModule(ImageDataModule):
         self.source: InspectionFiles = InspectionFiles.of(
             root=root, classes=classes, scaling=scaling, **options
         )
-        self.similar = similar
+        self.near_duplicates = near_duplicates
         self.groups = groups
         self.train_on = train_on
         self.classes = self._choose_classes()
@@ -286,7 +286,7 @@ class InspectionDataModule(ImageDataModule):
 
     def _choose_classes(self) -> Sequence[str] | None:
         """Return the classes of the source; refuse options that do not go together with them."""
-        check_choice("similar", self.similar, ("together", "apart"))
+        check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.source.classes is not None:
             raise ConfigError(
@@ -333,7 +333,7 @@ class InspectionDataModule(ImageDataModule):
             self.bank,
             names,
             pattern=self.groups,
-            similar=self.similar == "together",
+            with_near_duplicates=self.near_duplicates == "together",
             folder=self._kept_folder,
         )
 
@@ -377,7 +377,7 @@ class LabelledImageDataModule(InspectionDataModule):
         *,
         classes: Sequence[str] | None = None,
         size_px: int | tuple[int, int] = 128,
-        similar: Literal["together", "apart"] = "together",
+        near_duplicates: Literal["together", "apart"] = "together",
         groups: str | None = None,
         value_range: tuple[float, float] | None = None,
         loader: LoaderOptions | None = None,
@@ -389,7 +389,7 @@ class LabelledImageDataModule(InspectionDataModule):
         super().__init__(
             root,
             classes=classes,
-            similar=similar,
+            near_duplicates=near_duplicates,
             groups=groups,
             patch_px=size_px,
             value_range=value_range,

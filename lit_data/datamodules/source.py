@@ -203,7 +203,7 @@ class Source(FileOptions, ABC):
         check_root(address)
         if not self.takes_shards or self.shards is not None or not is_sharded(address):
             raise ConfigError(
-                f"prepare.store={address}: give a folder or an address whose name ends with .shards, and as data.root "
+                f"prepare.shards={address}: give a folder or an address whose name ends with .shards, and as data.root "
                 "the files of a set, of a kind that can lie in shards"
             )
         self.refresh()

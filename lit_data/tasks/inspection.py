@@ -62,7 +62,7 @@ class InspectionTask(PixelTask[InspectionDataModule]):
         "groups",
         "patch_px",
         "sampling",
-        "similar",
+        "near_duplicates",
         "stride_px",
         "train_on",
     )
@@ -295,7 +295,7 @@ class LabelTask(Task[LabelledImageDataModule]):
     """Images with the names of their classes; predictions are a table of labels."""
 
     predicts = "probabilities [B, classes]"
-    neutral_data = (*Task.neutral_data, "groups", "similar")
+    neutral_data = (*Task.neutral_data, "groups", "near_duplicates")
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
     trained_data = ("classes", "read", "size_px", "value_range")
 

@@ -26,7 +26,7 @@ from lit_data.commands.completion import complete
         ("fit +experiment=det", {"+experiment=detection"}, set()),
         ("fit experiment=detection data.mos", {"data.mosaic.probability="}, set()),
         (
-            "fit experiment=inspection model.schedule=",
+            "fit experiment=segmentation model.schedule=",
             {"model.schedule=cosine", "model.schedule=none"},
             set(),
         ),

@@ -116,14 +116,14 @@ def test_images_are_judged_by_the_threshold_of_the_checkpoint(
 ) -> None:
     plain: dict[str, Any] = {"false_alarms_per_patch": None, "baseline": False}
     model = SegmentationModule(
-        UNet(width=2, depth=1, standardise=True), anomaly_scores=True, **plain
+        UNet(width=2, depth=1, standardise=True), anomaly_metrics=True, **plain
     )
     model.image_threshold.fill_(0.0)
     model.image_threshold_fraction.fill_(0.01)
     torch.save({"state_dict": model.state_dict()}, tmp_path / "judge.ckpt")
     judge = [
         *words,
-        "+experiment=inspection",
+        "+experiment=segmentation",
         f"ckpt={tmp_path}/judge.ckpt",
         f"predict.folder={tmp_path}/out",
     ]

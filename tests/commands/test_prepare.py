@@ -31,8 +31,8 @@ def _write_set(root: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        (["experiment=inspection", "data.classes=[a,b]"], "masks hold 3 colours"),
-        (["experiment=labelled", "data.root=set/kinds"], "stray.png is left out"),
+        (["experiment=segmentation", "data.classes=[a,b]"], "masks hold 3 colours"),
+        (["experiment=classification", "data.root=set/kinds"], "stray.png is left out"),
         (["experiment=gan_images", "data.root=set/kinds"], "files are left out by data.exclude"),
     ],
 )
@@ -74,8 +74,8 @@ def test_a_set_without_masks_is_warned_of_where_they_are_needed(
     ]
     words = ["prepare", *places, "data.patch_px=32", f"prepare.check={check}"]
     told = "no image has a mask, so fit has nothing to learn: name their folder, data.masks=FOLDER"
-    assert main([*words, "+experiment=inspection"]) == 0
+    assert main([*words, "+experiment=segmentation"]) == 0
     assert told in capsys.readouterr().out
-    assert main([*words, "+experiment=inspection", "synthesis=gaussian"]) == 0
+    assert main([*words, "+experiment=segmentation", "synthesis=gaussian"]) == 0
     assert main([*words, "+experiment=anomaly"]) == 0
     assert told not in capsys.readouterr().out

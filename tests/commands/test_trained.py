@@ -46,14 +46,14 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     options = [
         "data.patch_px=64",
         "data.scale=0.9",
-        "data.similar=apart",
-        f"hydra.run.dir={folder}/runs/fit/inspection/1",
+        "data.near_duplicates=apart",
+        f"hydra.run.dir={folder}/runs/fit/segmentation/1",
     ]
     assert (
         main(
             [
                 "fit",
-                "+experiment=inspection",
+                "+experiment=segmentation",
                 f"data.root={folder}/set",
                 *_places(folder),
                 *SMALL,
@@ -79,7 +79,7 @@ def _predict(folder: Path, out: Path, *words: str) -> tuple[int, dict[str, Any],
         *_places(folder),
         f"hydra.run.dir={out}",
     ]
-    code = main(["predict", "+experiment=inspection", *run, *words])
+    code = main(["predict", "+experiment=segmentation", *run, *words])
     identity = out / "fingerprint.json"
     return (
         code,
@@ -103,7 +103,7 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
 
 
 def test_masks_with_grey_edges_train_at_the_first_command(trained: Path) -> None:
-    said = (trained / "runs/fit/inspection/1/fit.log").read_text()
+    said = (trained / "runs/fit/segmentation/1/fit.log").read_text()
     assert "masks have grey edges" in said
     assert "values from 128 on are the defect (data.mask_read.threshold=128)" in said
     assert "splits: train " in said
@@ -125,7 +125,7 @@ def test_a_run_is_chosen_by_its_folder(
     trained: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     root = f"data.root={trained}/set"
-    run = trained / "runs/fit/inspection/1"
+    run = trained / "runs/fit/segmentation/1"
     assert _predict(trained, tmp_path, root, f"run={run}")[0] == 0
     assert _predict(trained, tmp_path, root, "run=latest", "ckpt=last")[0] == 0
     capsys.readouterr()
@@ -145,7 +145,7 @@ def test_images_of_another_kind_are_told(trained: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) -> None:
-    checkpoint = trained / "runs/fit/inspection/1/checkpoints/best.ckpt"
+    checkpoint = trained / "runs/fit/segmentation/1/checkpoints/best.ckpt"
     content = torch.load(checkpoint, weights_only=True)
     content["lit_data"]["scores"] = {"val/image_auroc": 0.5}
     torch.save(content, tmp_path / "weak.ckpt")
@@ -170,7 +170,9 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
     ],
 )
 def test_a_hostile_record_is_refused(trained: Path, tmp_path: Path, change: dict[str, Any]) -> None:
-    content = torch.load(trained / "runs/fit/inspection/1/checkpoints/best.ckpt", weights_only=True)
+    content = torch.load(
+        trained / "runs/fit/segmentation/1/checkpoints/best.ckpt", weights_only=True
+    )
     content["lit_data"] |= change
     torch.save(content, tmp_path / "bad.ckpt")
     with pytest.raises(StoreError, match="what it says of its training cannot be read"):
@@ -180,7 +182,9 @@ def test_a_hostile_record_is_refused(trained: Path, tmp_path: Path, change: dict
 def test_classes_of_a_foreign_record_are_not_built(
     trained: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    content = torch.load(trained / "runs/fit/inspection/1/checkpoints/best.ckpt", weights_only=True)
+    content = torch.load(
+        trained / "runs/fit/segmentation/1/checkpoints/best.ckpt", weights_only=True
+    )
     content["lit_data"]["model"]["loss"] = {"_target_": "lightning.pytorch.loggers.CSVLogger"}
     torch.save(content, tmp_path / "foreign.ckpt")
     cfg = _configuration()
@@ -244,10 +248,10 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
         f"data.root={tmp_path}/set",
         *_places(tmp_path),
         "data.size_px=32",
-        "data.similar=apart",
+        "data.near_duplicates=apart",
     ]
     net = ["model.net.width=4", "model.net.depth=2", f"hydra.run.dir={run}"]
-    assert main(["fit", "+experiment=labelled", *words, *SMALL, *net]) == 0
+    assert main(["fit", "+experiment=classification", *words, *SMALL, *net]) == 0
     record = read_record(run / "checkpoints/best.ckpt")
     assert record is not None
     assert record["data"]["classes"] == record["model"]["classes"] == ["good", "dent", "hole"]
@@ -261,7 +265,7 @@ def test_classes_come_from_the_data_and_go_into_the_checkpoint(tmp_path: Path) -
         f"data.root={tmp_path}/new",
         f"hydra.run.dir={tmp_path}/out",
     ]
-    assert main(["predict", "+experiment=labelled", *out, f"run={run}"]) == 0
+    assert main(["predict", "+experiment=classification", *out, f"run={run}"]) == 0
     assert (tmp_path / "out" / "labels.csv").read_text().splitlines()[1].split(",")[1] in (
         "good",
         "dent",

@@ -33,7 +33,12 @@ OPTIONS = [
     if len(path.parts) == 2 and path.parts[0] not in NOT_OPTIONS and path not in SHARED
 ]
 BENCHMARKS = sorted(path.stem for path in (CONF / "benchmark").glob("*.yaml"))
-EXPERIMENTS = sorted(path.stem for path in (CONF / "experiment").glob("*.yaml"))
+ALIASES = {"inspection": "segmentation", "labelled": "classification"}
+EXPERIMENTS = sorted(
+    path.stem for path in (CONF / "experiment").glob("*.yaml") if path.stem not in ALIASES
+)
+EXAMPLES = CONF.parent / "docs" / "examples"
+EXAMPLE_NAMES = sorted(path.stem for path in (EXAMPLES / "experiment").glob("*.yaml"))
 NEEDS_CUDA = [Path(f"trainer/{name}") for name in ("ddp", "fsdp", "gpu")]
 STARTS_RANKS = [Path("trainer/ddp_cpu")]  # from its own command line: see tests/test_ranks.py
 
@@ -49,7 +54,7 @@ def _data_of(experiment: str) -> str:
 
 
 KINDS = {name: _data_of(name) for name in EXPERIMENTS}
-FIRST = [name for name, kind in KINDS.items() if name == kind]  # one of each kind of data
+FIRST = ["stripe", "detection", "ct", "watermark", "gan", *ALIASES.values()]  # of each kind of data
 STRIPES, DETECTION, VOLUMES, WATERMARK, GENERATED, INSPECTION, LABELLED = (
     [name for name, kind in KINDS.items() if kind == wanted]
     for wanted in ("stripe", "detection", "ct", "watermark", "gan", "inspection", "labelled")
@@ -176,6 +181,15 @@ def test_no_file_is_forgotten() -> None:
     )
 
 
+@pytest.mark.parametrize(("alias", "experiment"), ALIASES.items())
+def test_an_alias_composes_the_same(alias: str, experiment: str, tmp_path: Path) -> None:
+    first, second = (
+        compose("fit", [f"+experiment={name}", f"paths.run={tmp_path}"])
+        for name in (alias, experiment)
+    )
+    assert first == second
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("experiment", FIRST)
 @pytest.mark.parametrize("command", COMMANDS)
@@ -281,9 +295,11 @@ def test_the_options_of_an_experiment_make_it(option: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("experiment", STRIPES)
+@pytest.mark.parametrize("experiment", STRIPES + EXAMPLE_NAMES)
 def test_every_experiment_goes_all_the_way(experiment: str, run: Run, tmp_path: Path) -> None:
     words = [f"+experiment={experiment}", *TOY, *_real_data(experiment, tmp_path / "images")]
+    if experiment in EXAMPLE_NAMES:
+        words += ["--config-dir", str(EXAMPLES)]
     fitted = run("fit", *words)
     assert fitted["experiment"] == experiment
     assert 0 <= fitted["test/average_precision"] <= 1

@@ -15,7 +15,7 @@ from lit_data.commands.configuration.targets import instantiate
 from lit_data.errors import LitDataError
 from tests.outputs import EXPERIMENTS
 
-KINDS = ("stripe", "inspection", "labelled", "detection", "watermark", "ct", "gan")
+KINDS = ("stripe", "segmentation", "classification", "detection", "watermark", "ct", "gan")
 VALUES = (
     None,
     True,

@@ -536,7 +536,7 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
         if number % 2 == 0:
             image[4:14, 4:14] = 180
         cv2.imwrite(str(folder / f"{number:02}.png"), image)
-    options: dict[str, Any] = {"similar": "apart", "sampling": SamplingOptions(paste=1.0)}
+    options: dict[str, Any] = {"near_duplicates": "apart", "sampling": SamplingOptions(paste=1.0)}
     found = _read(_data(tmp_path, **options))
     assert found["mask"].flatten(1).any(1).all()  # real ones, and in all others one that is pasted
     dark = (found["image"] * 255).round()[:, 0].flatten(1).median(1).values == 60
@@ -547,7 +547,7 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
     inner = found["mask"][dark, 0] > 0
     assert (pasted[~inner] < 115).all()
     half = (
-        _read(_data(tmp_path, similar="apart", sampling=SamplingOptions(paste=0.5)))["mask"]
+        _read(_data(tmp_path, near_duplicates="apart", sampling=SamplingOptions(paste=0.5)))["mask"]
         .flatten(1)
         .any(1)
     )

@@ -25,10 +25,10 @@ from lit_data.modules.pretrained.libraries import (
 )
 
 GROUPS = {
-    "smp_unet": ("inspection", "segmentation_models_pytorch", "segmentation-models-pytorch"),
-    "torchvision_segmentation": ("inspection", "torchvision", "torchvision"),
-    "timm_classifier": ("labelled", "timm", "timm"),
-    "torchvision_classifier": ("labelled", "torchvision", "torchvision"),
+    "smp_unet": ("segmentation", "segmentation_models_pytorch", "segmentation-models-pytorch"),
+    "torchvision_segmentation": ("segmentation", "torchvision", "torchvision"),
+    "timm_classifier": ("classification", "timm", "timm"),
+    "torchvision_classifier": ("classification", "torchvision", "torchvision"),
     "torchvision_detector": ("detection", "torchvision", "torchvision"),
 }
 
@@ -46,8 +46,8 @@ def test_a_group_composes_before_and_behind_its_experiment_and_has_every_argumen
     for node in (model, model["net"]):
         arguments = set(inspect.signature(resolve_target(node["_target_"], "model")).parameters)
         assert arguments == node.keys() - {"_target_"}
-    if GROUPS[group][0] == "inspection":
-        assert (model["net"]["prior"], model["anomaly_scores"]) == (0.02, True)
+    if GROUPS[group][0] == "segmentation":
+        assert (model["net"]["prior"], model["anomaly_metrics"]) == (0.02, True)
 
 
 @pytest.mark.parametrize("group", GROUPS)

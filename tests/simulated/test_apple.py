@@ -10,7 +10,7 @@ import torch
 from lit_data.augment import Geometry, Layers
 from lit_data.modules.detection.average_precision import BoxScores
 from lit_data.modules.scored import DefectRecall, PixelScores
-from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.modules.voxel.scores import VoxelScores
 from lit_data.synthesis import render
 from lit_data.synthesis.watermarks.blend import compress
@@ -30,7 +30,7 @@ def apple(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
 
 
-@pytest.mark.parametrize("score", [PixelScores, DefectRecall, AnomalyScores])
+@pytest.mark.parametrize("score", [PixelScores, DefectRecall, AnomalyMetrics])
 def test_pixels_are_scored_as_on_the_host(score: Any) -> None:
     values, masks = (
         torch.rand(2, 1, 8, 8, generator=torch.Generator().manual_seed(0)),

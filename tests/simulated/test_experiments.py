@@ -42,10 +42,10 @@ TOYS = {
     "stripe data.cache=device": STRIPES,
     "detection": [*TOY_BOXES, "data.loader.batch_size=2"],
     "watermark": [*TOY_MARKS, "data.loader.batch_size=2", "model.net.width=4"],
-    "inspection": SURFACES,
+    "segmentation": SURFACES,
     "inspection synthesis=library": [*SURFACES, "data.sampling.paste=0.5"],
     "inspection data.classes=[defect] model.class_weights=balanced": SURFACES,
-    "labelled": ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", *NARROW],
+    "classification": ["data.samples={count: 24, size_px: [96, 96]}", "data.size_px=32", *NARROW],
     "ct": [*TOY_VOLUMES, "data.loader.batch_size=2"],
     "gan": [*TOY_OBJECTS, "data.loader.batch_size=2"],
     "gan_rays": [
@@ -93,7 +93,8 @@ def test_a_run_on_the_processor_leaves_the_gpu_asleep() -> None:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    "experiment", ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan"]
+    "experiment",
+    ["stripe", "detection", "watermark", "segmentation", "classification", "ct", "gan"],
 )
 def test_another_device_and_deterministic_algorithms_do_as_well(experiment: str) -> None:
     try:
@@ -126,7 +127,7 @@ def test_what_has_no_deterministic_gradient_says_so_before_training(
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "experiment",
-    ["stripe", "detection", "watermark", "inspection", "labelled", "ct", "gan", "gan_rays"],
+    ["stripe", "detection", "watermark", "segmentation", "classification", "ct", "gan", "gan_rays"],
 )
 def test_an_apple_gpu_without_float64_scores_and_predicts(
     experiment: str, monkeypatch: pytest.MonkeyPatch

@@ -13,7 +13,7 @@ import torch
 from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
-from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.tasks import find_task
 from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.testing import QUIET
@@ -133,8 +133,8 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         "false_alarms_per_patch": None,
         "image_score_fraction": fraction,
     }
-    model = SegmentationModule(_Brightness(), anomaly_scores=True, **options)
-    metric = AnomalyScores(score_fraction=fraction)
+    model = SegmentationModule(_Brightness(), anomaly_metrics=True, **options)
+    metric = AnomalyMetrics(score_fraction=fraction)
     data.prepare_data()
     data.setup("validate")
     metric.sizes_px = data.image_sizes_px

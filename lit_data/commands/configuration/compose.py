@@ -59,7 +59,7 @@ def compose(
 
     Args:
         command: one of `lit_data.commands.COMMANDS`.
-        overrides: Hydra overrides such as `experiment=stripe` or `data.loader.batch_size=64`.
+        overrides: Hydra overrides such as `+experiment=stripe` or `data.loader.batch_size=64`.
         config_dir: folder of the user's own groups and experiments.
         packages: packages whose targets are allowed too.
 

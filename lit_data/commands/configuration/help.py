@@ -20,7 +20,7 @@ usage: python -m lit_data COMMAND [key=value ...] [options]
 commands (COMMAND --help lists its keys):
 {commands}
 
-experiments (experiment=NAME):
+experiments (+experiment=NAME):
 {experiments}
 
 options:
@@ -32,19 +32,19 @@ options:
   -h, --help, --version
 
 examples:
-  python -m lit_data fit experiment=stripe
-  python -m lit_data fit experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
-  python -m lit_data test experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
-  python -m lit_data fit -m experiment=stripe seed=1,2,3
+  python -m lit_data fit +experiment=stripe
+  python -m lit_data fit +experiment=stripe data.root=images trainer.max_epochs=20 data.loader.batch_size=64
+  python -m lit_data test +experiment=stripe ckpt=runs/fit/stripe/RUN/checkpoints/best.ckpt
+  python -m lit_data fit -m +experiment=stripe seed=1,2,3
   python -m lit_data report runs/fit/stripe/RUN
-  python -m lit_data fit experiment=mine --config-dir conf --package my_project
+  python -m lit_data fit +experiment=mine --config-dir conf --package my_project
 
 exit codes:
   0 done   2 configuration   3 data   4 stored file   5 memory   6 worker or rank   1 bug   130 Ctrl-C   143 SIGTERM
   LIT_DATA_TRACEBACK=1 or HYDRA_FULL_ERROR=1 shows where an error was raised."""
 
 _COMMAND_PAGE: Final = """\
-usage: python -m lit_data {command} [experiment=NAME] [key=value ...] [options]
+usage: python -m lit_data {command} [+experiment=NAME] [key=value ...] [options]
 
 {what}
 
@@ -60,7 +60,7 @@ keys of data={data} ({command} data=NAME --help shows those of another):
 groups (GROUP=OPTION; each option is a file of lit_data/conf/GROUP):
 {groups}
 
-{command} experiment=NAME --cfg job prints every key with its value.
+{command} +experiment=NAME --cfg job prints every key with its value.
 python -m lit_data --help lists experiments and options."""
 
 CONF: Final = Path(__file__).parents[2] / "conf"
@@ -99,7 +99,7 @@ def format_command_help(command: str, words: Sequence[str]) -> str:
 
     Args:
         command: One of `lit_data.commands.COMMANDS`.
-        words: Overrides; ``data=NAME`` and ``experiment=NAME`` choose whose keys are listed.
+        words: Overrides; ``data=NAME`` and ``+experiment=NAME`` choose whose keys are listed.
     """
     data = choose_option("data", words, "stripe")
     trainer_keys = ""

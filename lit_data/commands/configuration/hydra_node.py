@@ -49,7 +49,7 @@ _WRITERS: Final = ("lightning", "lit_data.callbacks")
 """Classes that write files or send, wherever a node has them."""
 _PLACES: Final = (
     "paths.run",
-    "prepare.store",
+    "prepare.shards",
     "prepare.export",
     "predict.folder",
 )

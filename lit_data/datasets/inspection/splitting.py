@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 Ints = NDArray[np.int64]
 SIMILAR: Final = 0.9
-"""Correlation of small pictures without their slow changes, from which on images count as similar."""
+"""Correlation of small pictures without their slow changes, from which on images count as near-duplicates."""
 _SAME: Final = 0.97
 """Correlation from which on images of a crowd are frames of one part, if noise alone is between them."""
 _NOISE: Final = 1.5
@@ -201,7 +201,7 @@ def _warn_of_uneven_splits(counts: Mapping[str, int], fractions: Mapping[str, fl
     if uneven:
         log.warning(
             "%s: images that look alike, or that data.groups joins, stay in one split. Where "
-            "different places of one texture only look alike, data.similar=apart spreads them",
+            "different places of one texture only look alike, data.near_duplicates=apart spreads them",
             "; ".join(uneven),
         )
 
@@ -228,7 +228,7 @@ def find_groups(
     names: Sequence[str],
     *,
     pattern: str | None,
-    similar: bool,
+    with_near_duplicates: bool,
     folder: Path | None,
 ) -> Ints:
     """[n] number of the group of each image: equal files, names that match alike, near-duplicates.
@@ -237,18 +237,19 @@ def find_groups(
         bank: The images.
         names: Their paths below the root.
         pattern: See `group_by_name`.
-        similar: True puts near-duplicates together, see `group_similar`.
+        with_near_duplicates: True puts them together, see `group_similar`.
         folder: Folder of what was found out, for the next run; `None` keeps nothing.
     """
     groups = [group_equal(bank)]
     if pattern is not None:
         groups.append(group_by_name(names, pattern))
-    if similar:
+    if with_near_duplicates:
         near_duplicates = group_similar(bank, folder)
         count = len(near_duplicates) - len(np.unique(near_duplicates))
         if count > 0:
             log.info(
-                "%d images are similar to others, and stay in their split (data.similar=apart: not)",
+                "%d images are near-duplicates of others, and stay in their split "
+                "(data.near_duplicates=apart: not)",
                 count,
             )
         groups.append(near_duplicates)

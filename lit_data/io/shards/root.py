@@ -108,7 +108,7 @@ class ShardedRoot:
         if changes := describe_options(made, asked):
             raise ConfigError(
                 f"{self.objects}: its {what} with other options: {', '.join(changes)}: set them as "
-                "they were, or run `python -m lit_data prepare` with prepare.store again"
+                "they were, or run `python -m lit_data prepare` with prepare.shards again"
             )
 
     @property

@@ -14,12 +14,12 @@ from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
 from lit_data.modules.anomaly.memory import Candidates, choose_coreset, find_distances
 from lit_data.modules.scored import ScoredModule, is_marked
-from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
 
 _STEEPNESS: Final = 4.0
 _PENDING: Final = "candidates"  # key of a checkpoint
-_NEEDS_DEFECTS: Final = (*ANOMALY_SCORES, "average_precision", "dice")
+_NEEDS_DEFECTS: Final = (*ANOMALY_METRICS, "average_precision", "dice")
 
 
 class AnomalyModule(ScoredModule):
@@ -44,7 +44,7 @@ class AnomalyModule(ScoredModule):
     - ``threshold``, a distance, and ``good_images``, whose scores chose it (validation alone);
     - ``false_alarms``: fraction of the images without a defect that reach the threshold;
     - where images show a defect ``misses``, the fraction of them that do not, and all of
-      `AnomalyScores`.
+      `AnomalyMetrics`.
 
     Args:
         net: The encoder: from [B, 3, H, W] images to a list of maps [B, C_i, H_i, W_i], the finest
@@ -71,7 +71,7 @@ class AnomalyModule(ScoredModule):
     image_score_fraction = 0.0
     """An image scores as its highest pixel, in `predict` too: one threshold is that of pixels and of images."""
     not_in_bar: ClassVar[tuple[str, ...]] = (
-        *ANOMALY_SCORES[1:],
+        *ANOMALY_METRICS[1:],
         "good_images",
         "average_precision",
         "dice",
@@ -104,7 +104,7 @@ class AnomalyModule(ScoredModule):
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
         self.scores = nn.ModuleDict(
-            {f"{stage}_pixels": AnomalyScores(score_fraction=0.0) for stage in ("val", "test")}
+            {f"{stage}_pixels": AnomalyMetrics(score_fraction=0.0) for stage in ("val", "test")}
         )
         self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
         self.save_hyperparameters(
@@ -125,7 +125,7 @@ class AnomalyModule(ScoredModule):
             )
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         for metric in self.scores.values():
-            if isinstance(metric, AnomalyScores):
+            if isinstance(metric, AnomalyMetrics):
                 metric.kinds = getattr(datamodule, "image_kinds", ())
 
     @override

@@ -14,7 +14,7 @@ from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
-from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.modules.segmentation.image_scores import (
     SCORE_FRACTION,
     check_fraction,
@@ -34,7 +34,7 @@ _HYPERPARAMETERS: Final = (
     "classes",
     "baseline",
     "false_alarms_per_patch",
-    "anomaly_scores",
+    "anomaly_metrics",
     "image_score_fraction",
 )
 _THRESHOLDS: Final = {
@@ -60,7 +60,7 @@ class SegmentationModule(ScoredModule):
       mean(ref)|``, its Dice at the best threshold;
     - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and
       ``mean_dice`` of those that there are; all else then counts every class as a defect;
-    - with `anomaly_scores` those of `AnomalyScores`; checkpoints then hold the thresholds of the
+    - with `anomaly_metrics` those of `AnomalyMetrics`; checkpoints then hold the thresholds of the
       last validation, which ``predict`` takes: ``predict_threshold`` of pixels, and, where good and
       defective images were validated, ``image_threshold`` of images, which is else -1, with
       ``image_threshold_fraction``, the fraction it is for.
@@ -84,7 +84,7 @@ class SegmentationModule(ScoredModule):
         false_alarms_per_patch: Rate at which ``defect_recall`` is taken; none leaves it out.
         baseline: Channel 0 is a target and the others are its references: score their difference
             too.
-        anomaly_scores: Log what methods of anomaly detection are compared by; ``image_index`` [B]
+        anomaly_metrics: Log what methods of anomaly detection are compared by; ``image_index`` [B]
             tells whose patches they are.
         image_score_fraction: An image scores as the mean of this fraction of its pixels, the
             highest ones, at least 1 and at most 1024; 0: as its highest pixel.
@@ -97,7 +97,7 @@ class SegmentationModule(ScoredModule):
     predict_threshold: Tensor
     image_threshold: Tensor
     image_threshold_fraction: Tensor
-    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_SCORES)
+    not_in_bar: ClassVar[tuple[str, ...]] = ("_baseline", *ANOMALY_METRICS)
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class SegmentationModule(ScoredModule):
         classes: Sequence[str] | None = None,
         false_alarms_per_patch: float | None = 0.1,
         baseline: bool = True,
-        anomaly_scores: bool = False,
+        anomaly_metrics: bool = False,
         image_score_fraction: float = SCORE_FRACTION,
     ) -> None:
         check_fraction("image_score_fraction", image_score_fraction)
@@ -132,9 +132,9 @@ class SegmentationModule(ScoredModule):
             )
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
-        if anomaly_scores:
+        if anomaly_metrics:
             self._register_thresholds()
-        fraction = image_score_fraction if anomaly_scores else None
+        fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         if self.classes:
             self.class_scores = nn.ModuleDict(
@@ -160,7 +160,7 @@ class SegmentationModule(ScoredModule):
                 "as data.classes"
             )
         for metric in self.scores.modules():
-            if isinstance(metric, AnomalyScores):
+            if isinstance(metric, AnomalyMetrics):
                 metric.kinds = getattr(datamodule, "image_kinds", ())
                 metric.sizes_px = getattr(datamodule, "image_sizes_px", None)
 
@@ -242,7 +242,7 @@ class SegmentationModule(ScoredModule):
     ) -> None:
         metrics: Any = self.scores[name]
         pixels = metrics["pixels"]
-        if batch is not None and isinstance(pixels, AnomalyScores):
+        if batch is not None and isinstance(pixels, AnomalyMetrics):
             pixels.update(scores, masks, batch.get("image_index"), batch.get("position"))
         else:
             pixels.update(scores, masks)
@@ -255,12 +255,12 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             pixels = metrics["pixels"]
-            if isinstance(pixels, AnomalyScores) and stage == "test" and self.image_threshold >= 0:
+            if isinstance(pixels, AnomalyMetrics) and stage == "test" and self.image_threshold >= 0:
                 pixels.image_threshold = float(self.image_threshold)
             values = dict(pixels.compute())
             if stage == "val":
                 self._take_thresholds(values)
-            if isinstance(pixels, AnomalyScores) and pixels.confusion and not suffix:
+            if isinstance(pixels, AnomalyMetrics) and pixels.confusion and not suffix:
                 self.confusion[stage] = pixels.confusion
             if "defects" in metrics:
                 values["defect_recall"] = metrics["defects"].compute()
@@ -352,7 +352,7 @@ def _make_scores(
     for stage, suffix in product(_STAGES, suffixes):
         pixels = PixelScores(threshold=None if suffix else 0.5)
         if image_score_fraction is not None and not suffix:
-            pixels = AnomalyScores(score_fraction=image_score_fraction)
+            pixels = AnomalyMetrics(score_fraction=image_score_fraction)
         metrics: dict[str, Metric] = {"pixels": pixels}
         if false_alarms_per_patch is not None:
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)

@@ -484,7 +484,7 @@ def test_a_file_does_not_lead_logs_out_of_the_run_folder(write: Write, text: str
         "logger.x={_target_: lightning.pytorch.loggers.CometLogger, workspace: theirs}",
         "logger.x={_target_: lightning.pytorch.loggers.NeptuneLogger, api_key: abc}",
         "model.x={_target_: lightning.pytorch.loggers.CSVLogger, _args_: [/out]}",
-        "prepare.store=/out/a.shards",
+        "prepare.shards=/out/a.shards",
         "prepare.export=/out",
         "hydra.run.dir=/out",
         "hydra.sweep.dir=/out",

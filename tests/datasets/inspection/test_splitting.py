@@ -188,4 +188,4 @@ def test_splits_that_groups_make_uneven_are_told(caplog: pytest.LogCaptureFixtur
     assert not caplog.text
     split(np.zeros(40, np.int64))
     assert "has 0 of 40 images, not 15%" in caplog.text
-    assert "data.similar=apart spreads them" in caplog.text
+    assert "data.near_duplicates=apart spreads them" in caplog.text

@@ -99,13 +99,13 @@ def _watermarks(**options: Any) -> BaseDataModule:
 
 
 def _inspection(**options: Any) -> BaseDataModule:
-    return InspectionDataModule(patch_px=32, similar="apart", loader=LOADER, **options)
+    return InspectionDataModule(patch_px=32, near_duplicates="apart", loader=LOADER, **options)
 
 
 def _labelled(**options: Any) -> BaseDataModule:
     classes = ["kind0", "kind1"]
     return LabelledImageDataModule(
-        size_px=32, classes=classes, similar="apart", loader=LOADER, **options
+        size_px=32, classes=classes, near_duplicates="apart", loader=LOADER, **options
     )
 
 

@@ -10,8 +10,8 @@ from tests.outputs import BOXES, GENERATED, MARKS, PHOTOGRAPHS, STRIPES, VOLUMES
 
 KINDS = {
     "stripe": (*STRIPES, "data.patterns=['train/*','val/*','test/*']"),
-    "inspection": (*PHOTOGRAPHS, "data.patch_px=32"),
-    "labelled": (*PHOTOGRAPHS, "data.size_px=32"),
+    "segmentation": (*PHOTOGRAPHS, "data.patch_px=32"),
+    "classification": (*PHOTOGRAPHS, "data.size_px=32"),
     "detection": (*BOXES, "data.mosaic_on=device"),
     "watermark": MARKS,
     "ct": VOLUMES,
@@ -50,7 +50,7 @@ def test_commands_give_what_they_give_from_files(
     run("prepare", "drawn")
     (drawn,) = (path for path in (tmp_path / "cache/samples").iterdir() if path.is_dir())
     files, shards = f"data.root={drawn}", "data.root=set.shards"
-    run("prepare", "prepared", files, "prepare.store=set.shards", "prepare.shard_bytes=40000")
+    run("prepare", "prepared", files, "prepare.shards=set.shards", "prepare.shard_bytes=40000")
     scores = [
         {
             key: value

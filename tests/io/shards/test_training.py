@@ -396,26 +396,26 @@ def test_from_the_command_line(
     address = tmp_path / "line.shards"
     words = [
         "prepare",
-        "+experiment=inspection",
+        "+experiment=segmentation",
         f"data.root={sets}/photos",
-        f"prepare.store={address}",
+        f"prepare.shards={address}",
     ]
     assert main([*words, "prepare.shard_bytes=60000", *places]) == 0
     assert f"read it with data.root={address}" in capsys.readouterr().out
     words = [
         "fit",
-        "+experiment=inspection",
+        "+experiment=segmentation",
         f"data.root={address}",
         "data.cache_bytes=400000",
         "+debug=fast",
     ]
-    assert main([*words, "prepare.store=x", *places]) == 2
+    assert main([*words, "prepare.shards=x", *places]) == 2
     assert main([*words, *places]) == 0
     assert (
         main(
             [
                 "prepare",
-                "+experiment=inspection",
+                "+experiment=segmentation",
                 f"data.root={address}",
                 "prepare.verify=true",
                 *places,

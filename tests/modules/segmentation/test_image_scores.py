@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.modules.segmentation import anomaly_scores
-from lit_data.modules.segmentation.anomaly_scores import AnomalyScores
+from lit_data.modules.segmentation import anomaly_metrics
+from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
 from lit_data.modules.segmentation.image_scores import choose_threshold, count_top_px, mean_highest
 
 SIZES_PX = torch.tensor([[4, 10], [6, 4]])
@@ -53,7 +53,7 @@ PLACES = [
 ]  # they overlap; those of image 1 are wider than it is
 
 
-def _update(metric: AnomalyScores, maps: list[Tensor], masks: list[Tensor] | None = None) -> None:
+def _update(metric: AnomalyMetrics, maps: list[Tensor], masks: list[Tensor] | None = None) -> None:
     """See each patch in a batch of its own."""
     masks = masks or [torch.zeros_like(pixels) for pixels in maps]
     for image, y, x in PLACES:
@@ -72,8 +72,8 @@ def _update(metric: AnomalyScores, maps: list[Tensor], masks: list[Tensor] | Non
 def test_each_pixel_of_an_image_counts_once(
     fraction: float, counts: tuple[int, int], merge_after: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(anomaly_scores, "MERGE_AFTER", merge_after)
-    maps, metric = _maps(), AnomalyScores(score_fraction=fraction)
+    monkeypatch.setattr(anomaly_metrics, "MERGE_AFTER", merge_after)
+    maps, metric = _maps(), AnomalyMetrics(score_fraction=fraction)
     metric.sizes_px = SIZES_PX
     _update(metric, maps)
     numbers, scores, _ = metric.score_images()
@@ -91,14 +91,14 @@ def test_each_pixel_of_an_image_counts_once(
 
 def test_without_sizes_all_pixels_of_all_patches_count() -> None:
     patches = torch.tensor([[0.1, 0.5, 0.9, 0.3], [0.2, 0.8, 0.4, 0.7]]).view(2, 1, 2, 2)
-    metric = AnomalyScores(score_fraction=0.375)  # 3 of 8
+    metric = AnomalyMetrics(score_fraction=0.375)  # 3 of 8
     for patch in patches:
         metric.update(patch[None], torch.zeros(1, 1, 2, 2), torch.tensor([5]))
     assert metric.score_images()[1].tolist() == pytest.approx([0.8])
 
 
 def test_pixels_that_are_ignored_do_not_count() -> None:
-    maps, metric = _maps(), AnomalyScores(score_fraction=0.1)
+    maps, metric = _maps(), AnomalyMetrics(score_fraction=0.1)
     metric.sizes_px = SIZES_PX
     masks = [torch.zeros_like(pixels) for pixels in maps]
     masks[1][maps[1] == maps[1].max()] = 255
@@ -108,7 +108,7 @@ def test_pixels_that_are_ignored_do_not_count() -> None:
 
 
 def test_an_image_of_ignored_pixels_alone_scores_0() -> None:
-    metric = AnomalyScores()
+    metric = AnomalyMetrics()
     metric.update(
         torch.ones(2, 1, 3, 3),
         torch.tensor([255.0, 0]).view(2, 1, 1, 1).expand(2, 1, 3, 3),

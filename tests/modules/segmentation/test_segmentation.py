@@ -109,7 +109,7 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
         "baseline": True,
     }
     newer = {"focal_gamma": 0.0, "tversky": (0.5, 0.5), "class_weights": None, "classes": None}
-    newer |= {"anomaly_scores": False, "image_score_fraction": 0.0005}
+    newer |= {"anomaly_metrics": False, "image_score_fraction": 0.0005}
     assert checkpoint["hyper_parameters"] == {**plain, **newer, "num_parameters": 5393}
     loaded = SegmentationModule.load_from_checkpoint(path, weights_only=True, strict=True)
     assert torch.equal(next(loaded.parameters()), next(model.parameters()))
@@ -129,7 +129,7 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
     if averaged:  # buffers are averaged too
         callbacks.append(EMAWeightAveraging(decay=0.9))
     trainer = _trainer(tmp_path, callbacks=callbacks, enable_checkpointing=True)
-    model = SegmentationModule(anomaly_scores=True, image_score_fraction=0.01)
+    model = SegmentationModule(anomaly_metrics=True, image_score_fraction=0.01)
     trainer.fit(model, loader, loader)
     chosen = [
         float(trainer.callback_metrics[f"val/{name}f1_max_threshold"]) for name in ("", "image_")
@@ -149,14 +149,14 @@ def test_checkpoints_hold_the_thresholds_that_validation_chose(
 def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
     samples = [sample | {"image_index": torch.tensor(0)} for sample in _samples(4)]
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    model = SegmentationModule(anomaly_scores=True)
+    model = SegmentationModule(anomaly_metrics=True)
     _trainer(tmp_path).fit(model, loader, loader)
     assert (float(model.image_threshold), float(model.image_threshold_fraction)) == (-1, -1)
     assert 0 < float(model.predict_threshold) != 0.5
 
 
 def test_checkpoints_of_before_have_no_threshold_of_images(tmp_path: Path) -> None:
-    model, path = SegmentationModule(anomaly_scores=True), tmp_path / "old.ckpt"
+    model, path = SegmentationModule(anomaly_metrics=True), tmp_path / "old.ckpt"
     state = {
         name: value for name, value in model.state_dict().items() if not name.startswith("image_")
     }

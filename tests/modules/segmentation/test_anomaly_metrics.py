@@ -10,7 +10,7 @@ from torchmetrics.functional.classification import (
 )
 
 from lit_data.modules.scored import PixelScores
-from lit_data.modules.segmentation.anomaly_scores import ANOMALY_SCORES, AnomalyScores
+from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 
 IMAGES = torch.tensor([0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
 
@@ -35,7 +35,7 @@ def _make() -> tuple[Tensor, Tensor]:
 def _score(
     scores: Tensor, masks: Tensor, images: Tensor | None = IMAGES, *, score_fraction: float = 0.0
 ) -> dict[str, float]:
-    metric = AnomalyScores(score_fraction=score_fraction)
+    metric = AnomalyMetrics(score_fraction=score_fraction)
     for part in (slice(0, 3), slice(3, 10)):
         metric.update(scores[part], masks[part], None if images is None else images[part])
     return {name: float(value) for name, value in metric.compute().items()}
@@ -120,7 +120,7 @@ def test_an_image_scores_as_its_highest_pixel() -> None:
 @pytest.mark.parametrize("least", [None, 0.0, 1.0])
 def test_images_are_counted_by_truth_and_threshold(least: float | None) -> None:
     scores, masks = _make()
-    metric = AnomalyScores(score_fraction=0)
+    metric = AnomalyMetrics(score_fraction=0)
     metric.image_threshold = least
     metric.update(scores, masks, IMAGES)
     found = metric.compute()
@@ -136,7 +136,7 @@ def test_images_are_counted_by_truth_and_threshold(least: float | None) -> None:
 def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
     scores, masks = _make()
     highest = scores.flatten(1).amax(1).view(5, 2).amax(1)
-    metric = AnomalyScores(kinds=["hole", "scratch", "good", "hole", "good"], score_fraction=0)
+    metric = AnomalyMetrics(kinds=["hole", "scratch", "good", "hole", "good"], score_fraction=0)
     metric.update(scores, masks, IMAGES)
     found = metric.compute()
     for kind, rows in {"hole": [0, 2, 3, 4], "scratch": [1, 2, 4]}.items():
@@ -148,7 +148,7 @@ def test_each_kind_of_defect_is_ranked_among_the_good_images() -> None:
 
 def test_one_kind_alone_says_nothing_more() -> None:
     scores, masks = _make()
-    metric = AnomalyScores(kinds=["bad", "bad", "good", "bad", "good"])
+    metric = AnomalyMetrics(kinds=["bad", "bad", "good", "bad", "good"])
     metric.update(scores, masks, IMAGES)
     assert set(metric.compute()) == set(_score(scores, masks))
 
@@ -164,12 +164,12 @@ def test_one_image_whose_patches_come_apart_is_one_image() -> None:
 @pytest.mark.parametrize("chosen", [[1, 2], [0, 3]], ids=["no defects", "only defects"])
 def test_images_of_one_class_have_no_ranking(chosen: list[int]) -> None:
     scores, masks = _make()
-    metric = AnomalyScores()
+    metric = AnomalyMetrics()
     metric.update(scores[chosen], masks[chosen], IMAGES[chosen])
     found = metric.compute()
     assert metric.confusion is None
-    of_images = {name for name in ANOMALY_SCORES if name.startswith("image_")}
-    assert set(found) == {"average_precision", "dice", *ANOMALY_SCORES} - of_images
+    of_images = {name for name in ANOMALY_METRICS if name.startswith("image_")}
+    assert set(found) == {"average_precision", "dice", *ANOMALY_METRICS} - of_images
 
 
 def test_without_defects_scores_are_zero() -> None:

@@ -1,4 +1,4 @@
-"""`AnomalyScores`: the scores by which methods of anomaly detection are compared."""
+"""`AnomalyMetrics`: the scores by which methods of anomaly detection are compared."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -33,7 +33,7 @@ from lit_data.modules.segmentation.image_scores import (
 )
 
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
-ANOMALY_SCORES: Final = (
+ANOMALY_METRICS: Final = (
     *("image_auroc", "image_average_precision", "pixel_auroc"),
     *_LIMITS,
     *("f1_max", "f1_max_threshold", "image_f1_max", "image_f1_max_threshold"),
@@ -43,7 +43,7 @@ _TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
 MERGE_AFTER: Final = 2**20  # pixels of the states, before each image keeps its highest ones only
 
 
-class AnomalyScores(PixelScores):
+class AnomalyMetrics(PixelScores):
     """`PixelScores`, and what the field states beside them, from patches of images.
 
     - ``image_auroc``, ``image_average_precision``: of images, whose score is the mean of the

@@ -218,8 +218,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def prepare_data(self) -> None:
         super().prepare_data()
         distances = self._distances()
-        # Of shards they are measured when they are needed: this would fetch all of them.
-        if distances is not None and self.source.shards is None:
+        # Of volumes that are fetched they are measured when they are needed.
+        if distances is not None and not self.volumes.bank.fetches:
             distances.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:

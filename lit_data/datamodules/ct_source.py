@@ -18,7 +18,7 @@ from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.volumes import ShardedVolumeRoot, ShardedVolumes, publish_volumes
+from lit_data.io.shards.volumes import ShardedVolumeRoot, publish_volumes
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions, index_source
 from lit_data.io.volumes.resampling import Resolution
@@ -281,9 +281,9 @@ class CTSource(Source):
 
     def verify(self, volumes: CTVolumes) -> list[str]:
         """Return a line for each volume whose index differs from what its files give now."""
-        if isinstance(volumes.bank, ShardedVolumes):
+        damages: list[str] = []
+        if volumes.bank.fetches:  # there are no files to compare with
             return volumes.bank.find_damages()
-        damages = []
         for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
             stored, fresh = volumes.bank[number], index_source(source, self.index_options)
             is_equal = (

@@ -21,8 +21,7 @@ from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.images.resize import ResizedDecoder
 from lit_data.io.remote.scope import find_fault
-from lit_data.io.shards.store import ShardedStore
-from lit_data.io.store.store import DecodedStore
+from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.store.store_retention import describe_options
 from lit_data.samples.detection import ensure_detection_samples
 
@@ -51,7 +50,7 @@ class DetectionSource(ImageSet):
     takes_shards = True
     draw = staticmethod(ensure_detection_samples)
 
-    def open(self) -> tuple[DetectionFiles, DecodedStore | ShardedStore]:
+    def open(self) -> tuple[DetectionFiles, StoredImages]:
         """Open the good images with their boxes, splits and pixels; the first call decodes them.
 
         Raises:
@@ -116,7 +115,7 @@ class DetectionSource(ImageSet):
     def _files(self) -> DetectionFiles:
         return self._find()
 
-    def _open_store(self, files: DetectionFiles) -> DecodedStore | ShardedStore:
+    def _open_store(self, files: DetectionFiles) -> StoredImages:
         if self.shards is not None:
             return self.shards.open_images(self.decoder.fingerprint)
         folder, sources = self.store_folder / "detection", _list_sources(files)

@@ -21,7 +21,7 @@ from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
 from lit_data.io.remote.objects import open_objects
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.shards.store import ShardedRoot
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)

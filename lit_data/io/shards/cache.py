@@ -13,10 +13,12 @@ from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from rich.filesize import decimal
+from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import find_sha256
 from lit_data.grid import Ints
+from lit_data.io.bank import Bank
 from lit_data.io.cache import HasBytes, LruCache
 from lit_data.io.remote.objects import Objects
 from lit_data.io.shards.index import Shard
@@ -207,6 +209,49 @@ class ShardCache(Generic[Opened]):
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.shards[number].sha256}{TAR_SUFFIX}"
+
+
+class ShardedBank(Bank, Generic[Opened]):
+    """Items out of shards, each of which comes when it is needed.
+
+    Shards are whole files that are compared with their sums when they come, so `check_size` has
+    nothing to do.
+
+    Attributes:
+        cache: Of the shards.
+        shard_of: [n] shard of each item.
+    """
+
+    fetches = True
+    cache: ShardCache[Opened]
+    shard_of: Ints
+
+    @property
+    @override
+    def fits(self) -> bool:
+        return self.cache.fits
+
+    @property
+    @override
+    def window_bytes(self) -> int:
+        return self.cache.window_bytes
+
+    @override
+    def groups_of(self, numbers: Ints) -> Ints:
+        return self.shard_of[numbers]
+
+    @override
+    def count_bytes(self, numbers: Ints) -> Ints:
+        return self.cache.count_bytes(self.shard_of[numbers])
+
+    @override
+    def look_ahead(self, numbers: Ints) -> "Prefetch":
+        return self.cache.look_ahead(self.shard_of[numbers])
+
+    @override
+    def stamp(self, index: int) -> list[int]:
+        """Return a whole number that changes with the shard of an item."""
+        return self.cache.shards[self.shard_of.item(index)].stamp
 
 
 class Prefetch:

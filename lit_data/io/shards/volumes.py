@@ -15,7 +15,7 @@ from lit_data.files import write_json
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.shards.cache import ShardCache
+from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import (
     Shard,
     add_shards,
@@ -25,16 +25,16 @@ from lit_data.io.shards.index import (
     read_shards,
 )
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.shards.store import ShardedRoot
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
 from lit_data.io.store.files import corrupt, explain_errors
 from lit_data.io.store.sources import list_below
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import Write, open_writer
+from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
+from lit_data.io.volumes.sparse_store import Write, open_writer
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
 
@@ -218,10 +218,8 @@ class VolumeIndex(NamedTuple):
         writer.finish(_KIND, _VERSION, join_key(self.shards), self.facts)
 
 
-class ShardedVolumes:
-    """Volumes out of shards; a `lit_data.io.volumes.banks.VolumeBank`.
-
-    A shard comes when it is needed.
+class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
+    """Volumes out of shards, of which each is one.
 
     Args:
         index: Local copy of the index.
@@ -250,6 +248,7 @@ class ShardedVolumes:
         )
         self.has_labels: list[bool] = (volumes["has_labels"] > 0).tolist()
         self.counts: NDArray[np.int64] = volumes["points"].astype(np.int64)
+        self.shard_of = np.arange(len(volumes))
         self.nbytes = int(volumes["nbytes"].sum())
         self.dense_bytes = sum(map(math.prod, volumes[[*_AXES, "itemsize"]].tolist()))
 
@@ -281,13 +280,6 @@ class ShardedVolumes:
             VolumeSource(name, path, "npz", (path,))
             for name, path in zip(self._names, paths, strict=True)
         ]
-
-    def stamp(self, index: int) -> list[int]:
-        """A whole number that changes with the volume."""
-        return self.cache.shards[index].stamp
-
-    def check_size(self) -> None:
-        """Shards are whole files, and compared with their sums when they come."""
 
     def find_damages(self) -> list[str]:
         """Fetch every shard and compare its arrays with their checksums; a line for each that is not what it was."""

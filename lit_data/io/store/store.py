@@ -5,7 +5,7 @@ import math
 import operator
 import os
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from itertools import compress
 from pathlib import Path
@@ -19,6 +19,7 @@ from lit_data.errors import DataError, list_problems, show_path
 from lit_data.grid import Ints, cut_patch
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
 from lit_data.io.store.bands import WHOLE, BandFile, StoreOptions
@@ -34,8 +35,8 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 2**20
 
 
-class StoredImages(ABC):
-    """Bank of stored images, so that it is known what they are; an `ImageBank`.
+class StoredImages(ImageBank):
+    """Bank of stored images, so that it is known what they are.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -51,14 +52,6 @@ class StoredImages(ABC):
     @abstractmethod
     def source_states(self) -> Array:
         """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
-
-    @abstractmethod
-    def check_size(self) -> None:
-        """See `ArrayFolder.check_size`.
-
-        Raises:
-            StoreCorruptError: A file is not as long as it should be.
-        """
 
     @abstractmethod
     def verify(self, *, progress: bool = True) -> list[str]:

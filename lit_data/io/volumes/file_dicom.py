@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError, show_path
 from lit_data.io.source import check_regular, naming
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.streams import import_medical
-from lit_data.io.volumes.volume import FileVolume, Spacing, Triple
+from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, import_medical
 from lit_data.types import Array
 
 GAP_TOLERANCE: Final = 0.02

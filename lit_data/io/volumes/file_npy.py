@@ -19,8 +19,14 @@ from lit_data.io.images.npz import (
 )
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.streams import StreamSlices, check_unpacked
-from lit_data.io.volumes.volume import FileVolume, SliceReader, Spacing, Triple
+from lit_data.io.volumes.volume import (
+    FileVolume,
+    SliceReader,
+    Spacing,
+    StreamSlices,
+    Triple,
+    check_unpacked,
+)
 from lit_data.types import Array
 
 MAX_MEMBER_BYTES = 2**36

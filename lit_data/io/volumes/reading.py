@@ -14,8 +14,15 @@ from lit_data.io.volumes.file_dicom import open_dicom
 from lit_data.io.volumes.file_npy import open_npy, open_npz
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.sources import VolumeSource, find_volumes, guess_kind
-from lit_data.io.volumes.streams import StreamSlices, check_unpacked, import_medical
-from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, Volume
+from lit_data.io.volumes.volume import (
+    FileVolume,
+    Spacing,
+    StreamSlices,
+    Triple,
+    Volume,
+    check_unpacked,
+    import_medical,
+)
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)

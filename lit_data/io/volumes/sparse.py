@@ -1,14 +1,16 @@
 """Occupied voxels of a volume: positions, values, and where each slice begins among them."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError
+from lit_data.io.bank import Bank
 from lit_data.io.volumes.volume import Spacing, Triple
 from lit_data.types import Array
 
@@ -193,46 +195,28 @@ class SparseVolume:
         return volume
 
 
-class VolumeBank(Protocol):
-    """Sparse volumes by number."""
+class VolumeBank(Bank):
+    """Sparse volumes by number.
 
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """[n] occupied voxels of each volume."""
+    Attributes:
+        counts: [n] int64, occupied voxels of each volume.
+        shapes: (z, y, x) voxels of each volume.
+        has_labels: True for each volume that has labels.
+        nbytes: Bytes of the arrays of all volumes.
+        dense_bytes: Bytes of all volumes as dense arrays of their values' dtype.
+    """
 
-    @property
-    def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(path, what is wrong) of each volume that was left out."""
+    counts: NDArray[np.int64]
+    shapes: Sequence[Triple]
+    has_labels: Sequence[bool]
+    nbytes: int
+    dense_bytes: int
 
-    @property
-    def shapes(self) -> Sequence[Triple]:
-        """(z, y, x) voxels of each volume."""
+    @abstractmethod
+    def __getitem__(self, index: int) -> SparseVolume:
+        """Map one volume; one that lies elsewhere is fetched first."""
 
-    @property
-    def has_labels(self) -> Sequence[bool]:
-        """True for each volume that has labels."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays of all volumes."""
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of all volumes as dense arrays of their values' dtype."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> SparseVolume: ...
-
-    def name(self, index: int) -> str:
-        """Return the path of the source of one volume."""
-
-    def check_size(self) -> None:
-        """Raise if a mapped file changed its length.
-
-        Reading past its end kills a process, which cannot be caught.
-        """
-
+    @abstractmethod
     def find_damages(self) -> list[str]:
         """Read every byte of all arrays; return a line for each that is not what was written."""
 

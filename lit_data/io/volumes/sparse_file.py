@@ -18,12 +18,13 @@ from lit_data.io.store.sources import SourceTable
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import (
     IndexOptions,
+    LabelCollector,
     bring_to,
     is_whole,
     open_with_labels,
     scan_slabs,
+    value_dtype,
 )
-from lit_data.io.volumes.occupied import LabelCollector, value_dtype
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import (
     LABEL_DTYPES,

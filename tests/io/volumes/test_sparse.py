@@ -7,7 +7,7 @@ import pytest
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
-from lit_data.io.volumes.occupied import find_true
+from lit_data.io.volumes.indexing import find_true
 from lit_data.types import Array
 
 SHAPE = (7, 9, 13)

@@ -18,7 +18,7 @@ import psutil
 import pytest
 
 from lit_data.errors import WorkerDiedError
-from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_build
+from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_store
 from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.types import Array
 
@@ -193,7 +193,7 @@ def test_a_worker_that_dies_is_reported_with_its_volume(
 ) -> None:
     _write(tmp_path / "ct", 8)
     # The processes are forked, so they die of the replacement.
-    monkeypatch.setattr(sparse_build, "write_volume", lambda *_: os._exit(9))
+    monkeypatch.setattr(sparse_store, "write_volume", lambda *_: os._exit(9))
     with pytest.raises(
         WorkerDiedError,
         match=r"v0\d\.npy: a process died while it indexed this volume or one beside",

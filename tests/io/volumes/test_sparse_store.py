@@ -16,7 +16,7 @@ from lit_data.io.volumes import (
     SparseStore,
     find_volumes,
     index_volume,
-    sparse_build,
+    sparse_store,
     wrap_array,
 )
 from lit_data.io.volumes.sparse_file import MAX_OPEN
@@ -88,7 +88,7 @@ def test_a_whole_store_is_opened_without_reading_a_dense_volume(
 ) -> None:
     volumes = _write(tmp_path / "ct")
     _build(tmp_path)
-    monkeypatch.setattr(sparse_build, "write_volume", lambda *args: pytest.fail("built again"))
+    monkeypatch.setattr(sparse_store, "write_volume", lambda *args: pytest.fail("built again"))
     _check(_build(tmp_path), volumes)
 
 

@@ -20,7 +20,7 @@ from lit_data.files import find_sha256
 from lit_data.grid import Ints
 from lit_data.io.bank import Bank
 from lit_data.io.cache import HasBytes, LruCache
-from lit_data.io.remote.objects import Objects
+from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import Shard
 from lit_data.io.store.files import TAR_SUFFIX
 from lit_data.io.temp import hold_lock, sweep, temp_folder
@@ -47,7 +47,7 @@ class ShardCache(Generic[Opened]):
     Args:
         folder: Of the copies; it is made.
         shards: Of the set.
-        objects: Where they come from.
+        transport: Where they come from.
         max_bytes: Of all copies together.
         open_file: Opens a local copy.
 
@@ -59,7 +59,7 @@ class ShardCache(Generic[Opened]):
         self,
         folder: Path,
         shards: Sequence[Shard],
-        objects: Objects,
+        transport: Transport,
         max_bytes: int,
         open_file: Callable[[Path], Opened],
     ) -> None:
@@ -67,10 +67,15 @@ class ShardCache(Generic[Opened]):
         if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
             raise ConfigError(
                 f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four "
-                f"shards, the largest of {objects} has {decimal(largest)}: raise it to "
+                f"shards, the largest of {transport} has {decimal(largest)}: raise it to "
                 f"{4 * largest} or more"
             )
-        self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
+        self.folder, self.shards, self.max_bytes, self.transport = (
+            folder,
+            shards,
+            max_bytes,
+            transport,
+        )
         self._open_copy = open_file
         self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -82,7 +87,13 @@ class ShardCache(Generic[Opened]):
         self._stamped_s: dict[int, float] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self.shards, self.objects, self.max_bytes, self._open_copy)
+        return type(self), (
+            self.folder,
+            self.shards,
+            self.transport,
+            self.max_bytes,
+            self._open_copy,
+        )
 
     @property
     def fits(self) -> bool:
@@ -160,12 +171,12 @@ class ShardCache(Generic[Opened]):
                 self._make_room(shard.nbytes)
                 part.touch()  # from here on others count it
             for is_last in (False, True):
-                self.objects.get(shard.name, part, shard.nbytes)
+                self.transport.get(shard.name, part, shard.nbytes)
                 if find_sha256(part) == shard.sha256:
                     break
                 if is_last:
                     raise DataError(
-                        f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
+                        f"{self.transport}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
                         "again"
                     )
             part.rename(path)

@@ -18,7 +18,7 @@ from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.remote.objects import Objects
+from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, join_key
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
 from lit_data.io.store.bands import StoreOptions
@@ -112,25 +112,25 @@ class SetWriter:
     """Brings the files of a set to where it will be.
 
     Args:
-        objects: That place.
+        transport: That place.
         scratch: A folder for what is under way, and for notes of what is written; it is made.
 
     Attributes:
         there: Name of each shard that is there already, by its key.
     """
 
-    def __init__(self, objects: Objects, scratch: Path) -> None:
-        self.objects, self.scratch = objects, scratch
+    def __init__(self, transport: Transport, scratch: Path) -> None:
+        self.transport, self.scratch = transport, scratch
         scratch.mkdir(parents=True, exist_ok=True)
         sweep(scratch)
-        self._sizes = objects.list_sizes("shards")
+        self._sizes = transport.list_sizes("shards")
         self.there = {name.partition("-")[0]: name for name in self._sizes}
 
     def send_shard(self, folder: Path, key: str, tar: Path) -> Shard:
         """Pack a folder into a new file and send that."""
         write_tar({path.name: path for path in folder.iterdir()}, tar)
         shard = Shard(key, find_sha256(tar), tar.stat().st_size)
-        self.objects.put(tar, shard.name)
+        self.transport.put(tar, shard.name)
         return shard
 
     def fetch_shard(self, key: str, tar: Path) -> Shard:
@@ -140,10 +140,12 @@ class SetWriter:
             DataError: It is damaged.
         """
         name = f"shards/{self.there[key]}"
-        self.objects.get(name, tar, self._sizes[self.there[key]])
+        self.transport.get(name, tar, self._sizes[self.there[key]])
         shard = Shard(key, find_sha256(tar), tar.stat().st_size)
         if shard.name != name:
-            raise DataError(f"{self.objects}/{name} is damaged: remove it there and run this again")
+            raise DataError(
+                f"{self.transport}/{name} is damaged: remove it there and run this again"
+            )
         return shard
 
     def finish(
@@ -168,14 +170,14 @@ class SetWriter:
         sums["files"] = self._send(files, "files")
         pointer = self.scratch / POINTER
         pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
-        self.objects.put(pointer, POINTER)
+        self.transport.put(pointer, POINTER)
         kept_count, nbytes = (
             sum(shard.key in self.there for shard in shards),
             sum(shard.nbytes for shard in shards),
         )
         log.info(
             "%s: %d shards, %s; %d were there",
-            self.objects,
+            self.transport,
             len(shards),
             decimal(nbytes),
             kept_count,
@@ -187,7 +189,7 @@ class SetWriter:
             tar = temp / f"{part}.tar"
             write_tar(files, tar)
             sum_ = find_sha256(tar)
-            self.objects.put(tar, f"{part}-{sum_}.tar")
+            self.transport.put(tar, f"{part}-{sum_}.tar")
             return sum_
 
 

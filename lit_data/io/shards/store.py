@@ -21,8 +21,8 @@ from lit_data.io.images.decoders import ImageSource
 from lit_data.io.progress import track
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.objects import Objects, open_objects
 from lit_data.io.remote.scope import find_fault
+from lit_data.io.remote.transport import Transport, open_transport
 from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.store.arrays import publish
@@ -161,7 +161,7 @@ class ShardedRoot:
     """
 
     def __init__(self, root: str, shelf: Path, options: RemoteOptions, max_bytes: int) -> None:
-        self.objects: Objects = open_objects(root, options)
+        self.transport: Transport = open_transport(root, options)
         self._options, self._max_bytes = options, max_bytes
         identity = f"{root} {options.endpoint_url or ''}"
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
@@ -178,14 +178,14 @@ class ShardedRoot:
         with build_lock(self._shelf, wait_s=_WAIT_S, is_done=lambda: False):
             sweep(self._shelf)
             try:
-                content = self.objects.read(POINTER, _POINTER_BYTES)
+                content = self.transport.read(POINTER, _POINTER_BYTES)
             except UnreachableError as error:
                 if self._options.offline == "error" or not (self._shelf / POINTER).exists():
                     raise
                 if self._options.offline != "always":
                     log.warning("%s; going on with the set as it was known here", error)
                 return
-            pointer = _read_pointer(content, str(self.objects))
+            pointer = _read_pointer(content, str(self.transport))
             for part, sum_ in pointer.items():
                 self._bring(part, sum_)
             with replacing(self._shelf / POINTER) as file:
@@ -205,7 +205,9 @@ class ShardedRoot:
         self, shards: Sequence[Shard], open_file: Callable[[Path], Opened]
     ) -> ShardCache[Opened]:
         """The local copies of shards, which come when they are needed."""
-        return ShardCache(self._shelf / "shards", shards, self.objects, self._max_bytes, open_file)
+        return ShardCache(
+            self._shelf / "shards", shards, self.transport, self._max_bytes, open_file
+        )
 
     def check_options(self, made: str, asked: str, what: str) -> None:
         """Compare how a set was made with what is asked for.
@@ -220,7 +222,7 @@ class ShardedRoot:
         """
         if changes := describe_options(made, asked):
             raise ConfigError(
-                f"{self.objects}: its {what} with other options: {', '.join(changes)}: set them as "
+                f"{self.transport}: its {what} with other options: {', '.join(changes)}: set them as "
                 "they were, or run `python -m lit_data prepare` with prepare.shards again"
             )
 
@@ -248,15 +250,15 @@ class ShardedRoot:
             return
         with temp_folder(self._shelf) as temp:
             tar = temp / f"{part}.tar"
-            self.objects.get(f"{part}-{sum_}.tar", tar, self._most_bytes(part))
+            self.transport.get(f"{part}-{sum_}.tar", tar, self._most_bytes(part))
             if find_sha256(tar) != sum_:
                 raise DataError(
-                    f"{self.objects}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again"
+                    f"{self.transport}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again"
                 )
             if part != "files":
                 tar.rename(target)
             elif not is_there(target):
-                _unpack(tar, temp / "files", str(self.objects))
+                _unpack(tar, temp / "files", str(self.transport))
                 publish(temp / "files", target)
 
 

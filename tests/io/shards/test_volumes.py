@@ -14,7 +14,7 @@ from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.remote.transport import FolderTransport
 from lit_data.io.shards.volumes import ShardedVolumes, VolumeIndex
 from lit_data.io.store.files import write_tar
 from lit_data.loading import LoaderOptions
@@ -133,9 +133,9 @@ def test_an_epoch_fetches_each_shard_once(
     cache = open_bank(small).cache
     for path in cache.folder.glob("*.tar"):
         path.unlink()
-    asked, get = [], FolderObjects.get
+    asked, get = [], FolderTransport.get
     monkeypatch.setattr(
-        FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
+        FolderTransport, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
     )
     for epoch in (0, 1):
         asked.clear()
@@ -178,17 +178,17 @@ def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
     root.mkdir()
     for number in range(4):
         np.save(root / f"{number}.npy", np.full((4, 5, 6), 300 + number, np.int16))
-    put, left = FolderObjects.put, iter([True] * 2)
+    put, left = FolderTransport.put, iter([True] * 2)
 
-    def stop(self: FolderObjects, path: Path, name: str) -> None:
+    def stop(self: FolderTransport, path: Path, name: str) -> None:
         if not next(left, False):
             raise KeyboardInterrupt
         put(self, path, name)
 
-    monkeypatch.setattr(FolderObjects, "put", stop)
+    monkeypatch.setattr(FolderTransport, "put", stop)
     with pytest.raises(KeyboardInterrupt):
         make(root, tmp_path).source.publish(str(address), 1)
-    monkeypatch.setattr(FolderObjects, "put", put)
+    monkeypatch.setattr(FolderTransport, "put", put)
     (root / "9.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"9.npy(?s:.)*1 of 5 volumes are bad"):
         make(root, tmp_path).source.publish(str(address), 1)
@@ -229,10 +229,10 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
 def test_a_server_that_does_not_answer_is_no_bad_volume(
     sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: FolderObjects, path: Path, name: str) -> None:
+    def fail(self: FolderTransport, path: Path, name: str) -> None:
         raise UnreachableError("no answer")
 
-    monkeypatch.setattr(FolderObjects, "put", fail)
+    monkeypatch.setattr(FolderTransport, "put", fail)
     with pytest.raises(UnreachableError, match="no answer"):
         make(sets / "set", tmp_path, on_bad="skip").source.publish(str(tmp_path / "set.shards"), 1)
 

@@ -9,12 +9,10 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile
+from lit_data.errors import DataError
+from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile, call_each
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.manifest import SUMS_NAME, parse_list
-from lit_data.io.remote.runner import call_each
-from lit_data.io.remote.scope import Scope, find_fault
+from lit_data.io.remote.scope import SUMS_NAME, Scope, find_fault, parse_list
 
 
 class _Links(HTMLParser):
@@ -73,16 +71,10 @@ class WebConnection(Connection):
     """A folder of a web server."""
 
     @override
-    def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+    def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
         import aiohttp
 
-        s3_settings = [
-            name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)
-        ]
-        if s3_settings:
-            raise ConfigError(
-                f"remote.{s3_settings[0]} is for S3, and data.root is {self.address.scheme}://..."
-            )
+        self._refuse_s3_options()
         client = dict(conf.get("client_kwargs") or {})
         # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients
         # would undo.
@@ -112,12 +104,8 @@ class WebConnection(Connection):
         return [*remote_files, *(RemoteFile(name, 0, "", 0) for name in bad)]
 
     @override
-    def place(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         return join_url(self.address.url, name)
-
-    @override
-    async def read(self, name: str) -> bytes:
-        return (await self._ask(self.place(name), name))[0]
 
     async def _read_list(self) -> Mapping[str, str | None] | None:
         """The list of files that lies in the folder, if there is one."""
@@ -153,8 +141,8 @@ class WebConnection(Connection):
         )
 
     async def _read_page(self, folder: str) -> tuple[list[str], list[str]]:
-        url = self.place(folder) if folder else f"{self.address.url}/"
-        page, kind, final_url = await self._ask(url, folder)
+        url = self.full_path(folder) if folder else f"{self.address.url}/"
+        page, kind, final_url = await self.insist(lambda: self._get(url), folder)
         if "html" not in kind:
             raise DataError(
                 f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the "
@@ -166,10 +154,6 @@ class WebConnection(Connection):
                 f"{self.address.name(folder)}: leads to a page that is no folder; check data.root"
             )
         return read_index(page.decode("utf-8", "replace"), final_url)
-
-    async def _ask(self, url: str, name: str) -> tuple[bytes, str, str]:
-        answer: tuple[bytes, str, str] = await self.insist(lambda: self._get(url), name)
-        return answer
 
     async def _get(self, url: str) -> tuple[bytes, str, str]:
         session = await self._fs.set_session()
@@ -185,7 +169,7 @@ class WebConnection(Connection):
             return page, response.headers.get("Content-Type", ""), str(response.url)
 
     async def _look(self, name: str, sums: Mapping[str, str | None]) -> RemoteFile:
-        headers = await self.insist(lambda: self._head(self.place(name)), name)
+        headers = await self.insist(lambda: self._head(self.full_path(name)), name)
         if not headers.get("Content-Length", "").isdigit():
             raise DataError(
                 f"{self.address.name(name)}: the server states no size (Content-Length)"

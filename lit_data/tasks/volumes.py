@@ -15,7 +15,7 @@ from typing_extensions import override
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
-from lit_data.io.volumes.reading import open_volume
+from lit_data.io.volumes.sources import open_volume
 from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
 from urllib.parse import urlsplit
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
 
 WHERE_CREDENTIALS_BELONG: Final = (
@@ -76,8 +76,8 @@ def redact(text: str) -> str:
 
 Offline = Literal["warn", "error", "always"]
 
-_MOST_CONNECTIONS: Final = 256
-"""More would only wait: one event loop moves the bytes, and servers refuse callers with more."""
+_MOST_CONNECTIONS: Final = 256  # more would only wait: one event loop moves the bytes
+_MOST_RETRIES: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,40 +119,27 @@ class RemoteOptions:
     anon: bool = False
 
     def __post_init__(self) -> None:
-        for name, least, most in (("connections", 1, _MOST_CONNECTIONS), ("retries", 0, 100)):
-            if not _is_whole(value := getattr(self, name)) or not least <= value <= most:
-                raise ConfigError(
-                    f"remote.{name}={value!r} is not allowed: a whole number from {least} to "
-                    f"{most} is"
-                )
+        check_count("remote.connections", self.connections, 1)
+        check_count("remote.retries", self.retries, 0)
+        for name, most in (("connections", _MOST_CONNECTIONS), ("retries", _MOST_RETRIES)):
+            value = getattr(self, name)
+            if value > most:
+                raise ConfigError(f"remote.{name}={value} is not allowed: at most {most} is")
         for name in ("backoff_s", "timeout_s"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < math.inf
-            ):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
-        if self.max_bytes is not None and (not _is_whole(self.max_bytes) or self.max_bytes < 1):
-            raise ConfigError(
-                f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or "
-                "null is"
-            )
-        for name in ("checksums", "anon"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"remote.{name}={value!r} is not allowed: true or false is")
+        if self.max_bytes is not None:
+            check_count("remote.max_bytes", self.max_bytes, 1)
+        check_choice("remote.checksums", self.checksums, (True, False))
+        check_choice("remote.anon", self.anon, (True, False))
         check_choice("remote.offline", self.offline, get_args(Offline))
         check_no_credentials(self.endpoint_url, "remote.endpoint_url")
-        if self.endpoint_url is not None and not self.endpoint_url.startswith(
-            ("http://", "https://")
-        ):
+        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://"
             )
-
-
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 WEB: Final = ("http", "https")

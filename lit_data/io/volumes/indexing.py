@@ -13,11 +13,10 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.source import naming
-from lit_data.io.volumes.reading import check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.resampling import Resolution
-from lit_data.io.volumes.sources import VolumeSource
+from lit_data.io.volumes.sources import VolumeSource, check_same_shape, open_labels, open_volume
 from lit_data.io.volumes.sparse import LABEL_DTYPES, LabelIndex, SparseVolume, index_dtype
-from lit_data.io.volumes.volume import SLAB_BYTES, Triple, Volume
+from lit_data.io.volumes.volume import Triple, Volume
 from lit_data.types import Array
 
 AIR_HU = -1024.0
@@ -221,10 +220,7 @@ class IndexOptions:
         low_hu: Voxels above this are occupied ...
         high_hu: ... up to and with this one; None for no limit.
         resolution: What the volume is brought to first.
-        npz_key: Name of the array in ``.npz`` files; None takes the only one of three axes.
         nan_fill: Replaces NaN and infinite voxels; None makes them an error.
-        slab_bytes: Bytes of Hounsfield units that are worked on at once; the result does not depend
-            on it.
 
     Raises:
         ConfigError: an option is not allowed.
@@ -233,22 +229,16 @@ class IndexOptions:
     low_hu: float
     high_hu: float | None = None
     resolution: Resolution = field(default_factory=Resolution)
-    npz_key: str | None = None
     nan_fill: float | None = None
-    slab_bytes: int = SLAB_BYTES
 
     def __post_init__(self) -> None:
         _check_range(self.low_hu, self.high_hu)
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
             raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
-        if self.slab_bytes < 1:
-            raise ConfigError(f"slab_bytes={self.slab_bytes} must be at least 1")
 
     def fingerprint(self) -> str:
         """Return all that decides the result, as JSON with sorted keys."""
-        fields = asdict(self)
-        del fields["slab_bytes"]  # the result does not depend on it
-        return json.dumps({"format": _FORMAT, **fields}, sort_keys=True)
+        return json.dumps({"format": _FORMAT, **asdict(self)}, sort_keys=True)
 
 
 class Slab(NamedTuple):
@@ -278,8 +268,8 @@ def open_with_labels(
     Raises:
         DataError: the volume or its labels are bad.
     """
-    with open_volume(source, npz_key=options.npz_key, nan_fill=options.nan_fill) as volume:
-        labels = open_labels(source, volume, npz_key=options.npz_key)
+    with open_volume(source, nan_fill=options.nan_fill) as volume:
+        labels = open_labels(source, volume)
         with labels or nullcontext():
             yield volume, labels
 
@@ -297,7 +287,6 @@ def index_source(source: VolumeSource, options: IndexOptions) -> SparseVolume:
             options.high_hu,
             resolution=options.resolution,
             labels=labels,
-            slab_bytes=options.slab_bytes,
         )
 
 
@@ -308,7 +297,6 @@ def index_volume(
     *,
     resolution: Resolution | None = None,
     labels: Volume | None = None,
-    slab_bytes: int = SLAB_BYTES,
 ) -> SparseVolume:
     """Find the occupied voxels of a volume: those above ``low_hu``, and not above ``high_hu``.
 
@@ -318,7 +306,6 @@ def index_volume(
         high_hu: ... up to and with this one; None for no limit.
         resolution: What the volume is brought to first; None leaves it as it is.
         labels: Of the same shape as the volume.
-        slab_bytes: Bytes worked on at once.
 
     Raises:
         ConfigError: the range is empty.
@@ -327,11 +314,7 @@ def index_volume(
     _check_range(low_hu, high_hu)
     volume, labels = bring_to(resolution or Resolution(), volume, labels, low_hu)
     collector = None if labels is None else LabelCollector(volume.shape, keep=_keep)
-    slabs = list(
-        scan_slabs(
-            volume, low_hu, high_hu, labels=labels, collector=collector, slab_bytes=slab_bytes
-        )
-    )
+    slabs = list(scan_slabs(volume, low_hu, high_hu, labels=labels, collector=collector))
     values = np.concatenate([slab.values for slab in slabs])
     if is_whole(values):
         values = values.astype(np.int16)
@@ -375,7 +358,6 @@ def scan_slabs(
     *,
     labels: Volume | None = None,
     collector: LabelCollector[Any] | None = None,
-    slab_bytes: int = SLAB_BYTES,
 ) -> Iterator[Slab]:
     """Find the occupied voxels slab by slab, from the first slice on.
 
@@ -385,7 +367,6 @@ def scan_slabs(
         high_hu: See ``index_volume``.
         labels: See ``index_volume``.
         collector: Takes the labelled voxels, also those that are not occupied.
-        slab_bytes: See ``index_volume``.
 
     Raises:
         DataError: see ``index_volume``.
@@ -393,7 +374,7 @@ def scan_slabs(
     finder = OccupiedFinder(volume.dtype, low_hu, high_hu)
     plane = volume.shape[1] * volume.shape[2]
     positions_dtype = index_dtype(volume.shape)
-    for begin, end in volume.slabs(slab_bytes):
+    for begin, end in volume.slabs():
         slab = np.ascontiguousarray(volume.read(begin, end)).reshape(-1)
         places = finder.find(slab)  # within the slab
         edges = np.searchsorted(places, np.arange(end - begin + 1) * plane)

@@ -121,11 +121,6 @@ class SparseVolume:
             nbytes += index.positions.nbytes + index.classes.nbytes + index.starts.nbytes
         return nbytes
 
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the volume as a dense array of the values' dtype."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
-
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
         """Return the coordinates of the occupied voxels.
 
@@ -161,23 +156,6 @@ class SparseVolume:
         begin, end = int(self.slices[first]), int(self.slices[max(first, last)])
         return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
 
-    def window(self, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
-        """Return the values of a box; touches the voxels of its slices and lines alone.
-
-        Args:
-            start: (z, y, x) of its first voxel; may lie outside the volume.
-            size: (D, H, W).
-            fill: Value of voxels that are not occupied, and of those outside the volume.
-
-        Returns:
-            [D, H, W] of the dtype of ``values``.
-        """
-        box = np.full(tuple(size), fill, self.values.dtype)
-        rows = self.rows_in(start, size)
-        places, is_inside = _locate(self.positions[rows], self.shape, start, size)
-        box.reshape(-1)[places] = self.values[rows[is_inside]]
-        return box
-
     def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels of a box, occupied or not: [D, H, W] int32, 0 where there is none.
 
@@ -187,12 +165,6 @@ class SparseVolume:
         if self.label_index is None:
             raise DataError("the volume has no labels; put them beside it as NAME_labels.*")
         return self.label_index.window(start, size)
-
-    def dense(self, fill: float) -> Array:
-        """Return the volume [z, y, x], ``fill`` where it is not occupied."""
-        volume = np.full(self.shape, fill, self.values.dtype)
-        volume.reshape(-1)[self.positions] = self.values
-        return volume
 
 
 class VolumeBank(Bank):

@@ -90,10 +90,6 @@ class SparseFacts:
         if wrong_names:
             raise ValueError(f"wrong: {', '.join(wrong_names)}")
 
-    def as_meta(self) -> dict[str, Any]:
-        """Return the fields for `meta.json`."""
-        return dataclasses.asdict(self)
-
 
 class StoredVolume:
     """A volume of a store, of which nothing but its `meta.json` is read before it is mapped.
@@ -124,11 +120,6 @@ class StoredVolume:
                 self.folder.path / META_NAME, f"no facts of a volume ({error!s:.200})"
             ) from error
         self.folder.check_size()
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the files of its arrays."""
-        return self.folder.nbytes
 
     @property
     def array_bytes(self) -> int:
@@ -239,7 +230,7 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
             low_hu=float(options.low_hu),
             high_hu=None if options.high_hu is None else float(options.high_hu),
         )
-        writer.finish(KIND, VERSION, target.stem, facts.as_meta())
+        writer.finish(KIND, VERSION, target.stem, dataclasses.asdict(facts))
         keep_private(temp / "volume", source.all_files)
         publish(temp / "volume", target)
 
@@ -288,14 +279,7 @@ def _write_arrays(
     """
     values, voxel_labels, classes = spools
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
-    slabs = scan_slabs(
-        volume,
-        options.low_hu,
-        options.high_hu,
-        labels=labels,
-        collector=collector,
-        slab_bytes=options.slab_bytes,
-    )
+    slabs = scan_slabs(volume, options.low_hu, options.high_hu, labels=labels, collector=collector)
     positions_dtype, slab_dtype = index_dtype(volume.shape), value_dtype(volume)
     is_int16 = True
     counts: list[Array] = []

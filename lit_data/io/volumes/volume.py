@@ -22,7 +22,7 @@ Spacing = tuple[float, float, float]
 
 MAX_SLICE_BYTES: Final = 2**30
 SLAB_BYTES: Final = 2 * 2**20
-"""Default of a slab: it stays in the cache of a core while it is compared."""
+"""Of a slab: it stays in the cache of a core while it is compared."""
 
 
 class SliceReader(Protocol):
@@ -94,20 +94,10 @@ class Volume:
     ) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.name}, {self.shape}, {self.dtype}, {self.spacing_mm} mm)"
-        )
-
     @property
     def slice_bytes(self) -> int:
         """Bytes of one slice of Hounsfield units."""
         return self.shape[1] * self.shape[2] * self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all Hounsfield units."""
-        return self.shape[0] * self.slice_bytes
 
     @property
     def work_bytes(self) -> int:
@@ -127,12 +117,9 @@ class Volume:
     def close(self) -> None:
         """Close the files."""
 
-    def slabs(self, slab_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int]]:
-        """Yield first slice and end of each slab that stays within so many bytes.
-
-        Each has at least one slice.
-        """
-        count = max(1, slab_bytes // max(self.work_bytes, 1))
+    def slabs(self) -> Iterator[tuple[int, int]]:
+        """Yield first slice and end of each slab: within ``SLAB_BYTES``, but at least one slice."""
+        count = max(1, SLAB_BYTES // max(self.work_bytes, 1))
         for begin in range(0, self.shape[0], count):
             yield begin, min(begin + count, self.shape[0])
 

@@ -5,7 +5,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
@@ -26,7 +26,7 @@ from lit_data.io.remote.transport import Transport, open_transport
 from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.store.arrays import publish
-from lit_data.io.store.files import Tar, corrupt, is_there
+from lit_data.io.store.files import Tar, corrupt
 from lit_data.io.store.slices import SlicedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.store.store_retention import describe_options
@@ -47,24 +47,23 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
     """
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[DecodedStore]) -> None:
-        self.path, self._root, self.cache = index, root, cache
         shard_index = ShardIndex.open(index)
-        self.key, self.similar, self._sources = (
-            shard_index.key,
-            shard_index.similar,
-            shard_index.sources,
-        )
-        self.channels: int = shard_index.facts["channels"]
+        self.path = index
+        self.cache = cache
+        self.key = shard_index.key
+        self.similar = shard_index.similar
+        self._root = root
+        self._sources = shard_index.sources
+        self.channels = shard_index.facts["channels"]
         self.dtype: np.dtype[np.generic] = np.dtype(shard_index.facts["dtype"]).newbyteorder("<")
         self.skipped = tuple(
             (locate_below(root, path), str(fault)) for path, fault in shard_index.facts["skipped"]
         )
-        self.shard_of, self._row_of = (
-            shard_index.places[name].astype(np.int64) for name in ("shard", "row")
-        )
-        self.heights_px, self.widths_px = (
-            shard_index.places[name].astype(np.int64) for name in ("height_px", "width_px")
-        )
+        places = shard_index.places
+        self.shard_of = places["shard"].astype(np.int64)
+        self._row_of = places["row"].astype(np.int64)
+        self.heights_px = places["height_px"].astype(np.int64)
+        self.widths_px = places["width_px"].astype(np.int64)
 
     def __reduce__(self) -> tuple[type[Self], tuple[Path, Path, ShardCache[DecodedStore]]]:
         return type(self), (self.path, self._root, self.cache)
@@ -77,10 +76,9 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         return store[row]
 
     def name(self, index: int) -> str:
-        """First source path of one image, below the local folder."""
-        return locate_below(
-            self._root, self._sources.name(self._sources.rows(range(len(self))[index]).start)
-        )
+        """Return the first source path of one image, below the local folder."""
+        first_row = self._sources.rows(range(len(self))[index]).start
+        return locate_below(self._root, self._sources.name(first_row))
 
     @override
     def open_image(self, index: int) -> Array | SlicedImage:
@@ -107,15 +105,11 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
     @override
     def verify(self, *, progress: bool = True) -> list[str]:
         """Fetch every shard, and compare every image with its checksum."""
-        numbers = range(len(self.cache.shards))
-        return [
-            line
-            for number in track(numbers, "checking shards", len(numbers))
-            for line in self._verify(number)
-        ]
-
-    def _verify(self, number: int) -> Iterator[str]:
-        yield from filter(None, self.cache.open(number).find_bad_images())
+        count = len(self.cache.shards)
+        damages: list[str] = []
+        for number in track(range(count), "checking shards", count, enabled=progress):
+            damages += filter(None, self.cache.open(number).find_bad_images())
+        return damages
 
     def _open(self, index: int) -> tuple[DecodedStore, int]:
         number = range(len(self))[index]
@@ -123,19 +117,20 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         return self._check(store, np.array([number])), self._row_of.item(number)
 
     def _check(self, store: DecodedStore, images: Ints) -> DecodedStore:
-        """Hold a shard against the index."""
+        """Return a shard that holds the images that the index names.
+
+        Raises:
+            StoreCorruptError: It does not.
+        """
         rows = self._row_of[images]
-        fits = int(rows.max()) < len(store) and (store.channels, store.dtype) == (
-            self.channels,
-            self.dtype,
+        is_right = (
+            int(rows.max()) < len(store)
+            and store.channels == self.channels
+            and store.dtype == self.dtype
+            and np.array_equal(self.heights_px[images], store.heights_px[rows])
+            and np.array_equal(self.widths_px[images], store.widths_px[rows])
         )
-        if not fits or any(
-            (mine[images] != theirs[rows]).any()
-            for mine, theirs in (
-                (self.heights_px, store.heights_px),
-                (self.widths_px, store.widths_px),
-            )
-        ):
+        if not is_right:
             raise corrupt(store.path, "it does not hold what the index of the set says")
         return store
 
@@ -162,7 +157,8 @@ class ShardedRoot:
 
     def __init__(self, root: str, shelf: Path, options: RemoteOptions, max_bytes: int) -> None:
         self.transport: Transport = open_transport(root, options)
-        self._options, self._max_bytes = options, max_bytes
+        self._options = options
+        self._max_bytes = max_bytes
         identity = f"{root} {options.endpoint_url or ''}"
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", root.rstrip("/").rpartition("/")[2])[:64]
@@ -186,8 +182,9 @@ class ShardedRoot:
                     log.warning("%s; going on with the set as it was known here", error)
                 return
             pointer = _read_pointer(content, str(self.transport))
-            for part, sum_ in pointer.items():
-                self._bring(part, sum_)
+            for part, sha256 in pointer.items():
+                self._bring(part, sha256)
+            # Last, so that the files that it names are here.
             with replacing(self._shelf / POINTER) as file:
                 file.write(content)
 
@@ -234,30 +231,27 @@ class ShardedRoot:
         return _read_pointer(path.read_bytes(), str(path))
 
     def _most_bytes(self, part: str) -> int:
+        if part == "index":
+            return _INDEX_BYTES
         most_bytes = self._options.max_bytes
-        return (
-            _INDEX_BYTES
-            if part == "index"
-            else sys.maxsize - 1
-            if most_bytes is None
-            else most_bytes
-        )
+        return sys.maxsize - 1 if most_bytes is None else most_bytes
 
-    def _bring(self, part: str, sum_: str) -> None:
+    def _bring(self, part: str, sha256: str) -> None:
         """Fetch the index, or the files, if that version is not here."""
-        target = self._shelf / (f"{part}-{sum_}" if part == "files" else f"{part}-{sum_}.tar")
+        name = f"{part}-{sha256}.tar"
+        target = self._shelf / (name.removesuffix(".tar") if part == "files" else name)
         if target.exists():
             return
         with temp_folder(self._shelf) as temp:
             tar = temp / f"{part}.tar"
-            self.transport.get(f"{part}-{sum_}.tar", tar, self._most_bytes(part))
-            if find_sha256(tar) != sum_:
+            self.transport.get(name, tar, self._most_bytes(part))
+            if find_sha256(tar) != sha256:
                 raise DataError(
-                    f"{self.transport}/{part}-{sum_}.tar: its SHA-256 sum is wrong; prepare it again"
+                    f"{self.transport}/{name}: its SHA-256 sum is wrong; prepare it again"
                 )
-            if part != "files":
-                tar.rename(target)
-            elif not is_there(target):
+            if part == "index":
+                tar.rename(target)  # it is mapped as it is
+            else:
                 _unpack(tar, temp / "files", str(self.transport))
                 publish(temp / "files", target)
 
@@ -273,10 +267,11 @@ class ShardedImages(ShardedRoot):
     def list_images(self) -> list[ImageSource]:
         """The files that each image was made from; they are not here."""
         table, folder = self.index.sources, self.folder
-        return [
-            ImageSource(tuple(locate_below(folder, name) for name in table.paths(number)))
-            for number in range(len(self.index.places))
-        ]
+        sources = []
+        for number in range(len(self.index.places)):
+            paths = [locate_below(folder, name) for name in table.paths(number)]
+            sources.append(ImageSource(tuple(paths)))
+        return sources
 
     def open_images(self, decoder: str) -> ShardedStore:
         """The images.

@@ -1,4 +1,4 @@
-"""The parts of `PointVoxelNet`: points into a grid, a grid to latents and back, and a grid read between its cells."""
+"""Parts of `PointVoxelNet`: points into a grid, a grid to latents and back, codes, and interpolation."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -33,7 +33,9 @@ class PointScatter(nn.Module):
 
     def __init__(self, channels: int, width: int, *, grid: int, chunk: int) -> None:
         super().__init__()
-        self.grid, self.chunk, self.means = grid, chunk, width - 2
+        self.grid = grid
+        self.chunk = chunk
+        self.means = width - 2  # the other two channels are counted, not learned
         self.layers = nn.Sequential(
             nn.Linear(channels + 3, width), nn.SiLU(), nn.Linear(width, self.means)
         )
@@ -42,6 +44,7 @@ class PointScatter(nn.Module):
     def forward(self, points: Points) -> Tensor:
         """[B, width, G, G, G]."""
         volumes, grid = len(points.shapes), self.grid
+        # Sums and counts in float32 whatever the precision: half precision ends at 2048 points.
         sums = points.feats.new_zeros(volumes * grid**3, self.means)
         counts = points.feats.new_zeros(volumes * grid**3)
         for start in range(0, len(points.rows), self.chunk):
@@ -50,18 +53,21 @@ class PointScatter(nn.Module):
             shapes = points.shapes[rows]
             cells = flat_cells(rows, find_cells(places, shapes, grid), grid)
             inputs = torch.cat((feats, find_offsets(places, shapes, grid)), dim=1)
-            again = torch.is_grad_enabled() and len(points.rows) > self.chunk
-            outputs = self.layers(inputs) if not again else self._work_out_twice(inputs)
+            if torch.is_grad_enabled() and len(points.rows) > self.chunk:
+                outputs = self._work_out_twice(inputs)
+            else:
+                outputs = self.layers(inputs)
             sums = sums.index_add(0, cells, outputs.float())
             counts = counts.index_add(0, cells, torch.ones_like(cells, dtype=counts.dtype))
         means = sums / counts.clamp(min=1)[:, None]
+        # Voxels of a cell that could be points, where points are a subset of the occupied ones.
         voxels = points.shapes.prod(1) / grid**3 * points.kept_share()
         filled = (counts.view(volumes, -1) / voxels[:, None]).flatten()
         cells = torch.cat((means, filled[:, None], (counts > 0).float()[:, None]), dim=1)
         return cells.view(volumes, grid, grid, grid, -1).movedim(-1, 1)  # channels last in memory
 
     def _work_out_twice(self, inputs: Tensor) -> Tensor:
-        # Draws nothing.
+        # The layers draw nothing, so the state of the generators need not be kept.
         outputs: Tensor = checkpoint(
             self.layers, inputs, use_reentrant=False, preserve_rng_state=False
         )
@@ -147,9 +153,10 @@ def read_between(
     Returns:
         [Q, C] float32.
     """
+    # In cells from the centre of the first one.
     position = ((places + 0.5) * grid / shapes - 0.5).clamp(0, grid - 1)
     low = position.long().clamp(max=max(grid - 2, 0))
-    share = position - low
+    share = position - low  # weight of the farther cell along each axis
     corners, weights = zip(*_find_corners(rows, low, share, grid), strict=True)
     return F.embedding_bag(
         torch.stack(corners, dim=1),
@@ -245,6 +252,7 @@ class VectorQuantiser(nn.Module):
         """
         with torch.autocast(latents.device.type, enabled=False):
             latents = latents.float()
+            # |latent - code|^2 but for |latent|^2, which is the same for all codes.
             near = torch.addmm(
                 self.codebook.square().sum(1), latents.detach(), self.codebook.T, alpha=-2
             )
@@ -253,6 +261,7 @@ class VectorQuantiser(nn.Module):
             if self.training:
                 self._count(latents.detach(), codes)
             misses = (latents - nearest).square().mean(1)
+            # The value is the code, and the gradient is that of the latent.
             return Quantised(latents + (nearest - latents).detach(), codes, misses)
 
     @torch.no_grad()
@@ -261,7 +270,7 @@ class VectorQuantiser(nn.Module):
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(self.seen_sizes)
             dist.all_reduce(self.seen_sums)
-            dist.broadcast(self.candidates, 0)
+            dist.broadcast(self.candidates, 0)  # one rank's, so that codebooks stay equal
         self.sizes.lerp_(self.seen_sizes, 1 - self.decay)
         self.sums.lerp_(self.seen_sums, 1 - self.decay)
         usual = self.seen_sizes.sum() / self.codes
@@ -283,9 +292,6 @@ class VectorQuantiser(nn.Module):
         latents = latents.nan_to_num(0.0, 0.0, 0.0)
         self.seen_sizes.index_add_(0, codes, finite.float())
         self.seen_sums.index_add_(0, codes, latents * finite[:, None])
-        places = (
-            (torch.arange(self.codes, device=codes.device) + self.updates * self.codes)
-            * _SPREAD
-            % len(latents)
-        )
-        self.candidates.copy_(latents[places])
+        # Other latents at each update, without a random generator.
+        numbers = torch.arange(self.codes, device=codes.device) + self.updates * self.codes
+        self.candidates.copy_(latents[numbers * _SPREAD % len(latents)])

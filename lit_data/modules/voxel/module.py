@@ -84,12 +84,11 @@ class VoxelModule(ScoredModule):
     ) -> None:
         super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
         self.decoding = Decoding(threshold, cell_threshold, query_chunk, score_voxels)
-        self.seed, self.queries = check_seed(seed), queries or QueryCounts()
-        self.value_weight, self.cell_weight, self.code_weight = (
-            value_weight,
-            cell_weight,
-            code_weight,
-        )
+        self.seed = check_seed(seed)
+        self.queries = queries or QueryCounts()
+        self.value_weight = value_weight
+        self.cell_weight = cell_weight
+        self.code_weight = code_weight
         self.scores = nn.ModuleDict({"val": VoxelScores(), "test": VoxelScores()})
         if net.quantiser is not None:
             self.uses = nn.ModuleDict(
@@ -117,6 +116,7 @@ class VoxelModule(ScoredModule):
             epoch=self.current_epoch,
         )
         losses = find_losses(self.net, self(points), points, queries)
+        # A sum for each volume first: micro-batches then weigh by their volumes.
         losses_of_volumes = (
             losses.occupancy + self.value_weight * losses.value + self.cell_weight * losses.cells
         )
@@ -124,7 +124,7 @@ class VoxelModule(ScoredModule):
 
     @override
     def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
-        """Move the codebook, once for all pieces that the batch may have been cut into."""
+        """Move the codebook, once for all micro-batches."""
         if self.net.quantiser is not None:
             self.net.quantiser.update()
 
@@ -199,16 +199,16 @@ def find_losses(net: PointVoxelNet, field: Field, points: Points, queries: Queri
     logits, values = (
         part.view(volumes, count) for part in net.ask(field, rows, queries.places.flatten(0, 1))
     )
-    asked = queries.values.shape[1]
+    asked = queries.values.shape[1]  # the first places are asked for values, the rest for occupancy
+    # Cross entropy with targets above 1, which stand for voxels that the subset left out.
     entropy = F.softplus(logits[:, asked:]) - queries.occupied * logits[:, asked:]
+    cell_entropy = F.binary_cross_entropy_with_logits(
+        field.cells, _find_occupied(points, net.grid), reduction="none"
+    )
     return Losses(
         _mean(entropy, queries.weights),
         _mean((values[:, :asked] - queries.values).abs(), queries.value_weights),
-        F.binary_cross_entropy_with_logits(
-            field.cells, _find_occupied(points, net.grid), reduction="none"
-        )
-        .flatten(1)
-        .mean(1),
+        cell_entropy.flatten(1).mean(1),
         field.misses,
     )
 
@@ -249,6 +249,7 @@ class VoxelScores(Metric):
 
     def __init__(self) -> None:
         super().__init__()
+        # Sums alone, so that ranks and batches of any size add up to the same.
         for name in ("ious", "f1s", "volumes", "absolute", "squared", "voxels"):
             self.add_state(name, torch.zeros((), dtype=widest_float()), dist_reduce_fx="sum")
 

@@ -1,4 +1,4 @@
-"""`PointVoxelNet`: occupied voxels to a small grid of latents, and from it back to any voxel that is asked for."""
+"""`PointVoxelNet`: occupied voxels to a small grid of latents, and whole volumes out of it again."""
 
 import math
 from collections.abc import Iterator
@@ -109,6 +109,7 @@ class PointVoxelNet(nn.Module):
             nn.SiLU(),
             nn.Linear(hidden, 2),
         )
+        # The untrained head says `_PRIOR` everywhere, so that its loss does not begin with a jump.
         nn.init.constant_(self.cells.bias, math.log(_PRIOR / (1 - _PRIOR)))  # type: ignore[arg-type]
         self.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]  # a third faster on the CPU
 
@@ -145,6 +146,7 @@ class PointVoxelNet(nn.Module):
         """
         shapes = field.shapes[rows]
         features = read_between(field.features, rows, places, shapes, self.grid)
+        # Sine and cosine of the place in the cell: smooth within it.
         angle = math.pi * find_offsets(places, shapes, self.grid)
         logits, values = (
             self.answer(torch.cat((features, angle.sin(), angle.cos()), dim=1)).float().unbind(1)
@@ -154,7 +156,7 @@ class PointVoxelNet(nn.Module):
     def _quantise(self, latents: Tensor) -> tuple[Tensor, Tensor | None, Tensor]:
         if self.quantiser is None:
             return latents, None, latents.new_zeros(len(latents), dtype=torch.float32)
-        last = latents.movedim(1, -1)
+        last = latents.movedim(1, -1)  # channels last: a code is a row
         quantised = self.quantiser(last.flatten(0, 3))
         vectors = quantised.latents.view_as(last).movedim(-1, 1)
         volumes = len(latents)
@@ -225,6 +227,7 @@ class CellVoxels:
 
     def __init__(self, field: Field, *, grid: int, cell_threshold: float) -> None:
         self._shapes, self._grid = field.shapes, grid
+        # Only these are looked into, so the air around a patient costs nothing.
         alive = (field.cells.sigmoid() >= cell_threshold).nonzero()
         self._rows, self._cells = alive[:, 0], alive[:, 1:]
         # A cell has up to this many voxels along an axis; numbers of places beyond it name no
@@ -292,6 +295,7 @@ def compare(
         points are a subset of the occupied voxels, ``both`` is the share of the points that is
         found, of all occupied voxels.
     """
+    # float32 ends at 2^24 voxels.
     exact = widest_float(field.shapes.device)
     hits, predicted = field.shapes.new_zeros(2, len(field.shapes), dtype=exact)
     errors = hits.new_zeros(3)
@@ -319,6 +323,7 @@ def _decode(
         numbers = torch.arange(
             start, min(start + options.query_chunk, count), device=field.cells.device
         )
+        # Of more voxels than wanted, the middle one of each of `count` equal stretches.
         rows, places = voxels.find((2 * numbers + 1) * total // max(2 * count, 1))
         yield _ask(net, field, rows, places, options), total / max(count, 1)
 
@@ -328,6 +333,7 @@ def _ask(
 ) -> Answers:
     logits, values = net.ask(field, rows, places)
     z, y, x = find_cells(places, field.shapes[rows], net.grid).unbind(1)
+    # Points may lie in cells that the net takes for empty: nothing is found there.
     dead = field.cells[rows, z, y, x].sigmoid() < options.cell_threshold
     return Answers(rows, places, logits.masked_fill(dead, -torch.inf), values.clamp(0, 1))
 

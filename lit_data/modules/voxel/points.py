@@ -11,9 +11,8 @@ from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform_torch
 from lit_data.types import COUNT_SUFFIX, Batch
 
-_AXIS_BITS: Final = (
-    14  # volumes of up to 16384 voxels along an axis; with them a key leaves 21 bits for rows
-)
+# Volumes of up to 16384 voxels along an axis; with them a key leaves 21 bits for rows.
+_AXIS_BITS: Final = 14
 
 
 class Points(NamedTuple):
@@ -85,12 +84,12 @@ def find_cells(places: Tensor, shapes: Tensor, grid: int) -> Tensor:
 
 
 def read_points(batch: Batch) -> Points:
-    """The points of a batch or of a piece of one.
+    """The points of a batch or of a micro-batch.
 
     Args:
         batch: ``coords`` [N, 4] (row, z, y, x), ``feats`` [N, C], ``shape`` [B, 3]. Where there is
             ``coords_count`` [B], it says whose the points are, in order, and the rows are not read:
-            a piece of a batch still has the row numbers of the whole. Where there is
+            a micro-batch still has the row numbers of the whole. Where there is
             ``occupied_total`` [B], it says how many voxels are occupied in the whole volume;
             otherwise the points are all of them.
     """
@@ -102,6 +101,7 @@ def read_points(batch: Batch) -> Points:
         counts = torch.zeros_like(volume_numbers).index_add(0, rows, torch.ones_like(rows))
     else:
         rows = volume_numbers.repeat_interleave(counts, output_size=len(coords))
+    # One order whatever the batch has, so that sums are the same to the last bit.
     keys, order = find_key(rows, coords[:, 1:]).sort()
     totals = batch.get("occupied_total", counts)
     return Points(
@@ -173,6 +173,7 @@ def draw_queries(
         index: [B] int64 numbers of the samples.
         epoch: 0 <= epoch < 2**32.
     """
+    # Near places need a point, a radius and three offsets each.
     draws = counts.points + 5 * counts.near + 3 * counts.anywhere
     drawn = uniform_torch(seed, Stream.QUERIES, index, epoch, draws)
     at, choice, radius, offset, anywhere = torch.split(
@@ -188,6 +189,7 @@ def draw_queries(
     free = (anywhere.reshape(len(index), -1, 3) * points.shapes[:, None]).long()
     asked = torch.cat((near, free), dim=1)
     rows = torch.arange(len(index), device=index.device)[:, None].expand(asked.shape[:2])
+    # A point counts for 1 / share, see above.
     occupied = points.look_up(rows, asked) / points.kept_share()[:, None]
     has_points = (points.counts > 0).float()[:, None]
     weights = torch.cat(
@@ -216,6 +218,7 @@ def _move(
     Places in the line of their point weigh nothing: the point itself is occupied for sure, and
     subsets that are spread evenly along the lines of a volume take its neighbours less often.
     """
+    # A radius is 1 voxel times farthest^u with u in [0, 1): short ones as likely as long ones.
     farthest = (2 * shapes.amax(-1) / grid).clamp(min=1.5)
     reach = torch.exp(radius * farthest.log())[..., None]
     moved = middle + ((2 * offset - 1) * (reach + 0.5)).round().long()

@@ -23,7 +23,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.resize import Fit, FitPadding, FittedDecoder
 from lit_data.io.remote import Scope
 from lit_data.samples.gan import ensure_gan_samples
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import Batch
 
 ViewOption = Literal["auto"] | Views

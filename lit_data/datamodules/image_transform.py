@@ -18,9 +18,9 @@ from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family
-from lit_data.synthesis.touches import Annotations, annotate
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.renderer import Annotations, annotate
 from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"

@@ -7,8 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from lit_data.synthesis import DefectPlan
-from lit_data.synthesis.touches import Annotations
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
+from lit_data.synthesis.renderer import Annotations
 from lit_data.types import Batch
 
 

@@ -13,11 +13,15 @@ from lit_data.datamodules.image_transform import ImageVisuals
 from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.patches import corner_of
 from lit_data.devices import divided
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import keep_visible
-from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
-from lit_data.synthesis.watermarks.spec import MODES, WatermarkSpec
+from lit_data.synthesis.watermarks.plan import (
+    MODES,
+    WatermarkPlan,
+    WatermarkSpec,
+    sample_watermarks,
+)
 from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"

@@ -20,7 +20,7 @@ from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step, read_probability, read_threshold
 from lit_data.tasks.base import Data, Task, register
 from lit_data.tasks.figures import (

@@ -14,7 +14,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.stripes import StripeDataModule
+from lit_data.datamodules.image import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects

@@ -10,8 +10,15 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from lit_data.callbacks.events import check_folder, choose_folder
-from lit_data.callbacks.imaging.pictures import draw_grid, publish
-from lit_data.callbacks.imaging.sampling import check_sampling, find_poses, sample, sweep, turns
+from lit_data.callbacks.pictures import (
+    check_sampling,
+    draw_grid,
+    find_poses,
+    publish,
+    sample,
+    sweep,
+    turns,
+)
 from lit_data.checks import check_choice, check_count
 from lit_data.rng import check_seed
 

@@ -23,7 +23,7 @@ from lit_data.io.images.npz import NPY_LOCK
 from lit_data.io.images.resize import ResizedDecoder
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
-from lit_data.io.store.store_retention import describe_options
+from lit_data.io.store.build import describe_options
 from lit_data.samples.detection import ensure_detection_samples
 
 _LABELS: Final = "boxes.npz"

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank, cut_patches
 from lit_data.io.progress import track
-from lit_data.io.store.kept import keep_found
+from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array
 
 Ints = NDArray[np.int64]

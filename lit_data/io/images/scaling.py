@@ -21,7 +21,7 @@ from lit_data.io.images.decoders import (
 from lit_data.io.images.header_scan import survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.resize import fit_size, place_centred, resize_planes
-from lit_data.io.store.kept import keep_found
+from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array
 
 _FORMAT: Final = 1  # raised when the same files and options give other pixels

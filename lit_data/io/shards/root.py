@@ -22,9 +22,9 @@ from lit_data.io.shards.cache import ShardCache
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import publish
+from lit_data.io.store.build import describe_options
 from lit_data.io.store.files import Tar, is_there
 from lit_data.io.store.store import DecodedStore
-from lit_data.io.store.store_retention import describe_options
 from lit_data.io.temp import build_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)

@@ -11,8 +11,8 @@ from lit_data.grid import Ints
 from lit_data.io.progress import track
 from lit_data.io.shards.cache import ShardCache
 from lit_data.io.shards.index import ShardIndex, locate_below
+from lit_data.io.store.bands import BandedImage
 from lit_data.io.store.files import corrupt
-from lit_data.io.store.slices import SlicedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.types import Array
 
@@ -71,7 +71,7 @@ class ShardedStore(StoredImages):
         return self.cache.shards[self.shard_of.item(index)].stamp
 
     @override
-    def open_image(self, index: int) -> Array | SlicedImage:
+    def open_image(self, index: int) -> Array | BandedImage:
         store, row = self._open(index)
         return store.open_image(row)
 

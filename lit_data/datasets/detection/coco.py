@@ -23,7 +23,7 @@ from lit_data.datasets.detection.labels import (
 )
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, escape, show_path
-from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
 

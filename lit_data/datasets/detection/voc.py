@@ -28,7 +28,7 @@ from lit_data.datasets.detection.labels import (
 )
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import FolderWalk
-from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
 

@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from lit_data.errors import ConfigError, DataError, show_path
-from lit_data.io.images.consistency import describe_size_mismatch
-from lit_data.io.images.header import ImageHeader, read_header
+from lit_data.io.images.header import ImageHeader, describe_size_mismatch, read_header
 from lit_data.io.images.masks import DEFAULT_MASK, MaskOptions, number_classes
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.images.readers import Decoded, decode_strict

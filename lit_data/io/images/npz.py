@@ -13,7 +13,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.stored import StoredImage
+from lit_data.io.images.options import StoredImage
 from lit_data.io.source import naming, open_source
 from lit_data.types import Array
 

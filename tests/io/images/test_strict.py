@@ -54,7 +54,7 @@ def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]
 def test_the_second_decoder_finds_a_cut_on_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("lit_data.io.images.pixels.check_jpeg_end", lambda _: None)
+    monkeypatch.setattr("lit_data.io.images.readers.check_jpeg_end", lambda _: None)
     monkeypatch.setattr(
         cv2, "imdecode", lambda *_: SMOOTH
     )  # what old OpenCV does: a full-size array, no error

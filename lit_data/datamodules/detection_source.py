@@ -20,7 +20,7 @@ from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.npz import NPY_LOCK
-from lit_data.io.images.resize import ResizedDecoder
+from lit_data.io.images.scaling import ScaledDecoder, Scaling
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
@@ -73,7 +73,8 @@ class DetectionSource(ImageFolder):
     @property
     @override
     def decoder(self) -> Decoder:
-        return ResizedDecoder(self.size_px, ImageDecoder(self.read))
+        scaling = Scaling(size_px=self.size_px, is_padded=False)
+        return ScaledDecoder(scaling, ImageDecoder(self.read))
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:

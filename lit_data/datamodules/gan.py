@@ -38,7 +38,7 @@ from lit_data.grid import pair_px
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.resize import Fit, FitPadding, FittedDecoder
+from lit_data.io.images.scaling import Fit, FitPadding, FittedDecoder
 from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.gan import ensure_gan_samples

@@ -37,8 +37,8 @@ from lit_data.io.images.mask_choice import choose_mask_options
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
-from lit_data.io.images.resize import FittedDecoder
 from lit_data.io.images.scaling import (
+    FittedDecoder,
     OriginalSizes,
     ScaledDecoder,
     Scaling,

@@ -38,13 +38,11 @@ class Decoded:
         array: [C, H, W], contiguous, in native byte order.
         notes: What a user should know, in texts that many files share so that they can be counted.
         source_crc32: CRC-32 of the whole file.
-        source_bytes: Size of the file.
     """
 
     array: Array
     notes: tuple[str, ...]
     source_crc32: int
-    source_bytes: int
 
 
 def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> Decoded:
@@ -68,7 +66,7 @@ def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_R
         array = decode(BytesIO(data), header, options)
         faults = _check_jpeg(data) if header.kind == "jpeg" else ()
         notes = (*header.notes, *faults, *_check_values(array))
-    return Decoded(array, notes, zlib.crc32(data), len(data))
+    return Decoded(array, notes, zlib.crc32(data))
 
 
 def _check_jpeg(data: bytes) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.splitting import find_details, group_details
-from lit_data.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.image_source import ImageBank
@@ -276,6 +276,9 @@ class InspectionFiles(MaskedImageFolder):
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         if annotated is None:
             return image_set
+        if not annotated.marks:
+            self._report_unread(annotated.problems)
+            return image_set
         categories = annotated.count_categories()
         if self.classes is not None:
             _check_known(self.classes, set(categories), "categories of the annotations")
@@ -346,8 +349,16 @@ class InspectionFiles(MaskedImageFolder):
         problems = list_problems(entries)
         heading = f"{len(problems)} annotations are bad"
         if self.on_bad == "error":
-            problems.raise_if_any(heading)
+            problems.raise_if_any(heading, "data.on_bad=skip leaves out their images")
         problems.warn_if_any(log, f"{heading}, and their images left out")
+
+    def _report_unread(self, problems: Problems) -> None:
+        """Report that there are files of annotations, and that none of them can be read."""
+        heading = "no annotations can be read"
+        if self.on_bad == "error":
+            cure = "mend or remove them; data.on_bad=skip takes the images as without annotations"
+            problems.raise_if_any(heading, cure)
+        problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
         listed = describe_counts(counts)

@@ -80,6 +80,14 @@ class NameIndex:
             for key in {name, posixpath.splitext(name)[0]}:
                 self._numbers[key].append(number)
 
+    def find_path(self, path: str) -> int | None:
+        """Return the number of the image of a whole path; None if there is none."""
+        target = "/" + posixpath.normpath(_normalize(path)).lstrip("/")
+        for number in self._numbers.get(posixpath.basename(target), ()):
+            if self._paths[number] == target:
+                return number
+        return None
+
     def find(self, name: str, split: str | None = None) -> int:
         """Number of the image of a name.
 

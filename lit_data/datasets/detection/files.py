@@ -228,14 +228,10 @@ def _find_labels(
             if match[0]:
                 return _Labels(label_format, (), match[0])
             continue
-        named = [] if annotations is None else [folder.root / annotations]
-        if named and named[0].is_symlink() and not allow_outside:
-            check_inside(named[0], folder.root)
-        if paths := named or _list_coco(folder.root):
-            files = (
-                load_coco(path, find_split(os.path.relpath(path, folder.root))) for path in paths
-            )
-            return _Labels("coco", tuple(files), {})
+        paths = _list_coco(folder.root, annotations, allow_outside=allow_outside)
+        if paths:
+            splits = [find_split(os.path.relpath(path, folder.root)) for path in paths]
+            return _Labels("coco", tuple(map(load_coco, paths, splits)), {})
     if wanted == "auto" and annotations is None and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
@@ -247,8 +243,13 @@ def _find_labels(
     )
 
 
-def _list_coco(root: Path) -> list[Path]:
-    """Return the COCO files of the first of the known places that has any."""
+def _list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
+    """Return the COCO file that is named, else those of the first of the known places that has any."""
+    if annotations is not None:
+        path = root / annotations
+        if path.is_symlink() and not allow_outside:
+            check_inside(path, root)
+        return [path]
     for pattern in _COCO_PLACES:
         paths = sorted(root.glob(pattern))
         if pattern == _COCO_OF_SPLITS:

@@ -1,4 +1,4 @@
-"""Suites ``learning`` and ``learning_boxes``: an experiment beside the scripts of others."""
+"""Suites ``learning``, ``learning_boxes`` and ``learning_labels``: experiments beside the scripts of others."""
 
 import csv
 import subprocess
@@ -26,6 +26,7 @@ from lit_data.errors import ConfigError, LitDataError
 
 MASK_SCORES: Final = ("pixel_ap", "best_f1", "image_auroc")
 BOX_SCORES: Final = ("map50",)
+LABEL_SCORES: Final = ("accuracy", "mean_f1")
 _TOP_PX: Final = 50
 """An image scores as the mean of so many of its highest pixels."""
 
@@ -190,6 +191,38 @@ class BoxLearningSuite(LearningSuite):
         return {"map50": score_boxes(detections, read_truth(root, "test"))}
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LabelLearningSuite(LearningSuite):
+    """Accuracy, and the mean over the classes of F1, of the labels of whole test images."""
+
+    seconds: Sequence[int] = (30, 60, 150)
+
+    scores: ClassVar[tuple[str, ...]] = LABEL_SCORES
+    scripts: ClassVar[tuple[str, ...]] = ("plain", "resnet18")
+    split_file: ClassVar[str] = "splits.csv"
+
+    @override
+    def list_test_images(self, root: Path) -> list[Path]:
+        return [root / name for name in _read_split(root, "test")]
+
+    @override
+    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
+        net = {"plain": "conv", "resnet18": "resnet18"}[way]
+        self.call_script("plain_labels", net, root / "splits.csv", root, seed, out, *self.seconds)
+
+    @override
+    def list_words(self, root: Path) -> list[str]:
+        return [
+            "+experiment=classification",
+            f"data.root={root}",
+            f"data.splits={root / 'splits.csv'}",
+        ]
+
+    @override
+    def score(self, folder: Path, root: Path) -> dict[str, float]:
+        return score_labels(folder / "labels.csv", _read_split(root, "test"))
+
+
 def _call(python: str, module: str, *words: str) -> None:
     """Run a module in a process of its own, as a user would.
 
@@ -244,6 +277,28 @@ def score_maps(maps: Path, root: Path) -> dict[str, float]:
         "best_f1": best_f1,
         "image_auroc": auroc(np.array(image_scores), np.array(is_defective)),
     }
+
+
+def score_labels(table: Path, images: Sequence[str]) -> dict[str, float]:
+    """Score the labels of images.
+
+    Args:
+        table: A CSV with the columns ``image`` and ``label``.
+        images: ``CLASS/NAME`` of each image that counts.
+
+    Returns:
+        A number for each of `LABEL_SCORES`; the mean of F1 is that of the classes of `images`.
+    """
+    with table.open(newline="") as file:
+        label_of = {Path(row["image"]).name: row["label"] for row in csv.DictReader(file)}
+    pairs = [(Path(image).parent.name, label_of[Path(image).name]) for image in images]
+    f1 = []
+    for name in sorted({truth for truth, _ in pairs}):
+        hits = sum(truth == name == label for truth, label in pairs)
+        misses = sum((truth == name) != (label == name) for truth, label in pairs)
+        f1.append(2 * hits / (2 * hits + misses))
+    accuracy = mean(truth == label for truth, label in pairs)
+    return {"accuracy": accuracy, "mean_f1": mean(f1)}
 
 
 def average_precision(scores: NDArray[np.float64], truth: NDArray[np.bool_]) -> tuple[float, float]:

@@ -1,8 +1,9 @@
 """Datasets of others for ``python -m benchmarks learning``, from copies of repositories.
 
-``python -m benchmarks.learning_sets tiles|tiles6|textures|boards SOURCE TARGET``. Sets of masks are
+``python -m benchmarks.learning_sets tiles|tiles6|textures|boards|cells|labels SOURCE TARGET``. Sets of masks are
 folders of images ``KIND/NAME.jpg`` with their masks ``KIND/NAME.png`` beside them, and a table
-``splits.csv`` with 70 / 15 / 15 % of each kind; for boards see `prepare_boards`. No image is part
+``splits.csv`` with 70 / 15 / 15 % of each kind; for the
+others see `prepare_boards`, `prepare_cells` and `prepare_labels`. No image is part
 of this repository.
 """
 
@@ -10,6 +11,7 @@ import csv
 import random
 import shutil
 import sys
+import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
@@ -22,6 +24,8 @@ THREE_KINDS: Final = ("Blowhole", "Break", "Crack")
 SIX_KINDS: Final = (*THREE_KINDS, "Fray", "Uneven")
 BOARD_CLASSES: Final = ("open", "short", "mousebite", "spur", "copper", "pin-hole")
 BOARD_PX: Final = 640
+CELL_CLASSES: Final = ("RBC", "WBC", "Platelets")
+IMAGE_ENDINGS: Final = (".bmp", ".jpg", ".png")
 _BOARD_FRACTIONS: Final = {"train": 0.7, "val": 0.1, "test": 0.2}
 _BOARD_LISTS: Final = ("trainval.txt", "test.txt")
 _FRACTIONS: Final = (("train", 0.7), ("val", 0.15), ("test", 0.15))
@@ -103,12 +107,29 @@ def _draw_pits(mask: NDArray[np.uint8], rng: np.random.Generator) -> None:
         cv2.circle(mask, (x, y), int(rng.integers(2, 6)), 255, -1)
 
 
-def write_splits(root: Path) -> None:
+def prepare_labels(source: Path, target: Path) -> None:
+    """Copy images that lie in a folder for each class, and split them.
+
+    Args:
+        source: ``CLASS/NAME``, such as a copy of X-SDD (Feng et al., "X-SDD: a new benchmark for hot
+            rolled steel strip surface defects detection", Symmetry 2021).
+        target: The folder to make; the name of a class stands before those of its images, which
+            differ then from all others.
+    """
+    for image in sorted(source.glob("*/*")):
+        kind = image.parent.name
+        if image.suffix.lower() in IMAGE_ENDINGS:
+            (target / kind).mkdir(parents=True, exist_ok=True)
+            shutil.copy(image, target / kind / f"{kind}_{image.name}")
+    write_splits(target, "*")
+
+
+def write_splits(root: Path, pattern: str = "*.jpg") -> None:
     """Write ``splits.csv``: of each kind 70 / 15 / 15 %, in an order drawn from a fixed seed."""
     rows = []
     fractions = [fraction for _, fraction in _FRACTIONS]
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
-        names = [f"{folder.name}/{path.name}" for path in sorted(folder.glob("*.jpg"))]
+        names = [f"{folder.name}/{path.name}" for path in sorted(folder.glob(pattern))]
         shuffled = np.array(names)[np.random.default_rng(0).permutation(len(names))]
         ends = (np.cumsum(fractions) * len(names)).round().astype(int)
         for (split, _), part in zip(_FRACTIONS, np.split(shuffled, ends[:-1]), strict=True):
@@ -169,6 +190,48 @@ def prepare_boards(
     return out_folder
 
 
+def prepare_cells(source: Path, target: Path) -> None:
+    """Write photographs of blood cells with the splits of their authors: images, YOLO text, list files.
+
+    Boxes without an area are left out.
+
+    Args:
+        source: A copy of ``Shenggan/BCCD_Dataset`` (MIT), which has the folder ``BCCD`` in the
+            layout of Pascal VOC.
+        target: The folder to make.
+    """
+    for name in ("images", "labels"):
+        (target / name).mkdir(parents=True, exist_ok=True)
+    (target / "classes.txt").write_text("\n".join(CELL_CLASSES) + "\n")
+    for split in ("train", "val", "test"):
+        stems = (source / "BCCD/ImageSets/Main" / f"{split}.txt").read_text().split()
+        for stem in stems:
+            image = source / "BCCD/JPEGImages" / f"{stem}.jpg"
+            shutil.copy(image, target / "images" / image.name)
+            lines = _read_cells(source / "BCCD/Annotations" / f"{stem}.xml")
+            (target / "labels" / f"{stem}.txt").write_text("".join(lines))
+        listing = "".join(f"images/{stem}.jpg\n" for stem in stems)
+        (target / f"{split}.txt").write_text(listing)
+
+
+def _read_cells(path: Path) -> list[str]:
+    """Read the boxes of one image as lines of YOLO text."""
+    root = ET.parse(path).getroot()
+    width, height = (int(root.findtext(f"size/{side}", "0")) for side in ("width", "height"))
+    lines = []
+    for element in root.iter("object"):
+        edges = (
+            element.findtext(f"bndbox/{edge}", "0") for edge in ("xmin", "ymin", "xmax", "ymax")
+        )
+        left, top, right, bottom = map(int, edges)
+        if right > left and bottom > top:
+            number = CELL_CLASSES.index(element.findtext("name", ""))
+            x, y = (left + right) / 2 / width, (top + bottom) / 2 / height
+            size = f"{(right - left) / width:.6f} {(bottom - top) / height:.6f}"
+            lines.append(f"{number} {x:.6f} {y:.6f} {size}\n")
+    return lines
+
+
 def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
     """Copy one image, write its labels as YOLO text, and return its stem."""
     listed = source / image
@@ -188,10 +251,18 @@ def _copy_board(source: Path, image: str, labels: str, out_folder: Path) -> str:
 
 if __name__ == "__main__":
     name, source_folder, target_folder = sys.argv[1:]
-    if name == "textures":
-        prepare_textures(Path(source_folder), Path(target_folder))
+    source, target = Path(source_folder), Path(target_folder)
+    if name == "tiles":
+        prepare_tiles(source, target)
+    elif name == "tiles6":
+        prepare_tiles(source, target, SIX_KINDS)
+    elif name == "textures":
+        prepare_textures(source, target)
     elif name == "boards":
-        prepare_boards(Path(source_folder), Path(target_folder))
+        prepare_boards(source, target)
+    elif name == "cells":
+        prepare_cells(source, target)
+    elif name == "labels":
+        prepare_labels(source, target)
     else:
-        chosen = {"tiles": THREE_KINDS, "tiles6": SIX_KINDS}[name]
-        prepare_tiles(Path(source_folder), Path(target_folder), chosen)
+        sys.exit(__doc__)

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.synthesis import DefectPlan, SpotShape
-from lit_data.synthesis.families.spot import Spot
-from lit_data.synthesis.kernels import window_start
+from lit_data.synthesis.families.spot import Spot, window_start
 
 Floats = NDArray[np.float32]
 

@@ -246,11 +246,16 @@ def make_stripe_ways(
     transformation = datamodule.transformation
     synthesis = transformation.synthesis
     has_other_defects = synthesis is not None and not synthesis.has_plain_spots_only
+    decoder = files.decoder
+    if not isinstance(decoder, ImageDecoder):
+        raise ConfigError(
+            "other ways read images at full size: leave data.scale and data.size_px out"
+        )
     if (finished and (has_other_defects or transformation.nuisance)) or any(dataset.margin_px):
         raise ConfigError("other ways make stripes with plain spots alone: +experiment=stripe")
     recipe = StripeRecipe(
         patch_px=dataset.patches.patch_px,
-        decoder=files.decoder,
+        decoder=decoder,
         mask_read=files.mask_read,
         dtype=dataset.bank.dtype.name,
         low=transformation.values.low,

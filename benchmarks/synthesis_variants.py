@@ -12,15 +12,14 @@ from typing_extensions import override
 
 from benchmarks.spots import Floats, PlacedSpot, place_spots
 from lit_data.commands.build import build_datamodule
+from lit_data.datamodules.image import StripeDataModule
 from lit_data.datamodules.image_transform import ImageTransform
-from lit_data.datamodules.stripes import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family, Parameters
-from lit_data.synthesis.families.spot import Spot
-from lit_data.synthesis.kernels import window_start
+from lit_data.synthesis.families.spot import Spot, window_start
 from lit_data.synthesis.renderer import draw
-from lit_data.synthesis.values import ValueRange
 from lit_data.types import Batch
 
 if TYPE_CHECKING:

@@ -1,8 +1,8 @@
 """`AdaptiveBatchSize`: no run ends because a batch was too large."""
 
 import logging
-from collections.abc import Callable
-from typing import Any, Literal, get_args
+from contextlib import ExitStack
+from typing import Any, Final, Literal, get_args
 
 import lightning as L
 from lightning.pytorch.trainer.states import TrainerFn
@@ -10,16 +10,20 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch
-from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
-from lit_data.callbacks.adaptive.micro_batches import MicroBatches, MicroBatchModule
-from lit_data.callbacks.adaptive.ranks import Ranks, find_ranks
-from lit_data.callbacks.adaptive.replay import Replay, SizeLimits
+from lit_data.callbacks.adaptive.ranks import find_ranks
+from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.callbacks.adaptive.training import EvaluationSteps, TrainingSteps
+from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
+from lit_data.callbacks.adaptive.steps import (
+    EvaluationSteps,
+    ManualSteps,
+    MicroBatchModule,
+    TrainingSteps,
+)
 from lit_data.callbacks.device_memory import open_gauge
 from lit_data.callbacks.events import is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version
 from lit_data.out_of_memory import is_out_of_memory
@@ -28,7 +32,7 @@ log = logging.getLogger(__name__)
 
 
 Mode = Literal["split", "resize"]
-_COUNTS = ("ooms", "base", "batch_size")
+_COUNTS: Final = {"ooms", "base", "batch_size"}
 
 
 class AdaptiveBatchSize(L.Callback):
@@ -110,12 +114,11 @@ class AdaptiveBatchSize(L.Callback):
         self.rules = ResizeRules(grow_below, shrink_above, min_success, learning_rate=learning_rate)
         self._resumed: dict[str, Any] = {}
         self._replay: Replay | None = None
-        self._ranks: Ranks | None = None
         self._resizing: Resizing | None = None
         self._last: ActiveBatch | None = None
         self._size_of_full_batches = 0
         self._samples_of_full_batches = 0
-        self._undo: list[Callable[[], None]] = []
+        self._undo = ExitStack()
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -131,23 +134,23 @@ class AdaptiveBatchSize(L.Callback):
             return
         replay = self._install(trainer, pl_module)
         if is_automatic:
-            self._ranks = find_ranks(trainer, pl_module)
-            if self._ranks is not None:
-                self._undo.append(self._ranks.close)
-            steps = TrainingSteps(replay, self._ranks)
+            ranks = find_ranks(trainer, pl_module)
+            if ranks is not None:
+                self._undo.callback(ranks.close)
+            steps = TrainingSteps(replay, ranks)
             loop = automatic_loop(trainer)
-            self._undo.append(wrap(loop, CLOSURE, steps.make_closure))
-            self._undo.append(wrap(loop, OPTIMIZER_STEP, steps.optimizer_step))
+            self._undo.callback(wrap(loop, CLOSURE, steps.make_closure))
+            self._undo.callback(wrap(loop, OPTIMIZER_STEP, steps.optimizer_step))
         elif isinstance(pl_module, MicroBatchModule):
-            micro_batches = MicroBatches(replay, pl_module)
-            self._undo.append(micro_batches.close)
-            self._undo.append(wrap(pl_module, "add_gradients", micro_batches.add_gradients))
+            manual = ManualSteps(replay, pl_module)
+            self._undo.callback(manual.close)
+            self._undo.callback(wrap(pl_module, "add_gradients", manual.add_gradients))
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if self.mode == "resize" and self._replay is not None:
             resizing = self._resizing = Resizing(trainer.train_dataloader, self.rules, self._replay)
-            self._undo.append(resizing.close)
+            self._undo.callback(resizing.close)
             resizing.base = self._resumed.get("base", resizing.base)
             resizing.set(self._resumed.get("batch_size", resizing.loader.batch_size))
 
@@ -169,8 +172,7 @@ class AdaptiveBatchSize(L.Callback):
             self._resizing.follow(active)
         else:
             self._replay.grow(active)
-        # Free before the next batch arrives.
-        active.host = active.on_device = active.restore_random = None
+        active.release()
         if is_logging_step(trainer, batch_idx):
             log_metrics(trainer, self._metrics(active))
 
@@ -216,13 +218,10 @@ class AdaptiveBatchSize(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        # Both are checked here, where it is known that the checkpoint is at fault.
+        # Checked here, where it is known that the checkpoint is at fault.
         for plain in state_dict.get("searches", {}).values():
             SizeSearch.from_plain(plain)
-        counts = {name: state_dict[name] for name in _COUNTS if name in state_dict}
-        for count in counts.values():
-            if type(count) is not int or count < 0:
-                raise ValueError(f"the state of AdaptiveBatchSize holds {counts}")
+        check_saved_counts("AdaptiveBatchSize", state_dict, _COUNTS & state_dict.keys())
         self._resumed = state_dict
 
     def summary(self) -> dict[str, float | int | str]:
@@ -233,7 +232,7 @@ class AdaptiveBatchSize(L.Callback):
         return summary
 
     def _install(self, trainer: L.Trainer, pl_module: L.LightningModule) -> Replay:
-        if self._replay is not None and self._undo:
+        if self._replay is not None:
             return self._replay
         strategy = trainer.strategy
         gauge = open_gauge(strategy.root_device)
@@ -242,16 +241,15 @@ class AdaptiveBatchSize(L.Callback):
             replay.searches[key] = SizeSearch.from_plain(plain)
         self._replay = replay
         evaluation = EvaluationSteps(replay)
-        self._undo.append(wrap(strategy, "batch_to_device", replay.receive))
+        self._undo.callback(wrap(strategy, "batch_to_device", replay.receive))
         for name in ("validation_step", "test_step", "predict_step"):
-            self._undo.append(wrap(strategy, name, evaluation.step))
+            self._undo.callback(wrap(strategy, name, evaluation.step))
         return replay
 
     def _uninstall(self) -> None:
         self._resumed = self.state_dict()
-        while self._undo:
-            self._undo.pop()()
-        self._replay = self._resizing = self._ranks = None
+        self._undo.close()
+        self._replay = self._resizing = None
 
     def _note_full_batch(self, active: ActiveBatch) -> None:
         """Keep the size of full batches: the short one at the end of an epoch is none."""

@@ -16,8 +16,7 @@ from torch.optim import Optimizer
 from typing_extensions import override
 
 from lit_data.callbacks.events import Event, announce, log_metrics
-from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
-from lit_data.callbacks.precision.plugin import MixedPrecision, Precision
+from lit_data.callbacks.precision import MixedPrecision, Precision, StepHistory, WatchedScaler
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.lightning_internals import logs_now
 

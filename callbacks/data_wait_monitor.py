@@ -1,8 +1,8 @@
 """`DataWaitMonitor`: the parts of each training step, and what limits the run."""
 
-import logging
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,14 +16,12 @@ from typing_extensions import override
 from lit_data.callbacks.device_memory import MemoryGauge, open_gauge
 from lit_data.callbacks.events import Event, choose_folder, is_logging_step, log_metrics
 from lit_data.callbacks.loader_facts import count_batch
-from lit_data.callbacks.timing.plot import Throughput, draw_throughput
+from lit_data.callbacks.timeline import draw_throughput, write_picture
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
-from lit_data.callbacks.timing.totals import EndedBatch, StepTotals, Tally
+from lit_data.callbacks.timing.totals import EndedBatch, StepTotals, Tally, Throughput
 from lit_data.devices import has_fast_bf16
 from lit_data.loading import MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
-
-log = logging.getLogger(__name__)
 
 _MEASURED_STEPS: Final = 16
 """Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""
@@ -241,13 +239,11 @@ class DataWaitMonitor(L.Callback):
             on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
         )
         rank_zero_info(f"DataWaitMonitor: {sentence}")
-        if self._folder is None:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            draw_throughput(self._history, self._folder / "throughput.png", sentence)
-        except OSError as error:
-            log.warning("%s/throughput.png cannot be written: %s", self._folder, error)
+        if self._folder is not None:
+            draw = partial(
+                draw_throughput, self._history.speed, self._history.parts, title=sentence
+            )
+            write_picture(self._folder / "throughput.png", draw)
 
     def _count_reads(self, trainer: L.Trainer) -> None:
         """Compare bytes of disks and samples, once for a training: it takes milliseconds."""

@@ -1,7 +1,10 @@
-"""Readings of a device's memory, what it holds and what it may hold: for CUDA and for the CPU."""
+"""Memory of a device: readings of what it holds and may hold, and what is cached there for later."""
 
+import ctypes
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar, Protocol
 
 import psutil
@@ -122,3 +125,57 @@ class HostGauge:
     def reset_peak(self) -> None:
         """Begin a new peak."""
         self._peak_bytes = 0
+
+
+@dataclass(frozen=True, slots=True)
+class CachedMemory:
+    """Memory that torch, or the C library, keeps for later.
+
+    Attributes:
+        held_bytes: Returns the bytes that this process holds, used or not.
+        empty: Gives back what is not used, as far as that can be asked for.
+        used_bytes: Returns the bytes in tensors; none where that is not known.
+    """
+
+    held_bytes: Callable[[], int]
+    empty: Callable[[], object]
+    used_bytes: Callable[[], int] | None = None
+
+    def measure_unused(self) -> float:
+        """Return the fraction of what is held that is in no tensor, 0 to 1; 0 if not known."""
+        held_bytes = self.held_bytes()
+        if self.used_bytes is None or not held_bytes:
+            return 0.0
+        return 1 - self.used_bytes() / held_bytes
+
+
+def open_cache(device: torch.device) -> CachedMemory:
+    """Return the cache of a device: the allocator of an accelerator, else the heap."""
+    if device.type == "cpu":
+        return CachedMemory(read_rss_bytes, trim_heap)
+    if device.type == "mps":
+        return CachedMemory(
+            torch.mps.driver_allocated_memory,
+            torch.mps.empty_cache,
+            torch.mps.current_allocated_memory,
+        )
+    module = torch.cuda if device.type == "cuda" else torch.accelerator
+    return CachedMemory(
+        partial(module.memory_reserved, device),
+        module.empty_cache,
+        partial(module.memory_allocated, device),
+    )
+
+
+def read_rss_bytes() -> int:
+    """Return the resident memory of this process alone, shared pages included."""
+    return int(psutil.Process().memory_info().rss)
+
+
+def trim_heap() -> None:
+    """Give freed memory back to the system; only glibc can be asked to."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):  # another C library; on Windows no such handle
+        return
+    trim(0)

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities.types import STEP_OUTPUT
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.callbacks.device_memory import CachedMemory, open_cache
 from lit_data.callbacks.events import Event, announce, is_logging_step, log_metrics
-from lit_data.callbacks.memory.record import CachedMemory, open_cache
 from lit_data.callbacks.wrapping import wrap
 from lit_data.errors import ConfigError
 

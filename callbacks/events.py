@@ -7,6 +7,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 import lightning as L
 
+from lit_data.errors import ConfigError
 from lit_data.lightning_internals import count_logged_steps
 
 
@@ -93,3 +94,17 @@ def choose_folder(trainer: L.Trainer, path: Path | None) -> Path | None:
     if not is_chosen and Path(trainer.default_root_dir).resolve() == Path.cwd():
         return None
     return folder
+
+
+def check_folder(folder: Path | None, content: str) -> None:
+    """Refuse a file in the place of a folder.
+
+    Args:
+        folder: For the files of a callback.
+        content: Name of what will be in it, for the message.
+
+    Raises:
+        ConfigError: It is a file.
+    """
+    if folder is not None and folder.exists() and not folder.is_dir():
+        raise ConfigError(f"path={str(folder)!r} is a file: name a folder, {content} will be in it")

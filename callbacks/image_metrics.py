@@ -10,7 +10,7 @@ from torch import nn
 from typing_extensions import override
 
 from lit_data.callbacks.events import log_metrics
-from lit_data.callbacks.imaging.features import (
+from lit_data.callbacks.image_features import (
     Distances,
     Extractor,
     extract,
@@ -18,7 +18,7 @@ from lit_data.callbacks.imaging.features import (
     on_device,
     open_extractor,
 )
-from lit_data.callbacks.imaging.sampling import check_sampling, read_images, sample
+from lit_data.callbacks.pictures import check_sampling, read_images, sample
 from lit_data.checks import check_count
 from lit_data.rng import check_seed
 from lit_data.types import Stage

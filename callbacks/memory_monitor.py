@@ -13,8 +13,7 @@ import torch
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.events import Event, choose_folder, log_metrics
-from lit_data.callbacks.memory.plot import MARK_STYLES
+from lit_data.callbacks.events import Event, check_folder, choose_folder, log_metrics
 from lit_data.callbacks.memory.post_mortem import (
     CURE,
     PostMortems,
@@ -24,7 +23,8 @@ from lit_data.callbacks.memory.post_mortem import (
     see_batch,
 )
 from lit_data.callbacks.memory.record import MemoryRecord, Moment
-from lit_data.checks import check_count
+from lit_data.callbacks.timeline import MARK_STYLES, write_picture
+from lit_data.checks import check_count, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.out_of_memory import is_out_of_memory
 
@@ -58,13 +58,13 @@ class MemoryMonitor(L.Callback):
     - ``memory/limit_bytes``: that, and what is reserved
     - ``memory/rss_bytes``: resident memory of this process
     - ``memory/pss_bytes``: resident memory of this process and all below it, shared pages counted
-      once; less often where reading takes long (`memory.host_memory.TreeReader`), never where the
+      once; less often where reading takes long (`memory.record.TreeReader`), never where the
       system does not tell
     - ``memory/shared_bytes``: of that, shared memory (/dev/shm, memfd)
     - ``memory/pinned_bytes``: page-locked by torch's allocator, not by others; with CUDA only
 
     Logged at the end of each training epoch from the fifth that was measured on
-    (`lit_data.callbacks.memory.host_memory.Growth`):
+    (`lit_data.callbacks.memory.record.Growth`):
 
     - ``memory/growth_bytes_per_epoch``: of ``pss_bytes``, of ``rss_bytes`` where the system does
       not tell
@@ -124,10 +124,7 @@ class MemoryMonitor(L.Callback):
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         self._folder = choose_folder(trainer, self.path)
-        if self._folder is not None and self._folder.exists() and not self._folder.is_dir():
-            raise ConfigError(
-                f"path={str(self._folder)!r} is a file: name a folder, memory.png will be in it"
-            )
+        check_folder(self._folder, "memory.png")
         device = trainer.strategy.root_device
         if self._record is None or self._record.device != device:
             self._record = MemoryRecord(device)
@@ -241,11 +238,8 @@ class MemoryMonitor(L.Callback):
 
     @override
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        for name in ("steps", "ooms"):
-            # Checked here, where it is known that the checkpoint is at fault.
-            count = state_dict[name]
-            if type(count) is not int or count < 0:
-                raise ValueError(f"the state of MemoryMonitor holds {name}={count!r:.80}")
+        # Checked here, where it is known that the checkpoint is at fault.
+        check_saved_counts("MemoryMonitor", state_dict, ("steps", "ooms"))
         self._steps = state_dict["steps"]
         self._ooms = state_dict["ooms"]
         self._raise_peaks(state_dict["peaks"])
@@ -314,15 +308,9 @@ class MemoryMonitor(L.Callback):
         self._is_recording = False
 
     def _draw(self, trainer: L.Trainer) -> None:
-        if not self.plot or not trainer.is_global_zero or trainer.fast_dev_run:  # type: ignore[attr-defined]
-            return
-        if self._folder is None:
-            return
-        try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            self.measured.draw(self._folder / "memory.png")
-        except Exception as problem:
-            log.warning("no memory.png could be written: %s: %s", type(problem).__name__, problem)
+        is_drawn = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
+        if is_drawn and self._folder is not None:
+            write_picture(self._folder / "memory.png", self.measured.draw)
 
 
 def _log(trainer: L.Trainer, values: Mapping[str, float]) -> None:

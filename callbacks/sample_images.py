@@ -9,11 +9,17 @@ import lightning as L
 from lightning.pytorch.utilities.types import STEP_OUTPUT
 from typing_extensions import override
 
-from lit_data.callbacks.events import choose_folder
-from lit_data.callbacks.imaging.pictures import draw_grid, publish
-from lit_data.callbacks.imaging.sampling import check_sampling, find_poses, sample, sweep, turns
+from lit_data.callbacks.events import check_folder, choose_folder
+from lit_data.callbacks.pictures import (
+    check_sampling,
+    draw_grid,
+    find_poses,
+    publish,
+    sample,
+    sweep,
+    turns,
+)
 from lit_data.checks import check_choice, check_count
-from lit_data.errors import ConfigError
 from lit_data.rng import check_seed
 
 log = logging.getLogger(__name__)
@@ -82,10 +88,7 @@ class SampleImages(L.Callback):
             return
         check_sampling(pl_module, "SampleImages")
         folder = choose_folder(trainer, self.path)
-        if folder is not None and folder.is_file():
-            raise ConfigError(
-                f"path={str(folder)!r} is a file: name a folder, images will be in it"
-            )
+        check_folder(folder, "images")
         self._folder = None if folder is None else folder / "images"
         if folder is None and trainer.is_global_zero:
             log.warning("SampleImages draws nothing without a logger: give it path=FOLDER")

@@ -10,7 +10,7 @@ never guessed.
 import copy
 import dataclasses
 import itertools
-from collections.abc import Collection, Iterable, Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from enum import Enum
 from pathlib import PurePath
 from typing import Any, Final
@@ -98,13 +98,21 @@ def slice_batch(batch: Any, start: int, stop: int, samples: int, *, stacked: boo
 
 def batch_tensors(batch: Any) -> list[Any]:  # noqa: ANN401 - any nesting of tensors
     """Return the tensors of a batch that have a batch dimension; dicts in the order of their keys."""
+    return list(walk_tensors(batch))
+
+
+def walk_tensors(batch: Any) -> Iterator[Any]:  # noqa: ANN401 - any nesting of tensors
+    """Yield the tensors of `batch_tensors` one by one, for who needs the first ones alone."""
     if isinstance(batch, Mapping):
-        return [tensor for key in sorted(batch, key=str) for tensor in batch_tensors(batch[key])]
-    if isinstance(batch, list | tuple):
-        return [tensor for part in batch for tensor in batch_tensors(part)]
-    if _is_record(batch):
-        return batch_tensors(_fields(batch))
-    return [batch] if getattr(batch, "ndim", 0) > 0 else []
+        for key in sorted(batch, key=str):
+            yield from walk_tensors(batch[key])
+    elif isinstance(batch, list | tuple):
+        for part in batch:
+            yield from walk_tensors(part)
+    elif _is_record(batch):
+        yield from walk_tensors(_fields(batch))
+    elif getattr(batch, "ndim", 0) > 0:
+        yield batch
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

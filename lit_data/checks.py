@@ -60,6 +60,23 @@ def check_count(name: str, value: object, least: int) -> None:
         )
 
 
+def check_saved_counts(owner: str, state: Mapping[str, object], names: Iterable[str]) -> None:
+    """Refuse entries of a saved state that are no counts, while it is known that it is at fault.
+
+    Args:
+        owner: Whose state, for the message.
+        state: From a checkpoint.
+        names: Of the entries, which must be there.
+
+    Raises:
+        ValueError: One is no whole number from 0 on.
+    """
+    for name in names:
+        count = state[name]
+        if type(count) is not int or count < 0:
+            raise ValueError(f"the state of {owner} holds {name}={count!r:.80}")
+
+
 def check_share(name: str, value: float) -> None:
     """Refuse a value that is no share above 0 and up to 1.
 

@@ -1,22 +1,23 @@
 """The batch of the step under way, its micro-batches, and how what a step returned of them is joined."""
 
 import dataclasses
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+import functools
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly, like_mapping
-from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
+from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.lightning_internals import Metric, Results, show_value, shown_value
 from lit_data.types import COUNT_SUFFIX
 
-Slicer = Callable[[Any, int, int], Any]
-"""Called with a batch, the first sample of a micro-batch and the one behind its last."""
+T = TypeVar("T")
 
 
 def merge_outputs(outputs: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401 - what a step returns
@@ -102,22 +103,6 @@ def describe_shapes(batch: Any, samples: int) -> str:  # noqa: ANN401 - any nest
     return ", ".join(descriptions)
 
 
-def kind_of(batch: Any) -> Hashable:  # noqa: ANN401
-    """Return what tells batches of other shapes apart at little cost; none if not all are tensors."""
-    if type(batch) is dict:
-        parts = list(batch.items())
-    elif type(batch) in (list, tuple):
-        parts = list(enumerate(batch))
-    else:
-        return None
-    kind: list[Hashable] = []
-    for name, value in parts:
-        if not isinstance(value, Tensor):
-            return None
-        kind += [name, value.shape[1:], value.dtype]
-    return tuple(kind) or None
-
-
 def _walk(batch: Any, name: str) -> Iterator[tuple[str, Tensor]]:  # noqa: ANN401
     """Tensors of a batch of any nesting with their names, ragged ones left out."""
     if isinstance(batch, Tensor):
@@ -144,7 +129,7 @@ class ActiveBatch:
         index: Number of the batch.
         search: The sizes for its stage and shapes.
         move: Transfers a batch or a micro-batch to the device, augmentation included.
-        cut: Cuts a micro-batch out of the batch.
+        cut: Cuts a micro-batch out of the batch, from its first sample to the one behind its last.
         is_measured: The peak of the memory is that of this step.
         on_device: The batch on the device, if it was moved as a whole.
         restore_random: Puts random generators back to before that transfer.
@@ -157,7 +142,7 @@ class ActiveBatch:
     index: int
     search: SizeSearch
     move: Callable[[Any], Any]
-    cut: Slicer
+    cut: Callable[[Any, int, int], Any]
     is_measured: bool = False
     on_device: Any = None
     restore_random: Restore | None = None
@@ -167,20 +152,48 @@ class ActiveBatch:
     @property
     def size(self) -> int:
         """Samples of the largest micro-batch, as the search has it now."""
-        start, stop = self.cuts()[0]
-        return stop - start
+        return self.counts()[0]
 
-    def cuts(self) -> list[tuple[int, int]]:
-        """First sample of each micro-batch, and the one behind its last."""
+    def counts(self) -> list[int]:
+        """Samples of each micro-batch, as the search has it now."""
+        return [stop - start for start, stop in self._cuts()]
+
+    def begin_attempt(self) -> None:
+        """Note the sizes of an attempt."""
+        counts = self.counts()
+        self.largest = counts[0]
+        self.pieces = len(counts)
+
+    def run(self, step: Callable[[Any, int], T], results: Results | None) -> list[T]:
+        """Call `step` with each micro-batch on the device and its samples, and join what they log.
+
+        Args:
+            step: Forward, and in training backward.
+            results: The values logged in the loop that runs; none in prediction, which has none.
+
+        Returns:
+            What `step` returned for each micro-batch.
+        """
+        self.begin_attempt()
+        logged = LoggedMicroBatches(results)
+        outputs = []
+        try:
+            for start, stop in self._cuts():
+                micro_batch = self._load(start, stop)
+                logged.begin(micro_batch, stop - start)
+                outputs.append(step(micro_batch, stop - start))
+                logged.end()
+            logged.merge()
+        finally:
+            logged.close()
+        return outputs
+
+    def release(self) -> None:
+        """Let go of all memory before the next batch arrives."""
+        self.host = self.on_device = self.restore_random = None
+
+    def _cuts(self) -> list[tuple[int, int]]:
         return cut_evenly(self.samples, min(self.search.size, self.samples))
-
-    def micro_batches(self) -> Iterator[tuple[Any, int]]:
-        """Micro-batches on the device, one at a time, and how many samples each has."""
-        cuts = self.cuts()
-        self.largest = self.size
-        self.pieces = len(cuts)
-        for start, stop in cuts:
-            yield self._load(start, stop), stop - start
 
     def _load(self, start: int, stop: int) -> Any:  # noqa: ANN401 - a batch
         if stop - start < self.samples:
@@ -201,7 +214,8 @@ class LoggedMicroBatches:
     def __init__(self, results: Results | None) -> None:
         self.results = results
         self._batch = results.batch if results is not None else None
-        self._values: dict[str, list[tuple[Any, int]]] = {}
+        self._values: dict[str, list[Any]] = {}
+        self._counts: dict[str, list[int]] = {}  # samples behind each value
         self._count = 0  # samples of the micro-batch under way
         self._before: dict[str, Any] = {}
 
@@ -217,15 +231,15 @@ class LoggedMicroBatches:
             value = shown_value(metric)
             # The same object as before was logged by another hook, or in another step.
             if value is not self._before.get(key):
-                self._values.setdefault(key, []).append((value, self._count))
+                self._values.setdefault(key, []).append(value)
+                self._counts.setdefault(key, []).append(self._count)
 
     def merge(self) -> None:
         """Let each value show what it is for the whole batch."""
         for key, metric in self._step_metrics():
-            if len(self._values.get(key, [])) > 1:
-                values, counts = zip(*self._values[key], strict=True)
-                show_value(metric, _reduce(metric, values, counts))
-        self.close()
+            values = self._values.get(key, [])
+            if len(values) > 1:
+                show_value(metric, _reduce(metric, values, self._counts[key]))
 
     def close(self) -> None:
         """Let go of the last micro-batch."""
@@ -247,10 +261,6 @@ class LoggedMicroBatches:
 def _reduce(metric: Metric, values: Sequence[Any], counts: Sequence[int]) -> Any:  # noqa: ANN401
     if metric.meta.is_mean_reduction:
         return mean(values, counts)
-    total = values[0]
-    for value in values[1:]:
-        if metric.meta.is_sum_reduction:
-            total = total + value
-        else:
-            total = metric.meta.reduce_fx(total, value)
-    return total
+    if metric.meta.is_sum_reduction:
+        return functools.reduce(operator.add, values)
+    return functools.reduce(metric.meta.reduce_fx, values)

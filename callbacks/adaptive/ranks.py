@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 from lightning.pytorch.strategies import DDPStrategy
 from torch import Tensor
+from torch._utils import _flatten_dense_tensors, _take_tensors, _unflatten_dense_tensors
 from torch.nn.parallel import DistributedDataParallel
 
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch
@@ -70,7 +71,7 @@ class Ranks:
 
     def _vote(self, active: ActiveBatch, module: L.LightningModule, *, failed: bool) -> float:
         """Meet the others, and return this rank's fraction of the samples."""
-        parameters = _trained(module)
+        parameters = _list_trained(module)
         has_gradient = [parameter.grad is not None for parameter in parameters]
         ballot = [failed, self._samples, active.search.size, *has_gradient]
         votes = torch.tensor(ballot, dtype=torch.int64, device=self.strategy.root_device)
@@ -96,8 +97,9 @@ class Ranks:
 
     @torch.no_grad()
     def _average(self, module: L.LightningModule, fraction: float) -> None:
+        """Sum the gradients of all ranks, each times its fraction, and copy the buffers of rank 0."""
         dense_gradients = []
-        for parameter in _trained(module):
+        for parameter in _list_trained(module):
             gradient = parameter.grad
             if gradient is None:
                 continue
@@ -105,13 +107,11 @@ class Ranks:
                 dist.all_reduce(gradient.mul_(fraction))
             else:
                 dense_gradients.append(gradient)
-        for bucket in _fill_buckets(dense_gradients):
-            flat = _flatten(bucket).mul_(fraction)
-            dist.all_reduce(flat)
+        for bucket, flat in _flatten_in_buckets(dense_gradients):
+            dist.all_reduce(flat.mul_(fraction))
             _copy_back(bucket, flat)
         if self.copies_buffers:
-            for bucket in _fill_buckets(list(module.buffers())):
-                flat = _flatten(bucket)
+            for bucket, flat in _flatten_in_buckets(list(module.buffers())):
                 dist.broadcast(flat, 0)
                 _copy_back(bucket, flat)
 
@@ -140,30 +140,17 @@ def find_ranks(trainer: L.Trainer, module: L.LightningModule) -> Ranks | None:
     return Ranks(strategy)
 
 
-def _trained(module: L.LightningModule) -> list[torch.nn.Parameter]:
+def _list_trained(module: L.LightningModule) -> list[torch.nn.Parameter]:
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def _fill_buckets(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
-    """Yield groups of tensors of one type, each about as large as a bucket of DDP."""
-    bucket: list[Tensor] = []
-    bucket_bytes = 0
-    for tensor in sorted(tensors, key=lambda tensor: str(tensor.dtype)):
-        is_full = bucket_bytes > _BUCKET_BYTES
-        if bucket and (is_full or bucket[0].dtype != tensor.dtype):
-            yield bucket
-            bucket, bucket_bytes = [], 0
-        bucket.append(tensor)
-        bucket_bytes += tensor.nbytes
-    if bucket:
-        yield bucket
+def _flatten_in_buckets(tensors: Sequence[Tensor]) -> Iterator[tuple[list[Tensor], Tensor]]:
+    """Yield tensors of one type, about as many as in a bucket of DDP, and all their values in a row."""
+    for bucket in _take_tensors(tensors, _BUCKET_BYTES):  # type: ignore[no-untyped-call]
+        yield bucket, _flatten_dense_tensors(bucket)  # type: ignore[no-untyped-call]
 
 
-def _flatten(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
-
-
-def _copy_back(tensors: Sequence[Tensor], flat: Tensor) -> None:
-    parts = torch.split(flat, [tensor.numel() for tensor in tensors])
-    for tensor, part in zip(tensors, parts, strict=True):
-        tensor.copy_(part.view_as(tensor))
+def _copy_back(bucket: Sequence[Tensor], flat: Tensor) -> None:
+    parts = _unflatten_dense_tensors(flat, bucket)  # type: ignore[no-untyped-call]
+    for tensor, part in zip(bucket, parts, strict=True):
+        tensor.copy_(part)

@@ -3,8 +3,7 @@
 import gc
 import logging
 import re
-import sys
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -13,13 +12,12 @@ import lightning as L
 import torch
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
-from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes, kind_of
-from lit_data.callbacks.adaptive.batch_size_search import SizeSearch
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
+from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
-from lit_data.checks import check_count
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.lightning_internals import number_batch, results_of
 from lit_data.out_of_memory import is_out_of_memory
@@ -32,77 +30,6 @@ _ASKED: Final = re.compile(
     r"(?:tried to allocate|allocate) ([\d.]+ ?(?:[KMGT]i?B|bytes))", re.IGNORECASE
 )
 _NORM: Final = re.compile("Expected more than 1 value per channel when training")
-
-
-def describe_no_room(active: ActiveBatch, size: int, text: str, reading: MemoryReading) -> str:
-    """Message that the smallest micro-batch does not fit.
-
-    Args:
-        active: The batch.
-        size: Samples of the micro-batch.
-        text: Of the error.
-        reading: Memory after the failed attempt was released.
-    """
-    asked = _ASKED.search(text)
-    amount = asked.group(1) if asked else "an unknown amount"
-    free_bytes = max(0, reading.limit_bytes - reading.allocated_bytes)
-    indices: Any = active.host.get("index") if isinstance(active.host, Mapping) else None
-    sample = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
-    samples = "one sample" if size == 1 else f"the smallest piece of {size} samples"
-    shapes = describe_shapes(active.host, active.samples)
-    return (
-        f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked for "
-        f"{amount}, {free_bytes / _GIB:.2f} of {reading.limit_bytes / _GIB:.2f} GiB free ({text}). "
-        "Use a smaller patch or model, mixed precision (AMP), GradientCheckpointing, or free the "
-        "device of other programs"
-    )
-
-
-def describe_batch_norm(active: ActiveBatch) -> str:
-    """Message that single samples would fit, but batch norm has nothing to normalise in them."""
-    return (
-        f"batch {active.index}: {active.search.fails} samples at once do not fit into memory, and "
-        "batch norm cannot train on one: use a smaller patch or model, mixed precision (AMP), "
-        "GradientCheckpointing, or a norm that does not depend on the batch (GroupNorm)"
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class SizeLimits:
-    """Bounds of a search, and when it grows.
-
-    Attributes:
-        initial: First size; none begins with whole batches.
-        smallest: A batch is not cut into smaller micro-batches.
-        largest: No micro-batch is larger.
-        grow_after: Clean steps before a larger size is tried; none never grows.
-
-    Raises:
-        ConfigError: A value is out of range.
-    """
-
-    initial: int | None = None
-    smallest: int = 1
-    largest: int | None = None
-    grow_after: int | None = 100
-
-    def __post_init__(self) -> None:
-        for name, size in (
-            ("initial_size", self.initial),
-            ("min_size", self.smallest),
-            ("max_size", self.largest),
-            ("grow_after", self.grow_after),
-        ):
-            if size is not None:
-                check_count(name, size, 1)
-        if self.largest is not None and self.largest < self.smallest:
-            raise ConfigError(f"max_size={self.largest} is below min_size={self.smallest}")
-
-    def begin_search(self) -> SizeSearch:
-        """Return a search within these bounds."""
-        sizes = [size for size in (self.initial, self.largest) if size is not None]
-        first = max(self.smallest, min(sizes, default=sys.maxsize))
-        return SizeSearch(first, self.smallest, self.largest)
 
 
 @dataclass
@@ -128,7 +55,6 @@ class Replay:
     active: ActiveBatch | None = None
     ooms: int = 0
     unclear: str = ""
-    _searches_by_kind: dict[Hashable, SizeSearch] = field(default_factory=dict)
     _snapshot: StepSnapshot | None = None
 
     def receive(self, call: Callable[..., Any], batch: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: ANN401
@@ -151,7 +77,8 @@ class Replay:
             index=number_batch(self.trainer),
             search=self._find_search(batch, samples),
             move=lambda part: call(part, *args, **kwargs),
-            cut=partial(self._cut, samples=samples, stacked=facts.stacked),
+            cut=self._find_method("slice_batch")
+            or partial(slice_batch, samples=samples, stacked=facts.stacked),
         )
         self._begin_measurement(active)
         if self.trainer.training and not self.module.automatic_optimization:
@@ -181,7 +108,7 @@ class Replay:
 
         return restore
 
-    def run(self, active: ActiveBatch, attempt: Callable[[], T], undo: Callable[[], None]) -> T:
+    def run(self, active: ActiveBatch, attempt: Callable[[], T], undo: Restore) -> T:
         """Call `attempt` until it does not run out of memory.
 
         The next attempt begins after the ``except`` block, whose error holds the frames and tensors
@@ -213,7 +140,7 @@ class Replay:
             BatchMemoryError: A single sample was left, and batch norm cannot train on it.
         """
         if active.size == 1 < active.samples and _NORM.search(str(error)):
-            raise BatchMemoryError(describe_batch_norm(active)) from None
+            raise BatchMemoryError(_describe_batch_norm(active)) from None
         if isinstance(error, BatchMemoryError) or not is_out_of_memory(error):
             raise error
         self.ooms += 1
@@ -242,7 +169,7 @@ class Replay:
             self.gauge.reset_peak()  # that of the failed attempt is none of the size that fits
         reading = self.gauge.read()
         if failed_size <= active.search.min_size:
-            raise BatchMemoryError(describe_no_room(active, failed_size, text, reading))
+            raise BatchMemoryError(_describe_no_room(active, failed_size, text, reading))
         active.search.fail(failed_size, reading.limit_bytes)
         log.warning(
             "batch %d: %d samples at once ran out of memory; from here on %d",
@@ -250,7 +177,7 @@ class Replay:
             failed_size,
             active.size,
         )
-        self.announce_size(active)
+        self._announce_size(active)
 
     def finish(self) -> ActiveBatch | None:
         """End the step.
@@ -273,12 +200,12 @@ class Replay:
         search.forget_failure(self.gauge.read().limit_bytes)
         search.grow()
         if active.size != size_before:
-            self.announce_size(active)
+            self._announce_size(active)
 
-    def announce_size(self, active: ActiveBatch) -> None:
-        """Tell all callbacks of the size."""
-        text = f"{active.size} samples go through the model at once"
-        values = {"size": float(active.size), "pieces": float(len(active.cuts()))}
+    def _announce_size(self, active: ActiveBatch) -> None:
+        counts = active.counts()
+        text = f"{counts[0]} samples go through the model at once"
+        values = {"size": float(counts[0]), "pieces": float(len(counts))}
         announce(self.trainer, Event("batch_size", text, values))
 
     def _count(self, batch: Any, plain_samples: int, facts: LoaderFacts) -> int:  # noqa: ANN401
@@ -292,9 +219,11 @@ class Replay:
             samples = int(count(batch))
         else:
             samples = plain_samples or count_samples(batch, facts.sizes, stacked=facts.stacked)
-        lengths = [] if samples else sorted({len(tensor) for tensor in batch_tensors(batch)})
-        if not lengths:
+        if samples:
             return samples
+        lengths = sorted({len(tensor) for tensor in batch_tensors(batch)})
+        if not lengths:
+            return 0
         text = (
             f"AdaptiveBatchSize cannot tell how many samples a {type(batch).__name__} holds, whose "
             f"tensors have the lengths {', '.join(map(str, lengths))}: {HINT}, and "
@@ -340,18 +269,40 @@ class Replay:
 
     def _find_search(self, batch: Any, samples: int) -> SizeSearch:  # noqa: ANN401
         stage = self.trainer.state.stage
-        kind = kind_of(batch)
-        if kind is not None and (stage, kind) in self._searches_by_kind:
-            return self._searches_by_kind[stage, kind]
         key = f"{stage.value if stage else ''}: {describe_shapes(batch, samples)}"
         if key not in self.searches:
             self.searches[key] = self.limits.begin_search()
-        self._searches_by_kind[stage, kind] = self.searches[key]
         return self.searches[key]
 
-    def _cut(self, batch: Any, start: int, stop: int, *, samples: int, stacked: bool) -> Any:  # noqa: ANN401
-        """Cut a micro-batch as the module or its datamodule does if one of them can."""
-        cut = self._find_method("slice_batch")
-        if cut is not None:
-            return cut(batch, start, stop)
-        return slice_batch(batch, start, stop, samples, stacked=stacked)
+
+def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: MemoryReading) -> str:
+    """Message that the smallest micro-batch does not fit.
+
+    Args:
+        active: The batch.
+        size: Samples of the micro-batch.
+        text: Of the error.
+        reading: Memory after the failed attempt was released.
+    """
+    asked = _ASKED.search(text)
+    amount = asked.group(1) if asked else "an unknown amount"
+    free_bytes = max(0, reading.limit_bytes - reading.allocated_bytes)
+    indices: Any = active.host.get("index") if isinstance(active.host, Mapping) else None
+    sample = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
+    samples = "one sample" if size == 1 else f"the smallest piece of {size} samples"
+    shapes = describe_shapes(active.host, active.samples)
+    return (
+        f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked for "
+        f"{amount}, {free_bytes / _GIB:.2f} of {reading.limit_bytes / _GIB:.2f} GiB free ({text}). "
+        "Use a smaller patch or model, mixed precision (AMP), GradientCheckpointing, or free the "
+        "device of other programs"
+    )
+
+
+def _describe_batch_norm(active: ActiveBatch) -> str:
+    """Message that single samples would fit, but batch norm has nothing to normalise in them."""
+    return (
+        f"batch {active.index}: {active.search.fails} samples at once do not fit into memory, and "
+        "batch norm cannot train on one: use a smaller patch or model, mixed precision (AMP), "
+        "GradientCheckpointing, or a norm that does not depend on the batch (GroupNorm)"
+    )

@@ -134,6 +134,12 @@ class Resizing:
             self._judge(active)
         self.set(search.size)
 
+    def close(self) -> None:
+        """Leave the optimizers as they were, also if one was stopped on its way."""
+        self._restore_rates()
+        for handle in self._handles:
+            handle.remove()
+
     def _judge(self, active: ActiveBatch) -> None:
         """Move the size by the peak of a step, which is measured every so many clean ones."""
         search = active.search
@@ -151,12 +157,6 @@ class Resizing:
         has_room = reading.used_fraction < self.rules.grow_below
         if has_room and self.success_rate > self.rules.min_success:
             search.grow()
-
-    def close(self) -> None:
-        """Leave the optimizers as they were, also if one was stopped on its way."""
-        self._restore_rates()
-        for handle in self._handles:
-            handle.remove()
 
     def _scale_rates(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:  # noqa: ANN401
         """Multiply learning rates only while the optimizer steps, so that no scheduler ever sees it."""

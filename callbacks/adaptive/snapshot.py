@@ -3,7 +3,6 @@
 import ctypes
 import random
 from collections.abc import Callable, Hashable, Sequence
-from itertools import chain
 from operator import is_
 from typing import Any, Final
 
@@ -16,65 +15,35 @@ from torchmetrics import Metric
 Restore = Callable[[], None]
 """Puts back what was kept; may be called more than once."""
 
-_JOINABLE_DEVICES: Final = ("cpu", "cuda")
-
 
 class BufferCopy:
     """Keeps the values of tensors, and puts them back.
 
-    Lines (1-dim) and numbers (0-dim) of a type, which is what norms have, are joined into one
-    tensor: for 30 on a CPU this takes 0.6 of the time of ``torch._foreach_copy_``, which is used
-    for all others.
-
     Args:
-        tensors: What changes in a step.
+        tensors: Each of them may change in a step.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
         # A copy of mixed types is one call to the device for each tensor, so each type has its own.
-        kinds: dict[Hashable, list[Tensor]] = {}
+        tensors_by_type: dict[Hashable, list[Tensor]] = {}
         for tensor in tensors:
-            ndim = min(tensor.ndim, 2) if _can_be_joined(tensor) else None
-            kinds.setdefault((ndim, tensor.dtype, tensor.device), []).append(tensor)
-        self._lines: list[tuple[list[Tensor], Tensor]] = []
-        self._numbers: list[tuple[list[Tensor], Tensor]] = []
-        self._others: list[tuple[list[Tensor], list[Tensor]]] = []
-        with torch.no_grad():
-            for (ndim, *_), kind in kinds.items():  # type: ignore[misc]
-                if ndim == 1:
-                    self._lines.append((kind, torch.cat(kind)))
-                elif ndim == 0:
-                    self._numbers.append((kind, torch.stack(kind)))
-                else:
-                    self._others.append((kind, [torch.empty_like(tensor) for tensor in kind]))
+            tensors_by_type.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+        self._groups: list[tuple[list[Tensor], list[Tensor]]] = []
+        for group in tensors_by_type.values():
+            copies = [torch.empty_like(tensor, requires_grad=False) for tensor in group]
+            self._groups.append((group, copies))
 
     @torch.no_grad()
     def take(self) -> None:
         """Take the values as they are now."""
-        for kind, joined in self._lines:
-            torch.cat(kind, out=joined)
-        for kind, joined in self._numbers:
-            torch.stack(kind, out=joined)
-        for kind, copies in self._others:
-            torch._foreach_copy_(copies, kind)
+        for tensors, copies in self._groups:
+            torch._foreach_copy_(copies, tensors)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Put the values back."""
-        for kind, joined in self._lines:
-            lengths = [len(tensor) for tensor in kind]
-            torch._foreach_copy_(kind, torch.split(joined, lengths))
-        for kind, joined in self._numbers:
-            torch._foreach_copy_(kind, joined.unbind())
-        for kind, copies in self._others:
-            torch._foreach_copy_(kind, copies)
-
-
-def _can_be_joined(tensor: Tensor) -> bool:
-    """Return True if torch can join a tensor with others of its type."""
-    is_dense = tensor.layout == torch.strided and not tensor.is_quantized
-    is_plain = type(tensor) in (Tensor, torch.nn.Parameter)
-    return is_dense and is_plain and tensor.device.type in _JOINABLE_DEVICES
+        for tensors, copies in self._groups:
+            torch._foreach_copy_(tensors, copies)
 
 
 _MT19937_BYTES: Final = 4 * (624 + 1)  # its words, and how many of them are used up
@@ -143,25 +112,6 @@ def save_gradients(parameters: Sequence[Tensor]) -> Restore:
     return restore
 
 
-class _Attributes:
-    """Plain attributes of a module, and the lengths of its lists."""
-
-    def __init__(self, module: L.LightningModule) -> None:
-        self.module = module
-        self.values = dict(vars(module))
-        self.lists = [value for value in self.values.values() if type(value) is list]
-        self.lengths = [len(values) for values in self.lists]
-
-    def restore(self) -> None:
-        """Put them back; what is new is deleted."""
-        attributes = vars(self.module)
-        for name in attributes.keys() - self.values.keys():
-            del attributes[name]
-        attributes.update(self.values)
-        for values, length in zip(self.lists, self.lengths, strict=True):
-            del values[length:]
-
-
 class StepSnapshot:
     """Buffers, metrics, logged values and plain attributes of a module at the beginning of a step.
 
@@ -179,7 +129,7 @@ class StepSnapshot:
         # A step may also put another tensor in the place of a buffer, so owners are noted as well.
         self._owners = [part._buffers for part in module.modules() if part._buffers]
         self._buffers_by_owner = [dict(owner) for owner in self._owners]
-        self._buffers = [buffer for owner in self._owners for buffer in owner.values()]
+        self._buffers = self._list_buffers()
         self._copy = BufferCopy([buffer for buffer in self._buffers if buffer is not None])
         self._metrics = [part for part in module.modules() if isinstance(part, Metric)]
         self.take()
@@ -188,32 +138,38 @@ class StepSnapshot:
         """Return True if this memory can be used again: the same module with the same buffers."""
         if self.module is not module or self.results is not results:
             return False
-        if sum(map(len, self._owners)) != len(self._buffers):
-            return False
-        buffers = chain.from_iterable(owner.values() for owner in self._owners)
-        return all(map(is_, buffers, self._buffers))
+        buffers = self._list_buffers()
+        return len(buffers) == len(self._buffers) and all(map(is_, buffers, self._buffers))
 
     def take(self) -> None:
         """Take the state as it is now."""
         self._copy.take()
-        self._metric_states = [_copy_metric(metric) for metric in self._metrics]
-        self._attributes = _Attributes(self.module)
+        self._metric_states = [_copy_state(vars(metric)) for metric in self._metrics]
+        self._attributes = dict(vars(self.module))
+        self._lists = [value for value in self._attributes.values() if type(value) is list]
+        self._lengths = [len(values) for values in self._lists]
         self._logged = {key: dict(vars(value)) for key, value in (self.results or {}).items()}
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Put everything back; what is new is deleted."""
         for owner, buffers in zip(self._owners, self._buffers_by_owner, strict=True):
             owner.update(buffers)
         self._copy.restore()
-        self._attributes.restore()
+        attributes = vars(self.module)
+        _delete_new(attributes, self._attributes)
+        attributes.update(self._attributes)
+        for values, length in zip(self._lists, self._lengths, strict=True):
+            del values[length:]
         for metric, state in zip(self._metrics, self._metric_states, strict=True):
             # Copied again, because the next attempt writes into what it gets.
-            vars(metric).update({name: _copy(value) for name, value in state.items()})
+            vars(metric).update(_copy_state(state))
         if self.results is not None:
-            for key in self.results.keys() - self._logged.keys():
-                del self.results[key]
+            _delete_new(self.results, self._logged)
             for key, state in self._logged.items():
                 vars(self.results[key]).update(state)
+
+    def _list_buffers(self) -> list[Tensor | None]:
+        return [buffer for owner in self._owners for buffer in owner.values()]
 
 
 def renew(
@@ -226,14 +182,18 @@ def renew(
     return snapshot
 
 
-def _copy_metric(metric: Metric) -> dict[str, Any]:
+def _delete_new(values: dict[str, Any], old_values: dict[str, Any]) -> None:
+    for name in values.keys() - old_values.keys():
+        del values[name]
+
+
+def _copy_state(state: dict[str, Any]) -> dict[str, Any]:
     """Copy the states of a metric and its counts; its children are metrics themselves."""
-    return {name: _copy(value) for name, value in vars(metric).items()}
-
-
-def _copy(value: Any) -> Any:  # noqa: ANN401 - a metric's state
-    if isinstance(value, Tensor):
-        return value.detach().clone()
-    if isinstance(value, list):
-        return list(value)
-    return value
+    copies = {}
+    for name, value in state.items():
+        if isinstance(value, Tensor):
+            value = value.detach().clone()
+        elif isinstance(value, list):
+            value = list(value)
+        copies[name] = value
+    return copies

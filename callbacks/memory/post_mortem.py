@@ -7,7 +7,6 @@ import traceback
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,9 +14,10 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.batch_form import walk_tensors
+from lit_data.callbacks.device_memory import MemoryReading, read_rss_bytes
 from lit_data.callbacks.loader_facts import count_batch
-from lit_data.callbacks.memory.host_memory import format_bytes, read_rss_bytes, read_tree
+from lit_data.callbacks.memory.record import format_bytes, read_tree
 from lit_data.loading.machine import available_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -33,12 +33,10 @@ _MOST_REPORTS: Final = 5
 _MOST_SHAPES: Final = 8
 _NOTE: Final = "MemoryMonitor: out of memory"
 _Storage = tuple[torch.device, int]
-_Owned = tuple[object, str, str]
-"""A tensor, or something else; the kind and the name of its owner."""
+"""Device and address of memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class HeldTensor:
+class HeldTensor(NamedTuple):
     """Memory that a tensor holds; it has no reference to the tensor.
 
     Attributes:
@@ -52,9 +50,15 @@ class HeldTensor:
     """
 
     nbytes: int
-    shape: tuple[int, ...]
+    shape: torch.Size
     dtype: torch.dtype
     device: torch.device
+    kind: str
+    owner: str
+
+
+class _Owned(NamedTuple):
+    value: object  # a tensor, or something else
     kind: str
     owner: str
 
@@ -73,7 +77,7 @@ def find_tensors(module: torch.nn.Module, optimizers: Sequence[Any]) -> list[Hel
     """
     # isinstance would ask proxies for their class, which can run anything
     visible = [item for item in gc.get_objects() if issubclass(type(item), Tensor)]
-    others = ((tensor, "activations and other", "activation or other") for tensor in visible)
+    others = (_Owned(tensor, "activations and other", "activation or other") for tensor in visible)
     held: dict[_Storage, HeldTensor] = {}
     # in this order, so that what has an owner keeps its name
     _add_storages(held, _name_owned(module, optimizers))
@@ -85,37 +89,33 @@ def _name_owned(module: torch.nn.Module, optimizers: Sequence[Any]) -> Iterator[
     names: dict[int, str] = {}
     for name, parameter in module.named_parameters():
         names[id(parameter)] = name
-        yield parameter, "parameters", f"parameter {name}"
-        yield parameter.grad, "gradients", f"gradient of {name}"
+        yield _Owned(parameter, "parameters", f"parameter {name}")
+        yield _Owned(parameter.grad, "gradients", f"gradient of {name}")
     for name, buffer in module.named_buffers():
-        yield buffer, "buffers", f"buffer {name}"
+        yield _Owned(buffer, "buffers", f"buffer {name}")
     for optimizer in optimizers:
         for parameter, state in getattr(optimizer, "state", {}).items():
             owner = names.get(id(parameter), "a parameter")
             for key, value in state.items():
-                yield value, "optimizer state", f"optimizer state {key} of {owner}"
+                yield _Owned(value, "optimizer state", f"optimizer state {key} of {owner}")
 
 
 def _add_storages(held: dict[_Storage, HeldTensor], owned: Iterable[_Owned]) -> None:
     """Add the storages that are not held yet, each with the shape of its largest tensor."""
-    storages = []
+    tensors: dict[_Storage, HeldTensor] = {}
     for tensor, kind, owner in owned:
-        if isinstance(tensor, Tensor):
-            storages += _describe_storage(tensor, kind, owner)
-    storages.sort(key=lambda pair: -torch.Size(pair[1].shape).numel())
-    for storage, tensor in storages:
-        held.setdefault(storage, tensor)
-
-
-def _describe_storage(tensor: Tensor, kind: str, owner: str) -> list[tuple[_Storage, HeldTensor]]:
-    """Return where a tensor lies and what it is, as a list of one; empty where it has no memory."""
-    with suppress(Exception):  # sparse, fake and wrapped tensors have no storage of their own
-        storage = tensor.untyped_storage()
-        nbytes, shape = storage.nbytes(), tuple(tensor.shape)
-        if nbytes and tensor.device.type != "meta":
-            held = HeldTensor(nbytes, shape, tensor.dtype, tensor.device, kind, owner)
-            return [((tensor.device, storage.data_ptr()), held)]
-    return []
+        if not isinstance(tensor, Tensor):
+            continue
+        with suppress(Exception):  # sparse, fake and wrapped tensors have no storage of their own
+            storage = tensor.untyped_storage()
+            if tensor.device.type == "meta" or not storage.nbytes():
+                continue
+            key = (tensor.device, storage.data_ptr())
+            if key not in tensors or tensor.numel() > tensors[key].shape.numel():
+                form = (tensor.shape, tensor.dtype, tensor.device)
+                tensors[key] = HeldTensor(storage.nbytes(), *form, kind, owner)
+    for key, largest in tensors.items():
+        held.setdefault(key, largest)
 
 
 class SeenBatch(NamedTuple):
@@ -210,8 +210,9 @@ def see_batch(
     dataloader_idx: int = 0,
 ) -> SeenBatch:
     """Note the samples and the shapes of the first 8 tensors of a batch, 0-dim tensors left out."""
-    shapes: list[tuple[torch.Size, torch.dtype]] = []
-    _list_shapes(batch, shapes)
+    tensors = (tensor for tensor in walk_tensors(batch) if isinstance(tensor, Tensor))
+    first_tensors = itertools.islice(tensors, _MOST_SHAPES)  # a batch may hold thousands
+    shapes = [(tensor.shape, tensor.dtype) for tensor in first_tensors]
     samples = count_batch(trainer, batch, dataloader_idx)
     return SeenBatch(_name_stage(trainer), index, samples, shapes)
 
@@ -263,30 +264,6 @@ def is_noted(error: BaseException | None) -> bool:
         seen.add(id(error))
         error = error.__cause__
     return False
-
-
-def _list_shapes(
-    batch: Any,  # noqa: ANN401 - any nesting
-    shapes: list[tuple[torch.Size, torch.dtype]],
-) -> None:
-    """Add the shapes of the first tensors, in the order of `lit_data.batch_form.batch_tensors`.
-
-    Only so many are looked at: a batch may hold thousands.
-    """
-    if isinstance(batch, Tensor):
-        if batch.ndim and len(shapes) < _MOST_SHAPES:
-            shapes.append((batch.shape, batch.dtype))
-        return
-    if isinstance(batch, Mapping):
-        batch = [batch[key] for key in sorted(batch, key=str)]
-    elif is_dataclass(batch):
-        batch = [getattr(batch, item.name) for item in fields(batch)]
-    elif not isinstance(batch, list | tuple):
-        return
-    for part in batch:
-        if len(shapes) == _MOST_SHAPES:
-            return
-        _list_shapes(part, shapes)
 
 
 def _describe_error(error: BaseException | None) -> str:

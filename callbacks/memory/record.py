@@ -1,126 +1,185 @@
 """The measurements of a run's memory: what it holds now, its growth and its course."""
 
-import ctypes
+import itertools
+import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from statistics import median
+from typing import Final, Literal
 
 import numpy as np
 import psutil
 import torch
 
-from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading, open_gauge
-from lit_data.callbacks.memory.host_memory import (
-    Growth,
-    TreeReader,
-    format_bytes,
-    read_pinned_bytes,
-    read_rss_bytes,
-)
-from lit_data.callbacks.memory.plot import SERIES, draw_timeline
-from lit_data.callbacks.timeline import Timeline, widen_rows
+from lit_data.callbacks.device_memory import MemoryReading, open_gauge, read_rss_bytes
+from lit_data.callbacks.timeline import SERIES, Timeline, draw_memory, widen_rows
+
+log = logging.getLogger(__name__)
+
+PROC: Final = Path("/proc")
+_SLOW_S: Final = 0.02
+_MOST_COST_FRACTION: Final = 0.0025
+_MOST_ENDS: Final = 20
+_LEAST_ENDS: Final = 4
+_End = tuple[int, float]
+"""The number of an epoch, and the bytes at its end."""
 
 
-class CachedMemory(Protocol):
-    """The cache of one device."""
+@dataclass(frozen=True, slots=True)
+class TreeMemory:
+    """Memory of this process and all processes below it.
 
-    def held_bytes(self) -> int:
-        """Return the bytes that this process holds there, used or not."""
-        ...
-
-    def measure_unused(self) -> float:
-        """Return the fraction of it that is in no tensor, 0 to 1; 0 where that is not known."""
-        ...
-
-    def empty(self) -> None:
-        """Give back what is not used."""
-        ...
-
-
-def open_cache(device: torch.device) -> CachedMemory:
-    """Return the cache of a device: the allocator of an accelerator, else the heap."""
-    if device.type == "cpu":
-        return HeapCache()
-    if device.type == "mps":
-        return AllocatorCache(
-            torch.mps.driver_allocated_memory,
-            torch.mps.current_allocated_memory,
-            torch.mps.empty_cache,
-        )
-    module = torch.cuda if device.type == "cuda" else torch.accelerator
-    return AllocatorCache(
-        partial(module.memory_reserved, device),
-        partial(module.memory_allocated, device),
-        module.empty_cache,
-    )
-
-
-class AllocatorCache:
-    """Cache of one of torch's caching allocators.
-
-    Args:
-        reserved_bytes: Returns the memory it holds.
-        allocated_bytes: Returns the memory in tensors.
-        empty: Gives back the rest, as far as it can.
+    Attributes:
+        pss_bytes: Resident memory; a page that several processes map is counted once.
+        shared_bytes: Of it, shared memory: /dev/shm, memfd and anonymous shared mappings.
+        processes: Number of processes that were read.
     """
 
-    def __init__(
-        self,
-        reserved_bytes: Callable[[], int],
-        allocated_bytes: Callable[[], int],
-        empty: Callable[[], None],
-    ) -> None:
-        self._reserved_bytes = reserved_bytes
-        self._allocated_bytes = allocated_bytes
-        self._empty = empty
-
-    def held_bytes(self) -> int:
-        """Return the bytes that the allocator holds."""
-        return self._reserved_bytes()
-
-    def measure_unused(self) -> float:
-        """Return the fraction of it that is in no tensor, 0 to 1."""
-        reserved = self._reserved_bytes()
-        return 1 - self._allocated_bytes() / reserved if reserved else 0.0
-
-    def empty(self) -> None:
-        """Give back what is not used."""
-        self._empty()
+    pss_bytes: int
+    shared_bytes: int
+    processes: int
 
 
-class HeapCache:
-    """Freed memory of this process that the C library has not given back to the system.
+def read_tree() -> TreeMemory | None:
+    """Return the memory of this process and its workers, or nothing where the system has no record.
 
-    Only glibc can be asked to; with another library nothing happens.
+    Read from ``/proc/<pid>/smaps_rollup`` (Linux 4.14 and later). Processes that end meanwhile, or
+    are not ours to read, are left out.
+    """
+    process = psutil.Process()
+    main = _read_rollup(process.pid)
+    if main is None:
+        return None
+    try:
+        workers = [_read_rollup(child.pid) for child in process.children(recursive=True)]
+    except psutil.Error:
+        workers = []
+    rollups = [main, *(worker for worker in workers if worker is not None)]
+    pss_bytes = sum(pss for pss, _ in rollups)
+    shared_bytes = sum(shared for _, shared in rollups)
+    return TreeMemory(pss_bytes, shared_bytes, len(rollups))
+
+
+def read_pinned_bytes() -> int | None:
+    """Return the page-locked bytes of torch's allocator, used or cached; nothing without CUDA."""
+    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+        return None
+    return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
+
+
+class TreeReader:
+    """Reads the memory of the process tree at no more than 0.25 % of the time.
+
+    The kernel walks all pages of each process, about 15 ms for 1 GiB in small pages, so a read is
+    not repeated before 400 times as long as it took has passed.
     """
 
     def __init__(self) -> None:
-        self._process = psutil.Process()
-        self._trim = _find_trim()
+        self._next_s = 0.0
+        self._has_logged = False
 
-    def held_bytes(self) -> int:
-        """Return the bytes of the resident set."""
-        return int(self._process.memory_info().rss)
+    def read(self) -> TreeMemory | None:
+        """Return the memory now; nothing without a record, or before the next read is due."""
+        began_s = time.perf_counter()
+        if began_s < self._next_s:
+            return None
+        memory = read_tree()
+        cost_s = time.perf_counter() - began_s
+        pause_s = cost_s / _MOST_COST_FRACTION
+        self._next_s = began_s + pause_s
+        if memory is not None and cost_s > _SLOW_S and not self._has_logged:
+            self._has_logged = True
+            log.debug(
+                "reading the memory of %d processes takes %.0f ms: "
+                "pss_bytes is measured every %.0f s at most",
+                memory.processes,
+                1e3 * cost_s,
+                pause_s,
+            )
+        return memory
 
-    def measure_unused(self) -> float:
-        """Return 0, as it is not known."""
-        return 0.0
 
-    def empty(self) -> None:
-        """Give back free heap, where that can be asked for."""
-        if self._trim is not None:
-            self._trim(0)
+class Growth:
+    """Memory at the ends of epochs, and how much an epoch adds.
+
+    The first end is left out: caches, allocators and workers reach their size in the first epoch.
+    Of the others, the last 20 count.
+    """
+
+    def __init__(self) -> None:
+        self._ends: deque[_End] = deque(maxlen=_MOST_ENDS)
+        self._is_warm = False
+
+    def add(self, epoch: int, value_bytes: float) -> None:
+        """Count the end of an epoch; epochs may be left out."""
+        if self._is_warm:
+            self._ends.append((epoch, value_bytes))
+        self._is_warm = True
+
+    @property
+    def bytes_per_epoch(self) -> float | None:
+        """Median of the slopes between all pairs of ends; nothing before the fifth end.
+
+        By Theil and Sen: a fourth of the ends may be outliers.
+        """
+        return median(_slopes(self._ends)) if len(self._ends) >= _LEAST_ENDS else None
+
+    def exceeds(self, bytes_per_epoch: float) -> bool:
+        """Return True if memory grows faster, and neither noise nor a slow beginning explains it.
+
+        The later half must grow that fast too, and three of four pairs of ends must have grown.
+        """
+        growth = self.bytes_per_epoch
+        if growth is None or growth <= bytes_per_epoch:
+            return False
+        later_half = list(self._ends)[-(len(self._ends) // 2 + 1) :]
+        has_levelled_off = median(_slopes(later_half)) <= bytes_per_epoch
+        lower_quartile = float(np.quantile(_slopes(self._ends), 0.25))
+        return not has_levelled_off and lower_quartile > 0
+
+    def describe(self) -> str:
+        """Return the span of the ends that count, for messages."""
+        first_epoch, first_bytes = self._ends[0]
+        last_epoch, last_bytes = self._ends[-1]
+        return (
+            f"{format_bytes(first_bytes)} after epoch {first_epoch}, "
+            f"{format_bytes(last_bytes)} after epoch {last_epoch}"
+        )
 
 
-def _find_trim() -> Callable[[int], int] | None:
+def format_bytes(value_bytes: float) -> str:
+    """Return a size for people: ``512 B``, ``3.4 MiB``, ``11.2 GiB``."""
+    for unit, power in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
+        if abs(value_bytes) >= 2**power:
+            return f"{value_bytes / 2**power:.1f} {unit}"
+    return f"{value_bytes:.0f} B"
+
+
+def _slopes(ends: Iterable[_End]) -> list[float]:
+    slopes = []
+    for (early, early_bytes), (late, late_bytes) in itertools.combinations(ends, 2):
+        slopes.append((late_bytes - early_bytes) / (late - early))
+    return slopes
+
+
+def _read_rollup(pid: int) -> tuple[int, int] | None:
+    """Return the PSS and the shared memory of a process in bytes, if they can be read."""
     try:
-        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
-    except (AttributeError, OSError, TypeError):  # another C library; on Windows no such handle
+        text = (PROC / str(pid) / "smaps_rollup").read_text()
+    except OSError:
         return None
-    return trim
+    kib: dict[str, int] = {}
+    for line in text.splitlines()[1:]:  # the first names the address range
+        name, _, value = line.partition(":")
+        if value.strip():
+            kib[name] = int(value.split()[0])
+    if "Pss" not in kib:
+        return None
+    return kib["Pss"] * 1024, kib.get("Pss_Shmem", 0) * 1024
 
 
 Moment = Literal["step", "epoch", "event"]
@@ -142,8 +201,8 @@ class MemoryRecord:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.timeline = Timeline(widen_rows)
-        self.gauge: MemoryGauge = open_gauge(device)
-        self.reading: MemoryReading = self.gauge.read()
+        self.gauge = open_gauge(device)
+        self.reading = self.gauge.read()
         # Two readers, as one reads only now and then: steps must not use up what epochs are due.
         self._tree_readers = {"step": TreeReader(), "epoch": TreeReader()}
         self._knows_pss = False
@@ -192,7 +251,7 @@ class MemoryRecord:
         """Write the picture; nothing before the second sample."""
         if len(self.timeline) > 1:
             limit_bytes = self.reading.limit_bytes
-            draw_timeline(self.timeline, path, device=str(self.device), limit_bytes=limit_bytes)
+            draw_memory(self.timeline, path, device=str(self.device), limit_bytes=limit_bytes)
 
     def end_epoch(self, epoch: int, values: Mapping[str, float]) -> None:
         """Count the values of `sample` at the end of an epoch of training."""

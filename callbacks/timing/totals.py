@@ -1,10 +1,11 @@
 """Sums over training steps, and one sentence on what limits a run."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from lit_data.callbacks.device_memory import MemoryReading
+from lit_data.callbacks.timeline import Timeline, add_rows
 from lit_data.callbacks.timing.step_clock import PARTS, Part, Seconds
 
 _ENOUGH_STEPS: Final = 5
@@ -257,6 +258,35 @@ class StepTotals:
         for size, (_, samples, seconds_s) in (frequent or self.sizes).items():
             speeds[size] = samples / seconds_s
         return speeds
+
+
+class Throughput:
+    """Course of a training, for throughput.png.
+
+    Attributes:
+        speed: Number of steps, samples, seconds, and batch size times steps; marks of ``oom``.
+        parts: Seconds of each of `PARTS`.
+    """
+
+    def __init__(self) -> None:
+        self.speed = Timeline(add_rows)
+        self.parts = Timeline(add_rows)
+        self._last_oom = -1
+
+    def add(self, ended: Iterable[EndedBatch], parts: Iterable[tuple[int, Seconds]]) -> None:
+        """Add batches that ended, and the parts of steps, each with its number."""
+        for batch in ended:
+            if batch.seconds_s is not None:
+                row = (1, batch.samples, batch.seconds_s, batch.size)
+                self.speed.add(batch.number, row)
+        for number, seconds in parts:
+            self.parts.add(number, seconds)
+
+    def mark_oom(self, step: int) -> None:
+        """Mark a step that ran out of memory, once however often it did."""
+        if step != self._last_oom:
+            self.speed.marks["oom"].add(step)
+        self._last_oom = step
 
 
 def describe_limit(

@@ -17,7 +17,7 @@ from lit_data.datasets import BankDataset
 from lit_data.datasets.splits import split_images
 from lit_data.io.images.decoders import ImageDecoder
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.resize import FittedDecoder
+from lit_data.io.images.scaling import FittedDecoder
 from lit_data.loading import LoaderOptions
 from lit_data.types import Array, Batch, FieldSpec, PathText, PlannedBatch, Stage
 

@@ -8,8 +8,9 @@ from typing import Final, TypeVar
 import numpy as np
 import torch
 from kornia.filters import filter2d_separable
+from kornia.geometry.transform import warp_affine
 from numpy.typing import ArrayLike, NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.checks import check_share
@@ -357,3 +358,69 @@ def _by_channel(draws: NDArray[np.float32], channels: int) -> NDArray[np.float32
 def _signed(numbers: Numbers) -> Numbers:
     """Map [0, 1) to [-1, 1)."""
     return 2 * numbers - 1
+
+
+class SingleTexture(nn.Module):
+    """Small independent shift, gain and noise for each channel of one texture.
+
+    They make target and references of it.
+
+    Args:
+        shift_px: Largest shift along each axis, between pixels too (bilinear).
+        gain: Each channel is multiplied by a factor in [1 - gain, 1 + gain].
+        noise: Standard deviation of the noise of each channel, in units of the 0..1 value range.
+
+    Raises:
+        ConfigError: A size is negative, or gain is not below 1.
+    """
+
+    def __init__(self, *, shift_px: float = 0.5, gain: float = 0.03, noise: float = 0.01) -> None:
+        super().__init__()
+        if shift_px < 0 or noise < 0 or not 0 <= gain < 1:
+            raise ConfigError(
+                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= "
+                "gain < 1"
+            )
+        self.shift_px = shift_px
+        self.gain = gain
+        self.noise = noise
+
+    def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
+        """Draw the parameters of a batch.
+
+        Those of a sample are a pure function of (seed, epoch, its index).
+
+        Returns:
+            ``nuisance`` [B, C, 6] float32 in [0, 1), on the host.
+        """
+        per_channel = 3 + NOISE_DRAWS  # shift along both axes, gain, window of the noise
+        draws = uniform(seed, Stream.NUISANCE, index, epoch, channels * per_channel)
+        return {"nuisance": torch.from_numpy(draws.copy()).view(len(draws), channels, per_channel)}
+
+    @torch.no_grad()
+    def forward(self, images: Tensor, draws: dict[str, Tensor]) -> Tensor:
+        """Apply drawn parameters.
+
+        Args:
+            images: [B, C, H, W] float32 in 0..1.
+            draws: The parameters of `draw`, on the device of the images.
+
+        Returns:
+            [B, C, H, W] float32 in 0..1.
+        """
+        batch, channels, height, width = images.shape
+        drawn = draws["nuisance"]
+        shift = (2 * drawn[..., :2] - 1).reshape(-1, 2, 1) * self.shift_px
+        matrix = torch.cat(
+            (torch.eye(2, device=images.device).expand(batch * channels, 2, 2), shift), dim=-1
+        )
+        planes = warp_affine(
+            images.reshape(-1, 1, height, width),
+            matrix,
+            (height, width),
+            padding_mode="reflection",
+            align_corners=True,
+        )
+        gain = 1 + self.gain * (2 * drawn[..., 2] - 1)
+        images = planes.view_as(images) * gain[..., None, None]
+        return (images + self.noise * noise_windows(drawn[..., 3:], height, width)).clamp_(0, 1)

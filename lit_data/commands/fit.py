@@ -13,7 +13,7 @@ from lightning.pytorch.utilities import rank_zero_warn
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from omegaconf import DictConfig
 
-from lit_data.callbacks.imaging.pictures import hand_over_file, hand_over_table
+from lit_data.callbacks.pictures import hand_over_file, hand_over_table
 from lit_data.commands.build import Run, build, prepare
 from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.commands.diagnosis.machine import describe_machine

@@ -15,8 +15,7 @@ from lit_data.checks import check_count
 from lit_data.commands.build import build_datamodule
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.pictures import draw_samples
-from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.visuals import FamilyPreview
+from lit_data.datamodules.base import BaseDataModule, FamilyPreview
 from lit_data.files import write_table
 from lit_data.tasks import find_task
 from lit_data.tasks.figures import open_figure, save_figure, show_images, show_mask

@@ -4,7 +4,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Final, Generic, Self
@@ -14,12 +14,12 @@ import numpy as np
 import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
+from torch import Tensor
 from typing_extensions import TypeVar
 
 from lit_data.datamodules.batch_format import BatchFormat, check_format, gives_fields
 from lit_data.datamodules.source import Source
 from lit_data.datamodules.transfer import BatchTransfer, check_package
-from lit_data.datamodules.visuals import Visuals
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, RankMismatchError
 from lit_data.io.images.image_source import ImageBank, describe_bank
@@ -27,6 +27,9 @@ from lit_data.io.store.store import StoredImages
 from lit_data.lightning_internals import check_version, count_trained
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.order import ChosenRows
+from lit_data.synthesis import DefectPlan
+from lit_data.synthesis.canvas import ValueRange
+from lit_data.synthesis.renderer import Annotations
 from lit_data.types import Batch, PlannedBatch, RowWriter, Stage
 
 _TRAINER_OPTIONS: Final = (
@@ -75,6 +78,55 @@ def _list_step_options(loader: MicroBatchLoader, trainer: L.Trainer | None) -> d
     for name in _TRAINER_OPTIONS:
         values[f"trainer.{name}"] = getattr(trainer, name, None)
     return values
+
+
+@dataclass(frozen=True, slots=True)
+class FamilyPreview:
+    """True defects of one family, one in each patch.
+
+    Attributes:
+        name: Of the family.
+        before: [n, H, W] float32 in 0..1, the target without its defect.
+        after: [n, H, W] float32 in 0..1, the target with it.
+        mask: [n, H, W] float32 in {0, 1}.
+        severity: [n] float32, mean change in standard deviations of the noise; 0 where nothing can
+            be seen.
+        centre: [n, 2] float32, (y, x) of the defect.
+    """
+
+    name: str
+    before: Tensor
+    after: Tensor
+    mask: Tensor
+    severity: Tensor
+    centre: Tensor
+
+
+class Visuals:
+    """Plans and previews of the samples of one stage of a datamodule; this base has none.
+
+    Batches are planned ones on the host, see `BaseDataModule.plan_batch`.
+    """
+
+    def annotate(self, batch: Batch) -> tuple[DefectPlan, Annotations] | None:
+        """Return the synthetic defects of a batch and their places in finished samples; None without any."""
+        return None
+
+    def describe_plan(self, batch: Batch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        """Return the plan of some samples of a batch, one dict for each synthetic defect."""
+        return []
+
+    def draw(self, batch: Batch) -> Batch | None:
+        """Return finished samples before augmentation; None where nothing is augmented."""
+        return None
+
+    def preview_families(self, batch: Batch) -> list[FamilyPreview]:
+        """Draw each family of the synthesis on its own, on the samples of a batch."""
+        return []
+
+    def whole_values(self) -> tuple[str, ValueRange] | None:
+        """Return dtype and value range in which finished samples are whole numbers; None where they are not."""
+        return None
 
 
 Rows = TypeVar("Rows", bound=RowWriter, default=Any)

@@ -11,18 +11,19 @@ from zipfile import BadZipFile
 import numpy as np
 from typing_extensions import override
 
-from lit_data.datamodules.image_files import ImageSet
+from lit_data.datamodules.image_files import ImageFolder
 from lit_data.datasets.detection.files import DetectionFiles, LabelFormat, find_detection_files
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError, show_path
 from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, find_faults
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.npz import NPY_LOCK
-from lit_data.io.images.resize import ResizedDecoder
+from lit_data.io.images.scaling import ScaledDecoder, Scaling
+from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
-from lit_data.io.store.store import DecodedStore, StoredImages
-from lit_data.io.store.store_retention import describe_options
+from lit_data.io.store.build import describe_options
 from lit_data.samples.detection import ensure_detection_samples
 
 _LABELS: Final = "boxes.npz"
@@ -30,8 +31,8 @@ _ALL: Final = {"train": 1.0}
 
 
 @dataclass(frozen=True, kw_only=True)
-class DetectionSource(ImageSet):
-    """The files of a detection set.
+class DetectionSource(ImageFolder):
+    """Images with boxes, in the layouts of the formats of labels.
 
     Args:
         label_format: `auto`, `yolo`, `coco` or `voc`, see `find_detection_files`.
@@ -48,17 +49,18 @@ class DetectionSource(ImageSet):
     size_px: tuple[int, int]
 
     takes_shards = True
+    part = "detection"
     draw = staticmethod(ensure_detection_samples)
 
-    def open(self) -> tuple[DetectionFiles, StoredImages]:
+    def open(self) -> tuple[DetectionFiles, ImageBank]:
         """Open the good images with their boxes, splits and pixels; the first call decodes them.
 
         Raises:
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._files
-        store = self._open_store(files)
-        return _leave_out(files, {path for path, _ in store.skipped}), store
+        bank = self.open_images()
+        return _leave_out(files, {path for path, _ in bank.skipped}), bank
 
     def find_classes(self) -> tuple[str, ...]:
         """Return the names of the classes, without decoding images.
@@ -71,7 +73,8 @@ class DetectionSource(ImageSet):
     @property
     @override
     def decoder(self) -> Decoder:
-        return ResizedDecoder(self.size_px, ImageDecoder(self.read))
+        scaling = Scaling(size_px=self.size_px, is_padded=False)
+        return ScaledDecoder(scaling, ImageDecoder(self.read))
 
     @override
     def list_beside(self, scratch: Path) -> dict[str, Path]:
@@ -108,18 +111,17 @@ class DetectionSource(ImageSet):
         return {"images": len(files.images), "boxes": len(files.labels.boxes)}
 
     @override
-    def _find_images(self) -> list[ImageSource]:
+    def find_images(self) -> list[ImageSource]:
         return _list_sources(self._files)
 
     @cached_property
     def _files(self) -> DetectionFiles:
         return self._find()
 
-    def _open_store(self, files: DetectionFiles) -> StoredImages:
-        if self.shards is not None:
-            return self.shards.open_images(self.decoder.fingerprint)
-        folder, sources = self.store_folder / "detection", _list_sources(files)
-        return DecodedStore.build(sources, folder, decoder=self.decoder, on_bad=self.on_bad)
+    @property
+    @override
+    def _scope(self) -> Scope | None:
+        return None  # labels are files of many kinds
 
     @property
     def _labelling(self) -> str:

@@ -1,12 +1,11 @@
-"""Sources of images: what their files are, how they are decoded, and how they are stored."""
+"""Sources of images: their files, how they are decoded, and how they are stored."""
 
 import copy
 import logging
 import os
 import unicodedata
-from abc import abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import ClassVar, Self
@@ -15,7 +14,8 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
-from lit_data.errors import ConfigError
+from lit_data.datasets.stripes.layouts import ROLES, find_sources, rule_of
+from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.header_scan import SKIPPING, find_faults
@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 
 class ImageKeywords(FileKeywords, total=False):
-    """Keywords of `ImageSet`."""
+    """Keywords of all kinds of images."""
 
     exclude: Sequence[str]
     read: ReadOptions | None
@@ -48,7 +48,7 @@ class FolderKeywords(ImageKeywords, total=False):
 
 
 class MaskedKeywords(FolderKeywords, total=False):
-    """Keywords of `MaskedImageFolder`."""
+    """Keywords of `MaskedImageFolder`, but for its layout."""
 
     masks: PathText | None
     mask_read: MaskOptions | None
@@ -56,43 +56,53 @@ class MaskedKeywords(FolderKeywords, total=False):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ImageSet(Source):
-    """Images, which may lie in shards.
+class ImageFolder(Source):
+    """Images that are stored as they are, or lie in shards.
 
     Args:
         read: How files are read: page, alpha, EXIF, limits, OpenCV's channel order.
         exclude: Globs below the root of files that are left out; a folder stands for all in it.
+        patterns: Globs below the root.
+        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
+            into the memory of the device once and cuts patches there; `lru` decodes on access and
+            keeps `cache_bytes`; `none` decodes on each access.
 
     Raises:
-        ConfigError: A pattern leaves the root or cannot be understood, or the root is a set of
-            shards.
+        ConfigError: A pattern leaves the root or cannot be understood, or an option does not go
+            together with a set of shards.
     """
 
     read: ReadOptions = field(default_factory=ReadOptions)
     exclude: tuple[str, ...] = ()
+    patterns: tuple[str, ...] = ("**/*",)
+    cache: str = "store"
+
+    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
+    part: ClassVar[str] = "images"
+    """Name of the store of the images."""
 
     def __post_init__(self) -> None:
+        check_choice("cache", self.cache, self.caches)
         super().__post_init__()
         compile_exclusion(self.exclude)
-        if self.exclude and is_sharded(self.root):
+        if not is_sharded(self.root):
+            return
+        if self.exclude:
             raise ConfigError(
-                f"exclude={list(self.exclude)}: a set of shards is read as it was written: give data.exclude to the "
-                "`python -m lit_data prepare` that writes it with prepare.shards"
+                f"exclude={list(self.exclude)}: a set of shards is read as it was written: give "
+                "data.exclude to the `python -m lit_data prepare` that writes it with prepare.shards"
             )
+        if self.cache != "store":
+            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
 
     @property
-    @override
-    def _exclusion(self) -> str:
-        return repr(self.exclude) if self.exclude else ""
-
-    @property
-    @abstractmethod
     def decoder(self) -> Decoder:
         """Decoder of one image from its files."""
+        return ImageDecoder(self.read)
 
-    @abstractmethod
-    def _find_images(self) -> Sequence[ImageSource]:
-        """Find the files of each image."""
+    def find_images(self) -> Sequence[ImageSource]:
+        """Find the files of each image; called once."""
+        return find_sources(self.folder, patterns=self.patterns, exclude=self.exclude)
 
     @cached_property
     @override
@@ -105,89 +115,11 @@ class ImageSet(Source):
         Raises:
             DataError: There are none.
         """
-        return self.shards.list_images() if self.shards is not None else self._listed
+        return self.shards.list_images() if self.shards is not None else self._images
 
     @cached_property
-    def _listed(self) -> Sequence[ImageSource]:
-        return self._find_images()  # once, as it logs what it leaves out
-
-    @override
-    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
-        sources = self.list_images()
-        names = {path: self.name(path) for source in sources for path in source.paths}
-        publisher = ImagePublisher(
-            writer, self.decoder, names, self._choose_publishing(shard_bytes)
-        )
-        return publisher.write(sources, self.list_beside(writer.scratch))
-
-    def list_beside(self, scratch: Path) -> dict[str, Path]:
-        """Return local files that a set of shards needs beside the images, by paths below the root.
-
-        Args:
-            scratch: Folder for files that have to be written for it.
-        """
-        return {}
-
-    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
-        return PublishOptions(
-            shard_bytes=shard_bytes, store=self._layout or WHOLE, on_bad=self.on_bad
-        )
-
-    @override
-    def check(self) -> dict[str, int]:
-        self._refuse_shards()
-        self.refresh()
-        sources = self.list_images()
-        problems = find_faults(sources, self.decoder)
-        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
-        return {"images": len(sources)}
-
-    @property
-    def _layout(self) -> StoreOptions | None:
-        """Layout of decoded images on the disk; by default whole images."""
-        return None
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageFolder(ImageSet):
-    """Images that are stored as they are.
-
-    Args:
-        patterns: Globs below the root.
-        cache: `store` decodes every file once into a memory-mapped store; `device` puts that store
-            into the memory of the device once and cuts patches there; `lru` decodes on access and
-            keeps `cache_bytes`; `none` decodes on each access.
-    """
-
-    patterns: tuple[str, ...] = ("**/*",)
-    cache: str = "store"
-
-    caches: ClassVar[Sequence[str]] = ("store", "lru", "none")
-
-    def __post_init__(self) -> None:
-        check_choice("cache", self.cache, self.caches)
-        super().__post_init__()
-        if is_sharded(self.root) and self.cache != "store":
-            raise ConfigError(f"cache={self.cache}: a set of shards is read with data.cache=store")
-
-    part: ClassVar[str] = "images"
-    """Name of the store of the images."""
-
-    @property
-    @override
-    def decoder(self) -> Decoder:
-        return ImageDecoder(self.read)
-
-    @override
-    def _find_images(self) -> Sequence[ImageSource]:
-        paths = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
-        return [ImageSource((str(path),)) for path in paths]
-
-    def unstored(self) -> Self:
-        """Return these files without a store; what was listed of them is not listed again."""
-        files = copy.copy(self)
-        object.__setattr__(files, "cache", "none")
-        return files
+    def _images(self) -> Sequence[ImageSource]:
+        return self.find_images()  # once, as it logs what it leaves out
 
     def open_images(self) -> ImageBank:
         """Open the decoded images; the first call with `cache=store` decodes them.
@@ -203,20 +135,44 @@ class ImageFolder(ImageSet):
         """Return the path of each image relative to the root, with forward slashes."""
         return [self.name(bank.name(number)) for number in range(len(bank))]
 
-    @property
-    @override
-    def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns)
+    def unstored(self) -> Self:
+        """Return these files without a store; those that were listed are not listed again."""
+        files = copy.copy(self)
+        object.__setattr__(files, "cache", "none")
+        return files
 
-    @property
     @override
-    def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.patterns))
+    def check(self) -> dict[str, int]:
+        self._refuse_shards()
+        self.refresh()
+        sources = self.list_images()
+        problems = find_faults(sources, self.decoder)
+        problems.raise_if_any(f"{len(problems)} of {len(sources)} images are bad", SKIPPING)
+        return {"images": len(sources)}
+
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
+        """Return local files that a set of shards needs beside the images, by paths below the root.
+
+        Args:
+            scratch: Folder for files that have to be written for it.
+        """
+        return {}
+
+    @override
+    def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
+        sources = self.list_images()
+        names = {path: self.name(path) for source in sources for path in source.paths}
+        options = self._choose_publishing(shard_bytes)
+        publisher = ImagePublisher(writer, self.decoder, names, options)
+        return publisher.write(sources, self.list_beside(writer.scratch))
+
+    def _choose_publishing(self, shard_bytes: int) -> PublishOptions:
+        return PublishOptions(shard_bytes=shard_bytes, store=self._layout, on_bad=self.on_bad)
 
     def _open_bank(self, sources: Sequence[ImageSource], decoder: Decoder, part: str) -> ImageBank:
         if self.cache in ("store", "device"):
             # A device cuts patches out of whole images.
-            layout = self._layout if self.cache == "store" else None
+            layout = self._layout if self.cache == "store" else WHOLE
             folder = self.store_folder / part
             return DecodedStore.build(
                 sources, folder, decoder=decoder, on_bad=self.on_bad, store=layout
@@ -224,21 +180,186 @@ class ImageFolder(ImageSet):
         cache_bytes = self.cache_bytes if self.cache == "lru" else 0
         return DecodedFiles(sources, decoder, cache_bytes=cache_bytes, on_bad=self.on_bad)
 
+    @property
+    def _layout(self) -> StoreOptions:
+        """Layout of decoded images on the disk."""
+        return WHOLE
+
+    @property
+    @override
+    def _exclusion(self) -> str:
+        return repr(self.exclude) if self.exclude else ""
+
+    @property
+    @override
+    def _identity(self) -> str:
+        return repr((os.path.realpath(self.folder), self.patterns))
+
+    @property
+    @override
+    def _scope(self) -> Scope | None:
+        return Scope.of_images(self.patterns)
+
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedImageFolder(ImageFolder):
-    """Images that may have masks.
+    """Images of one file or several each, which may have masks.
+
+    A subclass whose images or masks lie elsewhere overrides `find_images` or `find_masks`.
 
     Args:
         masks: Folder (absolute or below the root) of masks with the stems of their images, or
             `None`.
         mask_read: How masks are read: their values, palettes.
         store: How decoded images lie on the disk with `cache=store`.
+        layout: `None`: an image is one file, with the channels that it has. `channels`, `files`,
+            `pairs` and `single` have references, see `lit_data.datasets.stripes.layouts`.
+        channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
+            ref2.
+        files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the
+            other layouts.
     """
 
     masks: str | None = None
     mask_read: MaskOptions = field(default_factory=MaskOptions)
     store: StoreOptions = field(default_factory=StoreOptions)
+    layout: str | None = None
+    channels: tuple[int, ...] = (0, 1, 2)
+    files: Mapping[str, str] | None = None
+
+    takes_shards = True
+    sample_masks: ClassVar[str | None] = None
+    """Folder of the masks of the synthetic dataset."""
+
+    def __post_init__(self) -> None:
+        rule_of(self.layout)
+        if self.layout == "channels" and len(self.channels) != len(ROLES):
+            raise ConfigError(f"channels={list(self.channels)} must name three: target, ref1, ref2")
+        super().__post_init__()
+
+    @property
+    @override
+    def decoder(self) -> Decoder:
+        if self.layout is None:
+            return ImageDecoder(self.read)
+        if self.layout == "channels":
+            return ImageDecoder(self.read, channels=self.channels)
+        return ImageDecoder(replace(self.read, equal_channels="collapse"))
+
+    @property
+    def mask_decoder(self) -> Decoder:
+        """Decoder of one mask from its files."""
+        return MaskDecoder(self.mask_read)
+
+    @property
+    def mask_folder(self) -> Path | None:
+        """Folder of the masks, if there are any."""
+        name = self.masks if self.root else self.sample_masks
+        return self.folder / name if name else None
+
+    @override
+    def find_images(self) -> Sequence[ImageSource]:
+        return find_sources(
+            self.folder,
+            self.layout,
+            patterns=self.patterns,
+            files=self.files,
+            exclude=self.exclude,
+            masks=self.mask_folder,
+        )
+
+    @override
+    def open_images(self) -> ImageBank:
+        """Open the decoded images; the first call with `cache=store` or `device` decodes them.
+
+        Raises:
+            DataError: Files are bad, or do not hold the channels that the layout needs.
+        """
+        bank = super().open_images()
+        stored = rule_of(self.layout).stored
+        if stored not in (None, bank.channels):
+            raise DataError(
+                f"layout={self.layout} needs {stored} channels for each image, the files of "
+                f"{bank.name(0)} give {bank.channels}: choose another data.layout or other "
+                "data.files"
+            )
+        return bank
+
+    def find_masks(self) -> Sequence[ImageSource]:
+        """Find the files of each mask, whose stem is that of its image; called once.
+
+        Several files give a mask of as many channels.
+        """
+        folder = self.mask_folder
+        if folder is None:
+            return []
+        is_excluded = compile_exclusion(self.exclude).fullmatch
+        paths = find_images(folder).paths
+        return [ImageSource((str(path),)) for path in paths if not is_excluded(self.name(path))]
+
+    def list_masks(self) -> Sequence[ImageSource]:
+        """List the files of each mask; empty without masks."""
+        return self._masks
+
+    @cached_property
+    def _masks(self) -> Sequence[ImageSource]:
+        return self.find_masks()
+
+    def open_masks(
+        self, numbers: Sequence[int], bank: ImageBank, split: str
+    ) -> tuple[ImageBank | None, Sequence[int]]:
+        """Open the decoded masks of some images, in their order.
+
+        Args:
+            numbers: The images, those of a split.
+            bank: All images.
+            split: Its name, for the store and for messages.
+
+        Returns:
+            The masks, `None` where the dataset has no masks, and the images that they are of: under
+            `on_bad=skip` those whose masks are bad are left out.
+
+        Raises:
+            DataError: An image has no mask, or a mask is bad or without an image.
+        """
+        masks = self.list_masks() if numbers else []
+        if not masks:
+            return None, numbers
+        mask_of = {Path(mask.paths[0]): mask for mask in masks}
+        if self.layout is not None:
+            self._check_orphans(mask_of)
+        images = [Path(bank.name(number)) for number in numbers]
+        stems = {stem_of(image) for image in images}
+        masks_of_split = [path for path in mask_of if stem_of(path) in stems]
+        sources = [mask_of[path] for _, path in match_by_stem(images, masks_of_split)]
+        opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}")
+        return opened, _leave_out(numbers, sources, opened, split)
+
+    def _check_orphans(self, masks: Iterable[Path]) -> None:
+        """Refuse masks without an image, also without a bad one that was skipped."""
+        stems = {stem_of(image.paths[0]) for image in self.list_images()}
+        orphans = [path for path in masks if stem_of(path) not in stems]
+        if orphans:
+            problems = list_problems([(str(path), "a mask without an image") for path in orphans])
+            raise problems.make_error(
+                f"{len(orphans)} masks have no image in {show_path(self.folder)}"
+            )
+
+    @override
+    def check(self) -> dict[str, int]:
+        self._refuse_shards()
+        self.refresh()
+        images, masks = self.list_images(), self.list_masks()
+        problems = find_faults(images, self.decoder)
+        problems.extend(find_faults(masks, self.mask_decoder))
+        file_count = len(images) + len(masks)
+        problems.raise_if_any(f"{len(problems)} of {file_count} images and masks are bad", SKIPPING)
+        return {"images": len(images), "masks": len(masks)}
+
+    @override
+    def list_beside(self, scratch: Path) -> dict[str, Path]:
+        paths = [Path(path) for mask in self.list_masks() for path in mask.paths]
+        return {self.name(path): path for path in paths}
 
     @property
     @override
@@ -246,63 +367,18 @@ class MaskedImageFolder(ImageFolder):
         return self.store
 
     @property
-    def mask_folder(self) -> Path | None:
-        """Folder of the masks, if there are any."""
-        return self.folder / self.masks if self.masks else None
-
-    def open_masks(
-        self, numbers: Sequence[int], bank: ImageBank, split: str
-    ) -> tuple[ImageBank | None, Sequence[int]]:
-        """Open the decoded masks of some images, in their order.
-
-        Returns:
-            The masks, `None` where the set has no masks, and the images that they are of: under
-            `on_bad=skip` those whose masks are bad are left out.
-
-        Raises:
-            DataError: An image has no mask, or a mask is bad.
-        """
-        folder = self.mask_folder
-        if folder is None or not numbers:
-            return None, numbers
-        masks = self._list_masks(folder)
-        self._check_masks(masks, bank)
-        images = [Path(bank.name(number)) for number in numbers]
-        stems = {stem_of(path) for path in images}
-        masks_of_split = [path for path in masks if stem_of(path) in stems]
-        pairs = match_by_stem(images, masks_of_split)
-        sources = [ImageSource((str(mask),)) for _, mask in pairs]
-        opened = self._open_bank(sources, MaskDecoder(self.mask_read), f"masks-{split}")
-        return opened, _leave_out(numbers, sources, opened, split)
-
     @override
-    def list_beside(self, scratch: Path) -> dict[str, Path]:
-        folder = self.mask_folder
-        return {self.name(path): path for path in self._list_masks(folder)} if folder else {}
+    def _identity(self) -> str:
+        files = sorted((self.files or {}).items())
+        identity = os.path.realpath(self.folder), self.patterns, self.masks, self.layout, files
+        return repr(identity)
 
-    def check(self) -> dict[str, int]:
-        """Decode every image and mask strictly and keep nothing.
-
-        Raises:
-            DataError: Files are bad; all of them are listed.
-        """
-        self._refuse_shards()
-        self.refresh()
-        folder, images = self.mask_folder, self.list_images()
-        masks = [ImageSource((str(path),)) for path in self._list_masks(folder)] if folder else []
-        problems = find_faults(images, self.decoder)
-        problems.extend(find_faults(masks, MaskDecoder(self.mask_read)))
-        problems.raise_if_any(
-            f"{len(problems)} of {len(images) + len(masks)} images and masks are bad", SKIPPING
-        )
-        return {"images": len(images), "masks": len(masks)}
-
-    def _list_masks(self, folder: Path) -> list[Path]:
-        excludes = compile_exclusion(self.exclude).fullmatch
-        return [path for path in find_images(folder).paths if not excludes(self.name(path))]
-
-    def _check_masks(self, masks: Sequence[Path], bank: ImageBank) -> None:
-        """Refuse masks that must not be there; by default any may."""
+    @property
+    @override
+    def _scope(self) -> Scope | None:
+        has_roles = bool(rule_of(self.layout).roles)
+        patterns = tuple((self.files or {}).values()) if has_roles else self.patterns
+        return Scope.of_images(patterns, masks=self.masks)
 
 
 def stem_of(path: str | Path) -> str:

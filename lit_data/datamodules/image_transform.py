@@ -1,8 +1,8 @@
-"""Work on a batch of patches between the loader and the model: planned on the host, done on the device."""
+"""Work on a batch of patches between loader and model, planned on the host and done on the device."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol, cast, get_args
+from typing import Any, Final, cast, get_args
 
 import numpy as np
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
-from lit_data.datamodules.visuals import FamilyPreview, Visuals
+from lit_data.datamodules.base import FamilyPreview, Visuals
 from lit_data.datasets.patches import PatchDataset
 from lit_data.datasets.stripes.device_bank import DevicePatches
 from lit_data.datasets.stripes.layouts import ROLES
@@ -18,37 +18,16 @@ from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
 from lit_data.synthesis import DefectPlan, DefectSpec, render, sample_plan
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.families.base import Family
-from lit_data.synthesis.touches import Annotations, annotate
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.renderer import Annotations, annotate
 from lit_data.types import Batch, PlannedBatch, Stage
 
 PLAN_KEY: Final = "plan"
 """Key of the `DefectPlan` of a planned batch, which moves to a device as tensors do."""
 
 
-class BatchTransform(Protocol):
-    """Work on the batches of an `lit_data.datamodules.images.ImageDataModule`."""
-
-    @property
-    def augment(self) -> Mapping[Stage, Augmentation]:
-        """Augmentation of the samples of each stage that has one."""
-        ...
-
-    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
-        """Add the drawn numbers of each sample, from its own stream."""
-        ...
-
-    def draw(self, batch: PlannedBatch) -> Batch:
-        """Do the planned work before augmentation."""
-        ...
-
-    def finish(self, batch: PlannedBatch, stage: Stage) -> Batch:
-        """Do the planned work, on the device of the batch."""
-        ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class ImageTransform:
     """Cast to 0..1, spread to three channels, tell them apart, draw defects, augment.
 
@@ -115,14 +94,19 @@ class ImageTransform:
 
         Returns:
             ``image`` [B, C, H, W] float32 in 0..1, and ``mask`` [B, 1, H, W] float32 where
-            something says what a defect is: {0, 1}, or numbers of classes.
+            something says what a defect is: {0, 1}, or numbers of classes. ``clean`` as ``image``
+            where `draw` gives it.
         """
         drawn = self.draw(batch)
         if stage not in self.augment:
             return drawn
-        layers = Layers(drawn["image"], drawn.get("mask"))
-        augmented = self.augment[stage].forward(layers, batch)
-        return _to_batch(augmented.images, augmented.masks)
+        augment = self.augment[stage]
+        augmented = augment.forward(Layers(drawn["image"], drawn.get("mask")), batch)
+        finished = to_batch(augmented.images, augmented.masks)
+        if "clean" in drawn:
+            # The numbers of the plan move it as they moved the image.
+            finished["clean"] = augment.forward(Layers(drawn["clean"]), batch).images
+        return finished
 
     def draw(self, batch: PlannedBatch) -> Batch:
         """Do what comes before augmentation; see `finish`."""
@@ -134,7 +118,7 @@ class ImageTransform:
             canvas = images.to(torch.float32, copy=images is batch["image"])
             images, drawn_masks = render(canvas.contiguous(), plan, values)
             masks = drawn_masks if masks is None else torch.where(masks > 0, masks, drawn_masks)
-        return _to_batch(to_unit(images, values), masks)
+        return to_batch(to_unit(images, values), masks)
 
     def spread(self, images: Tensor, batch: PlannedBatch) -> tuple[Tensor, ValueRange]:
         """Stored pixels as target and references, [B, 3, H, W], with their value range; told apart if need be."""
@@ -267,7 +251,8 @@ def to_unit(images: Tensor, values: ValueRange) -> Tensor:
     return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
 
 
-def _to_batch(images: Tensor, masks: Tensor | None) -> Batch:
+def to_batch(images: Tensor, masks: Tensor | None) -> Batch:
+    """Return ``image``, and ``mask`` if there is any."""
     return {"image": images} if masks is None else {"image": images, "mask": masks}
 
 
@@ -281,14 +266,14 @@ def _describe_shape(plan: DefectPlan, number: int) -> str:
 
 
 class ImageVisuals(Visuals):
-    """See `Visuals`.
+    """Samples before augmentation, see `Visuals`.
 
     Args:
-        transformation: What is done with batches.
-        stage: Whose samples.
+        transformation: Work on batches.
+        stage: Of the samples.
     """
 
-    def __init__(self, transformation: BatchTransform, stage: Stage) -> None:
+    def __init__(self, transformation: ImageTransform, stage: Stage) -> None:
         self._transformation = transformation
         self._stage = stage
 
@@ -299,14 +284,14 @@ class ImageVisuals(Visuals):
         return self._transformation.draw(batch)
 
 
-class StripeVisuals(ImageVisuals):
-    """See `Visuals`.
+class SynthesisVisuals(ImageVisuals):
+    """Pictures of samples with synthetic defects or watermarks, see `Visuals`.
 
     Args:
         dataset: The patches of the stage.
-        transformation: What is done with them.
-        pixels: Cuts what the dataset leaves out.
-        stage: Which stage.
+        transformation: Work on their batches.
+        pixels: Cuts the pixels of a dataset without them.
+        stage: Of the patches.
     """
 
     def __init__(
@@ -319,13 +304,13 @@ class StripeVisuals(ImageVisuals):
         super().__init__(transformation, stage)
         self._dataset = dataset
         self._pixels = pixels
-        self._transformation: ImageTransform = transformation
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:
-        return self._transformation.annotate(
-            self._cut_clean(batch), self._with_plan(batch), self._stage
-        )
+        planned = self._with_plan(batch)
+        if PLAN_KEY not in planned:
+            return None
+        return self._transformation.annotate(self._cut_clean(batch), planned, self._stage)
 
     @override
     def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
@@ -337,7 +322,13 @@ class StripeVisuals(ImageVisuals):
 
     @override
     def preview_families(self, batch: PlannedBatch) -> list[FamilyPreview]:
-        return _preview_families(self._transformation, self._cut_clean(batch), batch)
+        spec = self._transformation.synthesis
+        if spec is None:
+            return []
+        plain = replace(self._transformation, synthesis=None, augment={})
+        undrawn = {key: value for key, value in batch.items() if key != PLAN_KEY}
+        planned = plain.plan(undrawn, "train") | {"image": self._cut_clean(batch)}
+        return [_preview(plain, spec, family, planned) for family in spec.members]
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:
@@ -363,28 +354,17 @@ class StripeVisuals(ImageVisuals):
         )
 
 
-def _preview_families(
-    transformation: ImageTransform, clean: Tensor, batch: PlannedBatch
-) -> list[FamilyPreview]:
-    """Draw every family of a synthesis on the same patches.
-
-    Args:
-        transformation: With the synthesis.
-        clean: [n, C, H, W], stored pixels of the patches.
-        batch: Their indices and epoch.
-    """
-    spec = transformation.synthesis
-    if spec is None:
-        return []
-    plain = replace(transformation, synthesis=None, augment={})
-    undrawn = {key: value for key, value in batch.items() if key != PLAN_KEY}
-    planned = plain.plan(undrawn, "train") | {"image": clean}
-    return [_preview(plain, spec, family, planned) for family in spec.members]
-
-
 def _preview(
     plain: ImageTransform, spec: DefectSpec, family: Family, batch: PlannedBatch
 ) -> FamilyPreview:
+    """Draw one true defect of a family on each patch of a batch.
+
+    Args:
+        plain: Work on the batch without synthesis and augmentation.
+        spec: With the family.
+        family: One of its members.
+        batch: A planned batch of clean patches.
+    """
     alone = replace(spec, families=(family,), probability=1.0, count=(1, 1), true_count=(1, 1))
     clean = batch["image"]
     shape = (len(plain.expand), *clean.shape[-2:])

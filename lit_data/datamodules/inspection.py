@@ -14,19 +14,17 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
-from lit_data.datamodules.image_transform import ImageTransform
-from lit_data.datamodules.images import Augment, ImageDataModule
 from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
 from lit_data.datasets.inspection.patches import Paster, SampledPatches, Sampling, SamplingOptions
 from lit_data.datasets.inspection.splitting import ImageSplitter, describe_splits, find_groups
-from lit_data.datasets.patch_source import make_padded_grid
-from lit_data.datasets.patches import PatchDataset
+from lit_data.datasets.patch_source import PatchSource
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, show_path
-from lit_data.grid import PatchGrid, pair_px
+from lit_data.grid import pair_px
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.scaling import OriginalSizes, Scaling
 from lit_data.loading import LoaderOptions
@@ -87,8 +85,8 @@ class InspectionDataModule(ImageDataModule):
         ConfigError: An option is out of its range.
     """
 
+    source: InspectionFiles
     original_sizes: OriginalSizes | None
-    transformation: ImageTransform
     synthesis: DefectSpec | None
     _masks: PartialMasks | None
     # [images] True if the mask of an image shows a defect, once that was counted
@@ -116,17 +114,17 @@ class InspectionDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         scaling = Scaling.of(size_px, scale)
-        sides_px, self.stride_px = _choose_grid(scaling, patch_px, stride_px)
+        patch_px, stride_px = _choose_grid(scaling, patch_px, stride_px)
         super().__init__(
-            patch_px=sides_px,
+            InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
+            patch_px=patch_px,
+            stride_px=stride_px,
+            mask_splits=(),  # splits depend on the masks, which are opened before
             value_range=value_range,
             synthesis=synthesis,
             augment=augment,
             loader=loader,
             batch_format=batch_format,
-        )
-        self.source: InspectionFiles = InspectionFiles.of(
-            root=root, classes=classes, scaling=scaling, **options
         )
         self.near_duplicates = near_duplicates
         self.groups = groups
@@ -134,10 +132,8 @@ class InspectionDataModule(ImageDataModule):
         self.classes = self._choose_classes()
         self.sampling = self._choose_sampling(sampling or SamplingOptions())
 
-    def build_dataset(self, stage: Stage) -> PatchDataset:
-        """Return patches of the images of one stage; those of all images to predict."""
-        if stage == "predict":
-            return self.build_plain_dataset(stage)
+    @override
+    def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], PartialMasks | None]:
         images = self.split_images[stage]
         if self.train_on == "good" and stage == "train" and not len(images):
             raise ConfigError(
@@ -152,14 +148,20 @@ class InspectionDataModule(ImageDataModule):
                 "defect is: name their folder with data.masks, see docs/inspection.md for the "
                 "layouts that are known, or draw defects with synthesis=library"
             )
-        sampling, paster = None, None
+        return images, masks
+
+    @override
+    def choose_patches(self, images: NDArray[np.int64], stage: Stage) -> SampledPatches:
+        sampling = None
         if self._masks is not None and stage == "train" and len(images):
             sampling = self._look_for_samples(self._masks)
-        patches = SampledPatches(self.grid, images, sampling)
-        if len(patches.donors):
-            paster = Paster(patches)
-        margin_px = self.margins_px[stage]
-        return PatchDataset(self.bank, patches, masks=masks, margin_px=margin_px, paster=paster)
+        return SampledPatches(self.grid, images, sampling)
+
+    @override
+    def choose_paster(self, patches: PatchSource) -> Paster | None:
+        if isinstance(patches, SampledPatches) and len(patches.donors):
+            return Paster(patches)
+        return None
 
     def _select_masks(self, images: NDArray[np.int64]) -> PartialMasks | None:
         """Return the masks of a split; where good parts alone train without masks, nothing is marked."""
@@ -267,11 +269,7 @@ class InspectionDataModule(ImageDataModule):
             log.info("splits: %s", counts)
 
     @override
-    def make_grid(self) -> PatchGrid:
-        return make_padded_grid(self.bank, self.patch_px, self.stride_px)
-
-    @override
-    def open_masks(self) -> None:
+    def open_all_masks(self) -> None:
         self._masks, self._bad = self.source.open_all_masks(self.bank)
         self.original_sizes = self.source.find_original_sizes(self.bank)
 
@@ -361,6 +359,7 @@ class LabelledImageDataModule(InspectionDataModule):
             not.
     """
 
+    labels: NDArray[np.int64]
     batch_keys: ClassVar[Sequence[str]] = (
         "image",
         "label",
@@ -401,14 +400,9 @@ class LabelledImageDataModule(InspectionDataModule):
         self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
 
     @override
-    def build_dataset(self, stage: Stage) -> PatchDataset:
-        """Return the images of one stage, whole; all of them to predict."""
-        if stage == "predict":
-            return self.build_plain_dataset(stage)
+    def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], None]:
         self._check_classes()
-        patches = SampledPatches(self.grid, self.split_images[stage])
-        margin_px = self.margins_px[stage]
-        return PatchDataset(self.bank, patches, margin_px=margin_px, labels=self._labels)
+        return self.split_images[stage], None
 
     @override
     def describe(self) -> dict[str, Any]:
@@ -420,7 +414,7 @@ class LabelledImageDataModule(InspectionDataModule):
 
     @override
     def count_classes(self, split: Stage | None = None) -> NDArray[np.int64]:
-        labels = self._labels if split is None else self._labels[self.split_images[split]]
+        labels = self.labels if split is None else self.labels[self.split_images[split]]
         is_of_class: NDArray[np.bool_] = labels[:, None] == np.arange(len(self.classes or ()))
         return is_of_class.astype(np.int64)
 
@@ -437,8 +431,8 @@ class LabelledImageDataModule(InspectionDataModule):
             numbered = (f"{number} {name}" for number, name in enumerate(self.classes or ()))
             log.info("classes: %s", ", ".join(numbered))
         number_of = {name: number for number, name in enumerate(self.classes or ())}
-        self._labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
-        has_class = self._labels >= 0
+        self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        has_class = self.labels >= 0
         self.split_images = {
             split: numbers[has_class[numbers]] for split, numbers in self.split_images.items()
         }

@@ -2,7 +2,6 @@
 
 import json
 import logging
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -30,17 +29,16 @@ from lit_data.datasets.inspection.layouts import (
 )
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.datasets.inspection.splitting import find_details, group_details
-from lit_data.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.files import write_json
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
-from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.mask_choice import choose_mask_options
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
-from lit_data.io.images.resize import FittedDecoder
 from lit_data.io.images.scaling import (
+    FittedDecoder,
     OriginalSizes,
     ScaledDecoder,
     Scaling,
@@ -100,7 +98,6 @@ class InspectionFiles(MaskedImageFolder):
                 f"mask_read.classes={self.mask_read.classes}: name those behind the background, data.classes=[{names}]"
             )
 
-    takes_shards = True
     draw = staticmethod(ensure_inspection_samples)
 
     @cached_property
@@ -124,8 +121,8 @@ class InspectionFiles(MaskedImageFolder):
         return decoder if self.scaling is None else ScaledDecoder(self.scaling, decoder)
 
     @property
-    def mask_decoder(self) -> MaskDecoder | ScaledDecoder:
-        """Decoder of the masks, scaled as their images."""
+    @override
+    def mask_decoder(self) -> Decoder:
         decoder = MaskDecoder(self.mask_options)
         return decoder if self.scaling is None else ScaledDecoder(self.scaling, decoder)
 
@@ -183,7 +180,7 @@ class InspectionFiles(MaskedImageFolder):
         is_drawn = self.image_set.layout in _DRAWN
         masks: list[Path] = []
         if self.shards is None and not is_drawn:
-            masks = self._list_mask_files()
+            masks = [Path(mask.paths[0]) for mask in self.list_masks()]
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, self.mask_read)
         options = MaskOptions() if is_drawn else self.mask_read
@@ -235,20 +232,10 @@ class InspectionFiles(MaskedImageFolder):
         position_of = {str(image): n for n, image in enumerate(self.image_set.images)}
         return [position_of[bank.name(number)] for number in range(len(bank))]
 
-    def _list_mask_files(self) -> list[Path]:
-        return [mask for mask in self.image_set.masks if mask is not None]
-
     @override
-    def check(self) -> dict[str, int]:
-        self._refuse_shards()
-        self.refresh()
-        images = self.list_images()
-        masks = [ImageSource((str(mask),)) for mask in self._list_mask_files()]
-        problems = find_faults(images, self.decoder)
-        problems.extend(find_faults(masks, self.mask_decoder))
-        file_count = len(images) + len(masks)
-        problems.raise_if_any(f"{len(problems)} of {file_count} images and masks are bad", SKIPPING)
-        return {"images": len(images), "masks": len(masks)}
+    def list_masks(self) -> list[ImageSource]:
+        masks = self.image_set.masks
+        return [ImageSource((str(mask),)) for mask in masks if mask is not None]
 
     def find_original_sizes(self, bank: ImageBank) -> OriginalSizes | None:
         """Read the sizes of the files of scaled images from their headers; None if none is scaled."""
@@ -288,6 +275,9 @@ class InspectionFiles(MaskedImageFolder):
         """
         annotated = read_annotations(self.folder, image_set.images, image_set.excluded)
         if annotated is None:
+            return image_set
+        if not annotated.marks:
+            self._report_unread(annotated.problems)
             return image_set
         categories = annotated.count_categories()
         if self.classes is not None:
@@ -359,8 +349,16 @@ class InspectionFiles(MaskedImageFolder):
         problems = list_problems(entries)
         heading = f"{len(problems)} annotations are bad"
         if self.on_bad == "error":
-            problems.raise_if_any(heading)
+            problems.raise_if_any(heading, "data.on_bad=skip leaves out their images")
         problems.warn_if_any(log, f"{heading}, and their images left out")
+
+    def _report_unread(self, problems: Problems) -> None:
+        """Report that there are files of annotations, and that none of them can be read."""
+        heading = "no annotations can be read"
+        if self.on_bad == "error":
+            cure = "mend or remove them; data.on_bad=skip takes the images as without annotations"
+            problems.raise_if_any(heading, cure)
+        problems.warn_if_any(log, f"{heading}, so the images count as without annotations")
 
     def _describe_categories(self, counts: "dict[str, int]") -> str:
         listed = describe_counts(counts)
@@ -373,11 +371,6 @@ class InspectionFiles(MaskedImageFolder):
         if left_out:
             listed += f"; not in data.classes: {', '.join(left_out)}"
         return f" ({listed})"
-
-    @property
-    @override
-    def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.patterns, self.masks))
 
     @property
     @override

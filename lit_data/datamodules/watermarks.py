@@ -1,77 +1,188 @@
 """`WatermarkDataModule`: pages and photographs with text watermarks, drawn or real."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, Final, Unpack
 
+import torch
+from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image import Augment, ImageDataModule, Ints
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
-from lit_data.datamodules.images import Augment, ImageDataModule
+from lit_data.datamodules.image_transform import (
+    ImageTransform,
+    SynthesisVisuals,
+    to_batch,
+    to_unit,
+)
 from lit_data.datamodules.source import name_options
-from lit_data.datamodules.watermark_transform import WatermarkTransform, WatermarkVisuals
 from lit_data.datasets.patch_source import (
-    GridPatches,
     PatchSource,
     ProgressiveSize,
     RandomPatches,
-    make_padded_grid,
 )
-from lit_data.datasets.patches import PatchDataset
+from lit_data.datasets.patches import PatchDataset, PatchWriter, corner_of
 from lit_data.datasets.splits import SPLITS
-from lit_data.datasets.stripes.layouts import describe_no_images
 from lit_data.datasets.writers import WatermarkWriter, check_colours
-from lit_data.errors import ConfigError, DataError
-from lit_data.grid import PatchGrid, pair_px
-from lit_data.io.discovery import find_images
-from lit_data.io.images.decoders import ImageSource
+from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
 from lit_data.samples.watermarks import ensure_watermark_samples
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.types import PathText, Stage
+from lit_data.synthesis.watermarks.blend import Look, blend, degrade
+from lit_data.synthesis.watermarks.cover import keep_visible
+from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_watermarks
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
+
+MARKS_KEY: Final = "marks"
+"""Key of the `WatermarkBatch` of a planned batch, which moves likewise."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkBatch:
+    """Size and look of the samples of a batch, for its device.
+
+    Attributes:
+        size_px: (h, w) of its samples, which lie in the upper left corner of its rows.
+        look: Look of its watermarks; None where none are drawn.
+    """
+
+    size_px: tuple[int, int]
+    look: Look | None
+
+    def to(self, device: "torch.device | str", *, non_blocking: bool = True) -> "WatermarkBatch":
+        """Return the same with tensors on a device."""
+        look = None if self.look is None else self.look.to(device, non_blocking=non_blocking)
+        return WatermarkBatch(self.size_px, look)
+
+    def slice_samples(self, start: int, stop: int) -> "WatermarkBatch":
+        """Return the same for the samples from `start` to `stop`."""
+        look = None if self.look is None else self.look.slice_samples(start, stop)
+        return WatermarkBatch(self.size_px, look)
 
 
 @dataclass(frozen=True, kw_only=True)
-class WatermarkSource(MaskedImageFolder):
-    """The files of a watermark set; by default grey images are copied to three channels and alpha is dropped."""
+class WatermarkTransform(ImageTransform):
+    """Cut to the size of the epoch, cast to 0..1, blend the watermark, compress, augment.
+
+    Args:
+        spec: The watermarks; None where all samples have masks.
+        fonts: Paths of the fonts, of which a plan has numbers.
+        progressive: Sides of training samples by epoch, in place of `read_px`.
+        clean: True lets finished batches hold the images without watermarks as well.
+    """
+
+    spec: WatermarkSpec | None
+    fonts: Sequence[str]
+    progressive: ProgressiveSize | None
+    clean: bool
+
+    @override
+    def plan(self, batch: PlannedBatch, stage: Stage) -> PlannedBatch:
+        size_px = self.size_at(stage, int(batch["epoch"][0]))
+        plan = self.sample(batch, size_px)
+        look = None if plan is None else Look.of(plan)
+        batch = batch | {MARKS_KEY: WatermarkBatch(size_px, look)}
+        return super().plan(batch, stage)
+
+    def size_at(self, stage: Stage, epoch: int) -> tuple[int, int]:
+        """Return (h, w) of the samples of an epoch."""
+        if stage == "train" and self.progressive is not None:
+            side_px = self.progressive.size_at(epoch)
+            return side_px, side_px
+        return self.read_px[stage]
+
+    def sample(self, batch: PlannedBatch, size_px: tuple[int, int]) -> WatermarkPlan | None:
+        """Return the watermarks of a batch on the host, in colours that can be seen; None without any.
+
+        Args:
+            batch: From workers that drew how far each pixel is covered.
+            size_px: (h, w) of its samples.
+        """
+        if self.spec is None or "cover" not in batch:
+            return None
+        index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        plan = sample_watermarks(self.spec, self.seed, epoch, index, size_px)
+        return keep_visible(plan, batch["under"].numpy())
+
+    @override
+    def draw(self, batch: PlannedBatch) -> Batch:
+        marks: WatermarkBatch = batch[MARKS_KEY]
+        corner, look = corner_of(marks.size_px), marks.look
+        images = batch["image"][corner]
+        if look is None:
+            masks = batch["mask"][corner].to(torch.float32) if "mask" in batch else None
+            return to_batch(to_unit(images, self.values), masks)
+        cover = batch["cover"][corner]
+        drawn = to_batch(degrade(blend(images, cover, look), look), self._to_mask(cover, look))
+        if self.clean:
+            drawn["clean"] = to_unit(images, self.values)
+        return drawn
+
+    @override
+    def describe_plan(self, batch: PlannedBatch, rows: Sequence[int]) -> list[dict[str, Any]]:
+        plan = self.sample(batch, batch[MARKS_KEY].size_px)
+        texts: list[dict[str, Any]] = []
+        if plan is None:
+            return texts
+        for number in range(len(plan)):
+            row = int(plan.row[number])
+            if row in rows:
+                texts.append(_describe_text(plan, number, self.fonts, int(batch["index"][row])))
+        return texts
+
+    def _to_mask(self, cover: Tensor, look: Look) -> Tensor:
+        """[B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
+        assert self.spec is not None
+        if self.spec.mask == "binary":
+            return (cover >= max(1.0, self.spec.mask_threshold * 255)).to(torch.float32)
+        return cover * (look.opacity / 255)[:, None, None, None]
+
+
+def _describe_text(
+    plan: WatermarkPlan, number: int, fonts: Sequence[str], index: int
+) -> dict[str, Any]:
+    """Return the row of one text for a table."""
+    row = int(plan.row[number])
+    values = {
+        "y": plan.centre[number, 0],
+        "x": plan.centre[number, 1],
+        "size_px": plan.size_px[number],
+        "angle_deg": plan.angle_deg[number],
+        "opacity": plan.opacity[row],
+        "outline": plan.outline[row],
+        "jpeg_quality": plan.quality[row],
+    }
+    return {
+        "index": index,
+        "text": plan.spec.words[int(plan.text[number])],
+        "font": fonts[int(plan.font[number] * len(fonts))] or "built in",
+        **{name: round(float(value), 3) for name, value in values.items()},
+        "tiled": bool(plan.tiled[row]),
+        "mode": MODES[int(plan.mode[row])],
+        "colour": [round(part, 3) for part in plan.colour[row].tolist()],
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatermarkFiles(MaskedImageFolder):
+    """Images with watermarks; by default grey ones are copied to three channels, alpha is dropped."""
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
-    takes_shards = True
     draw = staticmethod(ensure_watermark_samples)
 
     def __post_init__(self) -> None:
-        """Check what can be checked without the disk."""
         if self.masks and not self.root:
             raise ConfigError(
                 "the drawn backgrounds have no masks: set data.root, or leave data.masks out"
             )
         super().__post_init__()
-
-    @override
-    def _find_images(self) -> list[ImageSource]:
-        masks = self.mask_folder
-        listed = find_images(self.folder, patterns=self.patterns, exclude=self.exclude).paths
-        images = [path for path in listed if masks is None or not path.is_relative_to(masks)]
-        if not images:
-            raise DataError(describe_no_images(self.folder, [masks] if masks else []))
-        return [ImageSource((str(path),)) for path in images]
-
-    @property
-    @override
-    def _identity(self) -> str:
-        return repr((os.path.realpath(self.folder), self.patterns, self.masks))
-
-    @property
-    @override
-    def _scope(self) -> Scope:
-        return Scope.of_images(self.patterns, masks=self.masks)
 
 
 class WatermarkDataModule(ImageDataModule):
@@ -94,36 +205,24 @@ class WatermarkDataModule(ImageDataModule):
     Training patches are cut at random; those of the other stages lie on a grid and have the same
     watermarks in every epoch. Prediction takes the grid of all images, as they are.
 
-    Args, beside those of `WatermarkSource` and `BaseDataModule`:
-        mask_splits: Splits that use the masks instead of synthetic watermarks.
-        patch_px: Patch size, one number or (height, width); smaller images are reflect-padded.
-        stride_px: Distance between the patches of the grid; by default they lie side by side.
+    Args, beside those of `WatermarkFiles` and `ImageDataModule`:
         samples_per_image: Training patches of each image in an epoch.
         progressive: Sizes of training patches by epoch, in place of `patch_px`; (first epoch, side
             in px) each, or a `ProgressiveSize`.
         clean: Batches hold ``clean`` too, for modules that restore images; of synthetic watermarks
             alone.
-        synthesis: Watermarks to draw; none draws none.
-        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        synthesis: Watermarks to draw; None draws none.
 
     Raises:
         ConfigError: An option is out of its range.
     """
 
-    marks: GlyphBank | None
-    transformation: WatermarkTransform
+    batch_keys: ClassVar[Sequence[str]] = (*ImageDataModule.batch_keys, "clean")
     reads_margins = False
-    batch_keys: ClassVar[Sequence[str]] = (
-        "image",
-        "mask",
-        "clean",
-        "index",
-        "image_index",
-        "position",
-        "epoch",
-    )
+    synthesis: WatermarkSpec | None
+    marks: GlyphBank | None
 
-    @name_options(WatermarkSource)
+    @name_options(WatermarkFiles)
     def __init__(
         self,
         root: PathText | None = None,
@@ -141,48 +240,38 @@ class WatermarkDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(
-            patch_px=pair_px("patch_px", patch_px),
+            WatermarkFiles.of(root=root, **options),
+            patch_px=patch_px,
+            stride_px=stride_px,
+            mask_splits=mask_splits,
             synthesis=synthesis,
             augment=augment,
             loader=loader,
             batch_format=batch_format,
         )
-        self.source: WatermarkSource = WatermarkSource.of(root=root, **options)
-        self.mask_splits = tuple(mask_splits)
-        self.stride_px = stride_px
+        if progressive is not None and not isinstance(progressive, ProgressiveSize):
+            progressive = ProgressiveSize(tuple(progressive))
         self.samples_per_image = samples_per_image
-        self.progressive = _read_sizes(progressive)
+        self.progressive = progressive
         self.clean = clean
-        self._spec = synthesis
         self._check()
 
     @override
-    def prepare_data(self) -> None:
-        super().prepare_data()
-        if self.source.masks:
-            for split in self.mask_splits:
-                self.dataset(split)
-
-    def build_dataset(self, stage: Stage) -> PatchDataset:
-        """Return patches of the images of one stage; those of all images, as they are, to predict."""
-        if stage == "predict":
-            return self.build_plain_dataset(stage)
-        images, masks = self.open_split_masks(stage, self.mask_splits)
-        patches: PatchSource = GridPatches(self.grid, images)
-        if stage == "train":
-            size_px = self.progressive or self.patch_px
-            patches = RandomPatches(
-                self.bank, images, self.samples_per_image, size_px, self.loader.seed
-            )
-        writer = None
-        if masks is None and self.marks is not None:
-            writer = WatermarkWriter(self.marks, self.loader.seed)
-        return PatchDataset(self.bank, patches, masks=masks, writer=writer)
+    def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:
+        if stage != "train":
+            return super().choose_patches(images, stage)
+        size_px = self.progressive or self.patch_px
+        return RandomPatches(self.bank, images, self.samples_per_image, size_px, self.loader.seed)
 
     @override
-    def inspect(self, stage: Stage) -> WatermarkVisuals:
-        fonts = self.marks.fonts if self.marks is not None else ()
-        return WatermarkVisuals(self.transformation, stage, fonts)
+    def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
+        return None if self.marks is None else WatermarkWriter(self.marks, self.loader.seed)
+
+    @override
+    def inspect(self, stage: Stage) -> SynthesisVisuals:
+        return SynthesisVisuals(
+            self.dataset(stage), self.transformation, self._device_patches, stage
+        )
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -200,27 +289,27 @@ class WatermarkDataModule(ImageDataModule):
 
     @override
     def open_source(self) -> None:
-        self.marks = GlyphBank(self._spec) if self._spec else None
+        self.marks = GlyphBank(self.synthesis) if self.synthesis else None
         super().open_source()
-
-    @override
-    def make_grid(self) -> PatchGrid:
         check_colours(self.bank)
-        return make_padded_grid(self.bank, self.patch_px, self.stride_px or self.patch_px)
 
     @override
     def make_transformation(self) -> WatermarkTransform:
         return WatermarkTransform(
-            spec=self._spec,
-            patch_px=self.patch_px,
-            progressive=self.progressive,
+            values=ValueRange(0.0, 255.0, whole=True),
+            read_px=self._read_px,
+            expand=(0, 1, 2),
             seed=self.loader.seed,
+            synthesis=None,
+            nuisance=None,
             augment=self.augment,
+            spec=self.synthesis,
+            fonts=self.marks.fonts if self.marks else (),
+            progressive=self.progressive,
             clean=self.clean,
         )
 
     def _check(self) -> None:
-        augment = self.augment
         if self.synthesis is not None and not isinstance(self.synthesis, WatermarkSpec):
             kind = type(self.synthesis).__name__
             raise ConfigError(
@@ -229,19 +318,11 @@ class WatermarkDataModule(ImageDataModule):
         unknown = set(self.mask_splits) - set(SPLITS)
         if unknown:
             raise ConfigError(
-                f"mask_splits={list(self.mask_splits)} names no split: choose from {', '.join(SPLITS)}"
+                f"mask_splits={list(self.mask_splits)} names no split: choose from "
+                f"{', '.join(SPLITS)}"
             )
-        if self.progressive and "train" in augment and augment["train"].crop_px:
+        if self.progressive and "train" in self.augment and self.augment["train"].crop_px:
             raise ConfigError(
-                "progressive sets the size of training patches: leave crop_px out of the augmentation"
+                "progressive sets the size of training patches: leave crop_px out of the "
+                "augmentation"
             )
-
-
-def _read_sizes(
-    sizes: ProgressiveSize | Sequence[tuple[int, int]] | None,
-) -> ProgressiveSize | None:
-    return (
-        sizes
-        if sizes is None or isinstance(sizes, ProgressiveSize)
-        else ProgressiveSize(tuple(sizes))
-    )

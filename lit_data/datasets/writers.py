@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.synthesis import DefectSpec, sample_plan
-from lit_data.synthesis.drawing import draw_spots
-from lit_data.synthesis.renderer import draw
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
+from lit_data.synthesis.renderer import draw, draw_spots
 from lit_data.synthesis.watermarks.cover import PROBES, draw_cover, probe_under
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
 from lit_data.synthesis.watermarks.plan import sample_watermarks

@@ -14,7 +14,6 @@ from lit_data.io.images.decoders import (
 from lit_data.io.images.header_scan import find_faults
 from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions, read_mask
-from lit_data.io.images.npz import read_npz
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 from lit_data.io.store.bands import StoreOptions
@@ -37,5 +36,4 @@ __all__ = [
     "match_by_stem",
     "read_image",
     "read_mask",
-    "read_npz",
 ]

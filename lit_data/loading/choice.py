@@ -19,8 +19,7 @@ from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
 from lit_data.loading.samples import SampleWriter
 from lit_data.loading.staging import INDICES, Layout
-from lit_data.loading.tasks import Failure, write
-from lit_data.loading.workers import InlineWorkers, ThreadWorkers, Workers
+from lit_data.loading.workers import Failure, InlineWorkers, ThreadWorkers, Workers, write
 from lit_data.types import Array, RowWriter
 
 log = logging.getLogger(__name__)

@@ -14,16 +14,14 @@ from torch.utils.data import SequentialSampler
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
-from lit_data.loading.assembly import Assembly
+from lit_data.loading.assembly import Assembly, EpochProgress, LoaderState
 from lit_data.loading.choice import Choice, choose_workers, open_workers
 from lit_data.loading.options import LoaderOptions
 from lit_data.loading.order import EpochOrder, find_windows
 from lit_data.loading.samples import Collate, MapStyle, SampleWriter, as_rows, count_samples
 from lit_data.loading.staging import INDICES, Layout, Slot, Staging, check_room
-from lit_data.loading.state import EpochProgress, LoaderState
-from lit_data.loading.tasks import Failure, write
 from lit_data.loading.transfer import SideStream
-from lit_data.loading.workers import Workers
+from lit_data.loading.workers import Failure, Workers, write
 from lit_data.types import LookAhead, RowWriter
 
 

@@ -12,8 +12,14 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
 from lit_data.samples.sample_set import Recipe, check_integer, ensure_set, seal
-from lit_data.samples.stripe_defects import DrawnDefect, draw_defects, grey_change
-from lit_data.samples.stripe_texture import draw_pattern, draw_views, expose
+from lit_data.samples.stripe_drawing import (
+    DrawnDefect,
+    draw_defects,
+    draw_pattern,
+    draw_views,
+    expose,
+    grey_change,
+)
 
 
 @dataclass(frozen=True, slots=True)

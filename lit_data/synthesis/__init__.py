@@ -6,9 +6,8 @@ A plan holds all randomness and no pixels; a renderer draws it on any device.
 from typing import TYPE_CHECKING
 
 from lit_data.synthesis.families import FAMILIES
-from lit_data.synthesis.kernels import SpotShape
-from lit_data.synthesis.plan import DefectPlan, sample_plan
-from lit_data.synthesis.spec import DefectSpec
+from lit_data.synthesis.families.spot import SpotShape
+from lit_data.synthesis.plan import DefectPlan, DefectSpec, sample_plan
 
 if TYPE_CHECKING:
     from lit_data.synthesis.renderer import render

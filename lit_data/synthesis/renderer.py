@@ -1,16 +1,208 @@
-"""Renderer of a plan into images, on the device where they are; nothing random happens here."""
+"""Renderer of a plan: effects on pixels, drawn or annotated on the device of the images."""
 
-from typing import Final
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.plan import DefectPlan
-from lit_data.synthesis.touches import Touches, find_touches
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.families.base import Family
+from lit_data.synthesis.families.spot import SUBPIXELS, spot_kernels, window_start
+from lit_data.synthesis.plan import DefectPlan, Group
+from lit_data.synthesis.windows import Pixels, Surroundings, Windows
+from lit_data.types import Array
 
 UNIT: Final = ValueRange()
+WORTH_PX: Final = 2**15
+"""Pixels that are computed in the time that a group takes beyond its pixels, on a CPU."""
+_STANDS_OUT: Final = 3.0
+"""Change that stands out from noise, in standard deviations of it."""
+CACHED_PX: Final = 2**18
+"""More pixels at once do not stay in the caches of a CPU, and take twice the time each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Touches:
+    """K pixels that the defects of a plan touch; one pixel may be touched by several.
+
+    Attributes:
+        defect: [K] int64, number of the defect in the plan.
+        pixel: [K] int64, number of the pixel in the target, see `Canvas.find`.
+        steps: [K, C] float32 that the defect adds, in pixel values.
+        change: [K, J] float32 in units of the 0..1 value range: the change within the value range.
+        shows: [K, J] bool, True where the change can be seen, so that a mask holds the pixel.
+    """
+
+    defect: Tensor
+    pixel: Tensor
+    steps: Tensor
+    change: Tensor
+    shows: Tensor
+
+
+def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1)) -> Touches:
+    """Find the effects of a plan; nothing is written.
+
+    Args:
+        canvas: The images.
+        plan: N > 0 defects, with tensors on the device of the images.
+        judged: The channels J whose visible changes are found; by default the target.
+    """
+    surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
+    strengths = _find_strengths(surroundings, plan)
+    if canvas.device.type == "cpu":
+        groups = list(split_windows(merge_windows(plan.groups, most_px=WORTH_PX)))
+    else:
+        groups = merge_windows(plan.groups, most_px=sys.maxsize)
+    parts = [_touch(surroundings, strengths, plan, group, judged) for group in groups]
+    return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _find_strengths(surroundings: Surroundings, plan: DefectPlan) -> tuple[Tensor, Tensor]:
+    """Return [N] signed strengths in units of 0..1: as planned, and turned inwards.
+
+    Turned inwards means negated where the centre of the target would leave the value range.
+    """
+    canvas = surroundings.canvas
+    strength = plan.amplitude
+    relative = plan.spec.relative
+    if relative.any():
+        in_noise = torch.from_numpy(relative).to(canvas.device)[plan.family]
+        strength = torch.where(in_noise, strength * surroundings.noise, strength)
+    y = surroundings.nearest_y.clamp(max=canvas.height_px - 1)
+    x = surroundings.nearest_x.clamp(max=canvas.width_px - 1)
+    step = strength * canvas.values.scale
+    if canvas.values.whole:
+        step = torch.round(step)
+    peak = canvas.read(canvas.find(plan.row, y, x)) + step
+    low, high = canvas.values.bounds
+    return strength, torch.where((peak < low) | (peak > high), -strength, strength)
+
+
+def _touch(
+    surroundings: Surroundings,
+    strengths: tuple[Tensor, Tensor],
+    plan: DefectPlan,
+    group: Group,
+    judged: slice,
+) -> tuple[Tensor, ...]:
+    """Return the columns of `Touches` for one group."""
+    family = plan.spec.members[group.family]
+    members = slice(group.start, group.stop)
+    size_px = group.height_px, group.width_px
+    windows = Windows(surroundings, strengths[family.turns_inwards], members, size_px)
+    columns = plan.values[members].T[:, :, None, None]
+    parameters = dict(zip(family.parameters, columns, strict=False))
+    pixels = Pixels(windows, family.cover(windows, parameters))
+    canvas = windows.canvas
+    values = canvas.values
+    steps = family.change(pixels, parameters).expand(-1, canvas.channels) * values.scale
+    if values.whole:
+        steps = steps.round_()
+    pixel = canvas.find(pixels.row, pixels.y, pixels.x)
+    before = canvas.read(pixel[:, None] + canvas.planes[judged])
+    after = (before + steps[:, judged]).clamp_(*values.bounds)
+    change = (after - before).abs_().div_(values.scale)
+    shows = _see(family, pixels, change, plan.spec.least_change)
+    return pixels.defect + group.start, pixel, steps, change, shows
+
+
+def _see(family: Family, pixels: Pixels, change: Tensor, least_change: float) -> Tensor:
+    """Return which pixels show their defect: [K, J] bool."""
+    # A device computes all pixels of the windows, also those that nothing covers.
+    covered = (pixels.cover != 0)[:, None]
+    if family.marks_all:
+        return covered.expand_as(change)
+    shows = covered & (change >= least_change)
+    if not family.replaces:
+        return shows
+    # One noise in place of another changes pixels by 1.4 of its standard deviations, root mean
+    # square.
+    noise = pixels.of_each(pixels.windows.noise)[:, None]
+    return shows & (pixels.spread_out(change) >= _STANDS_OUT * noise)
+
+
+def merge_windows(groups: Sequence[Group], most_px: int) -> list[Group]:
+    """Merge groups of square windows of one family that then have at most `most_px` pixels more.
+
+    A device would always rather compute more pixels than start more kernels.
+    """
+    merged: list[Group] = []
+    for group in groups:
+        if merged and _can_merge(merged[-1], group, most_px):
+            last = merged[-1]
+            side_px = max(last.height_px, group.height_px)
+            merged[-1] = group._replace(height_px=side_px, width_px=side_px, start=last.start)
+        else:
+            merged.append(group)
+    return merged
+
+
+def _can_merge(last: Group, group: Group, most_px: int) -> bool:
+    are_square = last.height_px == last.width_px and group.height_px == group.width_px
+    if last.family != group.family or not are_square:
+        return False
+    side_px = max(last.height_px, group.height_px)
+    added_px = 0
+    for part in (last, group):
+        added_px += (side_px**2 - part.height_px**2) * (part.stop - part.start)
+    return added_px <= most_px
+
+
+def split_windows(groups: Sequence[Group]) -> Iterator[Group]:
+    """Yield the same in groups of at most `CACHED_PX` pixels, or one window."""
+    for group in groups:
+        step = max(1, CACHED_PX // (group.height_px * group.width_px))
+        for start in range(group.start, group.stop, step):
+            yield group._replace(start=start, stop=min(start + step, group.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class Annotations:
+    """Effects of a plan on a batch.
+
+    Attributes:
+        labels: [B, C, H, W] int32: for each channel the number of the defect in the plan, counted
+            from 1, that visibly changes the pixel; 0 for none, the last one where several do.
+        change: [N] float32, mean change of the pixels that show the defect, in units of the 0..1
+            value range.
+        severity: [N] float32, the same in standard deviations of the noise around the defect.
+    """
+
+    labels: Tensor
+    change: Tensor
+    severity: Tensor
+
+
+@torch.no_grad()
+def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotations:
+    """Find the changes that `render` would make; nothing is drawn.
+
+    Args:
+        images: [B, C, H, W] clean images of any dtype that holds the value range, contiguous.
+        plan: Defects for these B samples.
+        values: The value range of the images.
+    """
+    labels = torch.zeros(images.shape, dtype=torch.int32, device=images.device)
+    change = torch.zeros(len(plan), device=images.device)
+    if not len(plan):
+        return Annotations(labels, change, change)
+    canvas, plan = Canvas(images, values), plan.to(images.device)
+    touches = find_touches(canvas, plan, judged=slice(None))
+    index = touches.pixel[:, None] + canvas.planes
+    shows = touches.shows & plan.channels[touches.defect]
+    number = ((touches.defect + 1)[:, None] * shows).to(torch.int32)
+    labels.view(-1).scatter_reduce_(0, index.view(-1), number.view(-1), "amax")
+    pixels = torch.zeros_like(change).index_add_(0, touches.defect, shows.sum(1).float())
+    change.index_add_(0, touches.defect, (touches.change * shows).sum(1)).div_(pixels.clamp_(min=1))
+    noise = Surroundings(canvas, plan.row, plan.y, plan.x).noise
+    return Annotations(labels, change, change / noise)
 
 
 def render(images: Tensor, plan: DefectPlan, values: ValueRange = UNIT) -> tuple[Tensor, Tensor]:
@@ -71,3 +263,94 @@ def _mark(masks: Tensor, canvas: Canvas, plan: DefectPlan, touches: Touches) -> 
         masks.view(-1)[index[marked]] = 1
     else:
         masks.view(-1).scatter_reduce_(0, index, marked.to(masks.dtype), "amax")
+
+
+_memory: Final = threading.local()
+
+
+def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange) -> None:
+    """Add planned spots; the same pixels to the byte as `lit_data.synthesis.render` gives.
+
+    Args:
+        images: [M, C, H, W] of an integer dtype, contiguous; changed in place.
+        masks: [M, 1, H, W] uint8, all 0, contiguous; set to 1 within the windows of true defects.
+        plan: Defects for these M samples, all of the family `Spot`.
+        values: The value range of the images, of whole numbers.
+    """
+    if not len(plan):
+        return
+    _, channels, height, width = images.shape
+    top, left, kernels = _place_kernels(plan)
+    rows = top[:, None] + np.arange(kernels.shape[1])
+    columns = left[:, None] + np.arange(kernels.shape[2])
+    row_inside = (rows >= 0) & (rows < height)
+    column_inside = (columns >= 0) & (columns < width)
+    touched = row_inside[:, :, None] & column_inside[:, None, :] & (kernels > 0)
+    pixel = rows[:, :, None] * width + columns[:, None, :]
+
+    amplitude = _turn_inwards(images, plan, values)
+    steps = np.rint(kernels * amplitude[:, None, None] * np.float32(values.scale)).astype(np.int32)
+    # Once for each channel that carries the defect.
+    defect, channel = np.nonzero(plan.channels)
+    plane = (plan.row[defect] * channels + channel) * (height * width)
+    index = plane[:, None, None] + pixel[defect]
+    drawn = touched[defect]
+    _add(images.reshape(-1), index[drawn], steps[defect][drawn], values)
+
+    mask_plane = plan.row * (height * width)
+    mask_index = mask_plane[:, None, None] + pixel
+    marked = touched & plan.is_true[:, None, None]
+    masks.reshape(-1)[mask_index[marked]] = 1
+
+
+def _place_kernels(
+    plan: DefectPlan,
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.float32]]:
+    """Return top and left of each window [N], and its kernel [N, Kh, Kw]."""
+    nearest_y = np.floor(plan.y + np.float32(0.5))
+    nearest_x = np.floor(plan.x + np.float32(0.5))
+    offset_y = ((plan.y - nearest_y + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
+    offset_x = ((plan.x - nearest_x + np.float32(0.5)) * SUBPIXELS).astype(np.int64)
+    spot: Any = plan.spec.members[0]
+    kernels = spot_kernels(spot.shapes)
+    height, width = kernels.shape[3:]
+    top = nearest_y.astype(np.int64) - window_start(height)
+    left = nearest_x.astype(np.int64) - window_start(width)
+    shape = plan.values[:, 0].astype(np.int64)
+    return top, left, kernels[shape, offset_y, offset_x]
+
+
+def _turn_inwards(images: Array, plan: DefectPlan, values: ValueRange) -> NDArray[np.float32]:
+    """Return [N] amplitudes, negated where the peak would leave the range."""
+    height, width = images.shape[-2:]
+    # At the pixel nearest to the centre, which may lie half a pixel behind the last one.
+    y = np.minimum(np.floor(plan.y + np.float32(0.5)).astype(np.int64), height - 1)
+    x = np.minimum(np.floor(plan.x + np.float32(0.5)).astype(np.int64), width - 1)
+    low, high = values.bounds
+    amplitude: NDArray[np.float32] = plan.amplitude
+    step = np.rint(amplitude * np.float32(values.scale))
+    peak = np.clip(images[plan.row, 0, y, x], low, high) + step
+    return np.where((peak < low) | (peak > high), -amplitude, amplitude)
+
+
+def _add(
+    flat: Array, index: NDArray[np.int64], steps: NDArray[np.int32], values: ValueRange
+) -> None:
+    """Add steps where windows may overlap: the sum over all of them first, the bounds last."""
+    low, high = int(values.bounds[0]), int(values.bounds[1])
+    sums = _zeros(flat.size)
+    np.add.at(sums, index, steps)
+    before = np.clip(flat[index], low, high).astype(np.int32)
+    flat[index] = np.clip(before + sums[index], low, high)
+    sums[index] = 0
+
+
+def _zeros(size: int) -> NDArray[np.int32]:
+    """Return zeros that this thread keeps, to be left zero.
+
+    Clearing planes as large as the batch would cost more than drawing.
+    """
+    zeros: NDArray[np.int32] | None = getattr(_memory, "zeros", None)
+    if zeros is None or zeros.size < size:
+        zeros = _memory.zeros = np.zeros(size, np.int32)
+    return zeros

@@ -11,8 +11,14 @@ from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import override
 
-from lit_data.callbacks.imaging.pictures import draw_grid
-from lit_data.callbacks.imaging.sampling import check_sampling, sample, sweep, sweeps_views, turns
+from lit_data.callbacks.pictures import (
+    check_sampling,
+    draw_grid,
+    sample,
+    sweep,
+    sweeps_views,
+    turns,
+)
 from lit_data.datamodules import GANDataModule
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track

@@ -22,7 +22,7 @@ from lit_data.files import write_table
 from lit_data.inference import find_defects
 from lit_data.io.images.readers import read_image
 from lit_data.modules.segmentation.image_scores import count_top_px, mean_highest
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.batches import predict_batches

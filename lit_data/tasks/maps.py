@@ -14,13 +14,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.stripes import StripeDataModule
+from lit_data.datamodules.image import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step, read_probability, read_threshold
 from lit_data.tasks.base import Data, Task, register
 from lit_data.tasks.figures import (

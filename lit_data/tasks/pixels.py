@@ -11,7 +11,7 @@ from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.images import ImageDataModule
+from lit_data.datamodules.image import ImageDataModule
 from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
 from lit_data.tasks.base import Task
 from lit_data.tasks.figures import (

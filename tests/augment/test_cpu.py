@@ -12,8 +12,8 @@ from torch import nn
 
 from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeAugment, warping
 from lit_data.augment.augmentation import Layers
-from lit_data.augment.builders import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.colour import change_colours, change_planes
+from lit_data.augment.pipeline import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.warping import Padding
 from lit_data.devices import change_each
 from lit_data.types import Array

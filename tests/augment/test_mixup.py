@@ -3,7 +3,7 @@ import pytest
 import torch
 
 from lit_data.augment import Layers, MixUp
-from lit_data.augment.mixup import invert_beta
+from lit_data.augment.mixing import invert_beta
 from lit_data.errors import ConfigError
 
 

@@ -10,8 +10,22 @@ import torch
 from torchmetrics.functional.classification import binary_auroc, binary_average_precision
 
 from benchmarks.__main__ import run as measure
-from benchmarks.learning import MASK_SCORES, auroc, average_precision, score_maps
-from benchmarks.learning_sets import prepare_textures, prepare_tiles, write_splits
+from benchmarks.learning import (
+    LABEL_SCORES,
+    MASK_SCORES,
+    auroc,
+    average_precision,
+    score_labels,
+    score_maps,
+)
+from benchmarks.learning_detection import read_truth
+from benchmarks.learning_sets import (
+    prepare_cells,
+    prepare_labels,
+    prepare_textures,
+    prepare_tiles,
+    write_splits,
+)
 
 
 def _write_textures(folder: Path) -> Path:
@@ -72,6 +86,58 @@ def test_tiles_keep_their_kinds_in_every_split(tmp_path: Path) -> None:
     write_splits(tmp_path / "set")
     with (tmp_path / "set" / "splits.csv").open(newline="") as file:
         assert [(row["image"].split("/")[0], row["split"]) for row in csv.DictReader(file)] == rows
+
+
+def test_labels_score_by_the_classes_that_there_are(tmp_path: Path) -> None:
+    table = tmp_path / "labels.csv"
+    table.write_text("image,label\na_1.png,a\na_2.png,b\nb_1.png,b\n")
+    scores = score_labels(table, ["a/a_1.png", "a/a_2.png", "b/b_1.png"])
+    assert scores == {"accuracy": pytest.approx(2 / 3), "mean_f1": pytest.approx(2 / 3)}
+
+
+CELL = """<annotation><size><width>{width}</width><height>20</height></size>
+<object><name>WBC</name><bndbox><xmin>10</xmin><ymin>5</ymin><xmax>30</xmax><ymax>15</ymax></bndbox></object>
+<object><name>RBC</name><bndbox><xmin>9</xmin><ymin>5</ymin><xmax>9</xmax><ymax>15</ymax></bndbox></object>
+</annotation>"""
+
+
+def test_cells_lose_nothing_but_boxes_without_an_area(tmp_path: Path) -> None:
+    source = tmp_path / "source" / "BCCD"
+    for name in ("ImageSets/Main", "JPEGImages", "Annotations"):
+        (source / name).mkdir(parents=True)
+    for number, split in enumerate(("train", "val", "test")):
+        (source / "ImageSets/Main" / f"{split}.txt").write_text(f"{number}\n")
+        cv2.imwrite(str(source / "JPEGImages" / f"{number}.jpg"), np.zeros((20, 40), np.uint8))
+        (source / "Annotations" / f"{number}.xml").write_text(CELL.format(width=40))
+    prepare_cells(tmp_path / "source", tmp_path / "set")
+    (box,) = read_truth(tmp_path / "set", "test")["2"]
+    assert (box.class_number, box.corners) == (1, pytest.approx((10, 5, 30, 15)))
+
+
+def _write_labelled(folder: Path, images: int) -> None:
+    rng = np.random.default_rng(0)
+    for name, grey in (("dark spot", 60), ("bright", 180)):
+        (folder / name).mkdir(parents=True)
+        for number in range(images):
+            image = rng.normal(grey, 20, (40, 40)).clip(0, 255).astype(np.uint8)
+            cv2.imwrite(str(folder / name / f"{number}.png"), image)
+
+
+@pytest.mark.slow
+def test_labels_are_trained_and_scored_both_ways(tmp_path: Path) -> None:
+    _write_labelled(tmp_path / "source", 20)
+    prepare_labels(tmp_path / "source", tmp_path / "set")
+    words = [
+        f"suite.root={tmp_path / 'set'}",
+        "suite.seconds=[5]",
+        "suite.seeds=[0]",
+        f"hydra.run.dir={tmp_path}",
+    ]
+    assert measure(["learning_labels", *words]) == 0
+    with (tmp_path / "benchmark.csv").open(newline="") as file:
+        rows = {row["way"]: row for row in csv.DictReader(file)}
+    assert list(rows) == ["plain", "ours"]
+    assert all(0 < float(row[name]) <= 1 for row in rows.values() for name in LABEL_SCORES)
 
 
 @pytest.mark.slow

@@ -311,7 +311,7 @@ FATAL: list[tuple[Fault, dict[str, Any]]] = [
             (1, "transfer", 0, torch.OutOfMemoryError),
         )
         for options in ({}, {"accumulate_grad_batches": 4})
-    ),
+    )
 ]
 UNEVEN = [(3, 1), (1, 3), (8, 5), (4, 4)]
 TOLERANCES = {"fp16": 1e-3}

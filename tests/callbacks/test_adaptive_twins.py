@@ -225,12 +225,7 @@ def read_state(trainer: L.Trainer, module: Busy, diary: Diary) -> dict[str, Any]
         "diary": diary.pages,
         "notes": module.notes,
         "losses": module.losses,
-        "counts": [
-            module.calls,
-            module.zeroed,
-            module.first_batch,
-            module.numbered,
-        ],
+        "counts": [module.calls, module.zeroed, module.first_batch, module.numbered],
         "step": trainer.global_step,
         "loops": trainer._checkpoint_connector._get_loops_state_dict(),
     }

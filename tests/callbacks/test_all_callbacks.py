@@ -200,8 +200,7 @@ def test_memory_runs_out_everywhere_and_the_run_is_that_of_smaller_pieces(
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 @pytest.mark.parametrize(
-    ("name", "fails"),
-    [*((name, False) for name in MODULES), *((name, True) for name in AUTOMATIC)],
+    ("name", "fails"), [*((name, False) for name in MODULES), *((name, True) for name in AUTOMATIC)]
 )
 def test_they_work_in_mixed_precision(
     name: str, fails: bool, precision: str, tmp_path: Path

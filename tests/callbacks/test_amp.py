@@ -10,10 +10,10 @@ from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixed
 from lightning.pytorch.plugins.precision import Precision as LightningPrecision
 from torch.utils.data import DataLoader
 
+from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.precision import plugin
-from lit_data.callbacks.precision.history import StepHistory, WatchedScaler
+from lit_data.callbacks.precision import StepHistory, WatchedScaler
 from lit_data.errors import ConfigError, LitDataError
 from tests.notes import Notes
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lit_data.callbacks.amp import AMP
-from lit_data.callbacks.precision.plugin import keep_in_float32
+from lit_data.callbacks.precision import keep_in_float32
 from lit_data.errors import ConfigError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")

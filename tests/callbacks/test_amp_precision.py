@@ -9,9 +9,9 @@ from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBorin
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from torch.utils.data import DataLoader
 
+from lit_data.callbacks import precision as plugin
 from lit_data.callbacks.amp import AMP
-from lit_data.callbacks.precision import plugin
-from lit_data.callbacks.precision.plugin import choose_precision
+from lit_data.callbacks.precision import choose_precision
 from lit_data.errors import ConfigError
 from tests.notes import Notes
 

@@ -13,11 +13,10 @@ from lightning.pytorch.demos.boring_classes import BoringModel, RandomDataset
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from lit_data.callbacks import empty_cache
+from lit_data.callbacks import device_memory, empty_cache
+from lit_data.callbacks.device_memory import open_cache
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.memory import record as cached_memory
-from lit_data.callbacks.memory.record import HeapCache, open_cache
 from lit_data.errors import ConfigError
 from tests.notes import Notes
 
@@ -311,7 +310,7 @@ def test_the_cpu_is_told_that_it_has_no_reserved_memory(
 def test_free_heap_goes_back_to_the_system() -> None:
     if not hasattr(ctypes.CDLL(None), "malloc_trim"):
         pytest.skip("not glibc")
-    cache, process = HeapCache(), psutil.Process()
+    cache, process = open_cache(torch.device("cpu")), psutil.Process()
     blocks = [bytes(100_000) for _ in range(800)]
     kept = blocks[-1]
     blocks.clear()
@@ -323,8 +322,8 @@ def test_free_heap_goes_back_to_the_system() -> None:
 
 
 def test_another_c_library_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cached_memory.ctypes, "CDLL", lambda name: object())
-    cache = HeapCache()
+    monkeypatch.setattr(device_memory.ctypes, "CDLL", lambda name: object())
+    cache = open_cache(torch.device("cpu"))
     cache.empty()
     assert cache.held_bytes() > 0
 

@@ -9,8 +9,9 @@ import psutil
 import pytest
 import torch
 
-from lit_data.callbacks.memory import host_memory
-from lit_data.callbacks.memory.host_memory import Growth, TreeMemory, TreeReader
+from lit_data.callbacks.device_memory import read_rss_bytes
+from lit_data.callbacks.memory import record
+from lit_data.callbacks.memory.record import Growth, TreeMemory, TreeReader
 
 MIB = 2**20
 ROLLUP = "55c6-7fff ---p 00000000 00:00 0 [rollup]\nRss: 900 kB\nPss: {pss} kB\nPss_Shmem: {shared} kB\nLocked: 0 kB\n"
@@ -32,13 +33,13 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (tmp_path / str(pid) / "smaps_rollup").write_text(ROLLUP.format(pss=pss, shared=shared))
     children = [SimpleNamespace(pid=2), SimpleNamespace(pid=3)]
     me = SimpleNamespace(pid=1, children=lambda recursive: children)
-    monkeypatch.setattr(host_memory, "PROC", tmp_path)
+    monkeypatch.setattr(record, "PROC", tmp_path)
     monkeypatch.setattr(psutil, "Process", lambda: me)
     return tmp_path
 
 
 def test_the_tree_is_the_sum_of_the_processes_that_can_be_read(tree: Path) -> None:
-    assert host_memory.read_tree() == TreeMemory(
+    assert record.read_tree() == TreeMemory(
         pss_bytes=130 * 1024, shared_bytes=15 * 1024, processes=2
     )
 
@@ -50,7 +51,7 @@ def test_children_that_may_not_be_listed_are_left_out(
         raise psutil.AccessDenied(1)
 
     monkeypatch.setattr(psutil, "Process", lambda: SimpleNamespace(pid=1, children=refuse))
-    assert host_memory.read_tree() == TreeMemory(
+    assert record.read_tree() == TreeMemory(
         pss_bytes=100 * 1024, shared_bytes=10 * 1024, processes=1
     )
 
@@ -63,33 +64,33 @@ def test_a_system_that_does_not_tell_gives_nothing(tree: Path, content: str | No
     rollup.unlink()
     if content is not None:
         rollup.write_text(content)
-    assert host_memory.read_tree() is None
+    assert record.read_tree() is None
 
 
 def test_shared_memory_counts_once_and_growth_is_seen() -> None:
-    before = host_memory.read_tree()
+    before = record.read_tree()
     if before is None:
         pytest.skip("this system has no smaps_rollup")
     gc.collect()
     shared = torch.zeros(32 * MIB, dtype=torch.uint8).share_memory_()
     shared.fill_(1)
-    after = host_memory.read_tree()
+    after = record.read_tree()
     assert after is not None
     assert after.shared_bytes - before.shared_bytes == 32 * MIB
-    assert after.pss_bytes <= host_memory.read_rss_bytes() + 32 * MIB
+    assert after.pss_bytes <= read_rss_bytes() + 32 * MIB
     assert after.processes == 1 + len(psutil.Process(os.getpid()).children(recursive=True))
 
 
 def test_pinned_bytes_are_those_of_the_allocator(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert host_memory.read_pinned_bytes() is None
+    assert record.read_pinned_bytes() is None
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "host_memory_stats", lambda: {"allocated_bytes.current": 4096})
-    assert host_memory.read_pinned_bytes() == 4096
+    assert record.read_pinned_bytes() == 4096
     monkeypatch.setattr(torch.cuda, "host_memory_stats", dict)  # CUDA was not used yet
-    assert host_memory.read_pinned_bytes() == 0
+    assert record.read_pinned_bytes() == 0
     monkeypatch.delattr(torch.cuda, "host_memory_stats")
-    assert host_memory.read_pinned_bytes() is None
+    assert record.read_pinned_bytes() is None
 
 
 @pytest.mark.parametrize(
@@ -118,10 +119,10 @@ def test_reading_takes_a_quarter_of_a_percent_of_the_time(
         clock.now_s += cost_s
         return memory
 
-    monkeypatch.setattr(host_memory, "time", clock)
-    monkeypatch.setattr(host_memory, "read_tree", read)
+    monkeypatch.setattr(record, "time", clock)
+    monkeypatch.setattr(record, "read_tree", read)
     reader, began_s = TreeReader(), clock.now_s
-    with caplog.at_level(logging.DEBUG, host_memory.__name__):
+    with caplog.at_level(logging.DEBUG, record.__name__):
         assert reader.read() == memory
         clock.now_s = began_s + pause_s - 0.001
         assert reader.read() is None
@@ -197,4 +198,4 @@ def test_old_epochs_are_forgotten() -> None:
     ],
 )
 def test_sizes_are_readable(value: float, text: str) -> None:
-    assert host_memory.format_bytes(value) == text
+    assert record.format_bytes(value) == text

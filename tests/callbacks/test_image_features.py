@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torchmetrics.image import fid
 
-from lit_data.callbacks.imaging.features import (
+from lit_data.callbacks.image_features import (
     Distances,
     SmallFeatures,
     extract,

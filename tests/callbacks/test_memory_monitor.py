@@ -18,9 +18,9 @@ from lit_data.callbacks.device_memory import MemoryReading
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.memory import post_mortem
 from lit_data.callbacks.memory import record as memory_record
-from lit_data.callbacks.memory.host_memory import TreeMemory
-from lit_data.callbacks.memory.plot import SERIES
+from lit_data.callbacks.memory.record import TreeMemory
 from lit_data.callbacks.memory_monitor import MemoryMonitor
+from lit_data.callbacks.timeline import SERIES
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
 from lit_data.types import Summarises
@@ -416,7 +416,7 @@ def test_an_event_before_the_run_is_no_error(machine: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("module", "broken", "file"),
     [
-        (memory_record, "draw_timeline", "no memory.png"),
+        (memory_record, "draw_memory", "no memory.png"),
         (post_mortem, "describe_failure", "no post-mortem"),
     ],
 )

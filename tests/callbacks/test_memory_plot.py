@@ -6,8 +6,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from lit_data.callbacks.memory.plot import MARK_STYLES, SERIES, draw_timeline
-from lit_data.callbacks.timeline import Timeline, widen_rows
+from lit_data.callbacks.timeline import MARK_STYLES, SERIES, Timeline, draw_memory, widen_rows
 
 GIB = 2.0**30
 
@@ -31,7 +30,7 @@ def test_the_picture_is_a_png_of_the_stated_size(
         )
     for kind in MARK_STYLES:
         timeline.marks[kind].add(30.0, 90.0 if kind == "validation" else None)
-    draw_timeline(timeline, tmp_path / "memory.png", device=device, limit_bytes=int(10 * GIB))
+    draw_memory(timeline, tmp_path / "memory.png", device=device, limit_bytes=int(10 * GIB))
     with Image.open(tmp_path / "memory.png") as picture:
         assert (picture.format, picture.size) == ("PNG", size)
     assert _find_colours(tmp_path / "memory.png") == {"oom", "release", "validation", "rss", "pss"}
@@ -43,7 +42,7 @@ def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known
     timeline = Timeline(widen_rows)
     for step in range(2):
         timeline.add(float(step), _row(1.0, rss_bytes=5e6))
-    draw_timeline(timeline, tmp_path / "memory.png", device="cpu", limit_bytes=0)
+    draw_memory(timeline, tmp_path / "memory.png", device="cpu", limit_bytes=0)
     assert _find_colours(tmp_path / "memory.png") == {"rss"}
 
 

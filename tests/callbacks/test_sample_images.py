@@ -11,8 +11,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lit_data.callbacks import EmptyCache, SampleImages
-from lit_data.callbacks.imaging.pictures import draw_grid
-from lit_data.callbacks.imaging.sampling import read_images
+from lit_data.callbacks.pictures import draw_grid, read_images
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
 from tests.callbacks.painter import Album, Painter, Sculptor

@@ -31,9 +31,7 @@ def _collect_little() -> Iterator[None]:
 
 
 @pytest.fixture
-def fit(
-    monkeypatch: pytest.MonkeyPatch,
-) -> Callable[..., tuple[Tally, Rows, L.Trainer]]:
+def fit(monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Tally, Rows, L.Trainer]]:
     """Train on a device for some steps; checks that every sample counted once, with its share of its batch."""
 
     def fit(

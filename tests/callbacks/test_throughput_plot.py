@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 from matplotlib.figure import Figure
 
-from lit_data.callbacks.timing.plot import Throughput, draw_throughput
+from lit_data.callbacks.timeline import draw_throughput
 from lit_data.callbacks.timing.step_clock import PARTS
-from lit_data.callbacks.timing.totals import EndedBatch
+from lit_data.callbacks.timing.totals import EndedBatch, Throughput
 
 
 def make_history(steps: int, measured: int) -> Throughput:
@@ -33,7 +33,10 @@ def test_out_of_memory_is_marked_once_a_step() -> None:
 def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
-    draw_throughput(make_history(3, 2), tmp_path / "throughput.png", "the model takes most")
+    history = make_history(3, 2)
+    draw_throughput(
+        history.speed, history.parts, tmp_path / "throughput.png", "the model takes most"
+    )
     ticks = drawn[0].axes[1].xaxis.get_majorticklocs()
     assert len(ticks) > 1
     assert all(float(tick).is_integer() for tick in ticks)
@@ -53,7 +56,8 @@ def test_the_plot_is_a_picture_of_a_fixed_size(tmp_path: Path, steps: int, measu
     history = make_history(steps, measured)
     history.mark_oom(1)
     draw_throughput(
-        history,
+        history.speed,
+        history.parts,
         tmp_path / "throughput.png",
         "augmentation takes 61% of the time: " + "try this, " * 20,
     )

@@ -22,7 +22,7 @@ from lit_data.callbacks import (
 )
 from lit_data.commands.checkpoints import load_weights, restoring
 from lit_data.errors import StoreError
-from lit_data.loading.state import LoaderState
+from lit_data.loading.assembly import LoaderState
 
 MUTANTS = 30
 pytestmark = pytest.mark.filterwarnings(

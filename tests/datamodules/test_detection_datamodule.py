@@ -16,7 +16,7 @@ from lit_data.datamodules import DetectionDataModule
 from lit_data.datasets import DetectionDataset
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.resize import fit_size
+from lit_data.io.images.scaling import scale_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
 from lit_data.types import Batch
@@ -157,7 +157,7 @@ def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
     assert shapes == [None] * 4, "mosaics have no shape of their own"
     for path, shape in zip(last[2], last[3], strict=True):
         height, width = cv2.imread(path).shape[:2]
-        high, wide = fit_size((height, width), (64, 64))
+        high, wide = scale_size((height, width), (64, 64), "contain")
         assert shape == (
             (height, width),
             ((high / height, wide / width), ((64 - wide) // 2, round((64 - high) / 2))),

@@ -417,6 +417,39 @@ def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_pat
     assert used == {f"{number:02}.png" for number in range(1, 12)}
 
 
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("instances.json", '{"images": [{"id": 1,', "damaged JSON"),
+        ("instances.json", '{"images": 5, "annotations": []}', "'images' must be a list"),
+        ("cvat.xml", '<annotations><image name="00.png">', "damaged XML"),
+        ("train.csv", "ImageId,EncodedPixels\ngone.png,1 2", "no image is named 'gone.png'"),
+    ],
+)
+def test_a_set_whose_only_annotations_are_damaged_is_refused(
+    name: str, text: str, message: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=100)
+    (folder / "00_mask.png").unlink()
+    (folder / name).write_text(text)
+    with pytest.raises(
+        DataError,
+        match=rf"{name}.*{message}(.|\n)*no annotations can be read:(.|\n)*data.on_bad=skip",
+    ):
+        _data(tmp_path)
+    data = _data(tmp_path, on_bad="skip", synthesis=DefectSpec())
+    assert data.source.image_set.layout == "none"
+    assert name in caplog.text
+    assert "no annotations can be read, so the images" in caplog.text
+
+
+def test_xml_of_boxes_is_no_damaged_annotation(tmp_path: Path) -> None:
+    folder = _write_set(tmp_path / "set", 12, every=100)
+    (folder / "00_mask.png").unlink()
+    (folder / "00.xml").write_text("<annotation><object></object></annotation>")
+    assert _data(tmp_path, synthesis=DefectSpec()).source.image_set.layout == "none"
+
+
 def test_a_split_can_be_given_back(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path, split_seed=3)

@@ -17,7 +17,7 @@ from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 
 CPU = torch.device("cpu")
 

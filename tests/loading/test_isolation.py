@@ -19,8 +19,8 @@ import torch
 from numpy.typing import NDArray
 
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.loading.processes import Board, RowReader
 from lit_data.loading.staging import Layout
-from lit_data.loading.worker_process import Board, RowReader
 from lit_data.rng import Stream, random_words
 from lit_data.types import FieldSpec
 

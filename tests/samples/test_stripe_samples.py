@@ -15,7 +15,7 @@ from lit_data.errors import ConfigError, StoreError
 from lit_data.io.temp import temp_folder
 from lit_data.samples import sample_set
 from lit_data.samples import stripes as stripe_samples
-from lit_data.samples.stripe_defects import LEAST_CHANGE
+from lit_data.samples.stripe_drawing import LEAST_CHANGE
 from lit_data.samples.stripes import ensure_stripe_samples, render_sample
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112, "progress": False}

@@ -20,7 +20,7 @@ pytestmark = [
 
 ALLOWED = {
     "modules/detection/targets.py": "how many places learn an object decides the length of the loss",
-    "callbacks/imaging/features.py": "ImageMetrics looks at the first images of a training alone",
+    "callbacks/image_features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
     "devices.py": "small constants go to the device once",
     "synthesis/outlines.py": "so does the smooth field",

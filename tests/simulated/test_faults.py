@@ -19,7 +19,7 @@ from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.staging import Layout, Staging
 from lit_data.loading.transfer import SideStream
 from lit_data.out_of_memory import is_out_of_memory
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import FieldSpec
 from tests.simulated import cuda
 from tests.simulated.log import LOG

@@ -10,9 +10,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lit_data.synthesis import FAMILIES, DefectPlan, DefectSpec, render, sample_plan
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.touches import find_touches
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.renderer import find_touches
 from lit_data.synthesis.windows import Surroundings
 
 NAMES = tuple(FAMILIES)

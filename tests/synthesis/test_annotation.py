@@ -6,8 +6,7 @@ import torch
 
 from lit_data.synthesis import DefectPlan, DefectSpec, sample_plan
 from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.renderer import draw
-from lit_data.synthesis.touches import annotate
+from lit_data.synthesis.renderer import annotate, draw
 from lit_data.synthesis.windows import Surroundings
 from tests.synthesis.placing import (
     BATCHES,

@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.synthesis.canvas import Canvas, mirror
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import Canvas, ValueRange, mirror
 from tests.synthesis.placing import RANGES, as_dtype, scene
 
 

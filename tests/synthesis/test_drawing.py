@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from lit_data.synthesis import DefectSpec, SpotShape, sample_plan
-from lit_data.synthesis.drawing import draw_spots
-from lit_data.synthesis.renderer import draw
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
+from lit_data.synthesis.renderer import draw, draw_spots
 from tests.synthesis.placing import BATCHES
 
 SPEC = DefectSpec(

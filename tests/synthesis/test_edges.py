@@ -1,8 +1,7 @@
 import pytest
 import torch
 
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.windows import SEARCH_PX, Surroundings, Windows
 
 

@@ -1,9 +1,8 @@
 import numpy as np
 import torch
 
-from lit_data.synthesis.canvas import Canvas
+from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.outlines import FIELD_PX, look_up, smooth_field
-from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.windows import Surroundings, Windows
 
 # A field that changes changes every sample with a wavy outline.

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from lit_data.synthesis.kernels import SUBPIXELS, SpotShape, spot_kernels, window_start
+from lit_data.synthesis.families.spot import SUBPIXELS, SpotShape, spot_kernels, window_start
 
 
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (3, 5), (4, 2)])

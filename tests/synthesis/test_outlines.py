@@ -3,9 +3,8 @@ import math
 import pytest
 import torch
 
-from lit_data.synthesis.canvas import Canvas
+from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.outlines import WOBBLE, band, blob
-from lit_data.synthesis.values import ValueRange
 from lit_data.synthesis.windows import Surroundings, Windows
 
 

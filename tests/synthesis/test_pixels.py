@@ -1,9 +1,7 @@
 import torch
 
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.pixels import Pixels
-from lit_data.synthesis.values import ValueRange
-from lit_data.synthesis.windows import Surroundings, Windows
+from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.windows import Pixels, Surroundings, Windows
 
 
 def test_pixels_are_those_of_the_image_that_are_covered() -> None:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from lit_data.errors import DataError
-from lit_data.synthesis.families.texture import TEXTURE_PX, load_textures
+from lit_data.synthesis.families.region import TEXTURE_PX, load_textures
 
 
 @pytest.mark.parametrize("shape", [(300, 280), (256, 256), (40, 400), (1, 7)])

@@ -7,7 +7,7 @@ import torch
 
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.plan import DefectPlan
-from lit_data.synthesis.touches import find_touches, merge_windows, split_windows
+from lit_data.synthesis.renderer import find_touches, merge_windows, split_windows
 from tests.synthesis.placing import GREY, NAMES, drawn, many, move, only, plan_of, regroup, scene
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "spot"])
 def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """In larger windows nothing more is drawn."""
-    monkeypatch.setattr("lit_data.synthesis.touches.WORTH_PX", -1)
+    monkeypatch.setattr("lit_data.synthesis.renderer.WORTH_PX", -1)
     shape = (1, 200, 200)
     # Sizes that just fit a power of two if some of the reach is forgotten.
     tight = {
@@ -57,7 +57,7 @@ def test_square_windows_of_a_family_are_merged() -> None:
 def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, most_px: int) -> None:
     plan, grey = plan_of(many(), 20, (3, 64, 48)), scene(20, (3, 64, 48))
     expected = drawn(grey, plan)
-    monkeypatch.setattr("lit_data.synthesis.touches.CACHED_PX", most_px)
+    monkeypatch.setattr("lit_data.synthesis.renderer.CACHED_PX", most_px)
     parts = list(split_windows(plan.groups))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][:-1]
     assert all(

@@ -1,6 +1,6 @@
 import pytest
 
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,7 @@ import math
 import pytest
 import torch
 
-from lit_data.synthesis.canvas import Canvas
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import Canvas, ValueRange
 from lit_data.synthesis.windows import Surroundings, Windows
 
 

@@ -59,15 +59,15 @@ CLASSES = frozenset(
         "io.images.masks.MaskOptions",
         "io.remote.options.RemoteOptions",
         "io.volumes.resampling.Resolution",
-        "synthesis.watermarks.spec.WatermarkSpec",
+        "synthesis.watermarks.plan.WatermarkSpec",
     )
 )
 """Further ones, under their own names."""
 _FUNCTIONS = frozenset(
     {
-        "lit_data.augment.builders.detection_augment",
-        "lit_data.augment.builders.segmentation_augment",
-        "lit_data.augment.builders.stripe_augment",
+        "lit_data.augment.pipeline.detection_augment",
+        "lit_data.augment.pipeline.segmentation_augment",
+        "lit_data.augment.pipeline.stripe_augment",
         "torch.distributed.fsdp.wrap.size_based_auto_wrap_policy",
     }
 )

@@ -302,11 +302,11 @@ def _give_back_memory() -> None:
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    from lit_data.callbacks.memory.record import HeapCache
+    from lit_data.callbacks.device_memory import trim_heap
 
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         torch.cuda.empty_cache()
-    HeapCache().empty()
+    trim_heap()
 
 
 def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> float | None:

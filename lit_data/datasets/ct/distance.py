@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.cache import LruCache
 from lit_data.io.progress import track
-from lit_data.io.store.kept import keep_arrays
+from lit_data.io.store.arrays import keep_arrays
 from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN

@@ -3,9 +3,9 @@
 import json
 import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -18,12 +18,11 @@ from lit_data.datasets.detection.labels import (
     Floats,
     LabelTable,
     check_classes,
-    find_split,
     is_share_box,
 )
 from lit_data.datasets.detection.voc import NameIndex
 from lit_data.errors import DataError, Problems, escape, show_path
-from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import naming, open_source, read_whole
 
@@ -53,13 +52,18 @@ class CocoFile:
         path: Of the file.
         images: Its ``images``, each with an ``id`` and a ``file_name``.
         annotations: Its ``annotations``, unchecked.
-        categories: Name of each category by its id.
+        categories: Name of each category by its id; categories of one name are one class.
+        headings: Ids of categories that head others and that no annotation names, as Roboflow
+            writes one for the dataset.
+        split: Split of all its images, if its name or folder says so.
     """
 
     path: AnyPath
     images: tuple[Mapping[str, Any], ...]
     annotations: tuple[Any, ...]
     categories: Mapping[int, str]
+    headings: frozenset[int] = frozenset()
+    split: str | None = None
 
     def match(self, index: NameIndex) -> tuple[dict[int, int], Problems]:
         """Find its images.
@@ -72,24 +76,32 @@ class CocoFile:
             not there.
         """
         numbers: dict[int, int] = {}
-        problems, split = Problems(), find_split(os.path.basename(self.path))  # noqa: PTH119 - str or PathLike
+        problems = Problems()
+        folder = os.path.dirname(self.path)  # noqa: PTH120 - str or PathLike
         for entry_number, entry in enumerate(self.images):
+            name = entry["file_name"]
             try:
-                numbers[entry["id"]] = index.find(entry["file_name"], split)
+                # An image beside the file is meant before one of its name elsewhere.
+                beside = index.find_path(os.path.join(folder, name))  # noqa: PTH118
+                numbers[entry["id"]] = index.find(name, self.split) if beside is None else beside
             except DataError as error:
                 problems.add(self.path, f"images[{entry_number}] of {len(self.images)}: {error}")
         return numbers, problems
 
 
-def load_coco(path: AnyPath) -> CocoFile:
+def load_coco(path: AnyPath, split: str | None = None) -> CocoFile:
     """Read an annotation file and check its outline.
+
+    Args:
+        path: Of the file.
+        split: Of all its images, if there is one.
 
     Raises:
         DataError: It is no JSON, or lacks what an annotation file of boxes has.
     """
     with open_source(path) as stream:
         text = read_whole(stream)
-    return parse_coco(path, text)
+    return replace(parse_coco(path, text), split=split)
 
 
 def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
@@ -104,9 +116,10 @@ def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
         images, annotations = _list_items(content, "images"), _list_items(content, "annotations")
         _check_entries("images", images, "file_name")
         categories = _list_items(content, "categories")
-        _check_entries("categories", categories, "name")
+        _check_entries("categories", categories, "name", is_name_unique=False)
         names = {entry["id"]: entry["name"] for entry in categories}
-        return CocoFile(path, tuple(images), tuple(annotations), names)
+        headings = _find_headings(categories, annotations)
+        return CocoFile(path, tuple(images), tuple(annotations), names, headings)
 
 
 def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list[int]]:
@@ -124,7 +137,7 @@ def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list
                     file.path,
                     f"names an image that {show_path(owners[number].path)} names too: {number}",
                 )
-            splits[find_split(os.path.basename(file.path)) or ""].append(number)  # noqa: PTH119
+            splits[file.split or ""].append(number)
     problems.raise_if_any(f"{len(problems)} images are in more than one split")
     return splits
 
@@ -161,7 +174,7 @@ def read_coco_labels(
     collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
     categories = _merge_categories(files)
     names = (
-        tuple(categories[key] for key in sorted(categories))
+        tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
         if classes is None
         else check_classes(classes)
     )
@@ -188,7 +201,9 @@ def _list_items(content: Mapping[str, Any], key: str) -> list[Any]:
     return items
 
 
-def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
+def _check_entries(
+    key: str, entries: Sequence[Any], text: str, *, is_name_unique: bool = True
+) -> None:
     """Refuse entries without a whole id and a name, and those that repeat one."""
     ids, names = set(), set()
     for index, entry in enumerate(entries):
@@ -200,7 +215,7 @@ def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
             raise DataError(
                 f"{key}[{index}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
             )
-        if entry["id"] in ids or entry[text] in names:
+        if entry["id"] in ids or (is_name_unique and entry[text] in names):
             raise DataError(
                 f"{key}[{index}] repeats the id {quote(entry['id'])} or the {text} {quote(entry[text])}"
             )
@@ -208,10 +223,30 @@ def _check_entries(key: str, entries: Sequence[Any], text: str) -> None:
         names.add(entry[text])
 
 
+def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> frozenset[int]:
+    """Return the ids of categories that are the supercategory of others and mark nothing."""
+    used_ids = set()
+    for entry in annotations:
+        if isinstance(entry, dict) and type(entry.get("category_id")) is int:
+            used_ids.add(entry["category_id"])
+    headed = Counter(str(category.get("supercategory")) for category in categories)
+    headings = set()
+    for category in categories:
+        heads_itself = str(category.get("supercategory")) == category["name"]
+        heads_others = headed[category["name"]] > int(heads_itself)
+        if heads_others and category["id"] not in used_ids:
+            headings.add(category["id"])
+    return frozenset(headings)
+
+
 def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
+    """Return the name of each category but of those that are headings in all files."""
+    headings = frozenset.intersection(*(file.headings for file in files))
     merged: dict[int, str] = {}
     for file in files:
         for key, name in file.categories.items():
+            if key in headings:
+                continue
             if merged.setdefault(key, name) != name:
                 other = quote(merged[key])
                 raise DataError(

@@ -38,8 +38,15 @@ _PLACES: Final = {
     "yolo": (".txt", ("labels",)),
     "voc": (".xml", ("Annotations", "annotations", "annotations_voc")),
 }
+_COCO_OF_SPLITS: Final = "annotations/*.json"
+_COCO_PLACES: Final = (
+    "annotations/instances_*.json",
+    _COCO_OF_SPLITS,
+    "_annotations.coco.json",  # as Roboflow exports them
+    "*/_annotations.coco.json",
+)
 _SIDE_FILES: Final = (
-    *("data.yaml", "classes.txt", "labels/classes.txt", "annotations/instances_*.json"),
+    *("data.yaml", "classes.txt", "labels/classes.txt", *_COCO_PLACES),
     *(f"{split}.txt" for split in SPLITS),
 )
 
@@ -110,9 +117,10 @@ def find_detection_files(
 
     Images lie in ``images`` or ``JPEGImages``, in ``train/images`` and so on, or anywhere. YOLO
     text lies in ``labels``, in the same folders below it as the images below ``images``. COCO JSON
-    is ``annotations/instances_*.json``, VOC XML lies in ``Annotations``, ``annotations`` or
-    ``annotations_voc``. Images that no list, or no COCO file, names are left out of a set that has
-    these.
+    is ``annotations/instances_*.json``, ``annotations/train.json`` and so on, or
+    ``_annotations.coco.json`` beside the images or in ``train`` and so on. VOC XML lies in
+    ``Annotations``, ``annotations`` or ``annotations_voc``. Images that no list, or no COCO file,
+    names are left out of a set that has these.
 
     Args:
         root: Folder of the set.
@@ -124,7 +132,7 @@ def find_detection_files(
         annotations: The one COCO file to read, relative to the root.
         difficult: Keep VOC objects marked as difficult.
         splits: `auto`: by ``data.yaml``, by ``train.txt``, ``val.txt``, ``test.txt``, by the names
-            of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
+            or folders of the COCO files, by folders such as ``images/train``, otherwise 70 / 15 / 15 %,
             whichever there is first. Also as for `split_images`, with names relative to the root.
         seed: Chooses the images of a share.
         on_bad: ``skip`` leaves bad boxes, label files without an image and unreadable images out,
@@ -159,9 +167,7 @@ def find_detection_files(
 def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
-        patterns = [
-            "*/images/**/*" if any(path.is_dir() for path in root.glob("*/images")) else "**/*"
-        ]
+        patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
     listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
     names, excluded = (
         tuple(path.relative_to(root).as_posix() for path in paths)
@@ -175,6 +181,14 @@ def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Fo
     return _Folder(
         root, names, excluded, tuple(exclude), NameIndex(listing.paths, listing.excluded), yaml
     )
+
+
+def _has_image_folders(root: Path) -> bool:
+    """Return True if images lie in folders ``images`` one level down: in all splits, if any does."""
+    if not any(path.is_dir() for path in root.glob("*/images")):
+        return False
+    splits = [path for path in root.iterdir() if path.is_dir() and find_split(path.name)]
+    return all((path / "images").is_dir() for path in splits)
 
 
 def _find_labels(
@@ -214,19 +228,35 @@ def _find_labels(
             if match[0]:
                 return _Labels(label_format, (), match[0])
             continue
-        named = [] if annotations is None else [folder.root / annotations]
-        if named and named[0].is_symlink() and not allow_outside:
-            check_inside(named[0], folder.root)
-        if paths := named or sorted(folder.root.glob("annotations/instances_*.json")):
-            return _Labels("coco", tuple(map(load_coco, paths)), {})
+        paths = _list_coco(folder.root, annotations, allow_outside=allow_outside)
+        if paths:
+            splits = [find_split(os.path.relpath(path, folder.root)) for path in paths]
+            return _Labels("coco", tuple(map(load_coco, paths, splits)), {})
     if wanted == "auto" and annotations is None and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
     raise DataError(
-        f"{show_path(folder.root)}: no labels (label_format={wanted}); looked for labels/*.txt, "
-        "annotations/instances_*.json, and *.xml in Annotations, annotations and annotations_voc, as far as the format "
-        "goes"
+        f"{show_path(folder.root)}: no labels (data.label_format={wanted}); looked for "
+        "labels/*.txt, annotations/instances_*.json, annotations/train.json, "
+        "train/_annotations.coco.json, and *.xml in Annotations, annotations and "
+        "annotations_voc, as far as the format goes; data.annotations=FILE names a COCO file"
     )
+
+
+def _list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
+    """Return the COCO file that is named, else those of the first of the known places that has any."""
+    if annotations is not None:
+        path = root / annotations
+        if path.is_symlink() and not allow_outside:
+            check_inside(path, root)
+        return [path]
+    for pattern in _COCO_PLACES:
+        paths = sorted(root.glob(pattern))
+        if pattern == _COCO_OF_SPLITS:
+            paths = [path for path in paths if find_split(path.stem)]
+        if paths:
+            return paths
+    return []
 
 
 def _find_splits(
@@ -257,7 +287,7 @@ def _find_splits(
     if entries := folder.yaml.splits or lists:
         places = [folder.root / folder.yaml.folder, folder.root]
         return read_splits(places, entries, known, folder.index, allow_outside=allow_outside)
-    if coco and all(find_split(Path(file.path).name) for file in coco):
+    if coco and all(file.split for file in coco):
         return split_by_file(coco, folder.index)
     return None if None in words else by_folder
 

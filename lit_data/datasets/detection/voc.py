@@ -28,7 +28,7 @@ from lit_data.datasets.detection.labels import (
 )
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import FolderWalk
-from lit_data.io.images.consistency import describe_size_mismatch
+from lit_data.io.images.header import describe_size_mismatch
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.source import open_source, read_whole
 
@@ -79,6 +79,14 @@ class NameIndex:
             name = posixpath.basename(path)
             for key in {name, posixpath.splitext(name)[0]}:
                 self._numbers[key].append(number)
+
+    def find_path(self, path: str) -> int | None:
+        """Return the number of the image of a whole path; None if there is none."""
+        target = "/" + posixpath.normpath(_normalize(path)).lstrip("/")
+        for number in self._numbers.get(posixpath.basename(target), ()):
+            if self._paths[number] == target:
+                return number
+        return None
 
     def find(self, name: str, split: str | None = None) -> int:
         """Number of the image of a name.

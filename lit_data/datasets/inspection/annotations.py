@@ -30,6 +30,7 @@ from lit_data.io.images.header import read_header
 from lit_data.io.source import decode_text, open_source, read_whole
 
 MAX_BYTES: Final = 2**30
+_HEAD_BYTES: Final = 2**16
 ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
 _BOTH: Final = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS: Final = (
@@ -132,6 +133,8 @@ def read_annotations(
 ) -> Annotated | None:
     """Read the files of annotations of a folder; None where there are none.
 
+    Where all of them are damaged, there are problems and no marks.
+
     Args:
         folder: Of the set.
         images: Its images.
@@ -142,6 +145,7 @@ def read_annotations(
     """
     index = NameIndex(images, excluded)
     files = _list_files(folder)
+    refused: Annotated | None = None
     for layout, (suffix, read) in _READERS.items():
         annotated = Annotated(layout, folder, index)
         for path in files:
@@ -149,7 +153,9 @@ def read_annotations(
                 _read_file(path, read, annotated)
         if annotated.marks:
             return annotated
-    return None
+        if refused is None and len(annotated.problems):
+            refused = annotated
+    return refused
 
 
 def _read_file(path: Path, read: Callable[[Path, Annotated], None], annotated: Annotated) -> None:
@@ -404,6 +410,10 @@ def _read_yolo(path: Path, annotated: Annotated) -> None:
 
 
 def _read_cvat(path: Path, annotated: Annotated) -> None:
+    with open_source(path) as stream:
+        # Zero bytes are those of UTF-16; other programs write XML too.
+        if b"<annotations" not in stream.read(_HEAD_BYTES).replace(b"\0", b""):
+            return
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
         number = annotated.find((str(path.parent / name), name), str(path))

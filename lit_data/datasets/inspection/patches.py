@@ -11,18 +11,16 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import check_choice, check_share
-from lit_data.datasets.inspection.objects import (
+from lit_data.datasets.inspection.occupancy import (
     PICKS,
     MaskObjects,
     ObjectPool,
-    find_objects,
-    split_by_kind,
-)
-from lit_data.datasets.inspection.occupancy import (
     PartialMasks,
     find_blank,
+    find_objects,
     find_occupancy,
     is_defect,
+    split_by_kind,
 )
 from lit_data.datasets.patch_source import GridPatches, Places
 from lit_data.errors import ConfigError

@@ -18,8 +18,7 @@ from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_image
 from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
-from lit_data.io.store.kept import keep_found
-from lit_data.io.store.store import StoredImages
+from lit_data.io.store.store import StoredImages, keep_found
 from lit_data.rng import Stream, uniform
 from lit_data.types import Array
 

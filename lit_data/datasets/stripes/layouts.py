@@ -22,13 +22,14 @@ class LayoutRule:
 
     Args:
         roles: The files that make one image; empty where it is one file.
-        stored: Channels that the store holds for each image.
-        expand: For each of target, ref1, ref2 the stored channel that gives it.
+        stored: Channels that the store holds for each image; None: as many as its file has.
+        expand: For each of target, ref1, ref2 the stored channel that gives it; None without
+            references.
     """
 
-    roles: tuple[str, ...]
-    stored: int
-    expand: tuple[int, int, int]
+    roles: tuple[str, ...] = ()
+    stored: int | None = None
+    expand: tuple[int, int, int] | None = None
 
 
 LAYOUTS: Final[Mapping[str, LayoutRule]] = {
@@ -39,53 +40,40 @@ LAYOUTS: Final[Mapping[str, LayoutRule]] = {
 }
 
 
-def rule_of(layout: str) -> LayoutRule:
-    """Return the rule of a layout.
+def rule_of(layout: str | None) -> LayoutRule:
+    """Return the rule of a layout; without one an image is a file.
 
     Raises:
         ConfigError: It is none of the four.
     """
+    if layout is None:
+        return LayoutRule()
     check_choice("layout", layout, get_args(Layout))
     return LAYOUTS[layout]
 
 
-@dataclass(frozen=True, slots=True)
-class SourceList:
-    """The images of a set.
-
-    Args:
-        sources: For each image its files.
-        names: For each image the path of its first file relative to the root, with forward slashes.
-    """
-
-    sources: tuple[ImageSource, ...]
-    names: tuple[str, ...]
-
-
-def list_sources(
+def find_sources(
     root: Path,
-    layout: str,
+    layout: str | None = None,
     *,
     patterns: Sequence[str] = ("**/*",),
     files: Mapping[str, str] | None = None,
     exclude: Sequence[str] = (),
-    masks: Sequence[Path] = (),
-    allow_outside: bool = False,
-) -> SourceList:
-    """Find the images of a set.
+    masks: Path | None = None,
+) -> list[ImageSource]:
+    """Find the images of a dataset.
 
     Args:
-        root: Folder of the set.
-        layout: `channels`: one file holds target and references as channels. `files`: three files.
-            `pairs`: two files, the one reference serving as both. `single`: one grey texture stands
-            for all three.
+        root: Folder of the dataset.
+        layout: `None`: each image is one file. `channels`: one file holds target and references as
+            channels. `files`: three files. `pairs`: two files, the one reference serving as both.
+            `single`: one grey texture stands for all three.
         patterns: Globs below the root, for the layouts of one file.
         files: For `files` and `pairs`: for each role a glob with one ``*``; files whose ``*``
             matches the same text belong together, for example ``{target: "*_a.tif", ref1:
             "*_b.tif", ref2: "*_c.tif"}``.
         exclude: Globs below the root of files that are left out; a folder stands for all in it.
-        masks: Folders below the root that hold masks.
-        allow_outside: Accept links that lead out of the root.
+        masks: Folder whose files are masks, no images.
 
     Returns:
         The images in the order of their names.
@@ -94,39 +82,33 @@ def list_sources(
         ConfigError: The layout is unknown, or `files` does not fit it.
         DataError: The folder is missing or empty, or a file has no partner.
     """
-    rule = rule_of(layout)
-    groups: list[tuple[Path, ...]] = []
-    if rule.roles:
-        globs = _check_files(layout, rule.roles, files)
-        groups = _match_roles(root, rule.roles, globs, exclude, allow_outside)
-    else:
-        listing = find_images(
-            root, patterns=tuple(patterns), exclude=exclude, allow_outside=allow_outside
-        )
-        for path in listing.paths:
-            if not any(path.is_relative_to(folder) for folder in masks):
-                groups.append((path,))
-        if not groups:
-            raise DataError(describe_no_images(root, masks))
-    names = [Path(os.path.relpath(group[0], root)).as_posix() for group in groups]
-    sources = [ImageSource(tuple(map(str, group))) for group in groups]
-    return SourceList(tuple(sources), tuple(names))
+    roles = rule_of(layout).roles
+    if roles:
+        globs = _check_files(layout, roles, files)
+        groups = _match_roles(root, roles, globs, exclude)
+        return [ImageSource(tuple(map(str, group))) for group in groups]
+    sources = []
+    for path in find_images(root, patterns=patterns, exclude=exclude).paths:
+        if masks is None or not path.is_relative_to(masks):
+            sources.append(ImageSource((str(path),)))
+    if masks is not None and not sources:
+        raise DataError(_describe_no_images(root, masks))
+    return sources
 
 
-def describe_no_images(root: Path, masks: Sequence[Path]) -> str:
+def _describe_no_images(root: Path, masks: Path) -> str:
     """Return the message about a folder whose images all lie in its folder of masks."""
-    if any(root.is_relative_to(folder) for folder in masks):
+    if root.is_relative_to(masks):
         return (
-            f"data.masks={masks[0]} is the folder of the images itself, so every file would count "
+            f"data.masks={masks} is the folder of the images itself, so every file would count "
             f"as a mask: move the masks into a folder of their own in {root}, with the names of "
             "their images, and name it in data.masks"
         )
-    listed = ", ".join(map(str, masks))
-    return f"no images in {root} but masks in {listed}: is data.root the right folder?"
+    return f"no images in {root} but masks in {masks}: is data.root the right folder?"
 
 
 def _check_files(
-    layout: str, roles: Sequence[str], files: Mapping[str, str] | None
+    layout: str | None, roles: Sequence[str], files: Mapping[str, str] | None
 ) -> Mapping[str, str]:
     files = files or {}
     if set(files) != set(roles) or any(pattern.count("*") != 1 for pattern in files.values()):
@@ -140,12 +122,9 @@ def _match_roles(
     roles: Sequence[str],
     files: Mapping[str, str],
     exclude: Sequence[str],
-    allow_outside: bool,
 ) -> list[tuple[Path, ...]]:
     patterns = tuple(files[role] for role in roles)
-    listing = find_images(
-        root, patterns=patterns, exclude=exclude, allow_outside=allow_outside
-    ).paths
+    listing = find_images(root, patterns=patterns, exclude=exclude).paths
     paths_of = {role: _find_role(root, files[role], listing) for role in roles}
     keys = sorted(set().union(*paths_of.values()))
     missing = []

@@ -11,8 +11,7 @@ from typing import Any, Final, NamedTuple, Protocol
 import numpy as np
 
 from lit_data.errors import ConfigError, DataError, show_path
-from lit_data.io.images.consistency import describe_size_mismatch
-from lit_data.io.images.header import ImageHeader, read_header
+from lit_data.io.images.header import ImageHeader, describe_size_mismatch, read_header
 from lit_data.io.images.masks import DEFAULT_MASK, MaskOptions, number_classes
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions
 from lit_data.io.images.readers import Decoded, decode_strict
@@ -20,7 +19,6 @@ from lit_data.io.source import naming
 from lit_data.types import Array
 
 _MASK_FOLDER: Final = re.compile("mask|label|annot|ground.?truth|_gt$|^gt$", re.IGNORECASE)
-_UNUSED: Final = {"threshold": None, "ignore": None, "colours": None, "channels": "equal"}
 _FORMAT = 1  # raised when the same files and options give other pixels
 
 
@@ -151,12 +149,7 @@ class MaskDecoder:
     @property
     def fingerprint(self) -> str:
         """JSON of the options and of this decoder's format."""
-        options = asdict(self.options)
-        # Left out where unused, so that stores from before them still fit.
-        for newer, unused in _UNUSED.items():
-            if options[newer] == unused:
-                del options[newer]
-        return _print_options("mask", options)
+        return _print_options("mask", asdict(self.options))
 
     def header(self, source: ImageSource) -> SourceHeader:
         """Tell shape and dtype without decoding.

@@ -7,7 +7,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lit_data.errors import DataError
+from lit_data.errors import DataError, show_path
 from lit_data.io.images.header_raster import (
     SIGNATURE,
     read_bmp_header,
@@ -16,8 +16,7 @@ from lit_data.io.images.header_raster import (
 )
 from lit_data.io.images.header_tiff import read_tiff_header
 from lit_data.io.images.npz import MAGIC, read_npy_header
-from lit_data.io.images.options import DEFAULT_READ, ReadOptions
-from lit_data.io.images.stored import Kind, StoredImage, note_inversion
+from lit_data.io.images.options import DEFAULT_READ, Kind, ReadOptions, StoredImage, note_inversion
 from lit_data.io.source import open_source
 
 EXTENSIONS: dict[str, Kind] = {
@@ -223,3 +222,24 @@ def _note_changes(
     if dtype != stored.dtype and not stored.palette:
         notes.append(f"{stored.dtype} cast to {dtype}")
     return tuple(notes)
+
+
+def describe_size_mismatch(
+    names: tuple[str | os.PathLike[str], str | os.PathLike[str]],
+    sizes: tuple[tuple[int, int], tuple[int, int]],
+) -> str:
+    """Say how two images differ in size.
+
+    Args:
+        names: Their paths.
+        sizes: Their (height, width) in pixels.
+
+    Returns:
+        One sentence with both paths and sizes; says so if one is only the other turned.
+    """
+    (first, other), (one, two) = map(show_path, names), sizes
+    text = f"{first} is {one[0]} x {one[1]} pixels, {other} is {two[0]} x {two[1]}"
+    if one == two[::-1]:
+        cure = "set data.read.exif=apply and data.mask_read.exif=apply, or turn one of them"
+        return f"{text}: only turned, perhaps by an EXIF orientation; {cure}"
+    return f"{text}; they must have the same size"

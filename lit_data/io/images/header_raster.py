@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError
-from lit_data.io.images.stored import StoredImage
+from lit_data.io.images.options import StoredImage
 
 # Start of frame; the three are tables and reserved.
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
-from lit_data.io.images.consistency import check_set
-from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource, SourceHeader
+from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource
 from lit_data.io.progress import ordered_map, track
 from lit_data.types import Array
 
@@ -197,9 +196,39 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
 
 
 def _check_alike(rows: NDArray[np.int64], sources: Sequence[ImageSource]) -> None:
-    """Raise if the images have several dtypes or channel counts; one image of each kind is looked at."""
-    firsts = np.sort(np.unique(rows[:, [0, 3]], axis=0, return_index=True)[1])
-    headers = [SourceHeader(c, h, w, np.dtype(DTYPES[d])) for c, h, w, d in rows[firsts].tolist()]
-    check_set(headers, [sources[first].paths[0] for first in firsts]).raise_if_any(
-        "the images do not fit into one store"
-    )
+    """Refuse images of several dtypes or numbers of channels, with an example of each.
+
+    Args:
+        rows: [n, 4] as `_read_header` gives them.
+        sources: Of these images.
+
+    Raises:
+        DataError: They do not fit together.
+    """
+    problems = Problems()
+    dtypes = [DTYPES[number] for number in rows[:, 3].tolist()]
+    _add_others(problems, dtypes, sources, "dtype", "convert one of them")
+    channels = [f"{count} channel(s)" for count in rows[:, 0].tolist()]
+    hint = "set data.read.gray_to_rgb=true, or choose data.channels"
+    _add_others(problems, channels, sources, "number of channels", hint)
+    problems.raise_if_any("the images do not fit into one store")
+
+
+def _add_others(
+    problems: Problems,
+    values: Sequence[str],
+    sources: Sequence[ImageSource],
+    quantity: str,
+    hint: str,
+) -> None:
+    """Add the first source of each value that is not that of the first source."""
+    first_sources: dict[str, ImageSource] = {}
+    for value, source in zip(values, sources, strict=True):
+        first_sources.setdefault(value, source)
+    first_name = show_path(sources[0].paths[0])
+    for value, source in first_sources.items():
+        if value != values[0]:
+            problems.add(
+                source.paths[0],
+                f"{value}, but {first_name} has {values[0]}; one set has one {quantity}; {hint}",
+            )

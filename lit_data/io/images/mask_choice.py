@@ -68,14 +68,46 @@ def _choose_channels(
         if len(counts) == len(masks):
             log.info("masks are transparent outside of the defect: data.mask_read.alpha=only")
             return alpha_only, counts
-    options = _choose_colours(masks, options)
-    if options.classes == 2 and options.colours is None:
-        brightest = replace(options, channels="brightest")
-        counts = list(_count_readable(masks, brightest))
-        if len(counts) == len(masks) and has_grey_edges(sum(counts, np.zeros(256, np.int64))):
-            log.info("masks are colours on black: data.mask_read.channels=brightest")
-            return brightest, counts
+    pixel_counts, brightest_counts = _count_colours(masks, options)
+    if 2 <= len(pixel_counts) <= _MOST_COLOURS and not _are_grey(pixel_counts):
+        names = _read_label_map(masks[0].parent)
+        return _name_colours(pixel_counts, names, options), readable
+    are_readable = options.classes == 2 and len(brightest_counts) == len(masks)
+    if are_readable and has_grey_edges(sum(brightest_counts, np.zeros(256, np.int64))):
+        log.info("masks are colours on black: data.mask_read.channels=brightest")
+        return replace(options, channels="brightest"), brightest_counts
     return options, readable
+
+
+def _count_colours(
+    masks: Sequence[Path], options: MaskOptions
+) -> tuple[Counter[int], list[NDArray[np.int64]]]:
+    """Read masks as colours.
+
+    Returns:
+        Pixels of each packed colour, up to one more colour than classes have; and of each mask that
+        can be read how often its largest channel has each of 256 values.
+    """
+    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
+    pixel_counts: Counter[int] = Counter()
+    brightest_counts = []
+    for path in masks:
+        try:
+            colours = read_image(path, read)
+            packed = pack_colours(colours)
+        except (DataError, ValueError):  # named where all masks are read
+            continue
+        if len(pixel_counts) <= _MOST_COLOURS:
+            values, counts = np.unique(packed, return_counts=True)
+            pixel_counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+        if colours.dtype == np.uint8:
+            brightest_counts.append(np.bincount(colours.max(axis=0).ravel(), minlength=256))
+    return pixel_counts, brightest_counts
+
+
+def _are_grey(packed_colours: Iterable[int]) -> bool:
+    colours = unpack_colours(np.array(list(packed_colours)))
+    return all(red == green == blue for red, green, blue in colours)
 
 
 def _choose_threshold(
@@ -93,33 +125,21 @@ def _choose_threshold(
     return options
 
 
-def _choose_colours(masks: Sequence[Path], options: MaskOptions) -> MaskOptions:
-    """Return options with the colours of the masks, if these are few.
-
-    The background comes first: black, or else the most frequent colour.
-
-    Raises:
-        DataError: The options are for another number of classes.
-    """
-    read = replace(options, classes=2, colours=((0, 0, 0), (255, 255, 255))).read
-    pixel_counts: Counter[int] = Counter()
-    for path in masks:
-        try:
-            packed, counts = np.unique(pack_colours(read_image(path, read)), return_counts=True)
-        except (DataError, ValueError):  # named where all masks are read
-            continue
-        pixel_counts.update(dict(zip(packed.tolist(), counts.tolist(), strict=True)))
-        if len(pixel_counts) > _MOST_COLOURS:
-            return options
-    colours = unpack_colours(np.array(list(pixel_counts)))
-    if len(colours) < 2 or all(red == green == blue for red, green, blue in colours):
-        return options
-    return _name_colours(pixel_counts, _read_label_map(masks[0].parent), options)
-
-
 def _name_colours(
     pixel_counts: Counter[int], names: dict[int, str], options: MaskOptions
 ) -> MaskOptions:
+    """Return options with the colours of masks, those that have names first.
+
+    The background comes before them: black, or else the most frequent colour.
+
+    Args:
+        pixel_counts: Pixels of each packed colour.
+        names: Of packed colours.
+        options: The options before.
+
+    Raises:
+        DataError: They are for another number of classes.
+    """
     background = 0 if 0 in pixel_counts else pixel_counts.most_common(1)[0][0]
     named = [colour for colour in names if colour != background]
     unnamed = sorted(pixel_counts.keys() - {background} - names.keys())

@@ -1,7 +1,6 @@
-"""Reading ``.npz`` archives that may come from anybody."""
+"""Headers of NumPy arrays, and directories of archives of them, that may come from anybody."""
 
 import math
-import os
 import re
 import struct
 import threading
@@ -13,9 +12,7 @@ from typing import IO, Any, BinaryIO
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.stored import StoredImage
-from lit_data.io.source import naming, open_source
-from lit_data.types import Array
+from lit_data.io.images.options import StoredImage
 
 MAGIC = b"\x93NUMPY"
 
@@ -140,36 +137,12 @@ _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _ENCRYPTED = 1  # flag bit
 
 
-def read_npz(path: str | os.PathLike[str], *, max_total_bytes: int = 2**30) -> dict[str, Array]:
-    """Read all arrays of an archive.
-
-    Each header is first compared with the size that its directory declares.
-
-    Args:
-        path: The archive.
-        max_total_bytes: Most bytes of all members together, unpacked.
-
-    Returns:
-        Arrays by name, in the order of the archive.
-
-    Raises:
-        DataError: not an archive, damaged, larger than allowed, or with a member that is not a
-            plain array of numbers or text under a name of letters, digits and underscores.
-    """
-    with open_source(path) as stream:
-        if stream.read(4) != b"PK\x03\x04":
-            raise DataError("not an .npz archive")
-        with zipfile.ZipFile(stream) as archive:
-            members = archive.infolist()
-            check_directory(members, max_total_bytes)
-            return {member.filename[:-4]: _read_member(archive, member) for member in members}
-
-
 def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> None:
     """Refuse an archive by its directory, before anything of it is unpacked.
 
     Raises:
-        DataError: See `read_npz`.
+        DataError: Larger than allowed, or with a member under another name than letters, digits and
+            underscores, twice, encrypted, or packed as NumPy does not.
     """
     total_bytes = sum(member.file_size for member in members)
     if total_bytes > max_total_bytes:
@@ -190,14 +163,3 @@ def check_directory(members: list[zipfile.ZipInfo], max_total_bytes: int) -> Non
                 f"member {name!r} is encrypted or packed by method {member.compress_type}; save "
                 "with numpy"
             )
-
-
-def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> Array:
-    with naming(member.filename), archive.open(member) as stream:
-        read_array_header(stream, member.file_size)
-        stream.seek(0)
-        with NPY_LOCK:
-            array: Array = np.lib.format.read_array(
-                stream, allow_pickle=False, max_header_size=MAX_HEADER_BYTES
-            )
-        return array

@@ -5,14 +5,16 @@ import zlib
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
-from typing import Final
+from typing import Any, BinaryIO, Final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lit_data.errors import DataError
-from lit_data.io.images.header import parse_header
-from lit_data.io.images.options import DEFAULT_READ, ReadOptions
-from lit_data.io.images.pixels import decode
+from lit_data.io.images.header import ImageHeader, parse_header
+from lit_data.io.images.header_raster import check_jpeg_end, check_png, read_bmp_indices
+from lit_data.io.images.npz import NPY_LOCK, find_channel_axis
+from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
 from lit_data.types import Array
 
@@ -36,13 +38,11 @@ class Decoded:
         array: [C, H, W], contiguous, in native byte order.
         notes: What a user should know, in texts that many files share so that they can be counted.
         source_crc32: CRC-32 of the whole file.
-        source_bytes: Size of the file.
     """
 
     array: Array
     notes: tuple[str, ...]
     source_crc32: int
-    source_bytes: int
 
 
 def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_READ) -> Decoded:
@@ -66,7 +66,7 @@ def decode_strict(path: str | os.PathLike[str], options: ReadOptions = DEFAULT_R
         array = decode(BytesIO(data), header, options)
         faults = _check_jpeg(data) if header.kind == "jpeg" else ()
         notes = (*header.notes, *faults, *_check_values(array))
-    return Decoded(array, notes, zlib.crc32(data), len(data))
+    return Decoded(array, notes, zlib.crc32(data))
 
 
 def _check_jpeg(data: bytes) -> tuple[str, ...]:
@@ -131,3 +131,219 @@ def read_image(
     with open_source(path) as stream:
         header = parse_header(stream, path.suffix, options)
         return decode(stream, header, options)
+
+
+_TURNS = {
+    2: (0, True),
+    3: (2, False),
+    4: (2, True),
+    5: (3, True),
+    6: (3, False),
+    7: (1, True),
+    8: (1, False),
+}
+"""Orientation -> quarter turns against the clock, then whether to mirror left and right. EXIF 2.3, 4.6.4 A."""
+
+
+def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array:
+    """Decode the image that a header describes.
+
+    Args:
+        stream: The file; it is left anywhere.
+        header: What ``parse_header`` gave for this file and these options.
+        options: The rules.
+
+    Returns:
+        [C, H, W], contiguous, in native byte order, the shape and dtype of the header.
+
+    Raises:
+        DataError: damaged, or not what the header says.
+    """
+    planes, palette = _load(stream, header.stored, options)
+    if palette is not None and options.palette == "expand":
+        planes = _expand(planes[0], palette)
+    if must_invert(header.stored, options):
+        planes = invert(planes, None if palette is not None else header.stored.depth_bits)
+    if options.exif == "apply":
+        planes = _turn(planes, header.stored.orientation)
+    planes = _arrange_channels(planes, header, options)
+    # Float64 beyond float32 becomes infinite, which strict reading reports.
+    with np.errstate(over="ignore"):
+        image = np.ascontiguousarray(planes, dtype=header.dtype)
+    if options.nan_fill is not None and image.dtype.kind == "f":
+        image[~np.isfinite(image)] = options.nan_fill
+    if image.shape != header.shape:
+        raise DataError(_differs(image.dtype, image.shape, header.dtype, header.shape))
+    return image
+
+
+def _load(
+    stream: BinaryIO, stored: StoredImage, options: ReadOptions
+) -> tuple[Array, NDArray[np.uint8] | None]:
+    """Load pixels without alpha as stored, or the alpha channel alone, [C, H, W].
+
+    Returns:
+        The pixels; for a palette image its indices [1, H, W], and its colours [n, 3].
+    """
+    stream.seek(0)
+    if stored.kind == "tiff":
+        return _load_tiff(stream, stored, options)
+    if stored.kind == "npy":
+        return _load_npy(stream), None
+    if stored.palette and options.alpha != "only":
+        indices, palette = (
+            _load_png_indices(read_whole(stream))
+            if stored.kind == "png"
+            else read_bmp_indices(stream)
+        )
+        return indices[None], palette
+    return _load_with_opencv(read_whole(stream), stored, options), None
+
+
+def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) -> NDArray[Any]:
+    import cv2
+
+    if stored.kind == "jpeg":
+        check_jpeg_end(data)
+    elif stored.kind == "png":
+        check_png(data)  # OpenCV asks for as much memory as a chunk claims to be long
+    try:
+        pixels = cv2.imdecode(np.frombuffer(data, np.uint8), cv2.IMREAD_UNCHANGED)
+    except cv2.error as error:
+        raise DataError(f"OpenCV refuses it ({error.err})") from error
+    if pixels is None:
+        raise DataError(f"damaged {stored.kind}: OpenCV cannot decode it")
+    expected = (stored.height_px, stored.width_px, 3)
+    if (
+        pixels.shape[:2] != expected[:2]
+        or pixels.dtype != stored.dtype
+        or pixels.ndim < stored.colors
+    ):
+        raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
+    alpha = pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None
+    if options.alpha == "only":
+        return _require_alpha(alpha)[None]
+    if stored.alpha and options.alpha == "opaque":
+        _check_opaque(alpha, stored, options)
+    if stored.colors == 1:
+        gray: Array = pixels if pixels.ndim == 2 else pixels[..., 0]
+        return gray[None]
+    planes: NDArray[Any] = np.empty((3, stored.height_px, stored.width_px), stored.dtype)
+    cv2.mixChannels([pixels], list(planes), [2, 0, 1, 1, 0, 2])  # B, G, R pixels to R, G, B planes
+    return planes
+
+
+def _require_alpha(alpha: Array | None) -> Array:
+    if alpha is None:  # a transparent colour of a grey image, for one
+        raise DataError("its transparency cannot be read; save it with an alpha channel")
+    return alpha
+
+
+def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Pillow gives the indices, OpenCV only colours; the class is used directly to read nothing but PNG."""
+    from PIL.PngImagePlugin import PngImageFile
+
+    check_png(data)  # Pillow looks at the pixels' checksums only when asked to
+    with PngImageFile(BytesIO(data)) as image:
+        if image.mode != "P":
+            raise DataError(f"Pillow gives mode {image.mode} for a palette PNG")
+        return np.array(image), np.asarray(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
+
+
+def _check_opaque(alpha: Array | None, stored: StoredImage, options: ReadOptions) -> None:
+    """Refuse an alpha channel that shows something, or that the decoder does not give."""
+    if alpha is None or alpha.dtype.kind != "u" or alpha.min() < np.iinfo(alpha.dtype).max:
+        raise DataError(
+            f"{stored.colors} channel(s) and alpha, not opaque everywhere; {options.alpha_cure}"
+        )
+
+
+def _load_tiff(
+    stream: BinaryIO, stored: StoredImage, options: ReadOptions
+) -> tuple[Array, NDArray[np.uint8] | None]:
+    import tifffile
+
+    with tifffile.TiffFile(stream) as tiff:
+        page = tiff.pages[stored.page]
+        shape = (stored.colors + len(stored.alpha), stored.height_px, stored.width_px)
+        if page.dtype != stored.dtype or sorted(page.shape) not in (
+            sorted(shape),
+            sorted(shape[1:]),
+        ):
+            # Before memory is asked for.
+            raise DataError(_differs(page.dtype, page.shape, stored.dtype, shape))
+        pixels = page.asarray(maxworkers=1)  # images are read side by side, so one thread each
+        palette = _read_palette(page) if stored.palette else None
+    planes = pixels[None] if pixels.ndim == 2 else np.moveaxis(pixels, page.axes.index("S"), 0)
+    if planes.shape != shape:
+        raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, shape))
+    if options.alpha == "only":
+        return planes[list(stored.alpha[:1])], None
+    if stored.alpha and options.alpha == "opaque":
+        _check_opaque(planes[list(stored.alpha)], stored, options)
+    return np.delete(planes, stored.alpha, axis=0) if stored.alpha else planes, palette
+
+
+def _read_palette(page: Any) -> NDArray[np.uint8]:  # noqa: ANN401 - tifffile ships no types here
+    colors = page.colormap
+    if colors is None:
+        raise DataError("damaged TIFF: a palette image without a palette")
+    shift = 8 if colors.max() > 255 else 0  # the standard says 16 bits, old writers used 8
+    palette: NDArray[np.uint8] = (colors >> shift).astype(np.uint8).T
+    return palette
+
+
+def _load_npy(stream: BinaryIO) -> Array:
+    with NPY_LOCK:
+        pixels: Array = np.load(stream, allow_pickle=False)
+    if pixels.ndim == 2:
+        return pixels[None]
+    return np.moveaxis(pixels, find_channel_axis(pixels.shape), 0)
+
+
+def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
+    """Colours of a palette image, [3, H, W]."""
+    if (largest := int(indices.max())) >= len(palette):
+        raise DataError(
+            f"damaged palette image: index {largest} in a palette of {len(palette)} colours"
+        )
+    return np.stack([np.take(palette[:, channel], indices) for channel in range(3)])
+
+
+def _turn(planes: Array, orientation: int) -> Array:
+    quarter_turns, mirrored = _TURNS.get(orientation, (0, False))
+    turned = np.rot90(planes, quarter_turns, axes=(1, 2))
+    return turned[..., ::-1] if mirrored else turned
+
+
+def _arrange_channels(planes: Array, header: ImageHeader, options: ReadOptions) -> Array:
+    if options.equal_channels == "collapse":
+        return _collapse(planes, options)
+    if options.equal_channels == "brightest":
+        brightest: Array = planes.max(axis=0, keepdims=True)
+        return brightest
+    if options.gray_to_rgb and len(planes) == 1:
+        return np.repeat(planes, 3, axis=0)
+    if options.cv2_order and header.kind != "npy" and len(planes) in (3, 4):
+        return planes[[2, 1, 0, 3][: len(planes)]]
+    return planes
+
+
+def _collapse(planes: Array, options: ReadOptions) -> Array:
+    for channel in range(1, len(planes)):
+        if not np.array_equal(planes[0], planes[channel], equal_nan=planes.dtype.kind == "f"):
+            row, column = np.argwhere(planes[0] != planes[channel])[0]
+            values = ", ".join(str(value) for value in planes[:, row, column])
+            raise DataError(
+                f"{len(planes)} channels that differ, first at row {row}, column {column} "
+                f"({values}); {options.colour_cure}"
+            )
+    return planes[:1]
+
+
+def _differs(
+    dtype: object, shape: tuple[int, ...], said_dtype: object, said_shape: tuple[int, ...]
+) -> str:
+    return (
+        f"the decoder gives {dtype} {tuple(shape)} where the header says {said_dtype} {said_shape}"
+    )

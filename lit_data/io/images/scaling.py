@@ -1,13 +1,14 @@
-"""Images and their masks scaled together on their way into a store, and the way back for what is said of them."""
+"""Images and masks brought to another size on their way into a store, and results brought back."""
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Literal, Self, get_args
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.images.decoders import (
@@ -20,8 +21,7 @@ from lit_data.io.images.decoders import (
 )
 from lit_data.io.images.header_scan import survey_sources
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.resize import fit_size, place_centred, resize_planes
-from lit_data.io.store.kept import keep_found
+from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array
 
 _FORMAT: Final = 1  # raised when the same files and options give other pixels
@@ -29,6 +29,17 @@ _FORMAT: Final = 1  # raised when the same files and options give other pixels
 LARGEST_FACTOR: Final = 16
 
 Size = tuple[int, int]
+
+
+Fit = Literal["cover", "contain", "stretch", "keep"]
+"""How an image comes to a size: scaled until it covers it, or until it fits inside; each side
+scaled by itself; or not scaled at all. What stands over is cut off, and what is missing is padded,
+evenly on both sides."""
+
+FitPadding = Literal["reflect", "border", "zeros"]
+"""What is padded with: the image mirrored, its outermost pixels, or 0."""
+
+_PAD_MODES: Final = {"reflect": "reflect", "border": "edge", "zeros": "constant"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,10 +50,12 @@ class Scaling:
         size_px: (height, width) that each image is scaled to fit, aspect ratio kept. It lies in the
             middle, and what is missing around it is reflect-padded.
         factor: Multiplies height and width of every image; below 1 shrinks.
+        is_padded: False leaves out what is missing around an image that `size_px` scales.
     """
 
     size_px: Size | None = None
     factor: float | None = None
+    is_padded: bool = True
 
     @classmethod
     def of(cls, size_px: int | Size | None, scale: float | None) -> Self | None:
@@ -71,14 +84,16 @@ class Scaling:
     def scaled_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling, without padding; at least 1 x 1."""
         if self.size_px is not None:
-            return fit_size(size_px, self.size_px)
+            return scale_size(size_px, self.size_px, "contain")
         assert self.factor is not None
         height, width = (max(1, round(length * self.factor)) for length in size_px)
         return height, width
 
     def stored_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling and padding."""
-        return self.scaled_px(size_px) if self.size_px is None else self.size_px
+        if self.size_px is None or not self.is_padded:
+            return self.scaled_px(size_px)
+        return self.size_px
 
     def scale_image(self, image: Array) -> Array:
         """Scale and pad an image: means over areas to shrink, bilinear to enlarge.
@@ -197,7 +212,8 @@ class ScaledDecoder:
     def fingerprint(self) -> str:
         """JSON of the scaling, this decoder's format and the inner fingerprint."""
         options = {"decoder": "scaled", "format": _FORMAT, "size_px": self.scaling.size_px}
-        options |= {"scale": self.scaling.factor, "of": json.loads(self.decoder.fingerprint)}
+        options |= {"scale": self.scaling.factor, "is_padded": self.scaling.is_padded}
+        options |= {"of": json.loads(self.decoder.fingerprint)}
         return json.dumps(options, sort_keys=True)
 
     def header(self, source: ImageSource) -> SourceHeader:
@@ -229,6 +245,85 @@ class ScaledDecoder:
         is_mask = isinstance(self.decoder, MaskDecoder)
         scale = self.scaling.scale_mask if is_mask else self.scaling.scale_image
         return replace(decoded, array=scale(decoded.array))
+
+
+@dataclass(frozen=True, slots=True)
+class FittedDecoder:
+    """Decodes images, or sheets of square numbers of images, and brings each of them to one size.
+
+    Shrinking takes means over areas, enlarging is bilinear.
+
+    Args:
+        size_px: (height, width) that comes out; of each tile of a sheet.
+        fit: See `Fit`.
+        padding: See `FitPadding`.
+        tiles: Tiles along each side of a sheet; 1 for images.
+        decoder: How it is decoded.
+
+    Raises:
+        ConfigError: A size is below 1, or a word is unknown.
+    """
+
+    size_px: tuple[int, int]
+    fit: Fit = "cover"
+    padding: FitPadding = "reflect"
+    tiles: int = 1
+    decoder: ImageDecoder = field(default_factory=ImageDecoder)
+
+    def __post_init__(self) -> None:
+        """Check what was asked for."""
+        if min(*self.size_px, self.tiles) < 1:
+            raise ConfigError(
+                f"size_px={list(self.size_px)} and tiles={self.tiles} must be at least 1"
+            )
+        for name, choices in (("fit", get_args(Fit)), ("padding", get_args(FitPadding))):
+            check_choice(name, getattr(self, name), choices)
+
+    @property
+    def fingerprint(self) -> str:
+        """JSON of the options, this decoder's format and the inner fingerprint."""
+        options = {"decoder": "fitted", "format": _FORMAT, "size_px": self.size_px, "fit": self.fit}
+        options |= {
+            "padding": self.padding,
+            "tiles": self.tiles,
+            "of": json.loads(self.decoder.fingerprint),
+        }
+        return json.dumps(options, sort_keys=True)
+
+    def header(self, source: ImageSource) -> SourceHeader:
+        """Tell what decoding will give.
+
+        Raises:
+            DataError: As the inner decoder, or a sheet cannot be divided into tiles.
+        """
+        header = self.decoder.header(source)
+        self._check_sheet(source, header.height_px, header.width_px)
+        height, width = self.size_px
+        return header._replace(height_px=height * self.tiles, width_px=width * self.tiles)
+
+    def __call__(self, source: ImageSource) -> DecodedSource:
+        """Decode strictly, then bring to size."""
+        decoded = self.decoder(source)
+        _, height, width = decoded.array.shape
+        self._check_sheet(source, height, width)
+        rows = []
+        for sheet_row in np.split(decoded.array, self.tiles, axis=1):
+            tiles = np.split(sheet_row, self.tiles, axis=2)
+            rows.append(np.concatenate([self._fit(tile) for tile in tiles], axis=2))
+        return replace(decoded, array=np.concatenate(rows, axis=1))
+
+    def _check_sheet(self, source: ImageSource, height_px: int, width_px: int) -> None:
+        if height_px % self.tiles or width_px % self.tiles:
+            raise DataError(
+                f"{show_path(source.paths[0])}: a sheet of {self.tiles} x {self.tiles} views "
+                f"cannot be {height_px} x {width_px} px: its sides must be multiples of "
+                f"{self.tiles}"
+            )
+
+    def _fit(self, image: Array) -> Array:
+        """[C, H, W] to [C, h, w]."""
+        scaled_px = scale_size((image.shape[1], image.shape[2]), self.size_px, self.fit)
+        return place_centred(resize_planes(image, scaled_px), self.size_px, self.padding)
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,3 +398,62 @@ def check_mask_sizes(
     problems.raise_if_any(
         f"{len(problems)} masks differ in size from their image (height x width px)"
     )
+
+
+def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
+    """Return the (height, width) that an image is scaled to, before it is cropped or padded.
+
+    Args:
+        size_px: (height, width) of the image.
+        fit_px: (height, width) that it comes to in the end.
+        fit: See `Fit`.
+    """
+    if fit == "keep":
+        return size_px
+    if fit == "stretch":
+        return fit_px
+    factors = fit_px[0] / size_px[0], fit_px[1] / size_px[1]
+    factor = min(factors) if fit == "contain" else max(factors)
+    height, width = round(size_px[0] * factor), round(size_px[1] * factor)
+    # Rounding may miss the side that is to be met by a pixel, and a thin one may vanish.
+    if fit == "cover":
+        return max(fit_px[0], height), max(fit_px[1], width)
+    return min(fit_px[0], max(1, height)), min(fit_px[1], max(1, width))
+
+
+def resize_planes(image: Array, size_px: Size) -> Array:
+    """[C, H, W] to [C, h, w], plane by plane: means over areas to shrink, bilinear to enlarge."""
+    import cv2
+
+    if image.shape[1:] == size_px:
+        return image
+    is_smaller = size_px[0] * size_px[1] < image.shape[1] * image.shape[2]
+    method = cv2.INTER_AREA if is_smaller else cv2.INTER_LINEAR
+    return np.stack([cv2.resize(plane, size_px[::-1], interpolation=method) for plane in image])
+
+
+def place_centred(image: Array, size_px: Size, padding: FitPadding) -> Array:
+    """Crop or pad an image around its centre.
+
+    An odd pixel goes to bottom and right.
+
+    Args:
+        image: [C, H, W].
+        size_px: (h, w) that comes out.
+        padding: See `FitPadding`.
+
+    Returns:
+        [C, h, w].
+    """
+    widths = [(0, 0)]
+    for axis, target_px in enumerate(size_px, 1):
+        spare_px = image.shape[axis] - target_px
+        if spare_px > 0:
+            image = np.moveaxis(image, axis, 0)[spare_px // 2 :][:target_px]
+            image = np.moveaxis(image, 0, axis)
+        before_px = max(0, -spare_px) // 2
+        widths.append((before_px, max(0, -spare_px) - before_px))
+    if widths == [(0, 0)] * 3:
+        return image
+    padded: Array = np.pad(image, widths, mode=_PAD_MODES[padding])  # type: ignore[call-overload]
+    return padded

@@ -27,9 +27,9 @@ from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.files import Tar, corrupt
-from lit_data.io.store.slices import SlicedImage
+from lit_data.io.store.bands import BandedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
-from lit_data.io.store.store_retention import describe_options
+from lit_data.io.store.build import describe_options
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 
@@ -81,7 +81,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         return locate_below(self._root, self._sources.name(first_row))
 
     @override
-    def open_image(self, index: int) -> Array | SlicedImage:
+    def open_image(self, index: int) -> Array | BandedImage:
         store, row = self._open(index)
         return store.open_image(row)
 

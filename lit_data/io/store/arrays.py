@@ -14,12 +14,11 @@ import errno
 import io
 import json
 import logging
-import math
 import mmap
 import os
 import re
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +32,7 @@ from lit_data.io.store.files import (
     TAR_SUFFIX,
     Mapped,
     Tar,
+    check_length,
     corrupt,
     is_there,
     map_file,
@@ -41,6 +41,7 @@ from lit_data.io.store.files import (
     reserve,
     write_all,
 )
+from lit_data.io.temp import temp_folder
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
@@ -50,7 +51,6 @@ META_NAME: Final = "meta.json"
 MAX_META_BYTES: Final = 16 * 2**20
 MAX_LENGTH: Final = 2**62
 """Values of an array."""
-CHUNK_BYTES: Final = 2**22
 _CHECKSUM: Final = "crc32"
 _NAME: Final = re.compile(r"[a-z][a-z_0-9]{0,40}")
 _DTYPE: Final = re.compile(r"[<|][biuf][1248]")
@@ -62,8 +62,11 @@ class ArrayFacts:
 
     Args:
         descr: Its dtype, little-endian, as in a ``.npy`` file; a list of [name, dtype] for records.
-        shape: Of the array.
+        shape: Of the array: (n,).
         crc32: Of its values; None where they have checksums of their own.
+
+    Raises:
+        ValueError: There is no such array.
     """
 
     descr: Any
@@ -71,11 +74,9 @@ class ArrayFacts:
     crc32: int | None = None
 
     def __post_init__(self) -> None:
-        # The lengths are checked first: a product of anything else has no meaning.
-        is_shape = 0 < len(self.shape) < 8 and all(map(is_count, self.shape))
-        is_small = is_shape and math.prod(self.shape) <= MAX_LENGTH
-        is_sum = self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32)
-        if not (_is_descr(self.descr) and is_small and is_sum):
+        has_one_axis = len(self.shape) == 1 and is_count(self.shape[0])
+        has_checksum = self.crc32 is None or (is_count(self.crc32) and self.crc32 < 2**32)
+        if not (_is_descr(self.descr) and has_one_axis and has_checksum):
             raise ValueError(f"no array of {self!r:.80}")
 
     @property
@@ -88,7 +89,12 @@ class ArrayFacts:
     @property
     def nbytes(self) -> int:
         """Bytes of all values."""
-        return math.prod(self.shape) * self.dtype.itemsize
+        return self.shape[0] * self.dtype.itemsize
+
+    @property
+    def file_bytes(self) -> int:
+        """Bytes of its file."""
+        return len(self.header) + self.nbytes
 
     @property
     def header(self) -> bytes:
@@ -154,7 +160,7 @@ class ArrayFolder:
     @property
     def nbytes(self) -> int:
         """Bytes of all files of arrays."""
-        return sum(len(facts.header) + facts.nbytes for facts in self.arrays.values())
+        return sum(facts.file_bytes for facts in self.arrays.values())
 
     def map_again(self, name: str) -> tuple["Mapped", Array]:
         """Map an array a second time, to be read in another way than the first.
@@ -204,17 +210,14 @@ class ArrayFolder:
         """
         if self._tar is not None:  # its length was compared when it was mapped
             return
-        for name in self.arrays:
+        for name, facts in self.arrays.items():
             path = self.path / f"{name}.npy"
             if name in self._maps:
                 # The file that is read, also where another has its name now.
-                found_bytes = self._maps[name].data.size()
+                nbytes = self._maps[name].data.size()
             else:
-                found_bytes = path.stat().st_size if path.is_file() else 0
-            if found_bytes != self._count_bytes(name):
-                raise corrupt(
-                    path, f"expected {self._count_bytes(name)} bytes, found {found_bytes}"
-                )
+                nbytes = path.stat().st_size if path.is_file() else 0
+            check_length(path, facts.file_bytes, nbytes)
 
     def find_damages(self) -> Iterator[str]:
         """Read every byte of the arrays that have a CRC-32.
@@ -230,18 +233,13 @@ class ArrayFolder:
             damage = self._describe_damage(name)
             yield f"{show_path(self.path / name)}.npy: {damage}" if damage else ""
 
-    def _count_bytes(self, name: str) -> int:
-        """Return the bytes that the file of an array must have."""
-        return len(self.arrays[name].header) + self.arrays[name].nbytes
-
     def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
         """Return the map that holds an array, and where its header begins there."""
-        path = self.path / f"{name}.npy"
+        path, expected_bytes = self.path / f"{name}.npy", self.arrays[name].file_bytes
         if self._tar is None:
-            return Mapped(map_file(path, self._count_bytes(name)), 0)
+            return Mapped(map_file(path, expected_bytes), 0)
         begin, nbytes = self._tar.members.get(path.name, (0, 0))
-        if nbytes != self._count_bytes(name):
-            raise corrupt(path, f"expected {self._count_bytes(name)} bytes, found {nbytes}")
+        check_length(path, expected_bytes, nbytes)
         if again:
             return Mapped(map_file(self.path, self._tar.nbytes), begin)
         # The arrays of a tar have one map together: a file open for each would be too many.
@@ -271,7 +269,7 @@ class ArrayWriter:
         self._arrays: dict[str, ArrayFacts] = {}
 
     def add(self, name: str, array: Array) -> None:
-        """Write a whole array [n]."""
+        """Write an array [n] in one go."""
         self.join(name, array.dtype, [array])
 
     def join(self, name: str, dtype: "np.dtype[Any]", parts: Iterable[Array]) -> None:
@@ -304,7 +302,7 @@ class ArrayWriter:
         with new_file(self.folder / f"{name}.npy") as fd:
             facts = ArrayFacts(descr, (most,))
             if most:
-                reserve(fd, len(facts.header) + facts.nbytes)
+                reserve(fd, facts.file_bytes)
             write_all(fd, memoryview(facts.header))
             stream = ArrayStream(fd, little, checksum=checksum)
             yield stream
@@ -382,6 +380,38 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
     if not is_canonical:
         raise corrupt(path, "its bytes are not those that were written")
     return fields
+
+
+def keep_arrays(
+    folder: Path, key: str, kind: str, version: int, make: Callable[[], Mapping[str, Array]]
+) -> ArrayFolder:
+    """Open the arrays [n] of a key, which are made and published first if they are not there.
+
+    Args:
+        folder: Of all that is kept so; it is made.
+        key: Names what the arrays depend on, so that they are never out of date.
+        kind: Word for what they are.
+        version: Layout of that kind.
+        make: Makes them.
+
+    Raises:
+        StoreError: The folder cannot be written.
+    """
+    path = folder / key
+    if not is_there(path):
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with temp_folder(folder) as temp:
+                writer = ArrayWriter(temp)
+                for name, array in make().items():
+                    writer.add(name, array)
+                writer.finish(kind, version, key, {})
+                publish(temp, path)
+        except OSError as error:
+            raise StoreError(
+                f"cannot keep {kind} in {show_path(folder)} ({error}); set data.cache_dir"
+            ) from error
+    return ArrayFolder(path, kind, version)
 
 
 def publish(temp: Path, target: Path) -> None:

@@ -9,23 +9,24 @@ times its bytes, not 2.1) and copy faster, as no row lies in two of them.
 """
 
 import math
-from collections.abc import Iterator
+import mmap
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from typing_extensions import override
 
 from lit_data.errors import ConfigError
-from lit_data.grid import Ints
+from lit_data.grid import Ints, mirror
 from lit_data.io.store.files import Mapped
-from lit_data.io.store.slices import ImageSizes, SlicedFile, SlicedImage
 from lit_data.types import Array
 
 MIN_ROW_BYTES: Final = 1024
 """Images whose rows are shorter stay planar: some rows share a page of memory as it is."""
 WIDTHS: Final = (32, 64, 128, 256)
+MOST_OPENED: Final = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +45,8 @@ class StoreOptions:
 
     def __post_init__(self) -> None:
         if self.band_px is not None and self.band_px not in WIDTHS:
-            raise ConfigError(
-                f"store.band_px={self.band_px!r} must be one of "
-                f"{', '.join(map(str, WIDTHS))}, or null"
-            )
+            allowed = ", ".join(map(str, WIDTHS))
+            raise ConfigError(f"store.band_px={self.band_px!r} must be one of {allowed}, or null")
 
 
 WHOLE: Final = StoreOptions(band_px=None)
@@ -82,8 +81,33 @@ class BandLayout(NamedTuple):
             yield np.ascontiguousarray(band.transpose(1, 0, 2))
 
 
-class BandedImage(SlicedImage):
-    """One image in bands.
+class ImageExtents(NamedTuple):
+    """Extent of each image among the values of a store.
+
+    Attributes:
+        channels: Channels of every image.
+        heights_px: [n] rows of each image.
+        widths_px: [n] columns of each image.
+        begins: [n] value at which each image begins.
+    """
+
+    channels: int
+    heights_px: Ints
+    widths_px: Ints
+    begins: Ints
+
+    def shape(self, number: int) -> tuple[int, int, int]:
+        """(C, H, W) of one image."""
+        return self.channels, self.heights_px.item(number), self.widths_px.item(number)
+
+    def cut_out(self, values: Array, number: int) -> Array:
+        """Return the values of one image: [C * H * W], a view."""
+        begin = self.begins.item(number)
+        return values[begin : begin + math.prod(self.shape(number))]
+
+
+class BandedImage:
+    """One image in bands, which is read by slices as an array [C, H, W] is.
 
     Args:
         values: [C * H * W], mapped from a file.
@@ -92,16 +116,26 @@ class BandedImage(SlicedImage):
     """
 
     def __init__(self, values: Array, shape: tuple[int, int, int], band_px: int) -> None:
-        super().__init__(shape, values.dtype)
+        self.shape, self.dtype = shape, values.dtype
         self._band_px = band_px
         channels, height, width = shape
-        wide, rest = divmod(width, band_px)
-        end = wide * height * channels * band_px
-        self._bands = values[:end].reshape(wide, height, channels, band_px)
-        self._last = values[end:].reshape(height, channels, rest)
+        full_bands, last_px = divmod(width, band_px)
+        end = full_bands * height * channels * band_px
+        self._bands = values[:end].reshape(full_bands, height, channels, band_px)
+        self._last = values[end:].reshape(height, channels, last_px)
 
-    @override
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:  # noqa: ANN401 - NumPy's protocol
+        return np.asarray(self.read(0, 0, *self.shape[1:]), dtype)
+
+    def __getitem__(self, part: tuple[slice, slice, slice]) -> Array:
+        """Read some rows and columns of some channels, each without steps, and no more."""
+        channels, rows, columns = part
+        top, bottom, _ = rows.indices(self.shape[1])
+        left, right, _ = columns.indices(self.shape[2])
+        return self.read(top, left, max(bottom - top, 0), max(right - left, 0))[channels]
+
     def read(self, top_px: int, left_px: int, height_px: int, width_px: int) -> Array:
+        """Read a part that lies in the image: [C, h, w]."""
         band_px, channels = self._band_px, self.shape[0]
         right_px, bottom_px = left_px + width_px, top_px + height_px
         first = min(left_px // band_px, len(self._bands))
@@ -113,10 +147,22 @@ class BandedImage(SlicedImage):
         shift_px = left_px - first * band_px
         return rows[:, :, shift_px : shift_px + width_px].transpose(1, 0, 2)
 
-    @override
+    def cut(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+        """Read a patch, reflect-padded past an edge as by `lit_data.grid.cut_patch`: [C, h, w]."""
+        (height_px, width_px), (_, rows, columns) = size_px, self.shape
+        if 0 <= top_px <= rows - height_px and 0 <= left_px <= columns - width_px:
+            return self.read(top_px, left_px, height_px, width_px)
+        # The rows and columns that the patch shows, some of them more than once.
+        y, x = mirror(top_px, height_px, rows), mirror(left_px, width_px, columns)
+        top, left = int(y.min()), int(x.min())
+        inside = self.read(top, left, int(y.max()) + 1 - top, int(x.max()) + 1 - left)
+        patch: Array = inside[:, (y - top)[:, None], x - left]
+        return patch
+
     def find_spans(
         self, top_px: int, left_px: int, size_px: tuple[int, int]
     ) -> Iterator[tuple[int, int]]:
+        """Yield first value and length of each piece of a patch, without what lies past an edge."""
         channels, height_px, width_px = self.shape
         top_px, bottom_px = max(top_px, 0), min(top_px + size_px[0], height_px)
         right_px = min(left_px + size_px[1], width_px)
@@ -127,29 +173,48 @@ class BandedImage(SlicedImage):
             # All bands before this one, then the rows above the patch in this one.
             row_values = channels * min(self._band_px, width_px - band_left_px)
             begin = channels * height_px * band_left_px + top_px * row_values
-            count = (bottom_px - top_px) * row_values
-            yield begin * self.dtype.itemsize, count * self.dtype.itemsize
+            yield begin, (bottom_px - top_px) * row_values
 
 
-class BandFile(SlicedFile):
-    """The images in bands of a file.
+class BandFile:
+    """The images in bands of a store, read at random places: the kernel reads no more than it is told.
 
     Args:
-        mapped: As `SlicedFile` has it.
+        mapped: Where its values begin, in a map for this purpose alone.
         values: All of its values.
         band_px: Width of a band.
-        sizes: Of the images.
-        offsets: [n] value at which each begins.
+        extents: Of the images.
+
+    Attributes:
+        open: Returns an image by its number; the one made before while it is among the last used.
     """
 
-    def __init__(
-        self, mapped: Mapped, values: Array, band_px: int, sizes: ImageSizes, offsets: Ints
-    ) -> None:
-        super().__init__(mapped)
-        self._values, self.band_px, self._sizes, self._offsets = values, band_px, sizes, offsets
+    def __init__(self, mapped: Mapped, values: Array, band_px: int, extents: ImageExtents) -> None:
+        self._data, self._begin = mapped
+        self._itemsize, self._extents = values.itemsize, extents
 
-    @override
-    def make(self, number: int) -> tuple[int, SlicedImage]:
-        shape, first = self._sizes.shape(number), self._offsets.item(number)
-        image = BandedImage(self._values[first : first + math.prod(shape)], shape, self.band_px)
-        return first * self._values.itemsize, image
+        def make(number: int) -> BandedImage:
+            return BandedImage(extents.cut_out(values, number), extents.shape(number), band_px)
+
+        self.open = lru_cache(MOST_OPENED)(make)
+        if hasattr(self._data, "madvise"):
+            self._data.madvise(mmap.MADV_RANDOM)
+
+    def expect(self, patches: Iterable[tuple[int, int, int]], size_px: tuple[int, int]) -> None:
+        """Have patches brought into memory, side by side and in the order of the file.
+
+        Args:
+            patches: Number of an image, first row, first column of each.
+            size_px: (h, w) of all patches.
+        """
+        if not hasattr(self._data, "madvise"):
+            return
+        spans: list[tuple[int, int]] = []
+        for number, top, left in patches:
+            image_begin = self._extents.begins.item(number)
+            for first, count in self.open(number).find_spans(top, left, size_px):
+                begin = self._begin + (image_begin + first) * self._itemsize
+                spans.append((begin, count * self._itemsize))
+        for begin, nbytes in sorted(spans):
+            excess = begin % mmap.PAGESIZE  # advice is given for whole pages
+            self._data.madvise(mmap.MADV_WILLNEED, begin - excess, nbytes + excess)

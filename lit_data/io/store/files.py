@@ -150,12 +150,20 @@ def map_file(path: Path, expected_bytes: int) -> mmap.mmap:
     """
     fd = open_regular(path)
     try:
-        found_bytes = os.fstat(fd).st_size
-        if found_bytes != expected_bytes:
-            raise corrupt(path, f"expected {expected_bytes} bytes, found {found_bytes}")
+        check_length(path, expected_bytes, os.fstat(fd).st_size)
         return mmap.mmap(fd, expected_bytes, access=mmap.ACCESS_READ)
     finally:
         os.close(fd)
+
+
+def check_length(path: Path, expected_bytes: int, nbytes: int) -> None:
+    """Refuse a file of a store that is not as long as `meta.json` says.
+
+    Raises:
+        StoreCorruptError: It is longer or shorter.
+    """
+    if nbytes != expected_bytes:
+        raise corrupt(path, f"expected {expected_bytes} bytes, found {nbytes}")
 
 
 def write_tar(files: Mapping[str, Path], target: Path) -> None:

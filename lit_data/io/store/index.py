@@ -9,7 +9,7 @@ import numpy as np
 
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
-from lit_data.io.store.bands import WIDTHS, BandLayout
+from lit_data.io.store.bands import WIDTHS, BandLayout, ImageExtents
 from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
@@ -53,7 +53,8 @@ class StoreFacts:
     def __post_init__(self) -> None:
         pairs = tuple((path, fault) for path, fault in self.skipped)  # JSON knows lists only
         object.__setattr__(self, "skipped", pairs)
-        is_band = is_count(self.band_px) and self.band_px in WIDTHS
+        is_width = is_count(self.band_px) and self.band_px in WIDTHS
+        # Anybody may have written the file that they come from.
         checks = {
             "dtype": self.dtype in DTYPES,
             "channels": is_count(self.channels) and 0 < self.channels < 2**32,
@@ -61,7 +62,7 @@ class StoreFacts:
             "on_bad": isinstance(self.on_bad, str),
             "notes": isinstance(self.notes, dict) and all(map(is_count, self.notes.values())),
             "skipped": all(isinstance(text, str) for pair in pairs for text in pair),
-            "band_px": self.band_px is None or is_band,
+            "band_px": self.band_px is None or is_width,
         }
         wrong_names = [name for name, is_right in checks.items() if not is_right]
         if wrong_names:
@@ -88,16 +89,16 @@ class StoreIndex(NamedTuple):
     Attributes:
         folder: Its arrays.
         facts: About all images.
-        images: [n] records of ``IMAGE_RECORD``.
+        extents: Size and place of each image among the pixels.
+        crcs: [n] CRC-32 of the pixels of each image.
         sources: The files behind the images.
-        offsets: [n] uint64, where each image begins, in values.
     """
 
     folder: ArrayFolder
     facts: StoreFacts
-    images: Array
+    extents: ImageExtents
+    crcs: Array
     sources: SourceTable
-    offsets: Array
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -113,57 +114,54 @@ class StoreIndex(NamedTuple):
             facts = StoreFacts(**folder.facts)
         except (ValueError, TypeError) as error:
             raise corrupt(meta_path, f"no facts of images ({error!s:.200})") from error
+        if PIXELS not in folder.arrays:
+            raise corrupt(meta_path, "it names no pixels")
         images = folder.map("images", IMAGE_RECORD, check=True)
         files = folder.map("files", SOURCE_RECORD, check=True)
         names = folder.map("names", "u1", check=True)
-        if not images.ndim == files.ndim == names.ndim == 1:
-            raise corrupt(meta_path, "the index is not of one axis")
-        if PIXELS not in folder.arrays:
-            raise corrupt(meta_path, "it names no pixels")
-        # The images are checked first: what is said of sources needs at least one image.
-        problem = _describe_bad_image(images, facts.channels, folder.arrays[PIXELS].shape)
-        problem = problem or _describe_bad_source(images, files, len(names))
-        if problem:
-            raise corrupt(meta_path, problem)
-        lengths = _count_values(images, facts.channels)
-        offsets = np.cumsum(lengths, dtype=np.uint64) - lengths
+        try:
+            _check_sources(images["first_source"], files["name_end"], len(names))
+            extents = _lay_out(images, facts.channels, folder.arrays[PIXELS].shape)
+        except ValueError as error:
+            raise corrupt(meta_path, str(error)) from error
         sources = SourceTable(names, files, images["first_source"].astype(np.int64))
-        return cls(folder, facts, images, sources, offsets)
+        return cls(folder, facts, extents, images["crc32"], sources)
 
 
-def _count_values(images: Array, channels: int) -> Array:
-    """Return the number of values of each image: [n] uint64."""
-    areas_px = images["height_px"].astype(np.uint64) * images["width_px"]
-    counts: Array = areas_px * np.uint64(channels)
-    return counts
+def _lay_out(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> ImageExtents:
+    """Return where the images lie, one after another.
 
-
-def _describe_bad_image(images: Array, channels: int, pixels_shape: tuple[int, ...]) -> str | None:
-    """Say why the images cannot be those of the array of pixels; None if they can."""
-    heights_px, widths_px = images["height_px"], images["width_px"]
-    if len(images) == 0 or (heights_px == 0).any() or (widths_px == 0).any():
-        return "an image has no pixels"
-    # In floating point first: the exact sum could wrap around at 64 bits.
-    value_count = (heights_px.astype(np.float64) * widths_px).sum() * channels
-    is_equal = value_count <= MAX_LENGTH and pixels_shape == (
-        int(_count_values(images, channels).sum()),
+    Raises:
+        ValueError: They do not fill the array of pixels.
+    """
+    heights_px, widths_px = (
+        images["height_px"].astype(np.int64),
+        images["width_px"].astype(np.int64),
     )
-    if not is_equal:
-        return f"expected images of {value_count:.0f} values, found {pixels_shape}"
-    return None
+    if min(heights_px.min(), widths_px.min()) == 0:
+        raise ValueError("an image has no pixels")
+    # In floating point first: whole numbers could wrap around at 64 bits.
+    value_count = (heights_px.astype(np.float64) * widths_px).sum() * channels
+    if value_count <= MAX_LENGTH:
+        counts = heights_px * widths_px * channels
+        ends = np.cumsum(counts)
+        if pixels_shape == (ends[-1],):
+            return ImageExtents(channels, heights_px, widths_px, ends - counts)
+    raise ValueError(f"expected images of {value_count:.0f} values, found {pixels_shape}")
 
 
-def _describe_bad_source(images: Array, files: Array, names_bytes: int) -> str | None:
-    """Say why the files and their names cannot be those of the images; None if they can."""
-    if len(files) == 0:
-        return "the images do not share out the source files"
-    first_rows, name_ends = images["first_source"], files["name_end"]
-    if first_rows[0] != 0 or first_rows[-1] >= len(files) or not _is_rising(first_rows):
-        return "the images do not share out the source files"
-    if name_ends[0] == 0 or name_ends[-1] != names_bytes or not _is_rising(name_ends):
-        return "the source paths do not fill their place"
-    return None
+def _check_sources(first_rows: Array, name_ends: Array, names_bytes: int) -> None:
+    """Refuse files that the images, or names that the files, do not share out among them.
+
+    Raises:
+        ValueError: They do not, or there are none.
+    """
+    if not _is_rising(first_rows) or first_rows[0] != 0 or first_rows[-1] >= len(name_ends):
+        raise ValueError("the images do not share out the source files")
+    if not _is_rising(name_ends) or name_ends[0] == 0 or name_ends[-1] != names_bytes:
+        raise ValueError("the source paths do not fill their place")
 
 
 def _is_rising(numbers: Array) -> bool:
-    return bool((numbers[1:] > numbers[:-1]).all())
+    """Return True if there are numbers, each above the one before."""
+    return len(numbers) > 0 and bool((numbers[1:] > numbers[:-1]).all())

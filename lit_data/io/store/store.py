@@ -1,15 +1,15 @@
 """The decoded store: all images of a dataset, decoded once, in one file that every worker maps."""
 
+import hashlib
 import logging
-import math
 import operator
 import os
 import zlib
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import compress
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 from rich.filesize import decimal
@@ -22,10 +22,10 @@ from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
-from lit_data.io.store.bands import WHOLE, BandFile, StoreOptions
+from lit_data.io.store.arrays import keep_arrays
+from lit_data.io.store.bands import WHOLE, BandedImage, BandFile, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
-from lit_data.io.store.slices import ImageSizes, SlicedImage
 from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
 
@@ -45,7 +45,7 @@ class StoredImages(ImageBank):
     key: str
 
     @abstractmethod
-    def open_image(self, index: int) -> Array | SlicedImage:
+    def open_image(self, index: int) -> Array | BandedImage:
         """Return one image, to be read by slices: [C, H, W]."""
 
     @property
@@ -85,22 +85,20 @@ class DecodedStore(StoredImages):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
-        facts, images = index.facts, index.images
+        facts, self._extents = index.facts, index.extents
         self._folder, self._sources = index.folder, index.sources
         self.key, self.channels, self.dtype = index.folder.key, facts.channels, facts.item_dtype
         self.notes, self.skipped = facts.notes, facts.skipped
-        self.heights_px = images["height_px"].astype(np.int64)
-        self.widths_px = images["width_px"].astype(np.int64)
-        self._crcs = images["crc32"]
+        self.heights_px, self.widths_px = self._extents.heights_px, self._extents.widths_px
+        self._crcs = index.crcs
         self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
-        self._offsets = index.offsets.astype(np.int64)
         self._is_banded = facts.layout.find_banded(self.widths_px)
         self._file: BandFile | None = None
         if facts.band_px is not None and self._is_banded.any():
             # A map of its own, since the kernel reads ahead in one that is read in order.
             mapped, values = self._folder.map_again(PIXELS)
-            self._file = BandFile(mapped, values, facts.band_px, self._sizes, self._offsets)
+            self._file = BandFile(mapped, values, facts.band_px, self._extents)
         self._equal_images = self._view_equal_sizes()
 
     @classmethod
@@ -170,19 +168,17 @@ class DecodedStore(StoredImages):
             view: Array = self._equal_images[operator.index(index)]
             return view
         image = self.open_image(index)
-        if isinstance(image, SlicedImage):
+        if isinstance(image, BandedImage):
             image = np.ascontiguousarray(image)
             image.flags.writeable = False
         return image
 
     @override
-    def open_image(self, index: int) -> Array | SlicedImage:
+    def open_image(self, index: int) -> Array | BandedImage:
         if self._file is not None and self._is_banded.item(index):
-            number = range(len(self))[index]  # negative ones count from the end
-            _, image = self._file.make(number)
-            return image
-        shape, begin = self._sizes.shape(index), self._offsets.item(index)
-        return self.pixels[begin : begin + math.prod(shape)].reshape(shape)
+            return self._file.open(range(len(self))[index])  # negative ones count from the end
+        values = self._extents.cut_out(self.pixels, index)
+        return values.reshape(self._extents.shape(index))
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         """Cut patches, see `lit_data.io.images.image_source.cut_patches`.
@@ -200,8 +196,7 @@ class DecodedStore(StoredImages):
             self._file.expect(compress(places, self._is_banded[images]), size_px)
         for row, (image, top, left) in zip(rows, places, strict=True):
             if self._file is not None and self._is_banded.item(image):
-                _, banded_image = self._file.open(image)
-                row[...] = banded_image.cut(top, left, size_px)
+                row[...] = self._file.open(image).cut(top, left, size_px)
             else:
                 row[...] = cut_patch(self[image], top, left, size_px)
 
@@ -276,10 +271,6 @@ class DecodedStore(StoredImages):
         """The files behind the images."""
         return self._sources
 
-    @property
-    def _sizes(self) -> ImageSizes:
-        return ImageSizes(self.channels, self.dtype, self.heights_px, self.widths_px)
-
     def _view_equal_sizes(self) -> Array | None:
         """Return all images as one array [n, C, H, W]; None if they differ in size."""
         height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
@@ -300,3 +291,32 @@ def _checksum(path: str) -> int:
         while chunk := file.read(CHUNK_BYTES):
             crc32 = zlib.crc32(chunk, crc32)
     return crc32
+
+
+def keep_found(
+    folder: Path | None,
+    bank: ImageBank,
+    inputs: Sequence[Array | None],
+    kind: str,
+    make: Callable[[], Mapping[str, Array]],
+    dtype: Any = np.int64,  # noqa: ANN401 - all that NumPy takes
+    version: int = 1,
+) -> dict[str, Any]:
+    """Return arrays [n] that reading all of a dataset once gives, from the folder if possible.
+
+    Args:
+        folder: Where they are kept; None keeps nothing.
+        bank: What was read; only a store says what it holds, so of others nothing is kept.
+        inputs: What else they depend on.
+        kind: What they are.
+        make: Finds them.
+        dtype: Of all of them.
+        version: Raised with every change of what `make` finds.
+    """
+    if folder is None or not isinstance(bank, StoredImages):
+        return dict(make())
+    digest = hashlib.sha256(repr((kind, version, bank.key)).encode())
+    for array in inputs:
+        digest.update(b"none" if array is None else np.ascontiguousarray(array).data)
+    arrays = keep_arrays(folder, digest.hexdigest()[:32], kind, version, make)
+    return {name: arrays.map(name, dtype) for name in arrays.arrays}

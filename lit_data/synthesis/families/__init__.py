@@ -7,12 +7,9 @@ from typing import Any, Final
 from lit_data.checks import call_checked
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import Family
-from lit_data.synthesis.families.line import Line, Scratch
-from lit_data.synthesis.families.nick import Nick, Relief
-from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain
-from lit_data.synthesis.families.spot import Spot
-from lit_data.synthesis.families.stripe_break import ExtraStripe, StripeBreak
-from lit_data.synthesis.families.texture import Texture
+from lit_data.synthesis.families.line import ExtraStripe, Line, Scratch, StripeBreak
+from lit_data.synthesis.families.region import Blur, CutPaste, Shift, Stain, Texture
+from lit_data.synthesis.families.spot import Nick, Relief, Spot
 
 _CLASSES: Final[tuple[type[Family], ...]] = (
     *(Spot, Scratch, StripeBreak, ExtraStripe, Stain, Relief),

@@ -15,8 +15,7 @@ from lit_data.errors import ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from lit_data.synthesis.pixels import Pixels
-    from lit_data.synthesis.windows import Windows
+    from lit_data.synthesis.windows import Pixels, Windows
 
 DRAWS: Final = 8
 """Random numbers for the shape of a defect, and the most parameters of a family."""

@@ -1,24 +1,102 @@
-"""Gaussian spots of a few fixed shapes, from tables that are computed once."""
+"""Small round defects: Gaussian spots from tables, bumps and pits, and nicks in an edge."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, Final
 
 import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.checks import call_checked
+from lit_data.devices import constant
 from lit_data.errors import ConfigError
-from lit_data.synthesis.families.base import Family, Floats, Parameters
-from lit_data.synthesis.kernels import SUBPIXELS, SpotShape, spot_kernels
+from lit_data.synthesis.families.base import (
+    Family,
+    Floats,
+    Parameters,
+    Range,
+    spread,
+    square_window,
+)
+from lit_data.synthesis.outlines import band
+from lit_data.synthesis.windows import SEARCH_PX
 
 if TYPE_CHECKING:
     import torch
     from torch import Tensor
 
-    from lit_data.synthesis.windows import Windows
+    from lit_data.synthesis.windows import Pixels, Windows
+
+
+SUBPIXELS: Final = 8
+"""Centres lie on a grid of 1/8 px, so that every kernel that can occur is computed once."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpotShape:
+    """A Gaussian spot cut to a window: the window is the extent that the mask marks.
+
+    Args:
+        height_px: Window height.
+        width_px: Window width.
+        sigma_y_px: Standard deviation along the rows' axis.
+        sigma_x_px: Standard deviation along the columns' axis.
+        weight: Frequency of this shape, relative to the others.
+    """
+
+    height_px: int
+    width_px: int
+    sigma_y_px: float
+    sigma_x_px: float
+    weight: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Refuse sizes that draw nothing."""
+        for name in ("height_px", "width_px", "sigma_y_px", "sigma_x_px", "weight"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigError(f"{name}={value!r} of a spot must be greater than 0")
+
+
+def window_start(size_px: int) -> int:
+    """Return the rows (or columns) from the pixel nearest to the centre back to the first one."""
+    return (size_px - 1) // 2
+
+
+@lru_cache(maxsize=16)
+def spot_kernels(shapes: tuple[SpotShape, ...]) -> NDArray[np.float32]:
+    """Return kernels of each shape at each sub-pixel centre, padded to the largest window.
+
+    A kernel is ``exp(-(dy^2 / (2 sigma_y^2) + dx^2 / (2 sigma_x^2)))`` with (dy, dx) measured from
+    the centre, so its height at the centre is 1. The centre lies ``offset / SUBPIXELS - 1/2`` px
+    from the nearest pixel, which is at `window_start` of the largest window for all shapes.
+
+    Args:
+        shapes: The shapes.
+
+    Returns:
+        [S, SUBPIXELS, SUBPIXELS, Kh, Kw] float32, by shape, vertical offset and horizontal offset.
+    """
+    height = max(shape.height_px for shape in shapes)
+    width = max(shape.width_px for shape in shapes)
+    # A Gaussian is the product of one along each axis.
+    vertical = np.stack([_profile(height, shape.height_px, shape.sigma_y_px) for shape in shapes])
+    horizontal = np.stack([_profile(width, shape.width_px, shape.sigma_x_px) for shape in shapes])
+    return (vertical[:, :, None, :, None] * horizontal[:, None, :, None, :]).astype(np.float32)
+
+
+def _profile(window_px: int, size_px: int, sigma_px: float) -> NDArray[np.float64]:
+    """Return one axis of a kernel at each offset, [SUBPIXELS, window_px].
+
+    It lies in the middle of the largest window.
+    """
+    offset = np.arange(SUBPIXELS)[:, None] / SUBPIXELS - 0.5
+    pixel = np.arange(window_px) - window_start(window_px)
+    first = -window_start(size_px)
+    inside = (pixel >= first) & (pixel < first + size_px)
+    return np.exp(-((pixel - offset) ** 2) / (2 * sigma_px**2)) * inside
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,3 +170,127 @@ def _table(shapes: tuple[SpotShape, ...], device: "torch.device") -> "Tensor":
     import torch
 
     return torch.from_numpy(spot_kernels(shapes)).to(device)
+
+
+_COMPASS_Y: Final = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
+_COMPASS_X: Final = (0, 0, 0.7, 1, 0.7, 0, -0.7, -1, -0.7)
+"""The middle of the disc and eight places around it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nick(Family):
+    """A disc at the strongest edge nearby, filled with the grey of its dark (or bright) side.
+
+    Args:
+        weight: See `Family`.
+        amplitude: Not used: the strength is `opacity`.
+        contrast: Not used.
+        radius_px: Radius of the disc.
+        opacity: Fraction of the edge that is gone.
+    """
+
+    radius_px: Range = (1.5, 4.0)
+    opacity: Range = (0.6, 1.0)
+
+    name: ClassVar[str] = "nick"
+    parameters: ClassVar[tuple[str, ...]] = ("radius_px", "opacity")
+    replaces: ClassVar[bool] = True
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        return {
+            "radius_px": spread(draws[:, 0], self.radius_px),
+            "opacity": spread(draws[:, 1], self.opacity),
+        }
+
+    @override
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        return square_window(parameters["radius_px"] + SEARCH_PX)
+
+    @override
+    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
+        edge_y, edge_x = windows.edge
+        y = windows.y - edge_y[:, None, None]
+        x = windows.x - edge_x[:, None, None]
+        return band((y.square() + x.square()).sqrt_(), parameters["radius_px"])
+
+    @override
+    def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
+        windows = pixels.windows
+        edge_y, edge_x = windows.edge
+        radius = parameters["radius_px"].view(-1, 1) + 1
+        compass_y = radius * constant(_COMPASS_Y, radius.device)
+        compass_x = radius * constant(_COMPASS_X, radius.device)
+        y = (windows.nearest_y + edge_y)[:, None] + compass_y
+        x = (windows.nearest_x + edge_x)[:, None] + compass_x
+        around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
+        # With the sign of the strength the largest value is the brightest, or the darkest.
+        sign = windows.strength.sign()[:, None]
+        level = (around * sign[..., None]).amax(1) * sign
+        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
+        return (pixels.of_each(level) - pixels.before) * opacity[:, None]
+
+
+_LEAST_SLOPE: Final = 1 / 256
+"""Less of it cannot be seen in 8 bits."""
+_REACH_SIGMAS: Final = 3.85
+"""Distance at which the slope has fallen to that."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Relief(Family):
+    """A Gaussian bump (positive) or pit (negative).
+
+    It is bright on the side that faces the light and dark on the other. The brightness of a flat
+    Lambertian surface changes with its slope towards the light; the slope of a Gaussian is
+    steepest one sigma from its top, where the change is `amplitude`.
+
+    Args:
+        weight: See `Family`.
+        amplitude: See `Family`.
+        contrast: See `Family`.
+        sigma_px: Standard deviation along the longer axis.
+        elongation: Longer axis over shorter one.
+        light_deg: Direction of the light, from the x axis towards the y axis; none draws it for
+            each defect.
+    """
+
+    sigma_px: Range = (1.5, 4.0)
+    elongation: Range = (1.0, 2.0)
+    light_deg: float | None = None
+
+    name: ClassVar[str] = "relief"
+    parameters: ClassVar[tuple[str, ...]] = ("sigma_px", "sigma_across_px", "angle", "light")
+
+    @override
+    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+        sigma = spread(draws[:, 0], self.sigma_px)
+        if self.light_deg is None:
+            light_deg = draws[:, 3] * 360
+        else:
+            light_deg = np.full_like(sigma, self.light_deg)
+        return {
+            "sigma_px": sigma,
+            "sigma_across_px": sigma / spread(draws[:, 1], self.elongation),
+            "angle": draws[:, 2] * np.float32(np.pi),
+            "light": np.deg2rad(light_deg).astype(np.float32),
+        }
+
+    @override
+    def window_px(
+        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
+    ) -> NDArray[np.int64]:
+        return square_window(parameters["sigma_px"] * _REACH_SIGMAS)
+
+    @override
+    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
+        p = parameters
+        along, across = windows.turned(p["angle"])
+        along = along / p["sigma_px"]
+        across = across / p["sigma_across_px"]
+        turn = p["light"] - p["angle"]
+        towards = along * turn.cos() + across * turn.sin()
+        slope = towards * (0.5 - (along.square() + across.square()) / 2).exp_()
+        return slope.where(slope.abs() > _LEAST_SLOPE, slope.new_zeros(()))

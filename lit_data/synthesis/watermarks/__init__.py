@@ -4,7 +4,6 @@ A plan holds all randomness and no pixels; glyphs are drawn once, marks warped, 
 """
 
 from lit_data.synthesis.watermarks.glyphs import GlyphBank
-from lit_data.synthesis.watermarks.plan import WatermarkPlan, sample_watermarks
-from lit_data.synthesis.watermarks.spec import WatermarkSpec
+from lit_data.synthesis.watermarks.plan import WatermarkPlan, WatermarkSpec, sample_watermarks
 
 __all__ = ["GlyphBank", "WatermarkPlan", "WatermarkSpec", "sample_watermarks"]

@@ -8,8 +8,7 @@ import numpy as np
 
 from lit_data.synthesis.families.base import Floats
 from lit_data.synthesis.watermarks.glyphs import GlyphBank, level_of, size_of
-from lit_data.synthesis.watermarks.plan import WatermarkPlan
-from lit_data.synthesis.watermarks.spec import MODES
+from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan
 from lit_data.types import Array
 
 _LEAST_SOFT_PX: Final = 0.2  # less cannot be seen

@@ -13,7 +13,7 @@ import numpy as np
 
 from lit_data.errors import ConfigError
 from lit_data.io.cache import LruCache
-from lit_data.synthesis.watermarks.spec import WatermarkSpec
+from lit_data.synthesis.watermarks.plan import WatermarkSpec
 from lit_data.types import Array
 
 if TYPE_CHECKING:

@@ -211,6 +211,49 @@ def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
     assert found.labels.of(0)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.5]
 
 
+@pytest.mark.parametrize(
+    ("images", "files"),
+    [
+        pytest.param(
+            ["train/a.png", "valid/b.png", "test/c.png"],
+            ["train/_annotations.coco", "valid/_annotations.coco", "test/_annotations.coco"],
+            id="roboflow",
+        ),
+        pytest.param(
+            ["train/images/a.png", "valid/images/b.png", "test/images/c.png"],
+            ["train/_annotations.coco", "valid/_annotations.coco", "test/_annotations.coco"],
+            id="roboflow in folders",
+        ),
+        pytest.param(
+            ["train/a.png", "val/b.png", "val/images/b.png", "test/c.png"],
+            ["train/_annotations.coco", "val/_annotations.coco", "test/_annotations.coco"],
+            id="a copy of an image",
+        ),
+        pytest.param(
+            ["train/a.png", "val/b.png", "test/c.png"],
+            ["annotations/train", "annotations/val", "annotations/test"],
+            id="a file of each split",
+        ),
+    ],
+)
+def test_a_coco_file_of_each_split(tmp_path: Path, images: list[str], files: list[str]) -> None:
+    put(tmp_path, *images)
+    for file, name in zip(files, "abc", strict=True):
+        path = tmp_path / f"{file}.json"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(coco([f"{name}.png"]))
+    found = find_detection_files(tmp_path)
+    assert by_name(found) == {"train": ["a"], "val": ["b"], "test": ["c"]}
+    assert len(found.labels.boxes) == 3
+
+
+def test_one_coco_file_beside_its_images_is_split_by_fractions(tmp_path: Path) -> None:
+    put(tmp_path, *(f"{name}.png" for name in "abcd"))
+    (tmp_path / "_annotations.coco.json").write_text(coco([f"{name}.png" for name in "abcd"]))
+    found = find_detection_files(tmp_path)
+    assert sorted(map(len, found.splits.values())) == [1, 1, 2]
+
+
 def test_one_given_coco_file(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png", "images/b.png", "images/c.png")
     write(tmp_path, annotations__boxes=coco(["a.png", "c.png", "b.png"], 2))
@@ -325,7 +368,7 @@ def test_labels_behind_a_link_need_leave(
         ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
         ({"splits": "folders"}, DataError, "4 images lie in no folder of one of train, val, test"),
         ({"splits": {"train": ["images/x.png"]}}, DataError, "1 listed images do not exist"),
-        ({"label_format": "voc"}, DataError, r"no labels \(label_format=voc\)"),
+        ({"label_format": "voc"}, DataError, r"no labels \(data.label_format=voc\)"),
         ({"classes": ["cat", "cat"]}, ConfigError, "each only once"),
     ],
 )
@@ -520,7 +563,7 @@ def test_a_list_that_data_yaml_names_is_not_read_behind_a_link(
 def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path) -> None:
     for name in ("a", "b"):
         cv2.imwrite(str(tmp_path / f"{name}.png"), np.zeros((20, 30, 3), np.uint8))
-    with pytest.raises(DataError, match=r"no labels \(label_format=auto\)"):
+    with pytest.raises(DataError, match=r"no labels \(data.label_format=auto\)"):
         find_detection_files(tmp_path)
     for label_format in ("auto", "none"):
         found = find_detection_files(

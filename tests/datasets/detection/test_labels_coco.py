@@ -195,3 +195,26 @@ def test_files_must_agree_about_categories(tmp_path: Path) -> None:
     ]
     with pytest.raises(DataError, match=r"b.json: category 3 is 'cow', in another file 'cat'"):
         read_coco_labels(IMAGES, np.array([[100, 200]] * 2), files)
+
+
+def test_categories_of_one_name_are_one_class(tmp_path: Path) -> None:
+    categories = [{"id": 1, "name": "cat"}, {"id": 2, "name": "dog"}, {"id": 4, "name": "cat"}]
+    boxes = [box([0, 0, 9, 9], 1), box([0, 0, 9, 8], 4), box([0, 0, 9, 7], 2)]
+    table = read(tmp_path, boxes, categories=categories)
+    assert table.classes == ("cat", "dog")
+    assert sorted(table.boxes[:, 0].tolist()) == [0, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("heading", "classes"), [(3, ("cat", "dog")), (0, ("animals", "cat", "dog"))]
+)
+def test_a_category_that_heads_others_and_marks_nothing_is_no_class(
+    tmp_path: Path, heading: int, classes: tuple[str, ...]
+) -> None:
+    categories = [
+        {"id": 0, "name": "animals", "supercategory": "none"},
+        {"id": 3, "name": "cat", "supercategory": "animals"},
+        {"id": 4, "name": "dog", "supercategory": "animals"},
+    ]
+    table = read(tmp_path, [box([0, 0, 9, 9], heading)], categories=categories)
+    assert table.classes == classes

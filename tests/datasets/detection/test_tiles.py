@@ -3,7 +3,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.detection.tiles import draw_tiles
+from lit_data.datasets.detection.dataset import draw_tiles
 from lit_data.mosaic import FILL, MosaicPlan, MosaicSpec, sample_mosaics
 from lit_data.types import Array
 

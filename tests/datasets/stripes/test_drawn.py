@@ -4,7 +4,7 @@ import torch
 
 from lit_data.datasets.writers import DefectWriter
 from lit_data.synthesis import FAMILIES, DefectSpec, render, sample_plan
-from lit_data.synthesis.values import ValueRange
+from lit_data.synthesis.canvas import ValueRange
 
 GREY = ValueRange(0, 255, whole=True)
 

@@ -8,7 +8,15 @@ import pytest
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
-from lit_data.io.images.resize import Fit, FittedDecoder, place_centred, scale_size
+from lit_data.io.images.scaling import (
+    Fit,
+    FittedDecoder,
+    ScaledDecoder,
+    Scaling,
+    place_centred,
+    scale_size,
+)
+from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array
 
 
@@ -19,11 +27,24 @@ def _write(path: Path, height: int, width: int) -> tuple[ImageSource, Array]:
 
 
 @pytest.mark.parametrize(
-    ("fit", "expected"),
-    [("cover", (107, 64)), ("contain", (64, 38)), ("stretch", (64, 64)), ("keep", (40, 24))],
+    ("size", "fit_px", "fit", "expected"),
+    [
+        ((40, 24), (64, 64), "cover", (107, 64)),
+        ((40, 24), (64, 64), "contain", (64, 38)),
+        ((40, 24), (64, 64), "stretch", (64, 64)),
+        ((40, 24), (64, 64), "keep", (40, 24)),
+        ((240, 320), (320, 320), "contain", (240, 320)),
+        ((333, 500), (320, 320), "contain", (213, 320)),
+        ((1, 1), (64, 32), "contain", (32, 32)),
+        ((1, 4000), (320, 320), "contain", (1, 320)),
+        ((4000, 3), (320, 320), "contain", (320, 1)),
+        ((479, 641), (120, 160), "contain", (120, 160)),
+    ],
 )
-def test_an_image_is_scaled_as_its_fit_says(fit: Fit, expected: tuple[int, int]) -> None:
-    assert scale_size((40, 24), (64, 64), fit) == expected
+def test_an_image_is_scaled_as_its_fit_says(
+    size: tuple[int, int], fit_px: tuple[int, int], fit: Fit, expected: tuple[int, int]
+) -> None:
+    assert scale_size(size, fit_px, fit) == expected
 
 
 @pytest.mark.parametrize("fit", ["cover", "contain", "stretch", "keep"])
@@ -57,6 +78,27 @@ def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
     np.testing.assert_array_equal(
         place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0], [1, 2, 1, 2, 1, 2]
     )
+
+
+def test_shrinking_takes_means_and_enlarging_keeps_the_range(tmp_path: Path) -> None:
+    source, pixels = _write(tmp_path / "a.png", 40, 60)
+    means = pixels.reshape(1, 20, 2, 30, 2).mean((2, 4))
+    assert np.abs(FittedDecoder((20, 30))(source).array - means).max() <= 0.5
+    source, pixels = _write(tmp_path / "b.png", 4, 6)
+    enlarged = FittedDecoder((40, 60))(source).array
+    assert pixels.min() <= enlarged.min()
+    assert enlarged.max() <= pixels.max()
+    assert np.abs(enlarged.mean() - pixels.mean()) < 12
+
+
+def test_a_store_holds_small_images_without_padding_where_none_is_asked_for(tmp_path: Path) -> None:
+    sources = [_write(tmp_path / f"{n}.png", 40 + n, 60)[0] for n in range(3)]
+    stores = []
+    for size_px in ((20, 20), (30, 30)):
+        decoder = ScaledDecoder(Scaling(size_px=size_px, is_padded=False), ImageDecoder())
+        stores.append(DecodedStore.build(sources, tmp_path / "stores", decoder=decoder))
+    assert stores[0].path != stores[1].path
+    assert [store[1].shape for store in stores] == [(1, 14, 20), (1, 20, 30)]
 
 
 def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:

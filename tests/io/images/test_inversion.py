@@ -12,9 +12,8 @@ from PIL import Image
 from lit_data.errors import DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.header import read_header
-from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.options import ReadOptions, invert
 from lit_data.io.images.readers import read_image
-from lit_data.io.images.stored import invert
 
 GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8) * 5
 

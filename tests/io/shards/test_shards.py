@@ -16,8 +16,8 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 
+from lit_data.datamodules.image import StripeFiles
 from lit_data.datamodules.inspection_source import InspectionFiles
-from lit_data.datamodules.stripe_files import StripeFiles
 from lit_data.datasets.inspection.splitting import group_similar
 from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
 from lit_data.files import find_sha256

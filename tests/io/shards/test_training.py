@@ -20,7 +20,7 @@ from lit_data.datamodules import (
     LabelledImageDataModule,
     WatermarkDataModule,
 )
-from lit_data.datamodules.detection_batch import MosaicPlace
+from lit_data.datamodules.detection import MosaicPlace
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png

@@ -471,7 +471,8 @@ def test_other_layout_version_is_another_store(
     images: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = build(images)
-    monkeypatch.setattr("lit_data.io.store.store_retention.VERSION", VERSION + 1)
+    for module in ("build", "index"):
+        monkeypatch.setattr(f"lit_data.io.store.{module}.VERSION", VERSION + 1)
     assert build(images).key != old.key
 
 
@@ -525,7 +526,7 @@ def test_old_store_that_cannot_be_removed(
     images: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     list(build_variants(images, 2))
-    monkeypatch.setattr("lit_data.io.store.store_retention.remove_folder", refuse_with(errno.EPERM))
+    monkeypatch.setattr("lit_data.io.store.build.remove_folder", refuse_with(errno.EPERM))
     assert values(build(images)) == list(range(6))
     assert "an old store cannot be removed (Operation not permitted)" in caplog.text
 

@@ -8,7 +8,7 @@ import torch
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
 from lit_data.synthesis.watermarks.cover import PROBES, find_lines, keep_visible, mix, probe_under
-from lit_data.synthesis.watermarks.spec import MODES
+from lit_data.synthesis.watermarks.plan import MODES
 from lit_data.types import Array
 
 ONE = WatermarkSpec(probability=1, jpeg=0, opacity=(0.4, 0.4), least_change=0.1, least_contrast=0)

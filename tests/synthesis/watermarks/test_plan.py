@@ -5,8 +5,7 @@ import numpy as np
 import pytest
 
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
-from lit_data.synthesis.watermarks.plan import sample_crops
-from lit_data.synthesis.watermarks.spec import MODES
+from lit_data.synthesis.watermarks.plan import MODES, sample_crops
 
 SHAPE = (96, 128)
 INDEX = np.arange(400)

@@ -4,7 +4,7 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.synthesis.watermarks.spec import draw_texts
+from lit_data.synthesis.watermarks.plan import draw_texts
 
 
 @pytest.mark.parametrize(

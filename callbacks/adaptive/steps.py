@@ -1,8 +1,8 @@
-"""Steps in micro-batches: those of training, inside the optimizer's closure, and those of evaluation."""
+"""Steps in micro-batches: of training, within the optimizer's closure or by the module itself, and of evaluation."""
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
@@ -10,11 +10,7 @@ from lightning.pytorch.utilities.memory import recursive_detach
 from torch.optim import Optimizer
 from typing_extensions import override
 
-from lit_data.callbacks.adaptive.active_batch import (
-    ActiveBatch,
-    LoggedMicroBatches,
-    merge_outputs,
-)
+from lit_data.callbacks.adaptive.active_batch import ActiveBatch, merge_outputs
 from lit_data.callbacks.adaptive.ranks import Ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.snapshot import Restore, save_gradients
@@ -70,12 +66,14 @@ class TrainingSteps:
             return call(batch_idx, closure)
         except Exception as error:
             text = self.replay.note(error, active)
-        raise BatchMemoryError(_describe_optimizer(active, text))
+        raise BatchMemoryError(
+            f"memory ran out in the optimizer step of batch {active.index}, which cannot be "
+            f"repeated ({text}): use an optimizer with fused=True or foreach=False, which needs no "
+            "extra memory, or a smaller AdaptiveBatchSize(max_size=...)"
+        )
 
     def _run(self, active: ActiveBatch, kwargs: dict[str, Any], closure: Closure) -> ClosureResult:
-        def attempt() -> ClosureResult:
-            return self._attempt(closure, active, kwargs)
-
+        attempt = partial(self._attempt, closure, active, kwargs)
         undo = self._save_step(active, closure)
         if self.ranks is None:
             return self.replay.run(active, attempt, undo)
@@ -105,32 +103,25 @@ class TrainingSteps:
         self, closure: Closure, active: ActiveBatch, kwargs: dict[str, Any]
     ) -> ClosureResult:
         if active.on_device is not None and active.size == active.samples:
-            active.largest, active.pieces = active.samples, 1
+            active.begin_attempt()
             return Closure.closure(closure)
-        with torch.enable_grad():  # as in Lightning's closure
-            return self._attempt_micro_batches(closure, active, kwargs)
-
-    def _attempt_micro_batches(
-        self, closure: Closure, active: ActiveBatch, kwargs: dict[str, Any]
-    ) -> ClosureResult:
         batch_name = next(iter(kwargs))
         batch = kwargs[batch_name]
-        logged = LoggedMicroBatches(results_of(self.replay.trainer))
-        outputs: list[ClosureResult] = []
-        counts: list[int] = []
+        is_first = True
+
+        def step(micro_batch: Any, count: int) -> ClosureResult:  # noqa: ANN401
+            nonlocal is_first
+            kwargs[batch_name] = micro_batch
+            output = _run_micro_batch(closure, count / active.samples, is_first=is_first)
+            is_first = False
+            return output
+
         try:
-            for micro_batch, count in active.micro_batches():
-                kwargs[batch_name] = micro_batch
-                logged.begin(micro_batch, count)
-                fraction = count / active.samples
-                outputs.append(_run_micro_batch(closure, fraction, is_first=not outputs))
-                counts.append(count)
-                logged.end()
-            logged.merge()
+            with torch.enable_grad():  # as in Lightning's closure
+                outputs = active.run(step, results_of(self.replay.trainer))
         finally:
             kwargs[batch_name] = batch
-            logged.close()
-        return _merge(outputs, counts)
+        return _merge(outputs, active.counts())
 
 
 class _RepeatedClosure(Closure):
@@ -175,14 +166,6 @@ def _merge(outputs: list[ClosureResult], counts: list[int]) -> ClosureResult:
     return ClosureResult(torch.stack(losses).sum(), extra=merge_outputs(extras, loss_counts))
 
 
-def _describe_optimizer(active: ActiveBatch, text: str) -> str:
-    return (
-        f"memory ran out in the optimizer step of batch {active.index}, which cannot be repeated "
-        f"({text}): use an optimizer with fused=True or foreach=False, which needs no extra memory, "
-        "or a smaller AdaptiveBatchSize(max_size=...)"
-    )
-
-
 class EvaluationSteps:
     """Stands around the strategy's ``validation_step``, ``test_step`` and ``predict_step``.
 
@@ -199,26 +182,88 @@ class EvaluationSteps:
         if active is None:
             return call(batch, *args)
 
-        def attempt() -> Any:  # noqa: ANN401
-            return self._attempt(call, active, args)
+        def step(micro_batch: Any, count: int) -> Any:  # noqa: ANN401
+            output = call(micro_batch, *args)
+            # Outputs of all micro-batches stay until the last one is through.
+            return output if active.pieces == 1 else recursive_detach(output)
 
-        output = self.replay.run(active, attempt, self.replay.save_state(active.restore_random))
+        def attempt() -> Any:  # noqa: ANN401
+            return active.run(step, results_of(self.replay.trainer))
+
+        undo = self.replay.save_state(active.restore_random)
+        outputs = self.replay.run(active, attempt, undo)
+        counts = active.counts()
         if self.replay.finish() is not None:
             self.replay.grow(active)
-        return output
-
-    def _attempt(self, call: Callable[..., Any], active: ActiveBatch, args: tuple[Any, ...]) -> Any:  # noqa: ANN401
-        logged = LoggedMicroBatches(results_of(self.replay.trainer))
-        outputs: list[Any] = []
-        counts: list[int] = []
-        try:
-            for micro_batch, count in active.micro_batches():
-                logged.begin(micro_batch, count)
-                output = call(micro_batch, *args)
-                outputs.append(recursive_detach(output) if active.pieces > 1 else output)
-                counts.append(count)
-                logged.end()
-            logged.merge()
-        finally:
-            logged.close()
         return outputs[0] if len(outputs) == 1 else merge_outputs(outputs, counts)
+
+
+@runtime_checkable
+class MicroBatchModule(Protocol):
+    """A module with manual optimisation whose step stays the same however it cuts a batch.
+
+    Attributes:
+        micro_batch_size: Samples that go through its nets at once; none: the whole batch.
+    """
+
+    micro_batch_size: int | None
+
+    def add_gradients(self, optimizer: Any, learn: Callable[[Any], Any], batch: Any) -> Any:  # noqa: ANN401
+        """Add the gradients of a batch up in micro-batches, for an optimizer that has none before.
+
+        Args:
+            optimizer: Of the parameters that learn.
+            learn: Called with the batch.
+            batch: As ``training_step`` got it.
+
+        Returns:
+            What `learn` returns.
+        """
+        ...
+
+
+class ManualSteps:
+    """Stands around ``add_gradients`` of a module, and halves its ``micro_batch_size``.
+
+    What is repeated is one half of a step, between an optimizer's last step and its next: its
+    gradients are emptied, and all else is put back as in automatic optimisation.
+
+    Args:
+        replay: Has the batch.
+        module: Whose sizes.
+    """
+
+    def __init__(self, replay: Replay, module: MicroBatchModule) -> None:
+        self.replay = replay
+        self.module = module
+        self._configured_size = module.micro_batch_size
+
+    def close(self) -> None:
+        """Give the module back the size that it was made with."""
+        self.module.micro_batch_size = self._configured_size
+
+    def add_gradients(
+        self,
+        call: Callable[..., Any],
+        optimizer: Any,  # noqa: ANN401 - Lightning's or torch's
+        learn: Callable[[Any], Any],
+        batch: Any,  # noqa: ANN401
+    ) -> Any:  # noqa: ANN401
+        """Around ``add_gradients``: again in smaller micro-batches if memory runs out."""
+        active = self.replay.active
+        if active is None:
+            return call(optimizer, learn, batch)
+        if self._configured_size is not None:
+            active.search.limit(self._configured_size)
+        restore_state = self.replay.save_state()
+
+        def attempt() -> Any:  # noqa: ANN401
+            active.begin_attempt()
+            self.module.micro_batch_size = active.largest
+            return call(optimizer, learn, batch)
+
+        def undo() -> None:
+            optimizer.zero_grad(set_to_none=True)
+            restore_state()
+
+        return self.replay.run(active, attempt, undo)

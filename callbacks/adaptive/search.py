@@ -1,7 +1,11 @@
 """Search for the number of samples that may go through the model at once."""
 
-from dataclasses import dataclass, fields
+import sys
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Final
+
+from lit_data.checks import check_count, check_saved_counts
+from lit_data.errors import ConfigError
 
 _MORE_MEMORY: Final = 1.05
 """A failure is forgotten once there is so many times the memory that there was then."""
@@ -88,7 +92,7 @@ class SizeSearch:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the search as plain values, for a checkpoint."""
-        return {item.name: getattr(self, item.name) for item in fields(self)}
+        return asdict(self)
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> "SizeSearch":
@@ -102,9 +106,42 @@ class SizeSearch:
             expected = ", ".join(sorted(names))
             got = ", ".join(map(str, values))
             raise ValueError(f"a search of batch sizes has {expected}, not {got}")
-        for name, value in values.items():
-            if value is None and name in _OPTIONAL:
-                continue
-            if type(value) is not int or value < 0:
-                raise ValueError(f"{name} of a search of batch sizes is {value!r}")
+        unset = {name for name in _OPTIONAL if values[name] is None}
+        check_saved_counts("a search of batch sizes", values, names - unset)
         return cls(**values)
+
+
+@dataclass(frozen=True, slots=True)
+class SizeLimits:
+    """Bounds of a search, and when it grows.
+
+    Attributes:
+        initial: First size; none begins with whole batches.
+        smallest: A batch is not cut into smaller micro-batches.
+        largest: No micro-batch is larger.
+        grow_after: Clean steps before a larger size is tried; none never grows.
+
+    Raises:
+        ConfigError: A value is out of range.
+    """
+
+    initial: int | None = None
+    smallest: int = 1
+    largest: int | None = None
+    grow_after: int | None = 100
+
+    def __post_init__(self) -> None:
+        options = ("initial_size", "min_size", "max_size", "grow_after")
+        for option, item in zip(options, fields(self), strict=True):
+            value = getattr(self, item.name)
+            if value is not None:
+                check_count(option, value, 1)
+        if self.largest is not None and self.largest < self.smallest:
+            raise ConfigError(f"max_size={self.largest} is below min_size={self.smallest}")
+
+    def begin_search(self) -> SizeSearch:
+        """Return a search within these bounds."""
+        first = self.initial or sys.maxsize
+        if self.largest is not None:
+            first = min(first, self.largest)
+        return SizeSearch(max(self.smallest, first), self.smallest, self.largest)

@@ -1,0 +1,375 @@
+"""`ImageDataModule`, the base of all datamodules of image patches, and `StripeDataModule`."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar, Unpack
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+from typing_extensions import override
+
+from lit_data.augment import SingleTexture, stage_augmentations
+from lit_data.datamodules.base import BaseDataModule, Visuals
+from lit_data.datamodules.batch_format import BatchFormat
+from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
+from lit_data.datamodules.image_transform import (
+    ImageTransform,
+    ImageVisuals,
+    SynthesisVisuals,
+    find_margins,
+    find_unit_range,
+)
+from lit_data.datamodules.placement import Backend, DrawingBackend
+from lit_data.datamodules.source import name_options
+from lit_data.datasets.patch_source import (
+    GridPatches,
+    PatchSource,
+    make_padded_grid,
+)
+from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
+from lit_data.datasets.splits import SPLITS, split_images
+from lit_data.datasets.stripes.device_bank import DevicePatches
+from lit_data.datasets.stripes.layouts import ROLES, rule_of
+from lit_data.errors import ConfigError
+from lit_data.grid import Edges, PatchGrid, pair_px
+from lit_data.io.images.image_source import ImageBank, describe_bank
+from lit_data.loading import LoaderOptions
+from lit_data.samples.stripes import ensure_stripe_samples
+from lit_data.synthesis import DefectSpec
+from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.types import Batch, PathText, PlannedBatch, Stage
+
+log = logging.getLogger(__name__)
+
+Augment = nn.Module | Mapping[Stage, nn.Module | None] | None
+Ints = NDArray[np.int64]
+
+
+class ImageDataModule(BaseDataModule[PatchDataset]):
+    """Patches of images, with masks or synthetic defects; the base of all datamodules of patches.
+
+    A batch has ``image`` [B, C, H, W] float32 in 0..1, ``mask`` [B, K, H, W] float32 unless it is
+    for prediction, ``index``, ``image_index`` and ``epoch`` [B] int64, and ``position`` [B, 2]
+    int64, (y, x) px. The layout of the source says how many references an image has; see
+    `StripeDataModule`.
+
+    Args:
+        source: The files of images and masks.
+        patch_px: Patch size, one number or (height, width).
+        stride_px: Distance between patches; None: side by side.
+        edges: `cover`, `drop` or `pad`, see `PatchGrid`; None covers images too, and reflect-pads
+            those that are smaller than a patch.
+        mask_splits: Splits that use masks where there are any; the others use synthetic defects.
+        value_range: Pixel values that become 0 and 1; by default all of an unsigned dtype, 0..1
+            for float32.
+        synthesis: Defects to draw; None draws none.
+        augment: Augmentation of the training split, or a mapping of stages to theirs.
+        nuisance: Difference of target and references that are one texture; None leaves them.
+        loader: Batch size, workers, seed.
+        batch_format: Shape of a batch, see `BaseDataModule`.
+
+    Attributes:
+        grid: The patches of all images; after `setup`.
+        margins_px: For each stage the pixels (above and below, left and right) that its patches
+            are read larger by; after `setup`.
+        transformation: Work on batches on the host and on the device; after `setup`.
+        classes: Names of the kinds of defects that are told apart, if any.
+        labels: [images] label of each image, if samples have any.
+        reads_margins: False reads patches without the margins that their augmentation could use.
+    """
+
+    source: MaskedImageFolder
+    bank: ImageBank
+    grid: PatchGrid
+    margins_px: Mapping[Stage, tuple[int, int]]
+    transformation: ImageTransform
+    classes: Sequence[str] | None = None
+    labels: Ints | None = None
+    reads_margins: ClassVar[bool] = True
+    batch_keys: ClassVar[Sequence[str]] = (
+        "image",
+        "mask",
+        "index",
+        "image_index",
+        "position",
+        "epoch",
+    )
+
+    def __init__(
+        self,
+        source: MaskedImageFolder,
+        *,
+        patch_px: int | tuple[int, int] = 128,
+        stride_px: int | tuple[int, int] | None = None,
+        edges: Edges | None = None,
+        mask_splits: Sequence[Stage] = SPLITS,
+        value_range: tuple[float, float] | None = None,
+        synthesis: DefectSpec | WatermarkSpec | None = None,
+        augment: Augment = None,
+        nuisance: SingleTexture | None = None,
+        loader: LoaderOptions | None = None,
+        batch_format: BatchFormat = "dict",
+    ) -> None:
+        super().__init__(loader=loader, batch_format=batch_format)
+        self.source = source
+        self.patch_px = pair_px("patch_px", patch_px)
+        self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
+        self.edges = edges
+        self.mask_splits = tuple(mask_splits)
+        self.value_range = value_range
+        self.synthesis = synthesis
+        self.augment = stage_augmentations(augment)
+        self.nuisance = nuisance
+        self._device_patches = DevicePatches()
+
+    @override
+    def prepare_data(self) -> None:
+        super().prepare_data()
+        if self.source.list_masks():
+            for split in self.mask_splits:
+                self.dataset(split)
+
+    def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
+        """Draw defects, nuisance and augmentation of each sample from its own stream."""
+        # Samples that are chosen anew in each epoch draw from the stream of their number in the split.
+        planned: PlannedBatch = batch | {"index": batch.get("draw", batch["index"])}
+        planned = self.transformation.plan(planned, stage)
+        return planned | {"index": batch["index"]}
+
+    def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
+        """Cut patches that the loader did not cut, cast to float, render defects, augment."""
+        if "image" not in batch:
+            batch = self._device_patches.fill(batch, self.dataset(stage))
+        finished = {key: batch[key] for key in self.batch_keys if key in batch}
+        return finished | self.transformation.finish(batch, stage)
+
+    def build_dataset(self, stage: Stage) -> PatchDataset:
+        """Return patches of the images of one stage; those of all images, as they are, to predict."""
+        make = partial(
+            PatchDataset,
+            self.bank,
+            pixels=self.source.cache != "device",
+            margin_px=self.margins_px[stage],
+        )
+        if stage == "predict":
+            return make(GridPatches(self.grid))
+        images, masks = self.open_split_masks(stage)
+        patches = self.choose_patches(images, stage)
+        if masks is not None or self.synthesis is None:
+            paster = self.choose_paster(patches)
+            return make(patches, masks=masks, labels=self.labels, paster=paster)
+        dataset = make(patches)
+        writer = self.choose_writer(dataset)
+        return dataset if writer is None else make(patches, writer=writer)
+
+    def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:
+        """Return the patches of the images of a split; by default all of the grid."""
+        return GridPatches(self.grid, images)
+
+    def choose_paster(self, patches: PatchSource) -> DefectPaster | None:
+        """Return what pastes defects of some patches into others; None pastes nothing."""
+        return None
+
+    def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
+        """Return what draws into the patches of a dataset in the workers; None: its device draws."""
+        return None
+
+    def open_split_masks(self, stage: Stage) -> tuple[Ints, ImageBank | None]:
+        """Open the masks of a split.
+
+        Returns:
+            Numbers of the images, without those whose masks are bad and skipped; and their masks,
+            `None` where the split uses none.
+
+        Raises:
+            ConfigError: Nothing is drawn either, so that nothing says what a defect is.
+        """
+        images = self.split_images[stage]
+        masks = None
+        if stage in self.mask_splits:
+            masks, good_images = self.source.open_masks(images.tolist(), self.bank, stage)
+            images = np.asarray(good_images, np.int64)
+        if masks is None and self.synthesis is None and len(images):
+            raise ConfigError(
+                f"the {stage} split has neither masks nor synthesis: "
+                "set data.masks or data.synthesis"
+            )
+        return images, masks
+
+    def inspect(self, stage: Stage) -> Visuals:
+        """Return samples before augmentation."""
+        return ImageVisuals(self.transformation, stage)
+
+    @override
+    def check_sources(self) -> dict[str, int]:
+        super().check_sources()
+        return self.describe_anew()
+
+    def describe_anew(self) -> dict[str, Any]:
+        """Return the numbers of `describe` for the files as they are now."""
+        return self.renew(self.source.unstored()).describe()
+
+    def describe(self) -> dict[str, Any]:
+        """Return numbers about the opened dataset: images and patches of each split, bytes of pixels."""
+        images = {f"{split}_images": len(numbers) for split, numbers in self.split_images.items()}
+        patches = {f"{split}_patches": len(self.dataset(split)) for split in SPLITS}
+        return describe_bank(self.bank) | images | patches
+
+    @override
+    def open_source(self) -> None:
+        self.bank = self.source.open_images()
+        self.grid = self.make_grid()
+        self.open_all_masks()
+        self.split_images = self.choose_splits()
+        self.margins_px = find_margins(self.augment if self.reads_margins else {}, self.patch_px)
+        self.transformation = self.make_transformation()
+
+    def make_grid(self) -> PatchGrid:
+        """Return the patches of all images."""
+        if self.edges is None:
+            return make_padded_grid(self.bank, self.patch_px, self.stride_px)
+        sizes_px = self.bank.heights_px, self.bank.widths_px
+        return PatchGrid(*sizes_px, self.patch_px, self.stride_px, self.edges, name=self.bank.name)
+
+    def open_all_masks(self) -> None:
+        """Open the masks of all images, where splits or samples depend on them."""
+
+    def choose_splits(self) -> dict[str, Ints]:
+        """Return for each of train, val and test the numbers of its images."""
+        names = self.source.names(self.bank)
+        return split_images(names, self.source.splits, seed=self.source.split_seed)
+
+    def make_transformation(self) -> ImageTransform:
+        """Return the work on batches on the host and on the device."""
+        if isinstance(self.synthesis, WatermarkSpec):
+            raise ConfigError(
+                "synthesis is a WatermarkSpec, which draws no defects: set synthesis=library"
+            )
+        channels = rule_of(self.source.layout).expand
+        return ImageTransform(
+            values=find_unit_range(self.bank.dtype, self.value_range),
+            read_px=self._read_px,
+            expand=channels or tuple(range(self.bank.channels)),
+            seed=self.loader.seed,
+            synthesis=self.synthesis,
+            nuisance=self.nuisance,
+            augment=self.augment,
+            is_single=channels is None,
+        )
+
+    @property
+    def _read_px(self) -> dict[Stage, tuple[int, int]]:
+        """(height, width) of the samples of each stage, with their margins."""
+        height, width = self.patch_px
+        return {
+            stage: (height + 2 * above_px, width + 2 * left_px)
+            for stage, (above_px, left_px) in self.margins_px.items()
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class StripeFiles(MaskedImageFolder):
+    """Images with references, see `lit_data.datasets.stripes.layouts`."""
+
+    layout: str | None = "channels"
+
+    caches = ("store", "device", "lru", "none")
+    draw = staticmethod(ensure_stripe_samples)
+    sample_masks = "test_masks"
+
+
+class StripeDataModule(ImageDataModule):
+    """Patches of images with references; defects are drawn, or real masks say where they are.
+
+    A batch is a dict:
+
+    ===============  ===========================  ======================================================
+    key              shape, dtype                 what
+    ===============  ===========================  ======================================================
+    ``image``        [B, 3, H, W] float32         0..1, channels target, ref1, ref2
+    ``mask``         [B, 1, H, W] float32         {0, 1}, true defects; not when predicting
+    ``index``        [B] int64                    number of the patch among those of all images
+    ``image_index``  [B] int64                    number of the image
+    ``position``     [B, 2] int64                 (y, x) of the patch in its image, px
+    ``epoch``        [B] int64                    epoch the sample was drawn for
+    ===============  ===========================  ======================================================
+
+    `batch_format` renames keys or makes a tuple; it may also name ``target``, ``ref1`` and ``ref2``
+    ([B, 1, H, W]). `classes` makes the mask [B, H, W] int64, `anomalib` its ImageBatch.
+
+    Args, beside those of `MaskedImageFolder` and `ImageDataModule`:
+        augment: Augmentation of the training split, or a mapping of stages to theirs; an
+            `Augmentation`, or any module of yours (see `lit_data.augment.ExternalTransform`). None
+            leaves images as they are.
+        nuisance: For layout `single`: what makes target and references differ.
+        backend: `cpu` has the workers draw defects, `device` the device of the batch; `auto`
+            decides by a short measurement. Samples are the same to the byte on the CPU, and to one
+            grey level of 255 between CPU and GPU.
+
+    Raises:
+        ConfigError: An option is out of its range.
+    """
+
+    synthesis: DefectSpec | None
+    channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
+
+    @name_options(StripeFiles)
+    def __init__(
+        self,
+        root: PathText | None = None,
+        *,
+        layout: str = "channels",
+        channels: Sequence[int] = (0, 1, 2),
+        files: Mapping[str, str] | None = None,
+        mask_splits: Sequence[Stage] = ("test",),
+        patch_px: int | tuple[int, int] = 128,
+        stride_px: int | tuple[int, int] = 112,
+        edges: Edges = "cover",
+        value_range: tuple[float, float] | None = None,
+        loader: LoaderOptions | None = None,
+        synthesis: DefectSpec | None = None,
+        augment: Augment = None,
+        nuisance: SingleTexture | None = None,
+        backend: Backend = "auto",
+        batch_format: BatchFormat = "dict",
+        **options: Unpack[MaskedKeywords],
+    ) -> None:
+        super().__init__(
+            StripeFiles.of(root=root, layout=layout, channels=channels, files=files, **options),
+            patch_px=patch_px,
+            stride_px=stride_px,
+            edges=edges,
+            mask_splits=mask_splits,
+            value_range=value_range,
+            synthesis=synthesis,
+            augment=augment,
+            nuisance=(nuisance or SingleTexture()) if layout == "single" else None,
+            loader=loader,
+            batch_format=batch_format,
+        )
+        self.backend = DrawingBackend(backend)
+
+    @override
+    def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
+        writer = self.transformation.make_writer()
+        return self.backend.choose(dataset, writer, self.loader, self.trainer)
+
+    @override
+    def inspect(self, stage: Stage) -> SynthesisVisuals:
+        return SynthesisVisuals(
+            self.dataset(stage), self.transformation, self._device_patches, stage
+        )
+
+    def describe_loaders(self) -> dict[str, dict[str, Any]]:
+        """Return for each stage that was read its workers, and who draws the defects."""
+        return super().describe_loaders() | self.backend.to_plain()
+
+    @override
+    def open_source(self) -> None:
+        super().open_source()
+        is_split = sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1
+        if is_split and self.source.mask_folder is None and self.synthesis is not None:
+            log.info("no masks: targets are taken as good, and defects are drawn into them")

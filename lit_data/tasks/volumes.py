@@ -84,6 +84,7 @@ def draw_volume_samples(
     Returns:
         Rows of the batch that are drawn: those with the most occupied voxels.
     """
+    # Nearly empty windows show nothing.
     order = torch.argsort(_count_occupied(batch), descending=True, stable=True)
     rows: list[int] = order[:count].tolist()
     views = [f"from {angle}°" for angle in _ANGLES_DEG]
@@ -341,6 +342,7 @@ class VolumeWriter(PredictionWriter):
         """Write a reconstruction in Hounsfield units; return the path of the file."""
         window = self._window
         affine = self._volumes.bank[number].affine
+        # Air in the window, where nothing was found.
         dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
@@ -389,6 +391,7 @@ def compare_voxels(
     common = len(true_rows)
     both = common * total / max(len(true.coords), 1)  # of all voxels, where the points are a subset
     both_sizes = total + len(reconstructed.coords)
+    # |A or B| = |A| + |B| - |A and B|.
     union = both_sizes - both
     errors = true.values[true_rows].astype(np.float64) - reconstructed.values[found_rows]
     # With no voxel in common the values count as wrong by the whole window.

@@ -137,6 +137,7 @@ def _encode(row: Mapping[str, Any]) -> bytes:
 def _decode(line: bytes) -> dict[str, Any]:
     """Return a line of a record; empty if it was cut short by a kill."""
     try:
+        # RecursionError: brackets in brackets, in a record that somebody changed.
         row = json.loads(line)
     except (ValueError, RecursionError):
         return {}
@@ -224,6 +225,7 @@ class Fetcher:
             await self._check_sum(file, path, wrong_sums)
             return await asyncio.to_thread(_finish, file, path)
         except BaseException:
+            # The next try reads these again.
             self._bar.add(-sum(arrived))
             raise
 
@@ -260,6 +262,7 @@ class Fetcher:
         """Give a whole file its name, in place of an older file or a link."""
         target = self._folder / file.name
         target.parent.mkdir(parents=True, exist_ok=True)
+        # In this order, see `Manifest`.
         self._manifest.add(file.name, entry)
         path.replace(target)
 
@@ -284,6 +287,7 @@ def _finish(file: RemoteFile, path: Path) -> MirroredFile:
     """Bring a file to the disk and give it its time."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # Before the record says that the file is there.
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -127,9 +127,11 @@ class Mirror:
                     f"{self._shown}"
                 )
         try:
+            # Before anything is written.
             _check_real((self.shelf.parent, self.shelf, self.folder))
             self.folder.mkdir(parents=True, exist_ok=True)
             with build_lock(self.shelf, wait_s=_WAIT_S, is_done=lambda: False):
+                # Another process may have filled it while this one waited.
                 if refresh or not self._is_complete():
                     sweep(self.shelf)
                     self._update()
@@ -210,6 +212,7 @@ class Mirror:
                 f"bytes) are more than data.remote.max_bytes={most_bytes} ({decimal(most_bytes)}); "
                 "raise it, or narrow data.patterns"
             )
+        # Old versions are replaced one by one, so what they take is not counted.
         free_bytes = shutil.disk_usage(self.shelf).free
         if todo_bytes > free_bytes:
             raise StoreSpaceError(
@@ -256,6 +259,7 @@ class Mirror:
             path = self.folder / name
             path.unlink(missing_ok=True)
             with suppress(OSError):
+                # From the inside out, until one is not empty.
                 for folder in path.parents[: name.count("/")]:
                     folder.rmdir()
 

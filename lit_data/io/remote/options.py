@@ -33,6 +33,7 @@ _SECRET_FIELD = re.compile(
     r"(?i)\b((?:authorization|x-amz-security-token|secret[_-]?access[_-]?key|session[_-]?token|password)['\"]?\s*[:=]\s*)"
     r"['\"]?(?:(?:bearer|basic)\s+)?[^\s,'\"]+"
 )
+# Names of keys: long-lived ones begin with AKIA, temporary ones with ASIA.
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _SHORTEST_SECRET = 8

@@ -49,6 +49,7 @@ class Scope:
         beside: tuple[str, ...] = (),
     ) -> Self:
         """Images by their patterns, all masks of a folder below the root, and some other files."""
+        # Masks elsewhere on this machine are not on the server.
         below = (
             ()
             if masks is None or Path(masks).is_absolute()
@@ -121,11 +122,13 @@ def check_names(names: Iterable[str], address: Address) -> None:
         if fault := find_fault(name):
             problems.add(address.name(name), f"the name {fault}")
             continue
+        # Some local file systems take names that differ in case, or in the form of accents, for one.
         first = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if first != name:
             problems.add(
                 address.name(name), f"differs from {first!a} in case or accents only; rename one"
             )
+        # Every folder above a file; the first known one has all of its parents already.
         folder = name.rpartition("/")[0]
         while folder and folder not in folders:
             folders[folder] = name
@@ -169,6 +172,7 @@ def parse_list(content: bytes, what: str) -> dict[str, str | None]:
             raise DataError(
                 f"{what}, line {number}: is HTML and no list of files: {escape(line[:80])}"
             )
+        # As `sha256sum` writes it: a sum, two blanks or a blank and a star, and the name.
         match = _LINE.fullmatch(line)
         stated, name = (match[1].lower(), match[2]) if match else (None, line.strip())
         name = name.removeprefix("./")

@@ -161,6 +161,7 @@ def all_text(values: object) -> bool:
 
 def add_shards(writer: ArrayWriter, shards: Sequence[Shard]) -> None:
     """Write the sums and sizes of shards into an index."""
+    # Key and SHA-256 sum of each shard, 32 bytes each.
     sums = b"".join(bytes.fromhex(shard.key) + bytes.fromhex(shard.sha256) for shard in shards)
     writer.add("sums", np.frombuffer(sums, np.uint8))
     writer.add("sizes", np.array([shard.nbytes for shard in shards], np.uint64))
@@ -190,6 +191,7 @@ def locate_below(root: Path, name: str) -> str:
     Raises:
         DataError: It would lie elsewhere.
     """
+    # The index comes from a server.
     if fault := find_fault(name):
         raise DataError(f"a set of shards names a file that {fault}: {name!a:.80}")
     return f"{root}/{name}"

@@ -54,6 +54,7 @@ class SetWriter:
         scratch.mkdir(parents=True, exist_ok=True)
         sweep(scratch)
         self._sizes = transport.list_sizes("shards")
+        # Names of shards are KEY-SUM.tar.
         self.there = {name.partition("-")[0]: name for name in self._sizes}
 
     def bring(
@@ -195,6 +196,7 @@ class _Written:
         """Describe a shard by its store, of which nothing is kept open."""
         arrays = {
             "sizes": np.stack((store.heights_px, store.widths_px), axis=1).reshape(-1),
+            # Copies, as the arrays of a store are views of its map.
             "files": store.sources.files.copy(),
             "names": store.sources.names.copy(),
             "firsts": store.sources.firsts.copy(),
@@ -287,6 +289,7 @@ class ImagePublisher:
         options = self._options
         table = list_below(sources, self._names)
         recipe = Recipe(table, self._decoder.fingerprint, options.on_bad, options.store)
+        # Without a note a shard that is there is fetched again, to be described.
         note = self._writer.scratch / "notes" / recipe.key
         if recipe.key in self._writer.there and is_there(note):
             return _Written.read(note)
@@ -316,6 +319,7 @@ class ImagePublisher:
         counts = [len(entry.sizes_px) for entry in written]
         places = np.zeros(sum(counts), PLACE)
         places["shard"] = np.repeat(np.arange(len(written)), counts)
+        # Images of a shard lie in their order.
         places["row"] = np.concatenate([np.arange(count) for count in counts])
         sizes_px = np.concatenate([entry.sizes_px for entry in written])
         places["height_px"], places["width_px"] = sizes_px.T
@@ -365,6 +369,7 @@ def _join(tables: Sequence[SourceTable]) -> SourceTable:
     name_bytes = file_count = 0
     for table in tables:
         moved_files = table.files.copy()
+        # Ends of names count bytes of all names before.
         moved_files["name_end"] += np.uint64(name_bytes)
         names.append(table.names)
         files.append(moved_files)

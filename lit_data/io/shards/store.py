@@ -26,10 +26,10 @@ from lit_data.io.remote.transport import Transport, open_transport
 from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.store.arrays import publish
-from lit_data.io.store.files import Tar, corrupt
 from lit_data.io.store.bands import BandedImage
-from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.store.build import describe_options
+from lit_data.io.store.files import Tar, corrupt
+from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
 
@@ -88,6 +88,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
         """See `lit_data.io.images.image_source.cut_patches`."""
         shards = self.shard_of[images]
+        # Each shard is opened once, however its images are mixed.
         for shard in np.unique(shards).tolist():
             of_shard = np.flatnonzero(shards == shard)
             store = self._check(self.cache.open(shard), images[of_shard])
@@ -159,6 +160,7 @@ class ShardedRoot:
         self.transport: Transport = open_transport(root, options)
         self._options = options
         self._max_bytes = max_bytes
+        # Two servers may have sets of one address.
         identity = f"{root} {options.endpoint_url or ''}"
         digest = hashlib.sha256(identity.encode("utf-8", "surrogateescape")).hexdigest()[:12]
         name = re.sub(r"[^A-Za-z0-9._-]", "_", root.rstrip("/").rpartition("/")[2])[:64]
@@ -225,6 +227,7 @@ class ShardedRoot:
 
     @property
     def _pointer(self) -> Mapping[str, str]:
+        # Read each time: a refresh, also by another process, may bring a newer set.
         path = self._shelf / POINTER
         if not path.exists():
             self.refresh()
@@ -309,11 +312,13 @@ def _unpack(tar: Path, folder: Path, what: str) -> None:
     folder.mkdir()
     with tar.open("rb") as file:
         for name, (begin, nbytes) in Tar.open(tar).members.items():
+            # Names of a tar are not trusted.
             if fault := find_fault(name):
                 raise DataError(f"{what}: the name of a file {fault}: {name!a:.80}")
             file.seek(begin)
             try:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(file.read(nbytes))
+            # Of two names that are a file and a folder in one, the second cannot be written.
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
                 raise DataError(f"{what}: a file has the name of a folder: {name!a:.80}") from error

@@ -68,6 +68,7 @@ class Described(NamedTuple):
             shape=facts.shape,
             points=stored.points,
             nbytes=sum(array.nbytes for array in arrays.values()),
+            # Bytes of the dense array follow from it and the shape.
             itemsize=arrays["values"].dtype.itemsize,
             has_labels="labels" in arrays,
             shard=shard,
@@ -139,6 +140,7 @@ def _publish(
     key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
     note = writer.scratch / "notes" / f"{key}.json"
     if key in writer.there and note.exists():
+        # A shard that is there and noted is not fetched again.
         return Described.read(note)
 
     def build(temp: Path) -> Path:
@@ -254,6 +256,7 @@ class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
     def __getitem__(self, index: int) -> SparseVolume:
         """One volume, which is fetched if it is not here."""
         volume = self.cache.open(index)
+        # A whole shard may still be another volume than the index says.
         if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
             raise corrupt(
                 self.cache.fetch(index), "it does not hold what the index of the set says"
@@ -269,6 +272,7 @@ class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
         sources = []
         for number, name in enumerate(self._names):
             locate_below(self._root, name)  # files are written under it
+            # The kind is never looked at, as nothing reads these files.
             path = self.name(number)
             sources.append(VolumeSource(name, path, "npz", (path,)))
         return sources

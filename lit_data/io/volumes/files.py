@@ -66,6 +66,7 @@ def open_npz(path: str, nan_fill: float | None) -> FileVolume:
         DataError: damaged, no array of three axes, or several.
     """
     check_regular(path)
+    # It stays open as long as slices are read from it.
     archive = zipfile.ZipFile(path)
     try:
         headers = read_directory(archive)
@@ -122,6 +123,7 @@ class MappedSlices:
         """Read slices ``begin`` to ``end``: [n, y, x], a view; the pages before are given back."""
         if begin and not self._is_fortran and hasattr(mmap, "MADV_DONTNEED"):
             done_bytes = self._offset + begin * self._array[0].nbytes
+            # A volume is read forward, so pages behind are not needed again.
             self._map.madvise(mmap.MADV_DONTNEED, 0, done_bytes // mmap.PAGESIZE * mmap.PAGESIZE)
         return self._array[begin:end]
 
@@ -247,6 +249,7 @@ def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
 
 def _read_shape(header: Any) -> Triple:  # noqa: ANN401
     stored: list[int] = [int(length) for length in header.get_data_shape()]
+    # Axes that are missing count as one voxel; a fourth one of length 1 is none.
     x, y, z, *more = [*stored, 1, 1, 1]
     if not stored or any(length != 1 for length in more):
         raise DataError(
@@ -256,6 +259,7 @@ def _read_shape(header: Any) -> Triple:  # noqa: ANN401
 
 
 def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
+    # Programs that do not scale leave NaN or 0 here.
     slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
     if not np.isfinite(slope) or slope == 0:
         return 1.0, 0.0

@@ -153,6 +153,7 @@ class StoredScale:
             return stored.astype(self.dtype, copy=False)
         if self.dtype.kind == "f":
             return self._apply_float(stored)
+        # In int32, so that a number beyond what the header allows is noticed below.
         values = stored.astype(np.int32) * int(self.slope) + int(self.intercept)
         result = values.astype(np.int16)
         if not np.array_equal(values, result):
@@ -164,6 +165,7 @@ class StoredScale:
     def _apply_float(self, stored: Array) -> Array:
         if self.stored.kind in "iu" and stored.size:
             low, high = int(stored.min()), int(stored.max())
+            # float32 would round them without a word.
             if max(-low, high) > EXACT_FLOAT:
                 raise DataError(f"values {low} to {high}; these are no Hounsfield units")
         # The check for NaN and inf that follows names the place.

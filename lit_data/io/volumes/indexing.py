@@ -192,6 +192,7 @@ class LabelCollector(Generic[T]):
         order = np.argsort(labels, kind="stable")
         positions = places.take(order).astype(self._dtype)
         positions += self._dtype.type(offset)
+        # One part for each label of the slab.
         classes, starts = np.unique(labels.take(order), return_index=True)
         for label, part in zip(classes.tolist(), np.split(positions, starts[1:]), strict=True):
             self._parts[label].append(self._keep(part))
@@ -377,6 +378,7 @@ def scan_slabs(
     for begin, end in volume.slabs():
         slab = np.ascontiguousarray(volume.read(begin, end)).reshape(-1)
         places = finder.find(slab)  # within the slab
+        # Where each slice of the slab begins among its occupied voxels.
         edges = np.searchsorted(places, np.arange(end - begin + 1) * plane)
         voxel_labels = _NO_LABELS
         if labels is not None and collector is not None:

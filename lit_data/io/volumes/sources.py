@@ -82,6 +82,7 @@ def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
     sources: dict[str, VolumeSource] = {}
     for folder, names in _walk(root, problems):
         for source in _list_folder(root, folder, names, problems):
+            # a.npy and a.nii would be one volume of two files.
             first = sources.setdefault(source.name, source)
             if first is not source:
                 problems.add(source.path, f"the same name as {show_path(first.path)}")

@@ -133,6 +133,7 @@ class SparseVolume:
         _, height, width = self.shape
         flat = self.positions if rows is None else self.positions[rows]
         coords = np.empty((len(flat), 3), np.int32)
+        # A division and a product are faster than two remainders.
         line = flat // width
         coords[:, 2] = flat - line * width
         if rows is None:  # of all voxels the slices are known, which saves a division

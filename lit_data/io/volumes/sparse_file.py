@@ -139,6 +139,7 @@ class StoredVolume:
         """
         arrays = {name: self.folder.map(name, dtype) for name, dtype in self._descrs.items()}
         facts = self.facts
+        # JSON holds it row by row.
         affine = None if facts.affine is None else np.array(facts.affine).reshape(4, 4)
         label_index: LabelIndex | None = None
         try:
@@ -257,6 +258,7 @@ class Spool:
         """Yield the values of a stretch in parts of ``COPY_BYTES``."""
         stop = self._nbytes if end is None else end
         for start in range(begin, stop, COPY_BYTES):
+            # Without moving the end that `append` writes at.
             raw = os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start)
             yield np.frombuffer(raw, dtype)
 
@@ -289,6 +291,7 @@ def _write_arrays(
             counts.append(slab.counts)
             stream.append(slab.positions)
             values.append(slab.values)
+            # Empty arrays without labels.
             voxel_labels.append(slab.labels)
     # The values wait for the last slab, which alone can say whether all are whole numbers.
     writer.add("slices", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))

@@ -100,6 +100,7 @@ class SparseStore(VolumeBank):
             StoreError: the folder cannot be read or written.
             WorkerDiedError: a process died.
         """
+        # Other options make another store beside this one.
         digest = hashlib.sha256(options.fingerprint().encode()).hexdigest()
         build = _Build(
             sources=sources,

@@ -174,6 +174,7 @@ class FileVolume(Volume):
             return slab
         if self._nan_fill is not None:
             return np.where(is_finite, slab, np.float32(self._nan_fill))
+        # argmin of booleans is the first that is False.
         z, y, x = np.unravel_index(int(is_finite.argmin()), slab.shape)
         count = slab.size - int(is_finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
@@ -295,6 +296,7 @@ class StreamSlices:
     def read(self, begin: int, end: int) -> Array:
         """Read slices ``begin`` to ``end``; behind the last one a checksum is compared."""
         slab = np.empty((end - begin, *self.shape[1:]), self._dtype)
+        # Seeking in a packed stream unpacks all before it again.
         if begin != self._next_slice:
             self._stream.seek(self._offset + begin * slab[0].nbytes)
         self._next_slice = -1  # until all has been read
@@ -328,5 +330,6 @@ class StreamSlices:
             if not chunk:
                 missing = f"{len(rest)} of {size_bytes} bytes are missing from slice {begin} on"
                 raise DataError(f"cut short: {missing}; copy or download the file again")
+            # Straight into the slab, without a second copy.
             rest[: len(chunk)] = chunk
             rest = rest[len(chunk) :]

@@ -104,9 +104,7 @@ def test_padding_adds_air_and_cropping_takes_the_middle() -> None:
     np.testing.assert_array_equal(_read(padded, 3), expected)
 
 
-def test_labels_are_never_blended_and_keep_to_their_voxels(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.zeros(SHAPE, np.uint8)
     labels[:, :, 6:] = 9
     volume = np.where(labels > 0, np.int16(500), np.int16(-1000))

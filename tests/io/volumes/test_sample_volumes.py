@@ -5,13 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.io.volumes import (
-    IndexOptions,
-    Resolution,
-    SparseStore,
-    find_volumes,
-    open_volume,
-)
+from lit_data.io.volumes import IndexOptions, Resolution, SparseStore, find_volumes, open_volume
 
 pytestmark = pytest.mark.data
 pytest.importorskip("nibabel")

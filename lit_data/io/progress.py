@@ -5,7 +5,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
 from typing import TYPE_CHECKING, Self, TypeVar
 
 if TYPE_CHECKING:
@@ -91,12 +90,7 @@ class BytesBar:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         if self._bar is not None:
             self._bar.stop()
 

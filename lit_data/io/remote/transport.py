@@ -17,7 +17,6 @@ from concurrent.futures import Future
 from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from typing_extensions import override
@@ -166,12 +165,7 @@ class ServerTransport(Transport):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         thread = self._threads.pop(os.getpid(), None)
         if thread is not None:
             thread.end()

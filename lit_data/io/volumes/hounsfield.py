@@ -43,11 +43,6 @@ class Window:
         """The lower edge; scaled to 0."""
         return self.centre_hu - self.width_hu / 2
 
-    @property
-    def high_hu(self) -> float:
-        """The upper edge; scaled to 1."""
-        return self.centre_hu + self.width_hu / 2
-
     def scale(self, values: Array) -> NDArray[np.float32]:
         """Scale Hounsfield units of any shape to float32 in 0..1, clipped outside the window."""
         scaled = (values.astype(np.float32) - np.float32(self.low_hu)) / np.float32(self.width_hu)

@@ -283,9 +283,6 @@ def _lie_alike(labels: Volume, volume: Volume) -> bool:
 
 
 def _find_one(path: str | os.PathLike[str]) -> VolumeSource:
-    path = Path(path)
-    if not path.is_dir():
-        return VolumeSource(path.name, os.fspath(path), guess_kind(path), (os.fspath(path),))
     sources = find_volumes(path)
     if len(sources) != 1:
         raise DataError(

@@ -4,7 +4,6 @@ import importlib
 import math
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
 from typing import IO, Any, Final, Literal, Protocol, Self
 
 import numpy as np
@@ -86,12 +85,7 @@ class Volume:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     @property

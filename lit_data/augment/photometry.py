@@ -19,7 +19,7 @@ from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
 Planes = NDArray[np.float32]
-Numbers = TypeVar("Numbers", Tensor, NDArray[np.float32])
+Numbers = TypeVar("Numbers", Tensor, Planes)
 _TRUNCATE: Final = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
 _STEPS: Final = 65536
@@ -28,7 +28,7 @@ _LEAST_WEIGHT: Final = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 
 
-def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArray[np.float32]:
+def gaussian_weights(sigma_px: Planes, largest_px: float) -> Planes:
     """Return kernels along one axis, all as long as the widest needs.
 
     Args:
@@ -43,9 +43,7 @@ def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArra
     # So narrow a Gaussian has its weight in the middle tap alone, and needs no division by 0.
     sigma = np.maximum(sigma_px.astype(np.float64), 1e-3)[..., None]
     weights = np.exp(-(distance**2) / (2 * sigma**2))
-    normalised: NDArray[np.float32] = (weights / weights.sum(axis=-1, keepdims=True)).astype(
-        np.float32
-    )
+    normalised: Planes = (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
     return normalised
 
 
@@ -134,9 +132,7 @@ def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     return torch.from_numpy(windows).view(*draws.shape[:-1], height_px, width_px)
 
 
-def _cut_window(
-    drawn: NDArray[np.float32], height_px: int, width_px: int
-) -> tuple[NDArray[np.float32], np.float32]:
+def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, np.float32]:
     """Return a window of the field, and the sign that its values get."""
     field = noise_field(_CPU).numpy()
     sign = np.float32(-1 if drawn[2] < 0.5 else 1)
@@ -351,7 +347,7 @@ def _clip(planes: Planes) -> Planes:
     return planes
 
 
-def _by_channel(draws: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+def _by_channel(draws: Planes, channels: int) -> Planes:
     return draws.reshape(len(draws), channels, -1)
 
 

@@ -100,21 +100,6 @@ SEARCH_PX: Final = 6
 _TIE: Final = 1e-6
 
 
-def find_edge(windows: "Windows") -> tuple["Tensor", "Tensor"]:
-    """Return where the target changes most, from the centre: [n] float32 whole px each."""
-    offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=windows.device)
-    rows = (windows.nearest_y[:, None] + offset)[:, :, None]
-    columns = (windows.nearest_x[:, None] + offset)[:, None, :]
-    target = windows.canvas.read_target(windows.row, rows, columns)
-    change_down = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_()
-    change_across = (target[:, 1:-1, 2:] - target[:, 1:-1, :-2]).abs_()
-    change = change_down + change_across
-    side = 2 * SEARCH_PX + 1
-    # Equal edges are common; the first of them is taken on every device.
-    best = (change.flatten(1) - torch.arange(side**2, device=windows.device) * _TIE).argmax(1)
-    return (best // side - SEARCH_PX).float(), (best % side - SEARCH_PX).float()
-
-
 class Windows:
     """Windows of n defects, [h, w] pixels each.
 
@@ -171,8 +156,18 @@ class Windows:
 
     @cached_property
     def edge(self) -> tuple[Tensor, Tensor]:
-        """Strongest edge near each defect, from its centre: [n] float32 whole px each."""
-        return find_edge(self)
+        """Place near each centre where the target changes most, from it: [n] float32 whole px each."""
+        offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=self.device)
+        rows = (self.nearest_y[:, None] + offset)[:, :, None]
+        columns = (self.nearest_x[:, None] + offset)[:, None, :]
+        target = self.canvas.read_target(self.row, rows, columns)
+        change_down = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_()
+        change_across = (target[:, 1:-1, 2:] - target[:, 1:-1, :-2]).abs_()
+        change = change_down + change_across
+        side = 2 * SEARCH_PX + 1
+        # Equal edges are common; the first of them is taken on every device.
+        best = (change.flatten(1) - torch.arange(side**2, device=self.device) * _TIE).argmax(1)
+        return (best // side - SEARCH_PX).float(), (best % side - SEARCH_PX).float()
 
     @property
     def noise(self) -> Tensor:
@@ -285,8 +280,17 @@ class Pixels:
         return (means[:, :-1] / means[:, -1:].clamp(min=1 / 9)).sqrt_()
 
     def of_each(self, values: Tensor) -> Tensor:
-        """Return values of the defects, [n, ...], for each pixel: [K, ...]."""
-        return values[self.defect]
+        """Return one value of each defect, [n] or [n, 1, 1], for each pixel: [K]."""
+        return values.view(-1)[self.defect]
+
+    def turn_into(self, source: Tensor, opacity: Tensor | float = 1.0) -> Tensor:
+        """Return the numbers to add so that other pixels show, as far as a defect covers.
+
+        Args:
+            source: [K, C] float32 in 0..1, or [K, 1].
+            opacity: [K] float32, fraction of the source that shows.
+        """
+        return (source - self.before) * (self.cover * opacity)[:, None]
 
 
 def _number(cover: Tensor) -> list[Tensor]:

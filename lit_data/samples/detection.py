@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 
 CLASSES: Final = ("disc", "square", "triangle")
 
@@ -194,11 +194,9 @@ def ensure_detection_samples(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Make the detection samples once and say where they are.
+    """Make the detection samples once and return their folder.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
-    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
-    and two processes at once end with one.
+    See `lit_data.samples.sample_set.ensure_set`.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -216,10 +214,7 @@ def ensure_detection_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = DetectionSampleSpec(count, size_px, seed)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(
-        root, recipe, lambda folder: _write_set(folder, spec, progress), what="detection"
-    )
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
@@ -234,7 +229,6 @@ def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
     folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
     (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:

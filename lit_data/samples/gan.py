@@ -16,7 +16,7 @@ from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import Recipe, SampleSpec, check_integer, ensure_set, seal
+from lit_data.samples.sample_set import Recipe, SampleSpec, check_integer
 
 Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
@@ -35,16 +35,12 @@ _HIT: Final = 2e-3
 _TILT_RAD: Final = 0.6  # from upright, at most
 _BLUR: Final = 0.02  # half width of the line between the colours
 _EDGE: Final = 0.03  # how far the edges of a box are rounded
-# Lower radius, half of the height, upper radius.
+# Smallest and largest of three lengths of each kind.
 _SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "ellipsoid": ((0.6, 0.95), (0.45, 0.8), (0.45, 0.95)),  # radii
     "box": ((0.4, 0.56), (0.35, 0.56), (0.35, 0.56)),  # halves of the sides
     "cylinder": ((0.4, 0.65), (0.45, 0.72), (0.0, 0.0)),  # radius, half of the height
-    "cone": (
-        (0.55, 0.75),
-        (0.5, 0.65),
-        (0.0, 0.2),
-    ),
+    "cone": ((0.55, 0.75), (0.5, 0.65), (0.0, 0.2)),  # lower radius, half of the height, upper
     "torus": ((0.55, 0.66), (0.18, 0.3), (0.0, 0.0)),  # radius of the ring, and of its section
 }
 
@@ -185,13 +181,8 @@ def _trace(
         active_rays = np.flatnonzero((distance > _HIT) & (at < far))
         if not active_rays.size:
             break
-        active, at, far, start, way = (
-            active[active_rays],
-            at[active_rays],
-            far[active_rays],
-            start[:, active_rays],
-            way[:, active_rays],
-        )
+        active, at, far = active[active_rays], at[active_rays], far[active_rays]
+        start, way = start[:, active_rays], way[:, active_rays]
     return along, np.where(away < _HIT, np.float32(0), away)
 
 
@@ -359,8 +350,7 @@ def ensure_gan_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = GANSampleSpec(count, size_px, seed, tiles)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda folder: _write_set(folder, spec, progress), what="GAN")
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
@@ -379,4 +369,3 @@ def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
         write_png(root / spec.split_of(number) / solid.kind / name, np.concatenate(rows))
     (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))

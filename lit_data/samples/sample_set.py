@@ -70,6 +70,18 @@ class SampleSpec:
         made_from = {"count": self.count, self.size_name: list(self.size), "seed": self.seed}
         return {"format": format_version, "made_from": made_from}
 
+    def ensure(self, folder: Path, format_version: int, write: Callable[[Path], None]) -> Path:
+        """Make the set once in a folder of its own, and return that; see `ensure_set`.
+
+        Args:
+            folder: Folder of sets.
+            format_version: Version of pixels and layout.
+            write: Writes the files into a folder that is not there yet.
+        """
+        return write_once(
+            Path(folder) / self.folder_name, self.recipe(format_version), write, self.kind
+        )
+
 
 def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, what: str) -> Path:
     """Make a set once and say where it is.
@@ -101,6 +113,16 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
             f"cannot make the {what} samples in {root.parent} ({error}); name another folder"
         ) from error
     return root
+
+
+def write_once(root: Path, recipe: Recipe, write: Callable[[Path], None], kind: str) -> Path:
+    """Make a set as `ensure_set` does, and seal what `write` has written."""
+
+    def write_and_seal(folder: Path) -> None:
+        write(folder)
+        seal(folder, recipe)
+
+    return ensure_set(root, recipe, write_and_seal, what=kind)
 
 
 def is_complete(root: Path, recipe: Recipe) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -97,9 +98,9 @@ class CameraView:
     def displace(self, y: Floats, x: Floats, height_px: int) -> tuple[Floats, Floats]:
         """Return the pattern's coordinates under the pixels (y, x)."""
         swing = 2 * y / height_px - 1
-        return y + self.shift_px[0] + self.drift_px[0] * swing, x + self.shift_px[
-            1
-        ] + self.drift_px[1] * swing
+        seen_y = y + self.shift_px[0] + self.drift_px[0] * swing
+        seen_x = x + self.shift_px[1] + self.drift_px[1] * swing
+        return seen_y, seen_x
 
     def light(self, y: Floats, x: Floats, shape: tuple[int, int]) -> Floats:
         """Return the factor from reflectance to grey level at the pixels (y, x)."""
@@ -142,11 +143,8 @@ def draw_views(rng: np.random.Generator) -> list[CameraView]:
     """
     side = rng.choice([-1, 1], 2)
     gradient, vignette = rng.uniform(-0.07, 0.07, 2), rng.uniform(0.03, 0.14)
-    noise, mottle, column_spread = (
-        rng.uniform(0.007, 0.013),
-        rng.uniform(0.002, 0.005),
-        rng.uniform(0.002, 0.005),
-    )
+    noise = rng.uniform(0.007, 0.013)
+    mottle, column_spread = rng.uniform(0.002, 0.005), rng.uniform(0.002, 0.005)
     views = []
     for moved in (0, 1, 1):
         shift = moved * side * rng.uniform(0.35, 0.75, 2)
@@ -195,18 +193,21 @@ def expose(
 
 def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Floats, Floats]:
     """Return the row and column coordinates of a window, [h, 1] and [1, w], ends excluded."""
-    return np.arange(top, bottom, dtype=np.float64)[:, None], np.arange(
-        left, right, dtype=np.float64
-    )[None, :]
+    rows, columns = (
+        np.arange(top, bottom, dtype=np.float64),
+        np.arange(left, right, dtype=np.float64),
+    )
+    return rows[:, None], columns[None]
 
 
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
-LEAST_CHANGE = (
-    0.05  # grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask
-)
-LEAST_AREA_PX = 6  # in each channel that shows the defect, else it is drawn anew
-MARGIN_PX = 6  # between two defects, more than twice the largest misregistration
+LEAST_CHANGE: Final = 0.05
+"""Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
+LEAST_AREA_PX: Final = 6
+"""In each channel that shows the defect, else it is drawn anew."""
+MARGIN_PX: Final = 6
+"""Between two defects, more than twice the largest misregistration."""
 
 Window = tuple[int, int, int, int]
 """(top, left, bottom, right) in px, ends excluded."""
@@ -228,10 +229,8 @@ class DrawnScratch:
 
     def change(self, pattern: StripePattern, y: Floats, x: Floats) -> Floats:
         """Return the change of reflectance at (y, x), which all stripes take alike."""
-        offset_y, offset_x = (
-            y[..., None] - self.points_yx[:, 0],
-            x[..., None] - self.points_yx[:, 1],
-        )
+        offset_y = y[..., None] - self.points_yx[:, 0]
+        offset_x = x[..., None] - self.points_yx[:, 1]
         squared_px = offset_y**2 + offset_x**2
         nearest = squared_px.argmin(axis=-1)
         distance_px = np.sqrt(squared_px.min(axis=-1))
@@ -260,12 +259,8 @@ class MissingPiece:
         """Return the change of reflectance at (y, x)."""
         stripe, along_px = pattern.locate(y, x)
         inside = np.clip(np.minimum(along_px - self.start_px, self.stop_px - along_px) + 0.5, 0, 1)
-        return np.asarray(
-            -self.share
-            * inside
-            * (np.floor(stripe) == self.stripe)
-            * pattern.stripe_part(stripe, along_px)
-        )
+        is_stripe = np.floor(stripe) == self.stripe
+        return np.asarray(-self.share * inside * is_stripe * pattern.stripe_part(stripe, along_px))
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,9 +324,8 @@ def grey_change(
     """
     y, x = pixel_grid(*defect.window)
     y_seen, x_seen = view.displace(y, x, shape[0])
-    change = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen)) * view.light(
-        y, x, shape
-    )
+    reflectance = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen))
+    change = reflectance * view.light(y, x, shape)
     return np.where(np.abs(change) >= LEAST_CHANGE, change, 0).astype(np.float32)
 
 
@@ -382,10 +376,8 @@ def _draw_scratch(
 
 
 def _surround(points_yx: Floats, reach_px: float) -> Window:
-    low, high = (
-        np.floor(points_yx.min(axis=0) - reach_px),
-        np.ceil(points_yx.max(axis=0) + reach_px),
-    )
+    low = np.floor(points_yx.min(axis=0) - reach_px)
+    high = np.ceil(points_yx.max(axis=0) + reach_px)
     return int(low[0]), int(low[1]), int(high[0]) + 1, int(high[1]) + 1
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
 from lit_data.types import Array
 
@@ -299,10 +299,7 @@ def ensure_watermark_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = WatermarkSampleSpec(count, size_px, seed)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(
-        root, recipe, lambda folder: _write_set(folder, spec, progress), what="watermark"
-    )
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
@@ -313,7 +310,6 @@ def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
     ):
         _write_sample(root / spec.split_of(number), spec, number)
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(folder: Path, spec: WatermarkSampleSpec, number: int) -> None:

@@ -227,6 +227,7 @@ def _take_row(layers: Layers, row: int) -> Layers:
 
 
 def _join(results: Sequence[Layers]) -> Layers:
+    # Random crops may differ from sample to sample, which no batch can hold.
     sizes = {result.size_px for result in results}
     if len(sizes) > 1:
         raise ConfigError(

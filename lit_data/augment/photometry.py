@@ -96,6 +96,7 @@ def noise_field(device: torch.device) -> Tensor:
     It is normal with variance 1 (Box and Muller, 1958).
     """
     draws = uniform(0, Stream.NOISE, np.arange(FIELD_PX), 0, FIELD_PX).astype(np.float64)
+    # Two uniform numbers make two normal ones.
     radius, angle = np.sqrt(-2 * np.log(1 - draws[:, ::2])), 2 * np.pi * draws[:, 1::2]
     field = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)), axis=1)
     return torch.from_numpy(field.astype(np.float32)).to(device, non_blocking=True)

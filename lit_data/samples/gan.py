@@ -73,6 +73,7 @@ def draw_solid(seed: int, number: int) -> Solid:
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     kind = KINDS[number % len(KINDS)]
     first, second, third = (float(rng.uniform(low, high)) for low, high in _SIZES[kind])
+    # The second colour lies well away from the first on the colour circle.
     hue, step = rng.uniform(), rng.uniform(0.2, 0.8)
     colours = [
         colorsys.hsv_to_rgb(part % 1, rng.uniform(0.5, 0.9), rng.uniform(0.6, 0.95))
@@ -82,6 +83,7 @@ def draw_solid(seed: int, number: int) -> Solid:
     turn = _turn(
         rng.uniform(0, 2 * math.pi), rng.uniform(0, _TILT_RAD), rng.uniform(0, 2 * math.pi)
     )
+    # A normal vector has no preferred direction, so its unit vector is uniform on the sphere.
     unit = (parting / np.linalg.norm(parting)).astype(np.float32)
     return Solid(kind, (first, second, third), turn, np.array(colours, np.float32), unit)
 
@@ -110,6 +112,7 @@ class Cameras:
     def at(cls, poses: Floats, size_px: tuple[int, int]) -> "Cameras":
         """Cameras at [V, 2] (azimuth, elevation) in rad, whose views are of (h, w) px."""
         origins, directions = cast_rays(poses, size_px)
+        # Where |origin + t * direction| = 1: a quadratic in t with its vertex at `middle`.
         middle = -(origins * directions).sum(0)
         squared = 1 - (origins**2).sum(0) + middle**2
         pixels = np.flatnonzero(squared > 0)
@@ -136,6 +139,7 @@ def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
     outward = np.stack((cos_e * cos_a, cos_e * sin_a, sin_e))
     right = np.stack((-sin_a, cos_a, np.zeros_like(sin_a)))
     up = np.cross(outward, right, axis=0)
+    # Pixels of the plane at distance 1, which the field of view spans from top to bottom.
     step = 2 * _REACH / height
     across = (np.arange(width) + 0.5 - width / 2) * step
     down = (np.arange(height) + 0.5 - height / 2)[:, None] * step
@@ -173,6 +177,7 @@ def _trace(
     """
     along, away = cameras.near.copy(), np.full_like(cameras.near, np.inf)
     active, at, far = np.arange(len(along)), cameras.near, cameras.far
+    # Sphere tracing: a step of the distance to the surface never passes through it.
     for _ in range(_STEPS):
         distance = solid.distance(start + at * way) + less
         nearer = np.flatnonzero(distance < away[active])
@@ -190,6 +195,7 @@ def _shade(solid: Solid, points: Floats) -> Floats:
     """Colours of points [3, N] at the surface, by Lambert's law: [N, 3] float32 in 0..1."""
     light = solid.turn.T @ (_LIGHT / np.linalg.norm(_LIGHT))
     lit = _AMBIENT + (1 - _AMBIENT) * np.maximum(light @ _normals(solid, points), 0)
+    # From 0 to 1 across the line between the colours, which is blurred against jagged edges.
     share = np.clip(solid.parting @ points / np.float32(2 * _BLUR) + np.float32(0.5), 0, 1)[:, None]
     return np.asarray(
         lit[:, None] * (solid.colours[0] * share + solid.colours[1] * (1 - share)), np.float32
@@ -198,6 +204,7 @@ def _shade(solid: Solid, points: Floats) -> Floats:
 
 def _normals(solid: Solid, points: Floats) -> Floats:
     """Directions in which the distance grows, from four values around each point: [3, N] float32."""
+    # Four corners of a tetrahedron give the gradient with fewer values than three pairs.
     corners = np.array(((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)), np.float32)[..., None]
     slope = sum(solid.distance(points + np.float32(1e-3) * corner) * corner for corner in corners)
     normals: Floats = slope / np.maximum(_length(*slope), np.float32(1e-12))
@@ -361,6 +368,7 @@ def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
     cameras = Cameras.at(layout.poses(spec.tiles), (spec.size[0], spec.size[1]))
     for number in track(range(spec.count), "making GAN samples", spec.count, enabled=progress):
         solid = draw_solid(spec.seed, number)
+        # Rows of the sheet are elevations, columns azimuths.
         rows = [
             np.concatenate(list(row), axis=1)
             for row in np.split(render_views(solid, cameras), spec.tiles)

@@ -71,6 +71,7 @@ def draw_surface(
     if rng.random() < _DEFECTIVE:
         for _ in range(int(rng.integers(1, 4))):
             shape = _draw_scratch(rng, size_px) if rng.random() < 0.5 else _draw_pit(rng, size_px)
+            # Pits and scratches brighten or darken, and are marked where they are plainly seen.
             image += np.float32(rng.choice((-1, 1)) * rng.uniform(50, 110)) * shape
             mask |= (shape > 0.4).astype(np.uint8)
     return np.asarray(np.rint(image.clip(0, 255)), np.uint8), mask
@@ -79,6 +80,7 @@ def draw_surface(
 def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
     rows, columns = _choose_place(rng, size_px)
     radii = rng.uniform(3, 9, 2)
+    # A flat bottom and a steep rim: the square of the usual exponent.
     depth: Any = np.exp(-(((rows / radii[0]) ** 2 + (columns / radii[1]) ** 2) ** 2))
     return np.asarray(depth, np.float32)
 
@@ -88,6 +90,7 @@ def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(15, 45), rng.uniform(1.2, 2.5)
     along = columns * np.cos(angle) + rows * np.sin(angle)
     across = rows * np.cos(angle) - columns * np.sin(angle)
+    # Nearly constant along its length, a Gaussian across it.
     depth: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
     return np.asarray(depth, np.float32)
 

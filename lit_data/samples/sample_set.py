@@ -62,6 +62,7 @@ class SampleSpec:
 
     def split_of(self, number: int) -> str:
         """Return ``train``, ``val`` or ``test`` for the number of a sample; 160 samples give 112, 24 and 24."""
+        # Test and validation are the last samples, so that a larger set keeps the first ones.
         part = max(1, round(self.count * 0.15))
         return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
 
@@ -104,6 +105,7 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may finish the set while this one waits.
         with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: is_complete(root, recipe)):
             if not is_complete(root, recipe):
                 sweep(root.parent)

@@ -51,6 +51,7 @@ class StripePattern:
             The stripe coordinate (its floor is the stripe's number, .5 the centre line) and the px
             along the stripe.
         """
+        # Stripes that run down change across the columns.
         across, along = (x, y) if self.runs_down else (y, x)
         cos, sin = np.cos(self.tilt_rad), np.sin(self.tilt_rad)
         distance_px = across * sin + along * cos
@@ -62,6 +63,7 @@ class StripePattern:
         inside_px = (self.duty / 2 - np.abs(stripe % 1 - 0.5)) * self.period_px
         cover = np.clip(0.5 + inside_px / self.edge_px, 0, 1)
         number = np.floor(stripe)
+        # Threads of neighbouring stripes cross half a period apart, as in plain weave.
         crossing = 0.5 + 0.5 * np.cos(2 * np.pi * (along_px / self.weave_period_px + number / 2))
         level = self.stripe_levels[number.astype(np.int64) % len(self.stripe_levels)]
         return np.asarray(
@@ -116,6 +118,7 @@ def draw_pattern(rng: np.random.Generator) -> StripePattern:
     dark_level = rng.uniform(0.22, 0.32)
     bright_level = dark_level + rng.uniform(0.24, 0.42)
     dark_stripes = rng.random() < 0.5
+    # Evenly on a logarithmic scale from 6 to 24 px.
     period_px = 6 * 4 ** rng.random()
     return StripePattern(
         runs_down=bool(rng.random() < 0.75),
@@ -141,6 +144,7 @@ def draw_views(rng: np.random.Generator) -> list[CameraView]:
     is off as well, and the gains differ: the plain difference of target and mean reference responds
     where there is no defect.
     """
+    # One side for both references: their mean is then out of register too.
     side = rng.choice([-1, 1], 2)
     gradient, vignette = rng.uniform(-0.07, 0.07, 2), rng.uniform(0.03, 0.14)
     noise = rng.uniform(0.007, 0.013)
@@ -185,6 +189,7 @@ def expose(
     reflectance += view.mottle * 4 * np.sqrt(np.pi) * blotches
     columns = 1 + view.column_spread * rng.standard_normal(shape[1])
     grey = view.light(y, x, shape) * columns * reflectance + view.offset
+    # Noise of photons grows with the square root of the light.
     shot_noise = (
         view.noise * np.sqrt(np.maximum(grey, 0.05)) * rng.standard_normal(shape, dtype=np.float32)
     )
@@ -295,6 +300,7 @@ def draw_defects(
 
     A small image may have no room left for the last of them.
     """
+    # True defects first: where room runs out, distractors are missing.
     channels_of_defects = [TARGET_ONLY] * int(rng.integers(3, 9))
     channels_of_defects += [
         DISTRACTOR_CHANNELS[int(i)]
@@ -360,6 +366,7 @@ def _draw_scratch(
 ) -> DrawnScratch:
     length_px = rng.uniform(10, longest_px)
     steps = np.linspace(-0.5, 0.5, int(4 * length_px))
+    # The direction changes linearly and quadratically along the way: a smooth curve.
     heading = rng.uniform(0, np.pi) + rng.uniform(-1.2, 1.2) * steps + rng.uniform(-2, 2) * steps**2
     way = (
         np.cumsum(np.stack([np.sin(heading), np.cos(heading)], axis=1), axis=0)
@@ -368,6 +375,7 @@ def _draw_scratch(
     )
     strength = rng.uniform(0.14, 0.29) * rng.choice([-1, 1])
     beat = np.sin(2 * np.pi * steps * length_px / rng.uniform(6, 10))
+    # Six of ten scratches come and go along their way.
     body = np.clip(0.5 + 1.2 * beat, 0, 1) if rng.random() < 0.6 else 1 + 0.2 * beat
     ends = np.clip((0.5 - np.abs(steps)) * length_px / 4, 0.3, 1)
     return DrawnScratch(

@@ -50,6 +50,7 @@ def render_sample(
         shape: (height, width) in px.
         with_defects: Draw defects into it.
     """
+    # Streams of their own: a sample without defects has the same pattern and noise.
     looks, noise, flaws = (
         np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
         for stream in range(3)
@@ -59,6 +60,7 @@ def render_sample(
     image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
     for defect in draw_defects(flaws, pattern, views, shape) if with_defects else []:
         part = np.s_[defect.window[0] : defect.window[2], defect.window[1] : defect.window[3]]
+        # A defect is marked where any of its channels changes.
         changed = np.zeros(image[0][part].shape, dtype=np.bool_)
         for channel in defect.channels:
             change = grey_change(defect, pattern, views[channel], shape)
@@ -135,6 +137,7 @@ class StripeSampleSpec:
 
     def split_of(self, number: int) -> str:
         """Return ``train``, ``val`` or ``test`` for an image number; 64 images give 44, 8 and 12."""
+        # Of 64 images 12 test and 8 validate; small sets have one of each.
         test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
         if number < self.count - test - val:
             return "train"

@@ -71,6 +71,7 @@ def _fit(piece: NDArray[np.float32]) -> NDArray[np.float32]:
     import cv2
 
     scale = BORDER * TILE_PX / max(piece.shape)
+    # An empty edge, into which the outline is interpolated.
     padded = np.pad(piece, 1)
     height, width = padded.shape
     # Middle to middle; the place of a pixel is that of its own middle.
@@ -122,6 +123,7 @@ def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
     """
     shapes = load_on(windows.device, load_shapes, folder)
     along, across = windows.turned(p["angle"])
+    # A tile spans one size of the shape, less its border.
     column = (along * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     row = (across * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
@@ -166,6 +168,7 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
     Returns:
         [n, h, w] float32 with mean 0 and variance 1 over the whole field.
     """
+    # FIELD_PX more, as pixels left of the centre would be negative.
     rows = (top * FIELD_PX + (windows.y + FIELD_PX) * scale).long() % FIELD_PX
     columns = (left * FIELD_PX + (windows.x + FIELD_PX) * scale).long() % FIELD_PX
     return load_on(windows.device, smooth_field)[rows, columns]
@@ -175,6 +178,7 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     """Return one octave: at each corner of a cell a random slope, blended in between."""
     cells = size_px // cell_px
     angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
+    # Unit vectors, so that all bumps are about equally steep.
     gradients = np.stack((np.sin(angle), np.cos(angle)))
     cell, inside = np.divmod((np.arange(size_px) + 0.5) / cell_px, 1)
     first, second = cell.astype(np.int64), (cell.astype(np.int64) + 1) % cells

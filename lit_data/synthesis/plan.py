@@ -112,6 +112,7 @@ class DefectSpec:
             weights.append(np.array(member.variants) * self._weigh(member))
             families += [number] * len(member.variants)
             variants += range(len(member.variants))
+        # Upper ends of intervals of [0, 1), whose lengths are the weights.
         ends = np.cumsum(np.concatenate(weights))
         upper = (ends / np.concatenate(weights).sum())[:-1].astype(np.float32)
         return upper, np.array(families), np.array(variants)
@@ -261,6 +262,7 @@ def sample_plan(
         shape_draws = shape_draws.reshape(len(draws), most, -1)[row, slot]
     upper, families, variants = spec.kinds
     kind = np.searchsorted(upper, kind_level, side="right")
+    # A kind is one form of one family; its weight is an interval of [0, 1).
     family = families[kind]
     y = _place(down, height_px, spec.subpixel)
     x = _place(across, width_px, spec.subpixel)
@@ -293,6 +295,7 @@ def copy_packed(
     """
     import torch
 
+    # Columns of one matrix of float32: one copy instead of eight small ones.
     widths = []
     columns = []
     for tensor in tensors.values():
@@ -317,6 +320,7 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
+    # A single reference or target with references: what a comparison tells apart.
     patterns = []
     for pattern in itertools.product((False, True), repeat=channels):
         in_target, *in_references = pattern
@@ -331,6 +335,7 @@ def _draw_counts(
     """Return [B, most] which defects a sample has, and which of them are true ones."""
     slot = np.arange(spec.count[1])
     is_true = slot < _integer(draws[:, 2:3], spec.true_count)
+    # The first slots are true defects, those that follow distractors.
     present = (draws[:, :1] < spec.probability) & (slot < _integer(draws[:, 1:2], spec.count))
     if not has_references:
         present = present & is_true

@@ -46,6 +46,7 @@ class Surroundings:
     @cached_property
     def runs_down(self) -> Tensor:
         """[n] bool, True where stripes run down: grey values change more from left to right."""
+        # Differences at distance 2 within each neighbourhood, and between neighbouring places.
         around = self._neighbourhoods
         across = _sum(around[..., 1, 2] - around[..., 1, 0]) + _sum(around[..., 1, 1].diff(dim=2))
         down = _sum(around[..., 2, 1] - around[..., 0, 1]) + _sum(around[..., 1, 1].diff(dim=1))
@@ -132,6 +133,7 @@ class Windows:
         self.centre_x = surroundings.centre_x[chosen]
         self.nearest_y = surroundings.nearest_y[chosen]
         self.nearest_x = surroundings.nearest_x[chosen]
+        # Of an even window the centre lies left of and above the middle.
         self.top = self.nearest_y - (size_px[0] - 1) // 2
         self.left = self.nearest_x - (size_px[1] - 1) // 2
         self.rows, self.columns = self.find_pixels(0)

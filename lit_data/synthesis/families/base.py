@@ -87,6 +87,7 @@ class Family(ABC):
         for field in fields(self):
             value = getattr(self, field.name)
             default = field.default
+            # Strengths have no default to tell their kind by.
             is_strength = field.name in ("amplitude", "contrast") and value is not None
             is_range = isinstance(default, tuple) and isinstance(default[0], int | float)
             if is_strength or is_range:

@@ -160,6 +160,7 @@ class CutPaste(Region):
     def sample(self, draws: Floats, variant: Ints) -> Drawn:
         direction = draws[:, 5] * np.float32(2 * np.pi)
         distance = spread(draws[:, 6], self.distance_px)
+        # Whole pixels, so that nothing is interpolated and noise stays what it is.
         shift = {
             "shift_y": np.rint(distance * np.sin(direction)),
             "shift_x": np.rint(distance * np.cos(direction)),
@@ -271,6 +272,7 @@ class Texture(Region):
         number = (pixels.of_each(parameters["texture"]) * len(textures)).long()
         row = (top + pixels.y) % TEXTURE_PX
         column = (left + pixels.x) % TEXTURE_PX
+        # The texture has variance 1, so the strength is its standard deviation.
         grain = pixels.strength.abs() * textures[number, row, column]
         return pixels.turn_into(pixels.windows.brightness[pixels.defect] + grain[:, None])
 

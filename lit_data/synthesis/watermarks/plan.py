@@ -338,6 +338,7 @@ def sample_watermarks(
     tiled = u[1] < spec.tiling
     text_count = least + (u[2] * np.float32(most - least + 1)).astype(np.int64)
     text_count = np.where(tiled, 1, text_count)
+    # Every sample draws for the most texts: those it has do not depend on how many they are.
     row, slot = np.nonzero(present[:, None] & (np.arange(most) < text_count[:, None]))
     mark = text_draws.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
     return WatermarkPlan(
@@ -396,6 +397,7 @@ def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
     value = spread(lightness, spec.lightness)
     is_coloured = chance < spec.coloured
     saturation = np.where(is_coloured, spread(level, spec.saturation), np.float32(0))
+    # HSV to RGB in closed form: one ramp for each of red, green and blue.
     sector = (np.array([5, 3, 1], np.float32)[:, None] + hue * 6) % 6
     darkening = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     colours: Floats = (value * (1 - saturation * darkening)).T.astype(np.float32)

@@ -146,6 +146,7 @@ def read_annotations(
     index = NameIndex(images, excluded)
     files = _list_files(folder)
     refused: Annotated | None = None
+    # The first kind that names an image is taken; files of others count for nothing.
     for layout, (suffix, read) in _READERS.items():
         annotated = Annotated(layout, folder, index)
         for path in files:
@@ -225,16 +226,19 @@ def _draw(
         part[patch.marked] = 255
     elif mark.category in classes:
         number = classes.index(mark.category) + 1
+        # Pixels by the class that has them now.
         covered_px = np.bincount(part[patch.marked], minlength=256)
         marked_px = int(covered_px.sum())
         overlap_px = int(covered_px[1:].sum() - covered_px[number])
         others_px = int(areas_px.sum() - areas_px[number])
+        # More than half of the smaller one: neighbours that only touch at their edges are no fault.
         if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
                 f"{mark.category!r} overlaps other classes in {overlap_px} px; "
                 "a pixel has one class"
             )
         part[patch.marked] = number
+        # What a later mark covers is lost to the classes that had it.
         areas_px[1:] -= covered_px[1:]
         areas_px[number] += marked_px
 

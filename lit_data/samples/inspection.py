@@ -97,7 +97,7 @@ def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray
 
 def _choose_place(
     rng: np.random.Generator, size_px: tuple[int, int]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
     """Return rows [H, 1] and columns [1, W], px from a random place off the edges."""
     y, x = rng.uniform(0.1, 0.9) * size_px[0], rng.uniform(0.1, 0.9) * size_px[1]
     return np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x

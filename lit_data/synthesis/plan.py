@@ -208,7 +208,9 @@ class DefectPlan:
         """
         import torch
 
-        tensors = {name: torch.as_tensor(array) for name, array in self.arrays().items()}
+        tensors: dict[str, Any] = {
+            name: torch.as_tensor(array) for name, array in self.arrays().items()
+        }
         if tensors["row"].device != torch.device(device):
             tensors = copy_packed(tensors, torch.device(device), non_blocking)
         return replace(self, **tensors)

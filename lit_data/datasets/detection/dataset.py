@@ -122,10 +122,10 @@ class DetectionDataset(BankDataset):
         limits = self._spec_of(epoch) or _KEEP_ALL
         boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
         # Boxes lie flat in the order of the rows: each goes to the next place of its row.
-        place = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        box_in_row = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
-        rows["boxes"][row, place, 0] = 0
-        rows["boxes"][row, place, 1:] = boxes[:, 1:]
+        rows["boxes"][row, box_in_row, 0] = 0
+        rows["boxes"][row, box_in_row, 1:] = boxes[:, 1:]
         rows["boxes" + COUNT_SUFFIX][:] = counts
         rows["index"][:] = images
         rows["image_index"][:] = images
@@ -297,9 +297,9 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
     sizes_px = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
     cuts, drawn = _choose_cuts(plan, seen, sizes_px)
     room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), np.uint8)
-    places = (plan.row[seen], plan.window[seen], cuts, drawn)
+    columns = (plan.row[seen], plan.window[seen], cuts, drawn)
     for image, row, (top, left, bottom, right), cut, (up, before, down, after) in zip(
-        images, *(place.tolist() for place in places), strict=True
+        images, *(column.tolist() for column in columns), strict=True
     ):
         if row in uncovered:
             rows[row] = FILL  # just before its tiles: it is still in the core's cache then

@@ -309,8 +309,11 @@ def _find_faults(
             name = f" ({quote(file.categories[category])})"
         allowed = ", ".join(map(str, sorted(ids)))
         yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
-    is_box = isinstance(box, list) and len(box) == 4
-    if not is_box or not all(type(value) in (int, float) for value in box):
+    if (
+        not isinstance(box, list)
+        or len(box) != 4
+        or not all(type(value) in (int, float) for value in box)
+    ):
         yield f"bbox {quote(box)} must be 4 numbers: x, y, width, height in pixels"
 
 

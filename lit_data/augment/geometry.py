@@ -23,7 +23,7 @@ from lit_data.augment.matrices import (
     turn_covers,
 )
 from lit_data.augment.warping import Padding, Warp, WholeMoves
-from lit_data.checks import check_choice, check_share
+from lit_data.checks import check_choice, check_fraction, check_share
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
@@ -262,9 +262,7 @@ class Geometry(Augmentation):
             raise ConfigError(f"scale={list(self.scale)} must be [low, high] with 0 < low <= high")
         limits = {"shear_deg": _LARGEST_SHEAR_DEG, "perspective": _LARGEST_PERSPECTIVE}
         for name, largest in limits.items():
-            value = getattr(self, name)
-            if not 0 <= value <= largest:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and {largest}")
+            check_fraction(name, getattr(self, name), largest)
         if self.shift_px < 0 or not 0 <= self.rotate_deg <= 180:
             raise ConfigError(
                 f"shift_px={self.shift_px}, rotate_deg={self.rotate_deg}: need shift_px >= 0, 0 <= "

@@ -273,16 +273,28 @@ class Photometry(Augmentation):
         """Apply contrast, gain and offset, as one factor and one number to add."""
         if not (self.gain or self.offset or self.contrast):
             return images
-        factor = 1 + self.gain * _signed(numbers[:, :, _GAIN])
+        means = plane_means(images) if self.contrast else None
+        factor, added = self._find_line(_signed(numbers), means)
         if not (self.offset or self.contrast):
             return images * factor
-        added = self.offset * _signed(numbers[:, :, _OFFSET])
-        if self.contrast:
-            contrast = 1 + self.contrast * _signed(numbers[:, :, _CONTRAST])
-            added = added + plane_means(images) * (1 - contrast) * factor
-            factor = factor * contrast
         # Not addcmul: whether it rounds between the two depends on where a pixel lies in the batch.
         return (images * factor).add_(added)
+
+    def _find_line(self, numbers: Numbers, means: Numbers | None) -> tuple[Numbers, Numbers]:
+        """Return the factor of each image, and the number to add to it: [..., 1, 1].
+
+        Args:
+            numbers: [..., 9, 1, 1] in [-1, 1).
+            means: [..., 1, 1] of the images; None where the contrast stays.
+        """
+        factor = 1 + self.gain * numbers[..., _GAIN, :, :]
+        added = self.offset * numbers[..., _OFFSET, :, :]
+        if means is not None:
+            contrast = 1 + self.contrast * numbers[..., _CONTRAST, :, :]
+            # (x - mean) * contrast + mean, times the factor.
+            added = added + means * (1 - contrast) * factor
+            factor = factor * contrast
+        return factor, added
 
     def _expose_samples(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
         """Do the same on a CPU by OpenCV, sample by sample: a third of the time.
@@ -308,13 +320,10 @@ class Photometry(Augmentation):
 
         flat = out.reshape(-1, out.shape[-1])
         numbers = _signed(drawn)[..., None, None]
-        factor = 1 + self.gain * numbers[:, _GAIN]
-        added = self.offset * numbers[:, _OFFSET]
+        means = None
         if self.contrast:
-            contrast = 1 + self.contrast * numbers[:, _CONTRAST]
             means = np.array([cv2.mean(plane)[0] for plane in source], np.float32)[:, None, None]
-            added = added + means * (1 - contrast) * factor
-            factor = factor * contrast
+        factor, added = self._find_line(numbers, means)
         np.multiply(source, factor, out=out)
         if self.offset or self.contrast:
             np.add(out, added, out=out)

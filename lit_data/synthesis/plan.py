@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 from lit_data.synthesis.families import build_families
@@ -68,9 +69,7 @@ class DefectSpec:
         """Accept lists and mappings, as a configuration file gives them, and check every range."""
         object.__setattr__(self, "families", build_families(self.families))
         for name in ("probability", "bright_fraction", "least_change"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
+            check_fraction(name, getattr(self, name))
         for name in ("count", "true_count", "amplitude", "contrast"):
             bounds = getattr(self, name)
             if bounds is not None:

@@ -100,9 +100,8 @@ class Family(ABC):
         """Weights of the fixed forms of this family."""
         return (1.0,)
 
-    @abstractmethod
     def sample(self, draws: Floats, variant: Ints) -> Drawn:
-        """Return the parameters of n defects.
+        """Return the parameters of n defects: by default evenly over the ranges of their names.
 
         Args:
             draws: [n, DRAWS] in [0, 1).
@@ -111,6 +110,10 @@ class Family(ABC):
         Returns:
             [n] for each of `parameters`.
         """
+        drawn = {}
+        for column, name in enumerate(self.parameters):
+            drawn[name] = spread(draws[:, column], getattr(self, name))
+        return drawn
 
     @abstractmethod
     def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 import numpy as np
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import (
     Drawn,
@@ -136,8 +136,7 @@ class Scratch(Family):
 
     def __post_init__(self) -> None:
         """Check the fraction too."""
-        if not 0 <= self.interrupted <= 1:
-            raise ConfigError(f"scratch.interrupted={self.interrupted!r} must lie between 0 and 1")
+        check_fraction("scratch.interrupted", self.interrupted)
         Family.__post_init__(self)
 
     @override
@@ -199,13 +198,6 @@ class ExtraStripe(Family):
     turns_inwards: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: Ints) -> Drawn:
-        return {
-            "length_px": spread(draws[:, 0], self.length_px),
-            "width_px": spread(draws[:, 1], self.width_px),
-        }
-
-    @override
     def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         return square_window(np.maximum(parameters["length_px"], parameters["width_px"]) / 2)
 
@@ -247,11 +239,6 @@ class StripeBreak(ExtraStripe):
         if self.reach_px < 1:
             raise ConfigError(f"stripe_break.reach_px={self.reach_px!r} must be at least 1")
         Family.__post_init__(self)
-
-    @override
-    def sample(self, draws: Floats, variant: Ints) -> Drawn:
-        opacity = {"opacity": spread(draws[:, 2], self.opacity)}
-        return super(StripeBreak, self).sample(draws, variant) | opacity
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":

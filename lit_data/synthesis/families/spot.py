@@ -192,13 +192,6 @@ class Nick(Family):
     replaces: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: Ints) -> Drawn:
-        return {
-            "radius_px": spread(draws[:, 0], self.radius_px),
-            "opacity": spread(draws[:, 1], self.opacity),
-        }
-
-    @override
     def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         return square_window(parameters["radius_px"] + SEARCH_PX)
 

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lit_data.checks import check_choice, check_count
+from lit_data.checks import check_choice, check_count, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, check_seed, uniform
 from lit_data.synthesis.families.base import Floats, Range, check_range, spread
@@ -206,9 +206,7 @@ class WatermarkSpec:
     def __post_init__(self) -> None:
         """Accept plain lists, as a configuration file gives them, and check every range."""
         for name in _FRACTIONS:
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) <= 1:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
+            check_fraction(name, getattr(self, name))
         for name, limits in _RANGES.items():
             bounds = getattr(self, name)
             if bounds is not None:

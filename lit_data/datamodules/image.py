@@ -14,7 +14,7 @@ from typing_extensions import override
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
+from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.image_transform import (
     ImageTransform,
     ImageVisuals,
@@ -53,11 +53,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     A batch has ``image`` [B, C, H, W] float32 in 0..1, ``mask`` [B, K, H, W] float32 unless it is
     for prediction, ``index``, ``image_index`` and ``epoch`` [B] int64, and ``position`` [B, 2]
-    int64, (y, x) px. The layout of the source says how many references an image has; see
-    `StripeDataModule`.
+    int64, (y, x) px. The layout of the files says how many references an image has; see
+    `StripeDataModule`. A subclass names its files in `source_type`.
 
-    Args:
-        source: The files of images and masks.
+    Args, beside those of `MaskedImageFolder`:
+        source: The files of images and masks; None makes them of the options.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches; None: side by side.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`; None covers images too, and reflect-pads
@@ -67,11 +67,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             for float32.
         synthesis: Defects to draw; None draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        nuisance: Difference of target and references that are one texture; None leaves them.
         loader: Batch size, workers, seed.
         batch_format: Shape of a batch, see `BaseDataModule`.
 
     Attributes:
+        source_type: Class of the files.
         grid: The patches of all images; after `setup`.
         margins_px: For each stage the pixels (above and below, left and right) that its patches
             are read larger by; after `setup`.
@@ -81,6 +81,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         reads_margins: False reads patches without the margins that their augmentation could use.
     """
 
+    source_type: ClassVar[type[MaskedImageFolder]] = MaskedImageFolder
     source: MaskedImageFolder
     bank: ImageBank
     grid: PatchGrid
@@ -98,10 +99,12 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         "epoch",
     )
 
+    @name_options(MaskedImageFolder)
     def __init__(
         self,
-        source: MaskedImageFolder,
+        root: PathText | None = None,
         *,
+        source: MaskedImageFolder | None = None,
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] | None = None,
         edges: Edges | None = None,
@@ -109,12 +112,12 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         value_range: tuple[float, float] | None = None,
         synthesis: DefectSpec | WatermarkSpec | None = None,
         augment: Augment = None,
-        nuisance: SingleTexture | None = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[LayoutKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source = source
+        self.source = source or self.source_type.of(root=root, **options)
         self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.edges = edges
@@ -122,7 +125,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         self.value_range = value_range
         self.synthesis = synthesis
         self.augment = stage_augmentations(augment)
-        self.nuisance = nuisance
+        self.nuisance: SingleTexture | None = None
         self._device_patches = DevicePatches()
 
     @override
@@ -313,6 +316,7 @@ class StripeDataModule(ImageDataModule):
         ConfigError: An option is out of its range.
     """
 
+    source_type = StripeFiles
     synthesis: DefectSpec | None
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
@@ -321,9 +325,6 @@ class StripeDataModule(ImageDataModule):
         self,
         root: PathText | None = None,
         *,
-        layout: str = "channels",
-        channels: Sequence[int] = (0, 1, 2),
-        files: Mapping[str, str] | None = None,
         mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] = 112,
@@ -335,10 +336,10 @@ class StripeDataModule(ImageDataModule):
         nuisance: SingleTexture | None = None,
         backend: Backend = "auto",
         batch_format: BatchFormat = "dict",
-        **options: Unpack[MaskedKeywords],
+        **options: Unpack[LayoutKeywords],
     ) -> None:
         super().__init__(
-            StripeFiles.of(root=root, layout=layout, channels=channels, files=files, **options),
+            root,
             patch_px=patch_px,
             stride_px=stride_px,
             edges=edges,
@@ -346,10 +347,12 @@ class StripeDataModule(ImageDataModule):
             value_range=value_range,
             synthesis=synthesis,
             augment=augment,
-            nuisance=(nuisance or SingleTexture()) if layout == "single" else None,
             loader=loader,
             batch_format=batch_format,
+            **options,
         )
+        if self.source.layout == "single":
+            self.nuisance = nuisance or SingleTexture()
         self.backend = DrawingBackend(backend)
 
     @override

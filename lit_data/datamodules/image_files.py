@@ -48,11 +48,19 @@ class FolderKeywords(ImageKeywords, total=False):
 
 
 class MaskedKeywords(FolderKeywords, total=False):
-    """Keywords of `MaskedImageFolder`, but for its layout."""
+    """Keywords of images with masks."""
 
     masks: PathText | None
     mask_read: MaskOptions | None
     store: StoreOptions | None
+
+
+class LayoutKeywords(MaskedKeywords, total=False):
+    """Keywords of `MaskedImageFolder`."""
+
+    layout: str | None
+    channels: Sequence[int]
+    files: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)

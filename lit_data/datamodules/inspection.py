@@ -116,7 +116,7 @@ class InspectionDataModule(ImageDataModule):
         scaling = Scaling.of(size_px, scale)
         patch_px, stride_px = _choose_grid(scaling, patch_px, stride_px)
         super().__init__(
-            InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
+            source=InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
             patch_px=patch_px,
             stride_px=stride_px,
             mask_splits=(),  # splits depend on the masks, which are opened before

@@ -218,6 +218,7 @@ class WatermarkDataModule(ImageDataModule):
     """
 
     batch_keys: ClassVar[Sequence[str]] = (*ImageDataModule.batch_keys, "clean")
+    source_type = WatermarkFiles
     reads_margins = False
     synthesis: WatermarkSpec | None
     marks: GlyphBank | None
@@ -240,7 +241,7 @@ class WatermarkDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(
-            WatermarkFiles.of(root=root, **options),
+            root,
             patch_px=patch_px,
             stride_px=stride_px,
             mask_splits=mask_splits,
@@ -248,6 +249,7 @@ class WatermarkDataModule(ImageDataModule):
             augment=augment,
             loader=loader,
             batch_format=batch_format,
+            **options,
         )
         if progressive is not None and not isinstance(progressive, ProgressiveSize):
             progressive = ProgressiveSize(tuple(progressive))

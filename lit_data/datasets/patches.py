@@ -70,7 +70,7 @@ class PatchDataset(BankDataset):
     A sample is a dict:
 
     - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
-    - ``mask`` [1, h, w] uint8: only with `masks`;
+    - ``mask`` [K, h, w] uint8, channels as `masks` have them: only with `masks`;
     - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the
       split, so that a sample's random stream does not depend on the split;
     - ``image_index`` int64: number of the image in the bank;
@@ -92,7 +92,7 @@ class PatchDataset(BankDataset):
     Args:
         bank: Decoded images.
         patches: The patches of this split.
-        masks: Decoded masks of this split's images in the order of `patches.images`, [1, H, W]
+        masks: Decoded masks of this split's images in the order of `patches.images`, [K, H, W]
             uint8 each.
         pixels: False leaves pixels out, so that samples only say where they are.
         writer: Draws into the patches as they are written; for images without real masks.
@@ -242,7 +242,7 @@ class PatchDataset(BankDataset):
     def _cut_with_masks(self, places: Places) -> tuple[Array, Array]:
         assert self.masks is not None
         pixels = self.cut(places.image, places.position)
-        masks = np.empty((len(pixels), 1, *self.read_px), np.uint8)
+        masks = np.empty((len(pixels), self.masks.channels, *self.read_px), np.uint8)
         y, x = (places.position - self.margin_px).T
         cut_patches(self.masks, places.split_image, y, x, masks)
         return pixels, masks
@@ -256,7 +256,7 @@ class PatchDataset(BankDataset):
         if self.pixels:
             fields["image"] = FieldSpec((self.bank.channels, *size_px), str(self.bank.dtype))
             if self.masks is not None:
-                fields["mask"] = FieldSpec((1, *size_px), "uint8")
+                fields["mask"] = FieldSpec((self.masks.channels, *size_px), "uint8")
             elif self.writer is not None:
                 fields |= self.writer.describe(size_px)
         elif self.masks is not None:

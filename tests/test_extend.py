@@ -100,7 +100,8 @@ def test_pairs_of_images_with_two_masks(
     before = write_images(root / "before", 6, (32, 40))
     (root / "after").mkdir()
     for path in before:
-        cv2.imwrite(str(root / "after" / path.name), 255 - cv2.imread(str(path)))
+        inverse = 255 - np.moveaxis(read_image(path)[::-1], 0, -1)
+        cv2.imwrite(str(root / "after" / path.name), inverse)
     for folder, row in (("scratches", 3), ("stains", 8)):
         for number in range(6):
             mask = np.zeros((32, 40), np.uint8)

@@ -17,7 +17,6 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.image_transform import (
     ImageTransform,
-    ImageVisuals,
     SynthesisVisuals,
     find_margins,
     find_unit_range,
@@ -131,6 +130,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
     @override
     def prepare_data(self) -> None:
         super().prepare_data()
+        # One process of each node decodes the masks, before the others open them.
         if self.source.list_masks():
             for split in self.mask_splits:
                 self.dataset(split)
@@ -144,7 +144,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut patches that the loader did not cut, cast to float, render defects, augment."""
-        if "image" not in batch:
+        if "image" not in batch:  # of a dataset without pixels: the batch says where they are
             batch = self._device_patches.fill(batch, self.dataset(stage))
         finished = {key: batch[key] for key in self.batch_keys if key in batch}
         return finished | self.transformation.finish(batch, stage)
@@ -164,6 +164,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         if masks is not None or self.synthesis is None:
             paster = self.choose_paster(patches)
             return make(patches, masks=masks, labels=self.labels, paster=paster)
+        # Who draws is measured on samples that nothing is drawn into.
         dataset = make(patches)
         writer = self.choose_writer(dataset)
         return dataset if writer is None else make(patches, writer=writer)
@@ -202,9 +203,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             )
         return images, masks
 
+    @override
     def inspect(self, stage: Stage) -> Visuals:
-        """Return samples before augmentation."""
-        return ImageVisuals(self.transformation, stage)
+        return SynthesisVisuals(
+            self.dataset(stage), self.transformation, self._device_patches, stage
+        )
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -223,6 +226,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     @override
     def open_source(self) -> None:
+        # Each step needs the ones before: splits may depend on masks, margins on the patches.
         self.bank = self.source.open_images()
         self.grid = self.make_grid()
         self.open_all_masks()
@@ -359,12 +363,6 @@ class StripeDataModule(ImageDataModule):
     def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
         writer = self.transformation.make_writer()
         return self.backend.choose(dataset, writer, self.loader, self.trainer)
-
-    @override
-    def inspect(self, stage: Stage) -> SynthesisVisuals:
-        return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self._device_patches, stage
-        )
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """Return for each stage that was read its workers, and who draws the defects."""

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Unpack
 
 import numpy as np
@@ -16,6 +15,7 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
+from lit_data.datamodules.image_transform import ImageVisuals
 from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
@@ -59,8 +59,8 @@ class InspectionDataModule(ImageDataModule):
             sizes, and images that are equal to the byte in the same split. `folders`, fractions,
             lists or the ``splits.csv`` of a run as for `split_images`; fractions keep kinds,
             classes and equal images likewise.
-        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter) in one split;
-            `apart` does not look at them.
+        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter)
+            in one split; `apart` does not look at them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
             same (a lot, a panel) stay in one split.
         train_on: `all`, or `good`: only images without a defect train, also where there are no
@@ -129,8 +129,13 @@ class InspectionDataModule(ImageDataModule):
         self.near_duplicates = near_duplicates
         self.groups = groups
         self.train_on = train_on
-        self.classes = self._choose_classes()
-        self.sampling = self._choose_sampling(sampling or SamplingOptions())
+        self.classes = self.source.classes
+        self._check()
+        self.sampling = Sampling(
+            options=sampling or SamplingOptions(),
+            classes=tuple(self.classes or ()),
+            seed=self.loader.seed,
+        )
 
     @override
     def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], PartialMasks | None]:
@@ -171,6 +176,11 @@ class InspectionDataModule(ImageDataModule):
             nothing_marked = np.full(len(self.bank), -1)
             return PartialMasks(self.bank, images, self.bank, nothing_marked)
         return None
+
+    @override
+    def inspect(self, stage: Stage) -> ImageVisuals:
+        # Without references all defects are true: they are not listed, nor their families drawn.
+        return ImageVisuals(self.transformation, stage)
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -256,7 +266,7 @@ class InspectionDataModule(ImageDataModule):
         if self._masks is None:
             raise ConfigError("there are no masks whose pixels could be counted")
         classes = len(self.source.classes or ("defect",)) + 1
-        counts = count_classes(self._masks, classes, self._kept_folder)
+        counts = count_classes(self._masks, classes, self.source.kept_folder)
         self._is_positive = counts[:, 1:].sum(1) > 0
         return counts if split is None else counts[self.split_images[split]]
 
@@ -279,23 +289,18 @@ class InspectionDataModule(ImageDataModule):
         splits = self._split_all_images()
         return {split: numbers[~is_bad[numbers]] for split, numbers in splits.items()}
 
-    def _choose_sampling(self, options: SamplingOptions) -> Sampling:
-        return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)
-
-    def _choose_classes(self) -> Sequence[str] | None:
-        """Return the classes of the source; refuse options that do not go together with them."""
+    def _check(self) -> None:
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.source.classes is not None:
             raise ConfigError(
                 "drawn defects are of no class: set synthesis=none, or leave data.classes out"
             )
-        return self.source.classes
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
         least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
-        return sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
+        return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
 
     def _split_all_images(self) -> dict[str, NDArray[np.int64]]:
         masks = self._masks
@@ -332,13 +337,8 @@ class InspectionDataModule(ImageDataModule):
             names,
             pattern=self.groups,
             with_near_duplicates=self.near_duplicates == "together",
-            folder=self._kept_folder,
+            folder=self.source.kept_folder,
         )
-
-    @property
-    def _kept_folder(self) -> Path:
-        """Folder of what was found by reading a whole dataset."""
-        return self.source.kept_folder
 
 
 class LabelledImageDataModule(InspectionDataModule):

@@ -14,7 +14,6 @@ from lit_data.datamodules.image import Augment, ImageDataModule, Ints
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
 from lit_data.datamodules.image_transform import (
     ImageTransform,
-    SynthesisVisuals,
     to_batch,
     to_unit,
 )
@@ -268,12 +267,6 @@ class WatermarkDataModule(ImageDataModule):
     @override
     def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
         return None if self.marks is None else WatermarkWriter(self.marks, self.loader.seed)
-
-    @override
-    def inspect(self, stage: Stage) -> SynthesisVisuals:
-        return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self._device_patches, stage
-        )
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -124,7 +124,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         self.value_range = value_range
         self.synthesis = synthesis
         self.augment = stage_augmentations(augment)
-        self.nuisance: SingleTexture | None = None
+        self.nuisance: SingleTexture | None = None  # of references that are one texture
         self._device_patches = DevicePatches()
 
     @override
@@ -195,7 +195,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         masks = None
         if stage in self.mask_splits:
             masks, good_images = self.source.open_masks(images.tolist(), self.bank, stage)
-            images = np.asarray(good_images, np.int64)
+            images = np.asarray(good_images, np.int64)  # an image without its mask says nothing
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(
                 f"the {stage} split has neither masks nor synthesis: "
@@ -255,6 +255,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             raise ConfigError(
                 "synthesis is a WatermarkSpec, which draws no defects: set synthesis=library"
             )
+        # Without references every channel belongs to the one image, and so does a defect.
         channels = rule_of(self.source.layout).expand
         return ImageTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),

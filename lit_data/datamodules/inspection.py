@@ -146,6 +146,7 @@ class InspectionDataModule(ImageDataModule):
                 "data.train_on=good trains with such alone: add images of good parts, or check "
                 "masks, folders and data.splits"
             )
+        # Masks of all images are open: `choose_splits` needed them.
         masks = self._select_masks(images)
         if masks is None and self.synthesis is None:
             raise ConfigError(
@@ -173,6 +174,7 @@ class InspectionDataModule(ImageDataModule):
         if self._masks is not None:
             return self._masks.select(images)
         if self.train_on == "good" and self.synthesis is None:
+            # Good parts are learnt from masks that mark nothing.
             nothing_marked = np.full(len(self.bank), -1)
             return PartialMasks(self.bank, images, self.bank, nothing_marked)
         return None
@@ -195,6 +197,7 @@ class InspectionDataModule(ImageDataModule):
         if synthesis is None:
             parts.append("no defects are drawn")
         else:
+            # Real masks are what val and test are scored by.
             splits = "train" if any(files.masks) else ", ".join(SPLITS)
             families = ", ".join(family.name for family in synthesis.members)
             share = f"{synthesis.probability:.0%}"
@@ -210,7 +213,7 @@ class InspectionDataModule(ImageDataModule):
             numbers["images_with_masks"] = int((self._masks.of_image >= 0).sum())
         for split, images in self.split_images.items():
             numbers[f"{split}_images"] = len(images)
-        if self._masks is None:
+        if self._masks is None:  # without masks there may be no dataset to count patches of
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
         for split, images in self.split_images.items():
@@ -240,6 +243,7 @@ class InspectionDataModule(ImageDataModule):
     def image_kinds(self) -> list[str]:
         """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
         paths = map(str, self.source.image_set.images)
+        # The bank lacks bad images, so kinds go by paths and not by numbers.
         kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
         return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
 
@@ -274,6 +278,7 @@ class InspectionDataModule(ImageDataModule):
     def open_source(self) -> None:
         log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
         super().open_source()
+        # Images that are only predicted lie in one split, of which there is nothing to say.
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
@@ -285,6 +290,7 @@ class InspectionDataModule(ImageDataModule):
 
     @override
     def choose_splits(self) -> dict[str, NDArray[np.int64]]:
+        # Images with bad masks are split like any others, so that skipping one moves no other.
         is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
         splits = self._split_all_images()
         return {split: numbers[~is_bad[numbers]] for split, numbers in splits.items()}
@@ -298,6 +304,7 @@ class InspectionDataModule(ImageDataModule):
             )
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
+        # `skip_blank` is a fraction of the value range; pixels are compared as they are stored.
         least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
         return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
@@ -325,6 +332,7 @@ class InspectionDataModule(ImageDataModule):
         """[n] True for images that show no defect, as far as masks and folders say."""
         kinds = np.array(self.image_kinds)
         is_good = np.ones(len(self.bank), np.bool_)
+        # Kinds say something only where one of them is called good.
         if (kinds == "good").any():
             is_good = (kinds == "good") | (kinds == "")
         if self._masks is not None:
@@ -397,6 +405,7 @@ class LabelledImageDataModule(InspectionDataModule):
             batch_format=batch_format,
             **options,
         )
+        # Options are checked as those of images with masks; then labels take the place of masks.
         self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
 
     @override
@@ -407,7 +416,7 @@ class LabelledImageDataModule(InspectionDataModule):
     @override
     def describe(self) -> dict[str, Any]:
         report = super().describe()
-        del report["images_with_masks"]
+        del report["images_with_masks"]  # there are none
         for split, numbers in self.split_images.items():
             report[f"{split}_patches"] = len(numbers)
         return report
@@ -432,6 +441,7 @@ class LabelledImageDataModule(InspectionDataModule):
             log.info("classes: %s", ", ".join(numbered))
         number_of = {name: number for number, name in enumerate(self.classes or ())}
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        # Images of classes that are not asked for are in no split, and are predicted.
         has_class = self.labels >= 0
         self.split_images = {
             split: numbers[has_class[numbers]] for split, numbers in self.split_images.items()

@@ -73,6 +73,7 @@ class BankDataset(ABC):
     def _group_runs(self, epoch: int) -> SampleRuns:
         """Samples of an epoch by what they are read from: images, or the shards that hold them."""
         bank, images = self.bank, self.images_of(np.arange(len(self)), epoch)
+        # Samples are mixed within what is fetched as one: a shard, or an image.
         group = bank.shard_of[images] if isinstance(bank, ShardedStore) else images
         order = np.argsort(group, kind="stable")
         firsts = np.unique(group[order], return_index=True)[1]
@@ -83,6 +84,7 @@ class BankDataset(ABC):
         """[n] bytes of images with their masks, or of the shards that hold them."""
         if isinstance(self.bank, ShardedStore):
             return self.bank.cache.count_bytes(self.bank.shard_of[images])
+        # A mask has one byte for each pixel.
         item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
         nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
         return nbytes
@@ -111,6 +113,7 @@ class BankDataset(ABC):
         if not isinstance(self.bank, ShardedStore) or not self.pixels:
             return None
         samples = indices()
+        # In parts, as the places of an epoch may take more memory than its numbers.
         parts = [
             self.images_of(samples[at : at + _PLACED], epoch)
             for at in range(0, len(samples), _PLACED)

@@ -149,11 +149,12 @@ class PatchDataset(BankDataset):
         if not self.pixels or self.paster is not None:
             return None
         ends, images = self.patches.image_ends, self.images
-        if ends is None:
+        if ends is None:  # patches of an image change with the epoch
             return self._group_runs
         if isinstance(self.bank, ShardedStore):  # images of a split lie in the order of the shards
             last = np.flatnonzero(np.diff(self.bank.shard_of[images], append=-1))
             ends, images = ends[last], images[last]
+        # An image may have no patch, and a run must not be empty.
         has_samples = np.diff(ends, prepend=0) > 0
         nbytes = self._count_bytes(images)[has_samples]
         return SampleRuns(ends[has_samples], nbytes, most_bytes=self._window_bytes)
@@ -168,6 +169,7 @@ class PatchDataset(BankDataset):
     @override
     def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
         samples = super().__getitems__(indices)
+        # One by one, samples are as large as those of their epoch; rows of a batch have room for all.
         size_px = self._add_margin(self.patches.size_at(self.epoch))
         if size_px == self.read_px:
             return samples
@@ -194,6 +196,7 @@ class PatchDataset(BankDataset):
             return
         written = self._cut_corner(rows, epoch)
         self._write_pixels(written, places, epoch)
+        # Last, since it covers what is written.
         if self.paster is not None:
             self.paster.paste_into(written, indices, epoch, self._cut_with_masks)
 
@@ -224,6 +227,7 @@ class PatchDataset(BankDataset):
         return share_state(self, _SHARED)
 
     def _write_pixels(self, rows: Mapping[str, Array], places: Places, epoch: int) -> None:
+        # A margin that leaves the image is reflected by `cut_patches`.
         y, x = (places.position - self.margin_px).T
         cut_patches(self.bank, places.image, y, x, rows["image"])
         if self.masks is not None:
@@ -295,6 +299,7 @@ def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
 def _compare_sizes(masks: ImageBank, number: int, bank: ImageBank, image: int) -> str:
     mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
     image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
+    # Editors turn photographs as their EXIF tag says, and masks have no such tag.
     turned = " (turned by 90 degrees?)" if mask_px == image_px[::-1] else ""
     name = show_path(bank.name(image))
     return f"{mask_px[0]} x {mask_px[1]}, {name}: {image_px[0]} x {image_px[1]}{turned}"

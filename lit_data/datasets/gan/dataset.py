@@ -64,12 +64,12 @@ class GANDataset(BankDataset):
         samples_per_image: int = 16,
         seed: int = 0,
     ) -> None:
-        self.bank, self.table, self.image_px = bank, table, pair_px("image_px", image_px)
-        self.samples = (
-            np.arange(len(table.images))
-            if samples is None
-            else np.ascontiguousarray(samples, np.int64)
-        )
+        self.bank = bank
+        self.table = table
+        self.image_px = pair_px("image_px", image_px)
+        if samples is None:
+            samples = np.arange(len(table.images))
+        self.samples = np.ascontiguousarray(samples, np.int64)
         self._patches: RandomPatches | GridPatches | None = None
         self._check(cut)
         if cut == "random":
@@ -86,15 +86,17 @@ class GANDataset(BankDataset):
     @override
     def write_into(self, rows: Mapping[str, Array], indices: NDArray[np.int64], epoch: int) -> None:
         samples = self._write_pixels(rows, indices, epoch)
-        rows["image_index"][:], rows["epoch"][:] = self.table.images[samples], epoch
+        rows["image_index"][:] = self.table.images[samples]
+        rows["epoch"][:] = epoch
         rows["label"][:] = self.table.label[samples]
         if self.table.poses is not None:
             view = self.table.view[samples]
-            rows["view"][:], rows["object"][:] = view, self.table.object[samples]
+            rows["view"][:] = view
+            rows["object"][:] = self.table.object[samples]
             rows["pose"][:] = self.table.poses[view]
 
     def views_of(self, number: int) -> Array:
-        """All views of one object, as they are stored: [V, C, h, w]."""
+        """Return all views of one object, as they are stored: [V, C, h, w]."""
         samples = np.flatnonzero(self.table.object == number)
         return np.stack([self._whole(sample) for sample in samples.tolist()])
 
@@ -120,24 +122,24 @@ class GANDataset(BankDataset):
     def _write_pixels(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> Ints:
         """Write images and their numbers, and return which rows of the table they are."""
         if self._patches is None:
-            samples = rows["index"][:] = self.samples[indices]
+            samples = self.samples[indices]
+            rows["index"][:] = samples
             for sample, row in zip(samples.tolist(), rows["image"], strict=True):
                 row[...] = self._whole(sample)
             return samples
         places = self._patches.locate(indices, epoch)
-        rows["index"][:] = places.index
+        rows["index"][:] = places.index  # of the patch: each has a random stream of its own
         y, x = places.position.T
         cut_patches(self.bank, places.image, y, x, rows["image"])
         return self.samples[places.split_image]
 
     def _whole(self, sample: int) -> Array:
         """A view of the pixels of one row of the table: [C, h, w]."""
-        image, (height, width) = self.bank[int(self.table.images[sample])], self.image_px
-        row, column = (
-            divmod(int(self.table.view[sample]), self.table.tiles)
-            if self.table.tiles > 1
-            else (0, 0)
-        )
+        image = self.bank[int(self.table.images[sample])]
+        height, width = self.image_px
+        row, column = 0, 0
+        if self.table.tiles > 1:  # views lie row by row on a sheet
+            row, column = divmod(int(self.table.view[sample]), self.table.tiles)
         return image[:, row * height : (row + 1) * height, column * width : (column + 1) * width]
 
     def _describe(self) -> dict[str, FieldSpec]:
@@ -150,21 +152,23 @@ class GANDataset(BankDataset):
 
     def _check(self, cut: Cut) -> None:
         check_choice("cut", cut, get_args(Cut))
-        if cut != "whole":
-            if self.table.poses is not None:
-                raise ConfigError(
-                    "patches of images with views would have no pose: leave the views or the patches out"
-                )
-            return
+        if cut == "whole":
+            self._check_sizes()
+        elif self.table.poses is not None:
+            raise ConfigError(
+                "patches of images with views would have no pose: leave the views or the patches "
+                "out"
+            )
+
+    def _check_sizes(self) -> None:
+        """Refuse images that are no sample, or no sheet of them."""
         sizes_px = np.stack((self.bank.heights_px, self.bank.widths_px), axis=1)
-        wrong = np.flatnonzero(
-            (sizes_px != np.array(self.image_px) * self.table.tiles).any(1)
-        ).tolist()
-        if wrong:
-            sizes = [
-                (self.bank.name(number), f"{sizes_px[number, 0]} x {sizes_px[number, 1]} px")
-                for number in wrong
-            ]
-            raise list_problems(sizes).make_error(
-                f"{len(wrong)} images are not of {list(self.image_px)} px for each view"
+        expected_px = np.array(self.image_px) * self.table.tiles
+        problems = []
+        for number in np.flatnonzero((sizes_px != expected_px).any(1)).tolist():
+            height, width = sizes_px[number]
+            problems.append((self.bank.name(number), f"{height} x {width} px"))
+        if problems:
+            raise list_problems(problems).make_error(
+                f"{len(problems)} images are not of {list(self.image_px)} px for each view"
             )

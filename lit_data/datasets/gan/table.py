@@ -66,11 +66,11 @@ class ViewLayout:
         The azimuth changes fastest: view number = number of the elevation * side + number of the
         azimuth.
         """
-        (first, end), (low, high) = self.azimuth_deg, self.elevation_deg
+        first, end = self.azimuth_deg
+        # The end of the circle is its beginning, and no view of its own.
         azimuths = first + (end - first) * np.arange(side) / side
-        pairs = np.stack(
-            (np.tile(azimuths, side), np.repeat(np.linspace(low, high, side), side)), axis=1
-        )
+        elevations = np.linspace(*self.elevation_deg, side)
+        pairs = np.stack((np.tile(azimuths, side), np.repeat(elevations, side)), axis=1)
         return np.radians(pairs).astype(np.float32)
 
 
@@ -88,13 +88,8 @@ def read_layout(folder: Path) -> ViewLayout:
     check_inside(path, folder)
     try:
         content: Any = json.loads(path.read_text(encoding="utf-8"))
-        return ViewLayout(
-            **{
-                name: content[name]
-                for name in ViewLayout.__slots__
-                if name in content or name == "views"
-            }
-        )
+        names = [name for name in ViewLayout.__slots__ if name in content]
+        return ViewLayout(**{name: content[name] for name in {"views", *names}})
     except (ValueError, TypeError, KeyError, OverflowError, ConfigError) as error:
         raise DataError(
             f"{show_path(path)}: {error}; it must hold views, and may hold tiles and degrees"
@@ -156,50 +151,53 @@ def tabulate(
             class.
         ConfigError: The labels need views.
     """
-    groups = group_views([*names, *skipped], layout.views)
-    tiles = (layout.tiles or 1) if layout.views == "sheet" else 1
-    side = (
-        check_views({name: len(group) for name, group in groups.items()})
-        if layout.views == "folders"
-        else tiles
-    )
-    complete = {name: group for name, group in groups.items() if max(group) < len(names)}
-    images = np.repeat(
-        np.array([number for group in complete.values() for number in group], np.int64), tiles**2
-    )
-    view, number = (
-        np.tile(np.arange(side**2), len(complete)),
-        np.repeat(np.arange(len(complete)), side**2),
-    )
-    has_views, objects = layout.views != "none", tuple(complete)
+    has_views = layout.views != "none"
     if labels in ("views", "objects") and not has_views:
         raise ConfigError(
-            f"labels={labels} needs objects with views: set data.views=folders or sheet, or other labels"
+            f"labels={labels} needs objects with views: set data.views=folders or sheet, or other "
+            "labels"
         )
-    classes = find_classes(objects, in_splits=in_splits) if labels == "folders" else []
-    kinds = tuple(sorted(set(classes)))
-    label = {
-        "none": np.zeros_like(number),
-        "folders": np.array([kinds.index(name) for name in classes], np.int64)[number]
-        if classes
-        else number,
-        "views": view,
-        "objects": number,
-    }[labels]
-    num_labels = {"none": 0, "folders": len(kinds), "views": side**2, "objects": len(objects)}[
-        labels
-    ]
+    groups = group_views([*names, *skipped], layout.views)
+    side = tiles = 1
+    if layout.views == "sheet":
+        side = tiles = layout.tiles or 1
+    elif layout.views == "folders":
+        side = check_views({name: len(group) for name, group in groups.items()})
+    # Bad images are numbered behind the good ones: an object with one of them is not complete.
+    complete = {name: group for name, group in groups.items() if max(group) < len(names)}
+    objects = tuple(complete)
+    group_images = np.array([number for group in complete.values() for number in group], np.int64)
+    images = np.repeat(group_images, tiles**2)  # a sheet is the image of all of its views
+    view = np.tile(np.arange(side**2), len(objects))
+    number = np.repeat(np.arange(len(objects)), side**2)
+    kinds: tuple[str, ...] = ()
+    if labels == "folders":
+        classes = find_classes(objects, in_splits=in_splits)
+        kinds = tuple(sorted(set(classes)))
+        class_numbers = np.array([kinds.index(name) for name in classes], np.int64)
+        label, num_labels = class_numbers[number], len(kinds)
+    elif labels == "views":
+        label, num_labels = view, side**2
+    elif labels == "objects":
+        label, num_labels = number, len(objects)
+    else:
+        label, num_labels = np.zeros_like(number), 0
     poses = layout.poses(side) if has_views else None
     return SampleTable(objects, images, view, number, label, num_labels, kinds, tiles, poses)
 
 
 def group_views(names: Sequence[str], views: Views) -> dict[str, list[int]]:
-    """Numbers of the images of each object; the views of a folder in the order of their names, 2 before 10."""
+    """Return the numbers of the images of each object.
+
+    The views of a folder lie in the order of their names, 2 before 10.
+    """
     if views != "folders":
         return {name: [number] for number, name in enumerate(names)}
     groups: dict[str, list[int]] = {}
-    for number in sorted(range(len(names)), key=lambda number: _natural_key(names[number])):
-        groups.setdefault(PurePosixPath(names[number]).parent.as_posix(), []).append(number)
+    for name, number in sorted(
+        zip(names, range(len(names)), strict=True), key=lambda pair: _natural_key(pair[0])
+    ):
+        groups.setdefault(PurePosixPath(name).parent.as_posix(), []).append(number)
     return groups
 
 
@@ -210,18 +208,16 @@ def check_views(counts: Mapping[str, int]) -> int:
         DataError: Objects have other numbers of views; each is listed with the squares next to its
             number.
     """
-    usual = max(Counter(counts.values()).items(), key=lambda item: (_is_square(item[0]), item[1]))[
-        0
-    ]
+    # The number that most objects have; a square one goes before any that is none.
+    often = Counter(counts.values())
+    usual = max(often, key=lambda count: (_is_square(count), often[count]))
     wrong = [name for name, count in counts.items() if count != usual or not _is_square(count)]
     if not wrong:
         return math.isqrt(usual)
     problems = list_problems([(name, _describe_count(counts[name])) for name in wrong])
-    needed = (
-        f"{usual} views as the others have"
-        if _is_square(usual)
-        else "the same square number of views"
-    )
+    needed = "the same square number of views"
+    if _is_square(usual):
+        needed = f"{usual} views as the others have"
     raise problems.make_error(f"{len(wrong)} of {len(counts)} objects do not have {needed}")
 
 
@@ -231,14 +227,17 @@ def find_classes(objects: Sequence[str], *, in_splits: bool) -> list[str]:
     Raises:
         DataError: Some lie in no folder.
     """
-    parts = [PurePosixPath(name).parts[int(in_splits) : -1] for name in objects]
-    outside = [name for name, each in zip(objects, parts, strict=True) if not each]
+    classes, outside = [], []
+    for name in objects:
+        folders = PurePosixPath(name).parts[int(in_splits) : -1]
+        classes.append("/".join(folders))
+        if not folders:
+            outside.append((name, "lies in no folder"))
     if outside:
-        problems = list_problems([(name, "lies in no folder") for name in outside])
-        raise problems.make_error(
+        raise list_problems(outside).make_error(
             f"data.labels=folders needs a folder for each class; {len(outside)} lie in none"
         )
-    return ["/".join(each) for each in parts]
+    return classes
 
 
 def lie_in_splits(names: Sequence[str], splits: object) -> bool:

@@ -18,9 +18,10 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
-from lit_data.datasets.gan.dataset import Cut, GANDataset
-from lit_data.datasets.gan.table import (
+from lit_data.datasets.gan import (
     LAYOUT_FILE,
+    Cut,
+    GANDataset,
     Ints,
     Labels,
     SampleTable,

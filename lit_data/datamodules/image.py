@@ -23,15 +23,15 @@ from lit_data.datamodules.image_transform import (
 )
 from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.source import name_options
+from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import (
     GridPatches,
     PatchSource,
     make_padded_grid,
 )
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
+from lit_data.datasets.references import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, split_images
-from lit_data.datasets.stripes.device_bank import DevicePatches
-from lit_data.datasets.stripes.layouts import ROLES, rule_of
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
@@ -280,7 +280,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
 @dataclass(frozen=True, kw_only=True)
 class StripeFiles(MaskedImageFolder):
-    """Images with references, see `lit_data.datasets.stripes.layouts`."""
+    """Images with references, see `lit_data.datasets.references`."""
 
     layout: str | None = "channels"
 

@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
-from lit_data.datasets.stripes.layouts import ROLES, find_sources, rule_of
+from lit_data.datasets.references import ROLES, find_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -222,7 +222,7 @@ class MaskedImageFolder(ImageFolder):
         mask_read: How masks are read: their values, palettes.
         store: How decoded images lie on the disk with `cache=store`.
         layout: `None`: an image is one file, with the channels that it has. `channels`, `files`,
-            `pairs` and `single` have references, see `lit_data.datasets.stripes.layouts`.
+            `pairs` and `single` have references, see `lit_data.datasets.references`.
         channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
             ref2.
         files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the

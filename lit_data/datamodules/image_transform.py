@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datamodules.base import FamilyPreview, Visuals
+from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
-from lit_data.datasets.stripes.device_bank import DevicePatches
-from lit_data.datasets.stripes.layouts import ROLES
+from lit_data.datasets.references import ROLES
 from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError

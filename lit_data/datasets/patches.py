@@ -83,7 +83,7 @@ class PatchDataset(BankDataset):
 
     Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
     ``mask_index`` int64: enough to cut the patch elsewhere, see
-    `lit_data.datasets.stripes.device_bank`. Where patches grow with the epochs, rows of a batch are
+    `lit_data.datasets.device_bank`. Where patches grow with the epochs, rows of a batch are
     as large as the largest of them, and samples are written into their upper left corner.
 
     A pickled copy shares the arrays of a large set with this one, see

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout
+from lit_data.datasets.gan import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track

@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.datasets.gan.table import ViewLayout, read_layout
+from lit_data.datasets.gan import ViewLayout, read_layout
 from lit_data.samples.gan import (
     BACKGROUND,
     KINDS,

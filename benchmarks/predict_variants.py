@@ -23,10 +23,10 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.inference.cpu_parallel import choose_threads
+from lit_data.inference.forward import choose_threads
 from lit_data.inference.export.quantise import quantise
 from lit_data.inference.forward import check_compiler
-from lit_data.inference.sources import Image
+from lit_data.inference.batches import Image
 from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.tasks.nets import ProbabilityNet

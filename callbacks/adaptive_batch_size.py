@@ -13,7 +13,7 @@ from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
+from lit_data.size_search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.steps import (
     EvaluationSteps,
     ManualSteps,

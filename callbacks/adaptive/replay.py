@@ -13,7 +13,7 @@ import torch
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
-from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
+from lit_data.size_search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce

@@ -16,14 +16,13 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor, measure_reach_px
 from lit_data.inference.batch_size_table import try_twice
-from lit_data.inference.cpu_parallel import choose_threads
 from lit_data.inference.export.onnx_file import export_onnx
 from lit_data.inference.export.quantise import measure_agreement, quantise
-from lit_data.inference.forward import Forward, ForwardOptions
+from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
 from lit_data.loading.device_timer import time_in_turn
 from lit_data.tasks.answers import Question, read_kinds, read_probability
+from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.whole_images import WholeImages
 from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)

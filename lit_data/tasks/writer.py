@@ -5,9 +5,10 @@ import logging
 import os
 import stat
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -166,6 +167,11 @@ class PredictionWriter(ABC):
     expects: ClassVar[str] = "answers, one for each sample"
     names: Sequence[str]
     bad: Sequence[tuple[str, str]] = ()
+
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Number of each input by its name."""
+        return {name: number for number, name in enumerate(self.names)}
 
     def stamp(self, number: int) -> Sequence[int]:
         """Return whole numbers that change when an input does; by default none."""
@@ -330,7 +336,7 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     """
     try:
         before = dict(_flatten(json.loads(path.read_bytes())))
-        now = dict(_flatten(identity))
+        now = dict(_flatten(json.loads(json.dumps(identity))))  # with lists in the place of tuples
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged: begin anew with predict.resume=false"
@@ -344,13 +350,10 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
-def _flatten(node: object, key: str = "") -> list[tuple[str, object]]:
-    """Return the leaves of nested mappings with their dotted keys; a list counts as one leaf."""
-    if isinstance(node, Mapping):
-        leaves = []
-        for name, value in node.items():
-            leaves += _flatten(value, f"{key}.{name}" if key else str(name))
-        return leaves
-    if isinstance(node, list | tuple):  # as text, so that a tuple equals the list read from JSON
-        return [(key, json.dumps(node))]
-    return [(key, node)]
+def _flatten(node: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the leaves of nested mappings with their dotted keys; a list is a leaf."""
+    if not isinstance(node, Mapping):
+        yield key, node
+        return
+    for name, value in node.items():
+        yield from _flatten(value, f"{key}.{name}" if key else str(name))

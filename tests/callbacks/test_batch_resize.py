@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from lit_data.augment import StripeAugment
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import ResizeRules, Resizing
-from lit_data.callbacks.adaptive.search import SizeLimits
+from lit_data.size_search import SizeLimits
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.datamodules import StripeDataModule
 from lit_data.datamodules.base import BaseDataModule

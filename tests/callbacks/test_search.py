@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_data.batch_form import cut_evenly
-from lit_data.callbacks.adaptive.search import SizeSearch
+from lit_data.size_search import SizeSearch
 
 LIMIT_BYTES = 1000
 

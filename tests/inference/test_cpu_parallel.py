@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import count_weight_bytes
-from lit_data.inference.cpu_parallel import InferenceThreads, choose_threads
+from lit_data.inference.forward import InferenceThreads, choose_threads
 from tests.inference.nets import make_images, make_net
 from tests.limited_memory import out_of_memory
 

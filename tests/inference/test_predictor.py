@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference import Progress, TiledPredictor
+from lit_data.inference import TiledPredictor
 from lit_data.inference.tiling import Blend
 from tests.inference.nets import REACH_PX, HalvingNet, make_images, make_net, predict_whole
 
@@ -269,15 +269,11 @@ def test_an_answer_that_is_no_map_is_refused(answer: object, message: str) -> No
     assert net.training
 
 
-def test_progress_tells_images_and_tiles() -> None:
-    told: list[Progress] = []
+def test_tiles_are_counted_batch_by_batch() -> None:
+    tiles: list[int] = []
     predictor = TiledPredictor(Counting(), tile_px=8, overlap_px=0, batch_size=2)
-    for _ in predictor.predict(make_images((8, 8), (16, 8), (8, 8)), on_progress=told.append):
-        pass
-    assert [(one.images, one.tiles) for one in told] == [(0, 2), (1, 2), (1, 4), (2, 4), (3, 4)]
-    assert Progress(6, 30, 2.0).images_per_s == 3
-    assert Progress(6, 30, 2.0).tiles_per_s == 15
-    assert Progress(0, 0, 0.0).images_per_s == 0
+    list(predictor.predict(make_images((8, 8), (16, 8), (8, 8)), on_tiles=tiles.append))
+    assert tiles == [2, 2]
 
 
 def test_images_may_come_from_a_generator_that_is_left_early() -> None:

@@ -15,7 +15,7 @@ from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import Predicted, PredictOptions, PredictRun, find_task
-from lit_data.tasks.boxes import draw_found_boxes, find_true
+from lit_data.tasks.boxes import find_true
 from lit_data.testing import QUIET
 from lit_data.types import Batch
 
@@ -175,9 +175,11 @@ def test_answers_of_another_kind_are_refused(
 def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(5), 0), "predict")
     path = tmp_path / "found.png"
-    assert not draw_found_boxes(data, Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
+    assert not find_task(data).draw_predictions(
+        Oracle([{"no": "boxes"}]), batch, path, "title", count=3
+    )
     assert not path.exists()
-    assert draw_found_boxes(data, Oracle(), batch, path, "title", count=3)
+    assert find_task(data).draw_predictions(Oracle(), batch, path, "title", count=3)
     assert cv2.imread(str(path)).shape[1] > 1000
 
 
@@ -186,7 +188,9 @@ def test_a_class_that_the_set_does_not_know_is_named_by_its_number(
 ) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
     strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
-    assert draw_found_boxes(data, Oracle(strange), batch, tmp_path / "found.png", "title", count=1)
+    assert find_task(data).draw_predictions(
+        Oracle(strange), batch, tmp_path / "found.png", "title", count=1
+    )
 
 
 class Fails(Oracle):

@@ -10,7 +10,7 @@ from lit_data.augment import Geometry
 from lit_data.datamodules import GANDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import find_task
-from lit_data.tasks.generate import draw_image_samples, tile_views
+from lit_data.tasks.generate import tile_views
 from lit_data.types import Batch
 
 
@@ -37,6 +37,12 @@ def _planned(data: GANDataModule, stage: Any = "train") -> Batch:
     return data.plan_batch(loader.read(np.arange(min(10, loader.order.length)), 0), stage)
 
 
+def _draw(data: GANDataModule, batch: Batch, path: Path, count: int) -> list[int]:
+    return find_task(data).draw_samples(
+        _planned(data), batch, path, "samples", stage="train", count=count
+    )
+
+
 def test_views_become_the_sheet_they_came_from(cache: str) -> None:
     data = _data(cache)
     sheet = tile_views(data.inspect("train").views_of(0))
@@ -46,12 +52,8 @@ def test_views_become_the_sheet_they_came_from(cache: str) -> None:
 def test_samples_are_drawn_with_all_views_of_their_object(cache: str, tmp_path: Path) -> None:
     data = _data(cache)
     batch = data.finish_batch(_planned(data), "train")
-    assert draw_image_samples(
-        data, batch, tmp_path / "views.png", "samples", stage="train", count=3
-    ) == [0, 1, 3]
-    assert draw_image_samples(
-        data, batch, tmp_path / "all.png", "samples", stage="train", count=9
-    ) == [0, 1, 2, 3]
+    assert _draw(data, batch, tmp_path / "views.png", 3) == [0, 1, 3]
+    assert _draw(data, batch, tmp_path / "all.png", 9) == [0, 1, 2, 3]
     three, four = (cv2.imread(str(tmp_path / name)) for name in ("views.png", "all.png"))
     assert four.shape[0] > three.shape[0] > 500
     assert four.shape[1] == three.shape[1]
@@ -63,18 +65,9 @@ def test_images_without_views_are_drawn_side_by_side(cache: str, tmp_path: Path)
         cache, root=str(root), views="none", labels="none", splits={"train": 1.0}, image_px=32
     )
     batch = data.finish_batch(_planned(data), "train")
-    assert draw_image_samples(
-        data, batch, tmp_path / "grid.png", "samples", stage="train", count=6
-    ) == [0, 1, 2]
+    assert _draw(data, batch, tmp_path / "grid.png", 6) == [0, 1, 2]
     many = {key: value.repeat(4, *[1] * (value.ndim - 1)) for key, value in batch.items()}
-    assert (
-        len(
-            draw_image_samples(
-                data, many, tmp_path / "many.png", "samples", stage="train", count=12
-            )
-        )
-        == 12
-    )
+    assert len(_draw(data, many, tmp_path / "many.png", 12)) == 12
     few, lines = (cv2.imread(str(tmp_path / name)) for name in ("grid.png", "many.png"))
     assert lines.shape[0] > few.shape[0]
     assert lines.shape[1] > few.shape[1]

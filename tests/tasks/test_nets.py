@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.datamodules import WatermarkDataModule
+from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import ProbabilityNet, choose_overlap_px
 from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.tiles import predict_images
+from lit_data.tasks.predict import predict_images
 from lit_data.tasks.watermarks import MarkWriter
-from lit_data.tasks.whole_images import WholeImages
 from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
 

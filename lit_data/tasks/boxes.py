@@ -264,7 +264,7 @@ class BoxWriter(BankWriter):
             highest_class = max(boxes.classes.tolist(), default=-1)
             if highest_class >= len(self._classes):
                 raise ConfigError(
-                    f"the model finds class {highest_class}, and the set has "
+                    f"the model finds class {highest_class}, and the dataset has "
                     f"{len(self._classes)}, from 0: set model.net.classes to that, and train again"
                 )
         return detections

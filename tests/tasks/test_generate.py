@@ -1,5 +1,6 @@
 """What ``fit`` draws of a generative model, and what ``predict`` writes."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,9 @@ from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import ConvGenerator, GANModule
-from lit_data.tasks import find_task
-from lit_data.tasks.generate import draw_generated, generate, sweep_objects
-from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.testing import QUIET
+from lit_data.tasks import Predicted, PredictOptions, find_task
+from lit_data.tasks.generate import sweep_objects
+from tests.tasks.running import make_run
 
 SIDES = 4
 
@@ -49,12 +49,11 @@ def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
     )
 
 
-def _run(folder: Path, seed: int = 0) -> PredictRun:
-    return PredictRun(
-        folder=folder,
-        identity={"seed": seed},
-        make_trainer=lambda callbacks: L.Trainer(**QUIET, callbacks=[*callbacks]),
-    )
+def _generate(
+    data: GANDataModule, model: L.LightningModule, folder: Path, seed: int = 0, **options: Any
+) -> Predicted:
+    run = replace(make_run(folder), identity={"seed": seed})
+    return find_task(data).predict(model, run, PredictOptions(**options))
 
 
 def _read(folder: Path) -> dict[str, np.ndarray]:
@@ -68,9 +67,7 @@ def _read(folder: Path) -> dict[str, np.ndarray]:
 def test_predict_writes_images_a_grid_and_objects_from_all_sides(
     cache: Path, tmp_path: Path
 ) -> None:
-    metrics, bad = generate(
-        _open(cache), _build(), _run(tmp_path), PredictOptions(count=5, batch_size=2)
-    )
+    metrics, bad = _generate(_open(cache), _build(), tmp_path, count=5, batch_size=2)
     assert metrics == {"predict/images": 5, "predict/objects": 5}
     assert not bad
     files = _read(tmp_path)
@@ -84,9 +81,9 @@ def test_predict_writes_images_a_grid_and_objects_from_all_sides(
 
 
 def test_the_same_seed_gives_the_same_images(cache: Path, tmp_path: Path) -> None:
-    data, model, options = _open(cache), _build(), PredictOptions(count=2)
+    data, model = _open(cache), _build()
     for name, seed in (("first", 3), ("again", 3), ("other", 4)):
-        generate(data, model, _run(tmp_path / name, seed), options)
+        _generate(data, model, tmp_path / name, seed, count=2)
     first, again, other = (
         _read(tmp_path / name)["images/000000.png"] for name in ("first", "again", "other")
     )
@@ -95,7 +92,7 @@ def test_the_same_seed_gives_the_same_images(cache: Path, tmp_path: Path) -> Non
 
 
 def test_sheets_can_be_learned_from(cache: Path, tmp_path: Path) -> None:
-    generate(_open(cache), _build(), _run(tmp_path), PredictOptions(count=4))
+    _generate(_open(cache), _build(), tmp_path, count=4)
     data = GANDataModule(
         str(tmp_path / "views"),
         views="sheet",
@@ -110,15 +107,13 @@ def test_sheets_can_be_learned_from(cache: Path, tmp_path: Path) -> None:
 
 
 def test_a_model_without_sides_writes_images_alone(cache: Path, tmp_path: Path) -> None:
-    metrics, _ = generate(
-        _open(cache), _build(posed=False), _run(tmp_path), PredictOptions(count=3)
-    )
+    metrics, _ = _generate(_open(cache), _build(posed=False), tmp_path, count=3)
     assert metrics == {"predict/images": 3, "predict/objects": 0}
     assert not (tmp_path / "views.png").exists()
 
 
 def test_grey_images_stay_grey(cache: Path, tmp_path: Path) -> None:
-    generate(_open(cache), _build(channels=1), _run(tmp_path), PredictOptions(count=1))
+    _generate(_open(cache), _build(channels=1), tmp_path, count=1)
     files = _read(tmp_path)
     assert files["images/000000.png"].shape == (16, 16)
     assert files["views/000000.png"].shape == (32, 32)
@@ -126,7 +121,7 @@ def test_grey_images_stay_grey(cache: Path, tmp_path: Path) -> None:
 
 def test_a_model_that_generates_nothing_is_refused(cache: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="predict: BoringModel has no method sample_images"):
-        generate(_open(cache), BoringModel(), _run(tmp_path), PredictOptions())
+        _generate(_open(cache), BoringModel(), tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +130,7 @@ def test_a_model_that_generates_nothing_is_refused(cache: Path, tmp_path: Path) 
 def test_what_means_nothing_is_refused(option: dict[str, Any], cache: Path, tmp_path: Path) -> None:
     name = next(iter(option))
     with pytest.raises(ConfigError, match=rf"predict.{name}=.* means nothing for generated images"):
-        find_task(_open(cache)).predict(_build(), _run(tmp_path), PredictOptions(**option))
+        _generate(_open(cache), _build(), tmp_path, **option)
 
 
 def test_real_and_generated_images_stand_side_by_side(cache: Path, tmp_path: Path) -> None:
@@ -143,8 +138,7 @@ def test_real_and_generated_images_stand_side_by_side(cache: Path, tmp_path: Pat
     model.poses = data.poses
     draw_predictions(data, model, tmp_path / "predictions.png", count=3)
     with_sides = cv2.imread(str(tmp_path / "predictions.png"))
-    batch = data.finish_batch(data.make_loader("val").read(np.arange(4), 0), "val")
-    draw_generated(model, batch, None, tmp_path / "flat.png", "title", count=2)
+    draw_predictions(data, _build(posed=False), tmp_path / "flat.png", count=2)
     flat = cv2.imread(str(tmp_path / "flat.png"))
     assert with_sides.shape[0] > flat.shape[0] > 300
     assert with_sides.shape[1] == flat.shape[1]

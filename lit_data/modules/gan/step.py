@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
-from lit_data.modules.gan.blocks import widen
 from lit_data.modules.gan.conditions import Conditions, RayPatches, Use, draw_latents, read_at
+from lit_data.modules.gan.nets import widen
 from lit_data.types import Batch
 
 GANLoss = Literal["non_saturating", "hinge"]

@@ -1,6 +1,7 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, Final, Literal
 
@@ -13,12 +14,17 @@ from typing_extensions import override
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
-from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
-from lit_data.modules.segmentation.image_scores import (
+from lit_data.modules.scored import (
+    DefectRecall,
+    PixelScores,
+    ScoredModule,
+    balance_classes,
+)
+from lit_data.modules.segmentation.anomaly_metrics import (
+    ANOMALY_METRICS,
     SCORE_FRACTION,
+    AnomalyMetrics,
     check_fraction,
-    tolerate_missing,
 )
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet
@@ -117,8 +123,10 @@ class SegmentationModule(ScoredModule):
         image_score_fraction: float = SCORE_FRACTION,
     ) -> None:
         check_fraction("image_score_fraction", image_score_fraction)
-        super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
-        self.classes, self.class_weights = tuple(map(str, classes or ())), class_weights
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=2e-2, weight_decay=1e-2)
+        super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
+        self.classes = tuple(map(str, classes or ()))
+        self.class_weights = class_weights
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
@@ -133,13 +141,14 @@ class SegmentationModule(ScoredModule):
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
         if anomaly_metrics:
-            self._register_thresholds()
+            for name, value in _THRESHOLDS.items():
+                self.register_buffer(name, torch.tensor(value))
         fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         if self.classes:
-            self.class_scores = nn.ModuleDict(
-                {f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES}
-            )
+            self.class_scores = nn.ModuleDict()
+            for stage in _STAGES:
+                self.class_scores[f"{stage}_classes"] = ClassScores(self.classes)
         # Plain values only, so that checkpoints load with weights_only=True.
         named_loss = ("loss",) if isinstance(loss, str) else ()
         self.save_hyperparameters(*_HYPERPARAMETERS, *named_loss)
@@ -167,15 +176,8 @@ class SegmentationModule(ScoredModule):
     @override
     def on_fit_start(self) -> None:
         if self.class_weights == "balanced":
-            datamodule: Any = getattr(self.trainer, "datamodule", None)
-            if not hasattr(datamodule, "count_classes"):
-                raise ConfigError(
-                    "class_weights=balanced needs a datamodule that counts: give the weights as a "
-                    "list"
-                )
-            counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             weights: Any = self.loss.class_weights
-            weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
+            weights.copy_(balance_classes(self.trainer))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -189,11 +191,10 @@ class SegmentationModule(ScoredModule):
         logits: Tensor = self.net(images)
         logit_count = len(self.classes) + 1 if self.classes else 1
         if logits.ndim != 4 or logits.shape[1] != logit_count:
+            names = f", for the background and {', '.join(self.classes)}" if self.classes else ""
             raise ConfigError(
                 f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are "
-                "wanted"
-                + (f", for the background and {', '.join(self.classes)}" if self.classes else "")
-                + f": set model.net.classes={logit_count}, or how your net calls it"
+                f"wanted{names}: set model.net.classes={logit_count}, or how your net calls it"
             )
         return logits
 
@@ -272,11 +273,6 @@ class SegmentationModule(ScoredModule):
             named |= scores.compute()
             scores.reset()
         return named
-
-    def _register_thresholds(self) -> None:
-        for name, value in _THRESHOLDS.items():
-            self.register_buffer(name, torch.tensor(value))
-        tolerate_missing(self, ("image_threshold", "image_threshold_fraction"))
 
     def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
         if scores.get("f1_max", 0) > 0:
@@ -358,7 +354,3 @@ def _make_scores(
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
         scores[stage + suffix] = nn.ModuleDict(metrics)
     return scores
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=2e-2, weight_decay=1e-2)

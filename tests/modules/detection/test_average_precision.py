@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lit_data.modules.detection.average_precision import BoxScores, Objects
+from lit_data.modules.detection.boxes import BoxScores, Objects
 
 
 def _found(*rows: tuple[float, int, list[float]]) -> Objects:

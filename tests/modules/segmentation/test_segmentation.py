@@ -155,14 +155,7 @@ def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
     assert 0 < float(model.predict_threshold) != 0.5
 
 
-def test_checkpoints_of_before_have_no_threshold_of_images(tmp_path: Path) -> None:
-    model, path = SegmentationModule(anomaly_metrics=True), tmp_path / "old.ckpt"
-    state = {
-        name: value for name, value in model.state_dict().items() if not name.startswith("image_")
-    }
-    torch.save({"state_dict": state | {"predict_threshold": torch.tensor(0.25)}}, path)
-    load_weights(model, path)
-    assert (float(model.predict_threshold), float(model.image_threshold)) == (0.25, -1)
+def test_a_fraction_of_pixels_is_at_most_all() -> None:
     with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
         SegmentationModule(image_score_fraction=1.5)
 

@@ -5,6 +5,7 @@ import itertools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 from lit_data.errors import BatchMemoryError
 from lit_data.inference.batches import Kind
 from lit_data.inference.forward import Forward
+from lit_data.inference.tiling import measure_reach_px
 from lit_data.out_of_memory import is_out_of_memory
 from lit_data.size_search import SizeSearch
 
@@ -107,6 +109,20 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
             failure = str(error).partition("\n")[0]
         release_memory(device)
     raise BatchMemoryError(f"{needs} does not fit into memory ({failure}): {ADVICE}")
+
+
+def find_reach_px(
+    forward: Forward, channels: int, tile_px: tuple[int, int], *, multiple_px: int
+) -> int | None:
+    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
+
+    Raises:
+        BatchMemoryError: A single tile does not fit into memory.
+    """
+    call = forward.call_plain
+    measure = partial(measure_reach_px, call, channels, tile_px, multiple_px=multiple_px)
+    tile = f"a single tile of {channels}x{tile_px[0]}x{tile_px[1]}"
+    return try_twice(measure, tile, forward.device)
 
 
 def release_memory(device: torch.device) -> None:

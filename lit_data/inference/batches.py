@@ -144,9 +144,6 @@ class Target(Protocol):
     def write(self, top_px: int, values: Tensor) -> None:
         """Take rows from `top_px` on: [K, n, W] float32."""
 
-    def close(self) -> None:
-        """End it, after all rows were written."""
-
 
 OpenTarget = Callable[[tuple[int, int, int]], Target]
 """Called with the shape [K, H, W] as soon as the number of channels is known."""
@@ -168,9 +165,6 @@ class MemoryTarget:
     def write(self, top_px: int, values: Tensor) -> None:
         """Take rows."""
         self.values[:, top_px : top_px + values.shape[1]] = values
-
-    def close(self) -> None:
-        """Do nothing: the rows are there."""
 
 
 class SlabStitcher:
@@ -237,7 +231,6 @@ class SlabStitcher:
         if self.complete:
             target.write(top, self._slab[:, : self._rows.length_px - top])
             self._slab = torch.empty(0)
-            target.close()
             return
         finished = self._rows.starts[self._row] - top
         # rows above the next row of tiles get no more values

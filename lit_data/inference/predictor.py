@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -22,7 +21,7 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, StoreSpaceError, show_path
 from lit_data.files import replacing
 from lit_data.grid import pair_px
-from lit_data.inference.batch_size_table import BatchSize, BatchSizes, try_twice
+from lit_data.inference.batch_size_table import BatchSize, BatchSizes, find_reach_px
 from lit_data.inference.batches import (
     Image,
     ImageJob,
@@ -41,7 +40,7 @@ from lit_data.inference.forward import (
     Precision,
 )
 from lit_data.inference.runner import Runner, TileStream
-from lit_data.inference.tiling import Blend, Size, Tiling, measure_reach_px
+from lit_data.inference.tiling import Blend, Size, Tiling
 from lit_data.io.store.files import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
@@ -89,9 +88,6 @@ class NpyTarget:
                 row = channel * self._shape[1] + top_px + first
                 offset = self._offset + row * encoded[0].nbytes
                 _write_at(self._fd, encoded.data.cast("B"), offset)
-
-    def close(self) -> None:
-        """Do nothing: the opener of the file closes it."""
 
 
 @contextmanager
@@ -318,17 +314,8 @@ class TiledPredictor:
         if self._knows_margin or not has_seams:
             return self._tiling
         channels = source.pixels.shape[0]
-        reach = try_twice(
-            partial(
-                measure_reach_px,
-                self._forward.call_plain,
-                channels,
-                sides,
-                multiple_px=self._tiling.multiple_px,
-            ),
-            f"a single tile of {channels}x{sides[0]}x{sides[1]}",
-            self._forward.device,
-        )
+        multiple_px = self._tiling.multiple_px
+        reach = find_reach_px(self._forward, channels, sides, multiple_px=multiple_px)
         self._knows_margin = True
         # a wider reach has no room in the overlap: the default margin stays
         if reach is not None and reach <= self._tiling.overlap_px // 2:

@@ -14,8 +14,8 @@ from typing_extensions import override
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference import TiledPredictor, measure_reach_px
-from lit_data.inference.batch_size_table import try_twice
+from lit_data.inference import TiledPredictor
+from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.export.onnx_file import export_onnx
 from lit_data.inference.export.quantise import measure_agreement, quantise
 from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
@@ -141,7 +141,10 @@ def choose_overlap_px(
     height_px, width_px = options.tile_sides_px
     if not images.exceed((height_px, width_px)):
         return 0  # there are no seams
-    reach_px = _measure_reach(net, images, options, device)
+    measured_px = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
+    forward = Forward(net, device, ForwardOptions())
+    channels = images.tile_channels
+    reach_px = find_reach_px(forward, channels, measured_px, multiple_px=options.multiple_px)
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
         log.warning(
@@ -161,23 +164,6 @@ def choose_overlap_px(
         reach_px,
     )
     return overlap_px
-
-
-def _measure_reach(
-    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
-) -> int | None:
-    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile."""
-    height_px, width_px = options.tile_sides_px
-    shape = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
-    measure = partial(
-        measure_reach_px,
-        Forward(net, device, ForwardOptions()).call_plain,
-        images.tile_channels,
-        shape,
-        multiple_px=options.multiple_px,
-    )
-    tile = f"a single tile of {images.tile_channels}x{shape[0]}x{shape[1]}"
-    return try_twice(measure, tile, device)
 
 
 def open_predictor(

@@ -1,8 +1,7 @@
 """``predict``: batch by batch with a Trainer, and whole images tile by tile."""
 
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -61,15 +60,19 @@ def predict_batches(
         StoreError: Files cannot be written.
     """
     work = Work(writer, run, options, range(len(writer.names)))
-    if work.waiting:
-        adaptive = AdaptiveBatchSize(
-            min_size=options.min_batch_size, max_size=options.max_batch_size
-        )
-        trainer = run.make_trainer(
-            [_Writes(work), _InThreads(options.threads or 1, datamodule), adaptive]
-        )
-        with datamodule.predicting(work.waiting, options.batch_size):
-            trainer.predict(model, datamodule=datamodule, return_predictions=False)
+    if not work.waiting:
+        return work.finish()
+    adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
+    trainer = run.make_trainer([_Writes(work), adaptive])
+    with ExitStack() as resources:
+        if options.threads is not None and options.threads > 1:
+            threads = resources.enter_context(closing(InferenceThreads(options.threads)))
+            # Wrapped before the trainer starts, so that each thread gets a part of what fits.
+            step = partial(_predict_in_threads, threads, datamodule)
+            # The stack restores the step of the strategy before the threads end.
+            resources.callback(wrap(trainer.strategy, "predict_step", step))
+        resources.enter_context(datamodule.predicting(work.waiting, options.batch_size))
+        trainer.predict(model, datamodule=datamodule, return_predictions=False)
     return work.finish()
 
 
@@ -78,8 +81,7 @@ class _Writes(L.Callback):
 
     def __init__(self, work: Work) -> None:
         self._work = work
-        self._written = 0  # answers, so that the next one belongs to this input of those waiting
-        self._before_s = time.perf_counter()
+        self._numbers = iter(work.waiting)  # the next answer belongs to the next of them
 
     @override
     def on_predict_batch_end(
@@ -98,67 +100,35 @@ class _Writes(L.Callback):
                 f"{self._work.writer.expects}; it returned a {type(outputs).__name__}"
             )
         samples = count_samples(batch)
-        if samples is not None and len(answers) != samples:
+        if len(answers) != samples:
             raise ConfigError(
                 f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for "
                 f"{samples} samples"
             )
         for answer in answers:
-            now_s = time.perf_counter()
-            number = self._work.waiting[self._written]
-            self._work.write(number, answer, now_s - self._before_s)
-            self._written += 1
-            self._before_s = now_s
+            self._work.write(next(self._numbers), answer)
 
 
-class _InThreads(L.Callback):
-    """Runs `predict_step` on micro-batches side by side, see `lit_data.inference.forward`."""
-
-    def __init__(self, count: int, datamodule: BaseDataModule) -> None:
-        self._count = count
-        self._datamodule = datamodule
-        self._resources = ExitStack()
-
-    @override
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if self._count > 1:
-            threads = InferenceThreads(self._count)
-            self._resources.callback(threads.close)
-            # Leaving the stack restores the step of the strategy before the threads end.
-            restore_step = wrap(trainer.strategy, "predict_step", partial(self._step, threads))
-            self._resources.callback(restore_step)
-
-    @override
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._resources.close()
-
-    @override
-    def on_exception(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
-    ) -> None:
-        self._resources.close()
-
-    def _step(
-        self,
-        threads: InferenceThreads,
-        call: Callable[..., Any],
-        batch: Any,  # noqa: ANN401 - any form
-        *args: Any,  # noqa: ANN401
-    ) -> Any:  # noqa: ANN401
-        samples = count_samples(batch)
-        if not samples or samples < 2:
-            return call(batch, *args)
-        ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
-        cut = getattr(self._datamodule, "slice_batch", None)
-        if cut is None:
-            cut = partial(slice_batch, samples=samples)
-        # All micro-batches are submitted before the first answer is awaited.
-        futures = []
-        for start, stop in ranges:
-            micro_batch = cut(batch, start, stop)
-            futures.append(threads.submit(partial(_without_gradient, call, micro_batch, *args)))
-        outputs = [future.result() for future in futures]
-        return merge_outputs(outputs, [stop - start for start, stop in ranges])
+def _predict_in_threads(
+    threads: InferenceThreads,
+    datamodule: BaseDataModule,
+    call: Callable[..., Any],
+    batch: Any,  # noqa: ANN401 - any form
+    *args: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Run `predict_step` on micro-batches side by side."""
+    samples = count_samples(batch)
+    if samples < 2:
+        return call(batch, *args)
+    ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
+    cut = getattr(datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
+    # All micro-batches are submitted before the first answer is awaited.
+    futures = []
+    for start, stop in ranges:
+        micro_batch = cut(batch, start, stop)
+        futures.append(threads.submit(partial(_without_gradient, call, micro_batch, *args)))
+    outputs = [future.result() for future in futures]
+    return merge_outputs(outputs, [stop - start for start, stop in ranges])
 
 
 def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step
@@ -250,14 +220,12 @@ def _predict_small(
 
     loads = [partial(images.load, number) for number in numbers]
     on_tiles = partial(_count_tiles, bar)
-    before_s = time.perf_counter()
+    work.restart_clock()
     for position, values in predictor.predict(loads, on_bad=note_bad, on_tiles=on_tiles):
         number = numbers[position]
         answer = ProbabilityMap.of(images.restore(number, values.numpy()))
         _check_probability(answer.values.min(), answer.values.max())
-        now_s = time.perf_counter()  # writing counts for the image after this one
-        work.write(number, answer, now_s - before_s)
-        before_s = now_s
+        work.write(number, answer)
         bar.advance(bar.task_ids[0])
 
 
@@ -273,7 +241,7 @@ def _predict_large(
     path = folder / ".large.npy"
     on_tiles = partial(_count_tiles, bar)
     for number in numbers:
-        before_s = time.perf_counter()
+        work.restart_clock()
         try:
             image = images.load(number)
             values = predictor.predict_to_file(image, path, dtype="uint16", on_tiles=on_tiles)
@@ -281,7 +249,7 @@ def _predict_large(
             work.bad[number] = str(error)
         else:
             answer = ProbabilityMap.of(images.restore(number, values))
-            work.write(number, answer, time.perf_counter() - before_s)
+            work.write(number, answer)
         finally:
             path.unlink(missing_ok=True)
         bar.advance(bar.task_ids[0])

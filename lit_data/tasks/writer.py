@@ -4,6 +4,7 @@ import json
 import logging
 import os
 import stat
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -254,6 +255,7 @@ class Work:
         self.waiting: list[int] = []
         self._run = run
         self._chosen = chosen
+        self.restart_clock()
         # From before an input is read: one that changes meanwhile is predicted again.
         self._stamps = {number: writer.stamp(number) for number in chosen}
         identity = {**run.identity, "predict": options.identity()}
@@ -267,8 +269,14 @@ class Work:
         if done:
             log.info("%d of %d inputs are done already", done, len(chosen))
 
-    def write(self, number: int, answer: Any, seconds: float) -> None:  # noqa: ANN401 - what the writer takes
+    def restart_clock(self) -> None:
+        """Let the seconds of the next input begin now."""
+        self._start_s = time.perf_counter()
+
+    def write(self, number: int, answer: Any) -> None:  # noqa: ANN401 - what the writer takes
         """Write the answer for one input, and note that it is done."""
+        seconds = time.perf_counter() - self._start_s
+        self.restart_clock()  # writing counts for the input after this one
         written = self.writer.write(number, answer, seconds)
         entry = Entry(
             image=self.writer.names[number],

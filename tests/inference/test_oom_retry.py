@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from lit_data.inference.batch_size_table import (
     count_weight_bytes,
     measure_peak_bytes,
 )
-from tests.inference.nets import make_images, make_net
+from tests.inference.nets import Found, assert_same, make_images, make_net, predict
 from tests.limited_memory import out_of_memory
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -41,16 +42,13 @@ class Limited(nn.Module):
         return values
 
 
-def _predict(net: nn.Module, batch_size: int = 6, **sizes: int | None) -> list[tuple[int, Tensor]]:
-    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=batch_size, **sizes)  # type: ignore[arg-type]
-    return list(predictor.predict(make_images(*SIZES)))
+def _predict(net: nn.Module, batch_size: int = 6, **sizes: int | None) -> Found:
+    images = make_images(*SIZES)
+    return predict(net, images, tile_px=16, overlap_px=4, batch_size=batch_size, **sizes)
 
 
-def _assert_same(found: list[tuple[int, Tensor]]) -> None:
-    expected = _predict(make_net())
-    assert [number for number, _ in found] == [number for number, _ in expected]
-    for (_, values), (_, wanted) in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
+def _assert_same(found: Found) -> None:
+    assert_same(found, _predict(make_net()))
 
 
 @pytest.mark.parametrize("call", range(5))
@@ -213,19 +211,11 @@ def test_a_limit_that_holds_no_tile_is_refused() -> None:
 def test_nor_do_the_margins_change(call: int) -> None:
     """The first call measures how far the net sees."""
     images = make_images((40, 30), (16, 33))
-    expected = TiledPredictor(make_net(), tile_px=16, overlap_px=11, blend="gaussian").predict(
-        images
-    )
+    tiles: dict[str, Any] = {"tile_px": 16, "overlap_px": 11, "blend": "gaussian"}
     net = Limited(lambda number, tiles: number != call)
-    found = TiledPredictor(net, tile_px=16, overlap_px=11, blend="gaussian").predict(images)
-    for (_, values), (_, wanted) in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
+    assert_same(predict(net, images, **tiles), predict(make_net(), images, **tiles))
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 does not fit into memory"):
-        next(
-            TiledPredictor(
-                Limited(lambda *_: False), tile_px=16, overlap_px=11, blend="gaussian"
-            ).predict(images)
-        )
+        predict(Limited(lambda *_: False), images, **tiles)
 
 
 def test_memory_runs_out_in_a_large_image_too(tmp_path: Path) -> None:

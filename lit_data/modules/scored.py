@@ -53,6 +53,7 @@ class PixelScores(Metric):
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
         """
         truth = masks.flatten()
+        # One histogram of both kinds of pixels behind each other; ignored ones fall into a last bin.
         bins = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
         self.histogram += torch.bincount(bins, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
@@ -71,11 +72,11 @@ class PixelScores(Metric):
         return {"average_precision": (steps * precision).sum().float(), "dice": dice.float()}
 
     def count_above(self) -> Tensor:
-        """Pixels without and with a defect that reach each of the thresholds, which fall; [2, 8192]."""
+        """Count pixels without and with a defect above each of the thresholds, which fall; [2, 8192]."""
         return self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
 
     def dice_curve(self) -> Tensor:
-        """Dice at each of the thresholds, which fall; [8192]."""
+        """Return Dice at each of the thresholds, which fall; [8192]."""
         false, true = self.count_above()
         dice: Tensor = 2 * true / (true + false + true[-1]).clamp(min=1)
         return dice
@@ -116,6 +117,7 @@ class DefectRecall(Metric):
             scores: [B, 1, H, W] float.
             masks: [B, 1, H, W] in {0, 1}; 255 where pixels are ignored.
         """
+        # A local maximum is the place that wins its own window of 5 x 5 px.
         far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
         _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
         numbers = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
@@ -125,7 +127,7 @@ class DefectRecall(Metric):
         self.patches += len(scores)
 
     def compute(self) -> Tensor:
-        """The recall, 0 to 1; 0 where there are no defects."""
+        """Return the recall, 0 to 1; 0 where there are no defects."""
         defects, alarms = dim_zero_cat(self.defects), dim_zero_cat(self.alarms)
         if not len(defects):
             return torch.zeros((), device=self.device)
@@ -136,7 +138,7 @@ class DefectRecall(Metric):
 
 
 def find_bins(scores: Tensor) -> Tensor:
-    """Bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
+    """Return the bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
 
     Args:
         scores: Any shape, in 0..1.
@@ -155,7 +157,7 @@ def is_marked(masks: Tensor) -> Tensor:
 
 
 def bin_edge(number: int) -> Tensor:
-    """The lowest score of a bin of `find_bins`, a scalar."""
+    """Return the lowest score of a bin of `find_bins`, a scalar."""
     return torch.tensor((number / BINS - 0.5) * 42).sigmoid()
 
 

@@ -88,6 +88,7 @@ class RayPatches:
             ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
         """
         size = self.size_px
+        # Of each sample: one number for the scale, two for the place, one for each ray.
         numbers = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
         scales = self.min_scale + (1 - self.min_scale) * numbers[:, :1]
         centres = (1 - scales) * (2 * numbers[:, 1:3] - 1)  # the patch stays inside the image
@@ -110,7 +111,7 @@ def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -
     Returns:
         [B, size] float32 on the device of `index`.
     """
-    pairs = -(-size // 2)
+    pairs = -(-size // 2)  # two numbers of a circle give two of a Gaussian
     numbers = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
     # Box and Muller, Annals of Mathematical Statistics 1958; 1 - u is in (0, 1].
     radii = (-2 * torch.log(1 - numbers[:, :pairs])).sqrt()
@@ -143,7 +144,7 @@ def _find_centres(length: int, device: torch.device) -> Tensor:
 
 
 def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
-    """Images at places, between pixels by linear interpolation.
+    """Return images at places, between pixels by linear interpolation.
 
     Args:
         images: [B, C, H, W].
@@ -159,6 +160,7 @@ def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
 
 def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
     """Draw [B, draws] float32 in [0, 1): those of one use out of the numbers of all."""
+    # All uses are drawn and one is taken, so that what one draws does not depend on another.
     numbers = uniform_torch(seed, stream, index, epoch, draws * len(Use))
     return numbers[:, draws * use : draws * (use + 1)]
 
@@ -224,7 +226,7 @@ class PartDraws:
     def _read_conditions(self, batch: Batch, epoch: int, use: Use) -> Conditions:
         index = batch["index"]
         labels = batch.get("label")
-        if labels is None:
+        if labels is None:  # nets without labels look at none
             labels = torch.zeros_like(index)
         poses = batch.get("pose")
         if poses is None:

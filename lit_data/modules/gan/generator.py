@@ -49,6 +49,7 @@ class GeneratorModule(L.LightningModule):
         sizes = {"latent_size": latent_size, "num_labels": num_labels}
         check_net(generator, sizes, "the module has")
         self.generator = generator
+        # A copy that no optimizer sees, which `follow_generator` moves.
         self.ema_generator = copy.deepcopy(generator).requires_grad_(False)
         self.latent_size = latent_size
         self.num_labels = num_labels
@@ -60,6 +61,7 @@ class GeneratorModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         self.poses = getattr(datamodule, "poses", self.poses)
+        # A datamodule of yours may say nothing of its images: then the nets are believed.
         for name in ("image_px", "channels"):
             value = getattr(datamodule, name, None)
             if value is not None:
@@ -67,6 +69,7 @@ class GeneratorModule(L.LightningModule):
         if stage == "fit":
             check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
+        # A net without labels may learn from data with labels, as one picture in all.
         if 0 < self.num_labels < labels:
             raise ConfigError(
                 f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to it, or to 0"

@@ -66,7 +66,7 @@ class StyledBlock(nn.Module):
             nn.Conv2d(size, outputs, 3, padding=1) for size in (inputs, outputs)
         )
         self.styles = nn.ModuleList(nn.Linear(style_size, 2 * outputs) for _ in range(2))
-        self.groups = max(1, outputs // 8)
+        self.groups = max(1, outputs // 8)  # of eight channels each
 
     @override
     def forward(self, features: Tensor, styles: Tensor) -> Tensor:
@@ -121,6 +121,7 @@ def plan_sizes(
             f"image_px={image_px}: need a height and a width of at least {_COARSEST_PX} px"
         )
     coarsest = list(sides)
+    # Each size has twice the channels of the finer one, so that every layer costs about as much.
     widths = [min(width, max_width)]
     while min(coarsest) >= 2 * _COARSEST_PX:
         if any(side % 2 for side in coarsest):
@@ -180,7 +181,7 @@ def widen(values: Tensor) -> Tensor:
 
 def locate_pixels(images: Tensor, grids: Tensor | None) -> Tensor:
     """Places [B, 2, K, L] of the pixels of images [B, C, K, L] in the whole image, see `Conditions`."""
-    if grids is None:
+    if grids is None:  # the pixels of whole images
         height, width = images.shape[-2:]
         grids = make_grid(height, width, images.device).expand(len(images), -1, -1, -1)
     return grids.movedim(-1, 1).to(images.dtype)
@@ -354,5 +355,6 @@ class ConvDiscriminator(nn.Module):
         scores: Tensor = self.score(features)[:, 0]
         for embedding in embed(self.label, self.pose, conditions, features.dtype):
             projection = (features * embedding).sum(1)
+            # Divided so that it spreads as the score does, whatever the width.
             scores = scores + projection / math.sqrt(features.shape[1])
         return scores

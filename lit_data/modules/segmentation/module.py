@@ -130,10 +130,11 @@ class SegmentationModule(ScoredModule):
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
-            class_count = len(self.classes or "1") + 1
+            # Weights that balance are not known before the data are: see `on_fit_start`.
+            equal_weights = [1.0] * (len(self.classes or "1") + 1)
             self.loss = PixelLoss(
                 loss,
-                class_weights=[1.0] * class_count if class_weights == "balanced" else class_weights,
+                class_weights=equal_weights if class_weights == "balanced" else class_weights,
                 dice_weight=dice_weight,
                 focal_gamma=focal_gamma,
                 tversky=tversky,
@@ -256,11 +257,12 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             pixels = metrics["pixels"]
+            # Test images are judged by the threshold that validation chose, if it chose one.
             if isinstance(pixels, AnomalyMetrics) and stage == "test" and self.image_threshold >= 0:
                 pixels.image_threshold = float(self.image_threshold)
             values = dict(pixels.compute())
             if stage == "val":
-                self._take_thresholds(values)
+                self._take_thresholds(values)  # those of the baseline are none
             if isinstance(pixels, AnomalyMetrics) and pixels.confusion and not suffix:
                 self.confusion[stage] = pixels.confusion
             if "defects" in metrics:
@@ -275,6 +277,7 @@ class SegmentationModule(ScoredModule):
         return named
 
     def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
+        # Without a defect among the validated pixels no threshold is better than another.
         if scores.get("f1_max", 0) > 0:
             self.predict_threshold.fill_(scores["f1_max_threshold"])
         if "image_f1_max" in scores:
@@ -328,7 +331,7 @@ def _join_classes(logits: Tensor) -> Tensor:
 
 
 def plain_difference(images: Tensor) -> Tensor:
-    """The score that any engineer would try first: |target - mean(references)|.
+    """Return the score that any engineer would try first: |target - mean(references)|.
 
     Args:
         images: [B, C, H, W]; channel 0 is the target.
@@ -346,6 +349,7 @@ def _make_scores(
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(_STAGES, suffixes):
+        # The plain difference is no probability, so its Dice is that of its best threshold.
         pixels = PixelScores(threshold=None if suffix else 0.5)
         if image_score_fraction is not None and not suffix:
             pixels = AnomalyMetrics(score_fraction=image_score_fraction)

@@ -11,13 +11,15 @@ import pytest
 import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
+from lit_data.augment import Geometry
 from lit_data.commands.pictures import draw_predictions
 from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.modules import ConvGenerator, GANModule
 from lit_data.tasks import Predicted, PredictOptions, find_task
-from lit_data.tasks.generate import sweep_objects
+from lit_data.tasks.generate import sweep_objects, tile_views
+from lit_data.types import Batch
 from tests.tasks.running import make_run
 
 SIDES = 4
@@ -29,16 +31,21 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _open(cache: Path, **options: Any) -> GANDataModule:
+    defaults: dict[str, Any] = {"samples": {"count": 6, "size_px": [16, 16], "tiles": 2}}
     data = GANDataModule(
         cache_dir=str(cache),
-        samples={"count": 6, "size_px": [16, 16], "tiles": 2},
-        image_px=16,
         loader=LoaderOptions(worker_kind="inline"),
-        **options,
+        **(defaults | {"image_px": 16} | options),
     )
     data.prepare_data()
     data.setup("fit")
     return data
+
+
+def _open_labelled(cache: Path, **options: Any) -> GANDataModule:
+    few = {"count": 3, "size_px": [16, 16], "tiles": 2}
+    defaults = {"samples": few, "labels": "folders", "augment": Geometry(flip_left_right=True)}
+    return _open(cache, **(defaults | options))
 
 
 def _build(*, posed: bool = True, channels: int = 3) -> GANModule:
@@ -173,3 +180,52 @@ def test_objects_are_swept_where_data_and_model_know_sides() -> None:
 def test_a_count_must_be_a_number_of_images() -> None:
     with pytest.raises(ConfigError, match=r"predict.count=0 must be at least 1"):
         PredictOptions(count=0)
+
+
+def _planned(data: GANDataModule, stage: Any = "train") -> Batch:
+    loader = data.make_loader(stage)
+    return data.plan_batch(loader.read(np.arange(min(10, loader.order.length)), 0), stage)
+
+
+def _draw(data: GANDataModule, batch: Batch, path: Path, count: int) -> list[int]:
+    return find_task(data).draw_samples(
+        _planned(data), batch, path, "samples", stage="train", count=count
+    )
+
+
+def test_views_become_the_sheet_they_came_from(cache: Path) -> None:
+    data = _open_labelled(cache)
+    sheet = tile_views(data.inspect("train").views_of(0))
+    assert torch.equal(sheet, torch.from_numpy(data.bank[0] / np.float32(255)))
+
+
+def test_samples_are_drawn_with_all_views_of_their_object(cache: Path, tmp_path: Path) -> None:
+    data = _open_labelled(cache)
+    batch = data.finish_batch(_planned(data), "train")
+    assert _draw(data, batch, tmp_path / "views.png", 3) == [0, 1, 3]
+    assert _draw(data, batch, tmp_path / "all.png", 9) == [0, 1, 2, 3]
+    three, four = (cv2.imread(str(tmp_path / name)) for name in ("views.png", "all.png"))
+    assert four.shape[0] > three.shape[0] > 500
+    assert four.shape[1] == three.shape[1]
+
+
+def test_images_without_views_are_drawn_side_by_side(cache: Path, tmp_path: Path) -> None:
+    root = _open_labelled(cache).source.folder
+    data = _open_labelled(
+        cache, root=str(root), views="none", labels="none", splits={"train": 1.0}, image_px=32
+    )
+    batch = data.finish_batch(_planned(data), "train")
+    assert _draw(data, batch, tmp_path / "grid.png", 6) == [0, 1, 2]
+    many = {key: value.repeat(4, *[1] * (value.ndim - 1)) for key, value in batch.items()}
+    assert len(_draw(data, many, tmp_path / "many.png", 12)) == 12
+    few, lines = (cv2.imread(str(tmp_path / name)) for name in ("grid.png", "many.png"))
+    assert lines.shape[0] > few.shape[0]
+    assert lines.shape[1] > few.shape[1]
+
+
+def test_augmentation_is_drawn_where_there_is_any(cache: Path, tmp_path: Path) -> None:
+    data = _open_labelled(cache)
+    find_task(data).draw_augmented(_planned(data), [0, 3], tmp_path / "augment.png", stage="train")
+    assert cv2.imread(str(tmp_path / "augment.png")).shape[0] > 400
+    find_task(data).draw_augmented(_planned(data, "val"), [0], tmp_path / "none.png", stage="val")
+    assert not (tmp_path / "none.png").exists()

@@ -125,7 +125,8 @@ def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:  # a call may write a part only
         count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+        data = data[count:]
+        offset = offset + count
 
 
 class TiledPredictor:

@@ -191,7 +191,8 @@ class Runner:
             answer = self._submit(micro_batch, size.size).result()
             if answer.values is not None:
                 break
-            failed, failure = micro_batch, answer.failure
+            failed = micro_batch
+            failure = answer.failure
         # It fitted only now that the other threads wait.
         size.alone = size.alone or (is_second_attempt and self._threads.count > 1)
         return micro_batch, answer

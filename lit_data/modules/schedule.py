@@ -86,7 +86,8 @@ class _RunProgress:
         return max(by_count, self._clock_fraction)
 
     def _read_clock(self, timer: Timer) -> float:
-        elapsed_s, left_s = timer.time_elapsed(), timer.time_remaining()
+        elapsed_s = timer.time_elapsed()
+        left_s = timer.time_remaining()
         assert left_s is not None  # `_find_timer` takes timers with an end only
         fraction = 1.0 if left_s <= 0 else elapsed_s / (elapsed_s + left_s)
         if self._trainer.world_size > 1:  # each rank has a clock, but all need the same rate
@@ -151,7 +152,8 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
 
     They are infinite where `max_time` alone ends the run.
     """
-    steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
+    steps = trainer.estimated_stepping_batches
+    epochs = trainer.max_epochs
     if trainer.max_steps > 0:
         steps = min(steps, trainer.max_steps // optimizers)
     if 0 < steps < math.inf:

@@ -128,7 +128,8 @@ class DefectRecall(Metric):
 
     def compute(self) -> Tensor:
         """Return the recall, 0 to 1; 0 where there are no defects."""
-        defects, alarms = dim_zero_cat(self.defects), dim_zero_cat(self.alarms)
+        defects = dim_zero_cat(self.defects)
+        alarms = dim_zero_cat(self.alarms)
         if not len(defects):
             return torch.zeros((), device=self.device)
         allowed = int(self.false_alarms_per_patch * int(self.patches))

@@ -233,7 +233,8 @@ def _find_prefixes(
 
     Of equal ones the shortest.
     """
-    best, most = ("", ""), 0
+    best = ("", "")
+    most = 0
     for strip in _list_prefixes(state):
         names = [name for name in state if name.startswith(strip)]
         for add in _list_prefixes(expected):
@@ -242,7 +243,8 @@ def _find_prefixes(
                 if expected.get(add + name.removeprefix(strip)) == state[name]:
                     numbers += torch.Size(state[name]).numel()
             if numbers > most:
-                best, most = (strip, add), numbers
+                best = (strip, add)
+                most = numbers
     return best
 
 

@@ -354,7 +354,8 @@ class BoxWriter(BankWriter):
         """Write ``class cx cy w h score`` in fractions of the image; return the path of the file."""
         height, width = self._dataset.original_px[number]
         fractions = boxes.corners / torch.tensor([width, height] * 2, dtype=torch.float64)
-        first, second = fractions[:, :2], fractions[:, 2:]
+        first = fractions[:, :2]
+        second = fractions[:, 2:]
         rows = torch.cat(((first + second) / 2, second - first, boxes.scores[:, None]), 1)
         lines = []
         for kind, row in zip(boxes.classes.tolist(), rows.tolist(), strict=True):
@@ -372,7 +373,8 @@ def _describe(boxes: Boxes) -> list[dict[str, Any]]:
     corners = boxes.corners.numpy().round(3).tolist()
     numbers = zip(corners, boxes.classes.tolist(), boxes.scores.tolist(), strict=True)
     for (left, top, right, bottom), kind, score in numbers:
-        width, height = right - left, bottom - top
+        width = right - left
+        height = bottom - top
         annotation = {
             "category_id": kind + 1,
             "bbox": [left, top, round(width, 3), round(height, 3)],

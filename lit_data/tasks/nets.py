@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
@@ -103,28 +102,6 @@ class ProbabilityNet(nn.Module):
         }
 
 
-def prepare_net(
-    model: L.LightningModule, datamodule: BaseDataModule, images: WholeImages, device: torch.device
-) -> nn.Module:
-    """Return the net that predicts tiles [B, C, h, w] float32 in 0..1, see `ProbabilityNet`.
-
-    Args:
-        model: With its weights.
-        datamodule: Whose format the model wants.
-        images: What is predicted.
-        device: Where.
-    """
-    # Moved by itself: within another module Lightning's modules do not learn their device.
-    model.to(device)
-    return ProbabilityNet(
-        model,
-        images.channels,
-        datamodule.batch_format,
-        datamodule.channel_names,
-        len(images.classes),
-    )
-
-
 def choose_overlap_px(
     net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
 ) -> int:
@@ -177,7 +154,7 @@ def open_predictor(
     """Return the predictor of some images, with defaults for the options that are left open.
 
     Args:
-        net: From `prepare_net`, converted or not.
+        net: A `ProbabilityNet`, converted or not.
         images: What is predicted.
         options: How.
         device: Where.
@@ -187,7 +164,11 @@ def open_predictor(
         ConfigError: The options do not fit each other, or the net gives no probability.
     """
     on_cpu = device.type == "cpu"
-    threads = options.threads or _choose_threads(options, device)
+    threads = options.threads
+    if not threads:
+        # What is compiled uses all cores by itself.
+        is_compiled = options.compile or options.quantise == "static"
+        threads = 1 if is_compiled else choose_threads(device)
     batch_size = options.batch_size or _choose_batch_size(options, threads, on_cpu=on_cpu)
     channels_last = options.channels_last
     if channels_last is None:  # faster on the CPU, and elsewhere in half precision
@@ -244,12 +225,6 @@ def _takes_any_size(
         log.debug("the net takes no tile of %d px: %s", side_px, error)
         return False
     return answer.shape[-2:] == (side_px, side_px)
-
-
-def _choose_threads(options: PredictOptions, device: torch.device) -> int:
-    if options.compile or options.quantise == "static":  # what is compiled uses all cores by itself
-        return 1
-    return choose_threads(device)
 
 
 def _choose_batch_size(options: PredictOptions, threads: int, *, on_cpu: bool) -> int:

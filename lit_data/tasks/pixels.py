@@ -252,7 +252,8 @@ class PatchTask(Task[Data]):
         figure, axes = open_figure(len(rows), (*titles, "model"))
         for row, cells in enumerate(axes):
             cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
-            image, mask = chosen["image"][row], chosen["mask"][row, 0]
+            image = chosen["image"][row]
+            mask = chosen["mask"][row, 0]
             _draw_patch(cells, image, mask, probability[row, 0].numpy(), threshold)
         save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
         return True
@@ -354,7 +355,8 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
             "epoch": torch.zeros(1, dtype=torch.int64),
         }
         finished: Tensor = self.datamodule.transform(batch, "predict")["image"][0]
-        finished_px, image_px = list(finished.shape[1:]), list(pixels.shape[1:])
+        finished_px = list(finished.shape[1:])
+        image_px = list(pixels.shape[1:])
         if finished_px != image_px:
             raise ConfigError(
                 f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
@@ -423,7 +425,8 @@ def _choose_marked(marked: Tensor, count: int) -> list[int]:
         count: Samples at most.
     """
     order = torch.argsort(marked, descending=True, stable=True)
-    with_mark, without = order[marked[order] > 0], order[marked[order] == 0]
+    with_mark = order[marked[order] > 0]
+    without = order[marked[order] == 0]
     # Samples without a mark fill what those with one leave, but get at least `_UNMARKED` rows.
     free = count - min(len(without), _UNMARKED)
     spread = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()

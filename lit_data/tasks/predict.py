@@ -17,6 +17,7 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
+from torch import nn
 from typing_extensions import override
 
 from lit_data.batch_form import count_samples, cut_evenly, slice_batch
@@ -28,7 +29,12 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.forward import InferenceThreads
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
-from lit_data.tasks.nets import choose_overlap_px, convert_net, open_predictor, prepare_net
+from lit_data.tasks.nets import (
+    ProbabilityNet,
+    choose_overlap_px,
+    convert_net,
+    open_predictor,
+)
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 from lit_data.tasks.writer import PredictionWriter, Work
 
@@ -167,7 +173,15 @@ def predict_images(
     work = Work(writer, run, options, range(_limit(trainer, len(images))))
     net_metrics: dict[str, Any] = {}
     if work.waiting or options.onnx is not None:
-        net = prepare_net(model, datamodule, images, device)
+        # Moved by itself: within another module Lightning's modules do not learn their device.
+        model.to(device)
+        net: nn.Module = ProbabilityNet(
+            model,
+            images.channels,
+            datamodule.batch_format,
+            datamodule.channel_names,
+            len(images.classes),
+        )
         # Measured before the conversion, as rounding to int8 hides how far a net sees.
         overlap_px = choose_overlap_px(net, images, options, device)
         net, net_metrics = convert_net(net, images, options)

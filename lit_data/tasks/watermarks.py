@@ -110,7 +110,8 @@ class MarkWriter(ImageWriter):
             pictures += [read_image(self.path_of(kind, entry.image)) for kind in self._kinds]
             for picture, cell in zip(pictures, cells, strict=True):
                 cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
-            fraction, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
+            fraction = entry.rows[0]["marked_share"]
+            score = entry.rows[0]["mean_score"]
             description = f"{fraction:.2%} marked, score {score:.2f}"
             cells[0].set_ylabel(f"{entry.image[-28:]}\n{description}", fontsize=8)
         save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())

@@ -121,7 +121,8 @@ class TextureEncoder(nn.Module):
     def _find_amplitudes(self, level: Tensor) -> Tensor:
         reach = self.kernels.shape[-1] // 2
         responses = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
-        even, odd = responses[:, ::2], responses[:, 1::2]
+        even = responses[:, ::2]
+        odd = responses[:, 1::2]
         return (even.square() + odd.square() + 1e-6).sqrt()
 
 
@@ -149,7 +150,8 @@ class _Head(nn.Module):
 def _make_gabor_pairs() -> Tensor:
     """[12, 1, 13, 13]: an even and an odd filter of each angle, longer than wide, of mean 0 and norm 1."""
     places = torch.arange(-6.0, 7.0)
-    y, x = places[:, None], places[None]
+    y = places[:, None]
+    x = places[None]
     kernels = []
     for number in range(_ANGLES):
         angle = math.pi * number / _ANGLES

@@ -36,7 +36,8 @@ class Candidates:
 
     def __init__(self, size: int, seed: int = 0) -> None:
         self.size = size
-        self.rows, self.draws = torch.zeros(0, 0), torch.zeros(0, dtype=torch.float64)
+        self.rows = torch.zeros(0, 0)
+        self.draws = torch.zeros(0, dtype=torch.float64)
         self._generator = torch.Generator().manual_seed(seed)
 
     def __len__(self) -> int:
@@ -51,11 +52,13 @@ class Candidates:
         all_rows = torch.cat([self.rows, added]) if len(self) else added
         all_draws = torch.cat([self.draws, draws[chosen]])
         sampled = all_draws.topk(min(self.size, len(all_draws))).indices
-        self.rows, self.draws = all_rows[sampled], all_draws[sampled]
+        self.rows = all_rows[sampled]
+        self.draws = all_draws[sampled]
 
     def clear(self) -> None:
         """Forget the rows; the numbers go on."""
-        self.rows, self.draws = self.rows[:0], self.draws[:0]
+        self.rows = self.rows[:0]
+        self.draws = self.draws[:0]
 
     def state_dict(self) -> dict[str, Tensor]:
         """Tensors alone, so that checkpoints load with ``weights_only=True``."""
@@ -63,7 +66,8 @@ class Candidates:
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Go on where `state_dict` was taken."""
-        self.rows, self.draws = state["rows"], state["draws"]
+        self.rows = state["rows"]
+        self.draws = state["draws"]
         self._generator.set_state(state["generator"])
 
 
@@ -119,8 +123,10 @@ def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> T
         [N] float32; NaN for rows that hold NaN.
     """
     with torch.autocast(rows.device.type, enabled=False):
-        rows, bank = rows.float(), bank.float()
-        lengths, transposed = bank.pow(2).sum(1), bank.T
+        rows = rows.float()
+        bank = bank.float()
+        lengths = bank.pow(2).sum(1)
+        transposed = bank.T
         step = max(1, chunk_bytes // (4 * len(bank)))
         parts = []
         for begin in range(0, len(rows), step):
@@ -400,7 +406,8 @@ class AnomalyModule(ScoredModule):
         if not metric.update_count:  # Lightning tries validation before training
             return {}
         _, scores, is_defective = metric.score_images()
-        highest, defective = scores.to(self.device), is_defective.to(self.device).bool()
+        highest = scores.to(self.device)
+        defective = is_defective.to(self.device).bool()
         named: dict[str, Tensor] = {}
         before = self.threshold.clone()
         if stage == "val" and (~defective).any():
@@ -455,7 +462,8 @@ def _check_options(
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
     """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
     for name, dimensions in (("bank", 2), ("pixel_mean", 1)):
-        stored, buffer = states.get(prefix + name), getattr(module, name)
+        stored = states.get(prefix + name)
+        buffer = getattr(module, name)
         if isinstance(stored, Tensor) and stored.ndim == dimensions:
             setattr(module, name, buffer.new_zeros(stored.shape))
 

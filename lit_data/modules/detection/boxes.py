@@ -27,7 +27,8 @@ Objects = dict[str, Tensor]
 
 def to_corners(centres: Tensor) -> Tensor:
     """(cx, cy, w, h) to (left, top, right, bottom), [..., 4]."""
-    middle, half = centres[..., :2], centres[..., 2:] / 2
+    middle = centres[..., :2]
+    half = centres[..., 2:] / 2
     return torch.cat((middle - half, middle + half), dim=-1)
 
 
@@ -91,7 +92,8 @@ def non_maximum_suppression(
         [kept] int64: numbers of boxes, the highest score first.
     """
     order = scores.argsort(descending=True, stable=True)
-    boxes, classes = boxes[order], classes[order]
+    boxes = boxes[order]
+    classes = classes[order]
     drops = (box_iou(boxes[:, None], boxes) > iou_threshold) & (classes[:, None] == classes)
     drops = drops.triu(1)
     stays = torch.ones_like(classes, dtype=torch.bool)
@@ -157,11 +159,14 @@ class BoxScores(Metric):
     @override
     def compute(self) -> dict[str, Tensor]:
         """``map50`` and ``map``; both 0 where there are no true boxes."""
-        scores, classes = dim_zero_cat(self.scores), dim_zero_cat(self.classes)
-        right, true_classes = dim_zero_cat(self.right), dim_zero_cat(self.true_classes)
+        scores = dim_zero_cat(self.scores)
+        classes = dim_zero_cat(self.classes)
+        right = dim_zero_cat(self.right)
+        true_classes = dim_zero_cat(self.true_classes)
         order = scores.argsort(descending=True, stable=True)
         known, counts = torch.unique(true_classes, return_counts=True)
-        right, classes = right[order], classes[order]
+        right = right[order]
+        classes = classes[order]
         curves = []
         for number, count in zip(known.tolist(), counts.tolist(), strict=True):
             curves.append(_average_precision(right[classes == number], count))

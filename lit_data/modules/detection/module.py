@@ -72,7 +72,8 @@ class DetectionModule(ScoredModule):
                 "score_threshold < 1 and 0 < iou_threshold <= 1"
             )
         self.box_weight = box_weight
-        self.score_threshold, self.iou_threshold = score_threshold, iou_threshold
+        self.score_threshold = score_threshold
+        self.iou_threshold = iou_threshold
         self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
@@ -165,8 +166,10 @@ def find_objects(
     """
     scores = logits.sigmoid().flatten()
     scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
-    flat, scores = flat[scores > score_threshold], scores[scores > score_threshold]
-    places, classes = flat // logits.shape[1], flat % logits.shape[1]
+    flat = flat[scores > score_threshold]
+    scores = scores[scores > score_threshold]
+    places = flat // logits.shape[1]
+    classes = flat % logits.shape[1]
     best = non_maximum_suppression(
         boxes[places], scores, classes, iou_threshold=iou_threshold, most=MOST_KEPT
     )

@@ -84,7 +84,9 @@ class DetectorNet(nn.Module):
                 f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2"
             )
         self.classes = classes
-        fine, middle, coarse = 4 * width, 8 * width, 8 * width
+        fine = 4 * width
+        middle = 8 * width
+        coarse = 8 * width
         self.stem = nn.Sequential(
             _convolve(3, width, stride=2), _convolve(width, 2 * width, stride=2), _Block(2 * width)
         )
@@ -150,7 +152,8 @@ def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
 
 def place_centres(levels: Sequence[Level], device: torch.device) -> tuple[Tensor, Tensor]:
     """Return the centres (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
-    centres, strides = [], []
+    centres = []
+    strides = []
     for level in levels:
         rows = torch.arange(level.rows, device=device, dtype=torch.float32)
         columns = torch.arange(level.columns, device=device, dtype=torch.float32)
@@ -191,7 +194,8 @@ class _Head(nn.Module):
 
     @override
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        logits, codes = _run_branch(self.classes, features), _run_branch(self.boxes, features)
+        logits = _run_branch(self.classes, features)
+        codes = _run_branch(self.boxes, features)
         return logits.flatten(2).transpose(1, 2), codes.flatten(2).transpose(1, 2)
 
 

@@ -208,7 +208,8 @@ class PartDraws:
             ConfigError: The batch lacks images, indices or poses.
         """
         _check_batch(batch, self.posed)
-        index, images = batch["index"], batch["image"]
+        index = batch["index"]
+        images = batch["image"]
         samples = len(index)
         sizes = [stop - start for start, stop in cut_evenly(samples, size or samples)]
         latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use)

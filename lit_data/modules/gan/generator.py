@@ -247,7 +247,8 @@ def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
     for name, value in expected.items():
         net_value = getattr(net, name, value)
         if name == "image_px":
-            net_value, value = pair_px(name, net_value), pair_px(name, value)
+            net_value = pair_px(name, net_value)
+            value = pair_px(name, value)
         if net_value != value:
             raise ConfigError(
                 f"{name}={net_value} of {type(net).__name__}: {who} {value} - set it to that"

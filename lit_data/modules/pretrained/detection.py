@@ -90,7 +90,9 @@ class TorchvisionDetector(nn.Module):
         _unify_norms(net.requires_grad_(True), library.ops.FrozenBatchNorm2d)
         if name == "coco":
             start_by_name(net, models.get_model_weights(model_name).DEFAULT, name, model_name)
-        self.net, self.classes, self._size_px = net, classes, size_px
+        self.net = net
+        self.classes = classes
+        self._size_px = size_px
         self._freezes_norm = weights is not None if freeze_norm == "auto" else freeze_norm
         if size_px is not None:
             check_count("size_px", size_px, 1)
@@ -99,7 +101,8 @@ class TorchvisionDetector(nn.Module):
                     f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: "
                     "null"
                 )
-            net.transform.min_size, net.transform.max_size = (size_px,), _LONGEST * size_px
+            net.transform.min_size = (size_px,)
+            net.transform.max_size = _LONGEST * size_px
         load_weights_file(self, file)
 
     @override
@@ -126,7 +129,8 @@ class TorchvisionDetector(nn.Module):
         transform: Any = self.net.transform
         if self._size_px is None and transform.fixed_size is None and len(images):
             sides = [side for image in images for side in image.shape[-2:]]
-            transform.min_size, transform.max_size = (min(sides),), max(sides)
+            transform.min_size = (min(sides),)
+            transform.max_size = max(sides)
         return self.net(list(images), targets)
 
 

@@ -150,12 +150,18 @@ def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
     """
     image, pixel, score = (part.cpu().numpy() for part in top)
     order = np.lexsort((-score, pixel, image))
-    image, pixel, score = image[order], pixel[order], score[order]
+    image = image[order]
+    pixel = pixel[order]
+    score = score[order]
     is_same = (image[1:] == image[:-1]) & (pixel[1:] == pixel[:-1]) & (pixel[1:] != _NOWHERE)
     is_first = np.append(True, ~is_same)[: len(image)]
-    image, pixel, score = image[is_first], pixel[is_first], score[is_first]
+    image = image[is_first]
+    pixel = pixel[is_first]
+    score = score[is_first]
     order = np.lexsort((-score, image))
-    image, pixel, score = image[order], pixel[order], score[order]
+    image = image[order]
+    pixel = pixel[order]
+    score = score[order]
     rank = np.arange(len(image)) - np.searchsorted(image, image)
     is_kept = rank < (limits if isinstance(limits, int) else limits[image])
     return TopPixels(*(torch.from_numpy(part[is_kept]) for part in (image, pixel, score)))
@@ -192,7 +198,8 @@ def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
     f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
     # Of images of equal scores.
     is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))
-    levels, f1 = ranked[is_last], f1[is_last]
+    levels = ranked[is_last]
+    f1 = f1[is_last]
     best = int(f1.argmax())
     neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
     middle = torch.logit(neighbours, eps=_EPS).mean().sigmoid()
@@ -252,7 +259,8 @@ class AnomalyMetrics(PixelScores):
         self, kinds: Sequence[str] = (), *, score_fraction: float = SCORE_FRACTION
     ) -> None:
         super().__init__(threshold=0.5)
-        self.kinds, self.score_fraction = kinds, score_fraction
+        self.kinds = kinds
+        self.score_fraction = score_fraction
         self.sizes_px: Tensor | None = None
         self.image_threshold: float | None = None
         self.confusion: Confusion | None = None

@@ -84,7 +84,8 @@ class PixelLoss(nn.Module):
                 of defect.
             masks: [B, 1, H, W] in 0..1, or numbers of classes; 255 where pixels are ignored.
         """
-        logits, truth = logits.float().flatten(2), masks.float().flatten(2)
+        logits = logits.float().flatten(2)
+        truth = masks.float().flatten(2)
         known = truth != IGNORED
         truth = truth.masked_fill(~known, 0)
         if logits.shape[1] == 1:
@@ -109,7 +110,8 @@ class PixelLoss(nn.Module):
         """Return what of the overlap is missing, [B]; both are [B, classes behind the background, H * W]."""
         if target.shape[1] == 1:
             return self._miss_overlap(probability, target)[:, 0]
-        any_defect, true_defect = probability.sum(1, keepdim=True), target.sum(1, keepdim=True)
+        any_defect = probability.sum(1, keepdim=True)
+        true_defect = target.sum(1, keepdim=True)
         union = self._miss_overlap(any_defect, true_defect)[:, 0]
         present = target.any(2)
         of_present = (self._miss_overlap(probability, target) * present).sum(1)

@@ -201,7 +201,8 @@ class SegmentationModule(ScoredModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        logits, masks = self(batch["image"]), batch["mask"]
+        logits = self(batch["image"])
+        masks = batch["mask"]
         takes_masks = isinstance(self.loss, PixelLoss) or not self.classes
         loss: Tensor = self.loss(logits, masks if takes_masks else masks[:, 0].long())
         return loss
@@ -226,7 +227,8 @@ class SegmentationModule(ScoredModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        images, masks = batch["image"], batch["mask"]
+        images = batch["image"]
+        masks = batch["mask"]
         logits = self(images).float()
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]

@@ -132,7 +132,8 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
         [K] float32.
     """
     if isinstance(classes, int):
-        count, named = max(classes, 0), 0
+        count = max(classes, 0)
+        named = 0
     else:
         named = len(classes or ())
         count = named + 1  # of the background too; without names it is the one of a defect
@@ -187,7 +188,8 @@ def align(target: Tensor, references: Tensor) -> Tensor:
     products = (gx * gx, gy * gy, gx * gy, gx * difference, gy * difference)
     sums = smooth(torch.cat(products, dim=1), upsample=False)
     xx, yy, xy, xd, yd = sums.chunk(5, dim=1)
-    xx, yy = xx + _FLOOR, yy + _FLOOR
+    xx = xx + _FLOOR
+    yy = yy + _FLOOR
     determinant = (xx * yy - xy * xy).repeat(1, 2, 1, 1)
     shift = torch.cat((yy * xd - xy * yd, xx * yd - xy * xd), dim=1) / determinant
     u, v = _upsample(shift.clamp(-_LARGEST_SHIFT_PX, _LARGEST_SHIFT_PX), references).chunk(2, dim=1)
@@ -225,7 +227,8 @@ def _warp(images: Tensor, u: Tensor, v: Tensor) -> Tensor:
     batch, channels, height, width = images.shape
     rows = torch.arange(height, device=images.device)[:, None]
     columns = torch.arange(width, device=images.device)
-    x, y = (columns + u + 0.5) * 2 / width - 1, (rows + v + 0.5) * 2 / height - 1
+    x = (columns + u + 0.5) * 2 / width - 1
+    y = (rows + v + 0.5) * 2 / height - 1
     places = torch.stack((x, y), dim=-1)
     flat = images.reshape(batch * channels, 1, height, width)
     moved = F.grid_sample(flat, places.flatten(0, 1), padding_mode="border", align_corners=False)
@@ -312,7 +315,8 @@ def compare(images: Tensor) -> Tensor:
     """
     with torch.autocast(images.device.type, enabled=False):
         normal = normalise_contrast(images.float())
-        target, references = normal[:, :1], normal[:, 1:]
+        target = normal[:, :1]
+        references = normal[:, 1:]
         plain = target - references
         registered = target - align(target, references)
         registered = registered - smooth(registered.clamp(-0.05, 0.05))

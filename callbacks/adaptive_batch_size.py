@@ -13,7 +13,6 @@ from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.size_search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.steps import (
     EvaluationSteps,
     ManualSteps,
@@ -27,6 +26,7 @@ from lit_data.checks import check_choice, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
 

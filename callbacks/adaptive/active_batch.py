@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly, like_mapping
-from lit_data.size_search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.lightning_internals import Metric, Results, show_value, shown_value
+from lit_data.size_search import SizeSearch
 from lit_data.types import COUNT_SUFFIX
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ import torch
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
-from lit_data.size_search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
@@ -21,6 +20,7 @@ from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.lightning_internals import number_batch, results_of
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
 

@@ -14,9 +14,8 @@ from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.image import ImageDataModule
+from lit_data.datamodules.image import ImageDataModule, StripeDataModule
 from lit_data.datamodules.inspection import InspectionDataModule
-from lit_data.datamodules.image import StripeDataModule
 from lit_data.datamodules.watermarks import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.synthesis.canvas import ValueRange

@@ -258,7 +258,7 @@ def read_grid(tags: Directory, planes: int) -> SegmentGrid:
     if tiled:
         rows, columns = tags.number(323, 0), tags.number(322, 0)
     else:
-        # Without a number of rows, or with several, all rows are one strip, as tifffile has it.
+        # Without a number of rows, or with several, all rows are one strip.
         strip_px = tags.number(278, height_px) if tags.count(278) == 1 else height_px
         rows, columns = min(strip_px, height_px), width_px
     if min(height_px, width_px, rows, columns) < 1:

@@ -307,7 +307,7 @@ def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _turn(planes: Array, orientation: int) -> Array:
-    # Unknown orientations count as upright, as viewers have it.
+    # Unknown orientations count as upright.
     quarter_turns, mirrored = _TURNS.get(orientation, (0, False))
     turned = np.rot90(planes, quarter_turns, axes=(1, 2))
     return turned[..., ::-1] if mirrored else turned

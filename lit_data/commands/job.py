@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.names import allow_packages
-from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
 from lit_data.errors import (

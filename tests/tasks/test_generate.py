@@ -12,7 +12,7 @@ import torch
 from lightning.pytorch.demos.boring_classes import BoringModel
 
 from lit_data.augment import Geometry
-from lit_data.commands.pictures import draw_predictions
+from lit_data.commands.show import draw_predictions
 from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions

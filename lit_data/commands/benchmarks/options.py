@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from lit_data.checks import check_choice, check_count
-from lit_data.commands.benchmarks.rows import METHODS
+from lit_data.commands.benchmarks.table import METHODS
 from lit_data.errors import ConfigError
 
 MODES: Final = ("loaders", "headroom", "callbacks")
@@ -54,7 +54,7 @@ class BenchmarkOptions:
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `headroom` training with and
             without the work of loading, `callbacks` what callbacks cost.
-        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by
+        methods: Rows to measure, of `lit_data.commands.benchmarks.table.METHODS`; `copy` comes by
             itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.

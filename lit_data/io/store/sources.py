@@ -88,9 +88,7 @@ class SourceTable:
 
     def states(self) -> dict[bytes, tuple[int, int]]:
         """Return size and modification time of each file by its path."""
-        blob = (
-            self.names.tobytes()
-        )  # cut at once, not by a call of `name` for each
+        blob = self.names.tobytes()  # cut at once, not by a call of `name` for each
         edges = [0, *self.files["name_end"].tolist()]
         names = [blob[begin:end] for begin, end in itertools.pairwise(edges)]
         return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))

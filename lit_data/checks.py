@@ -160,6 +160,7 @@ def check_types(target: Callable[..., Any], options: Mapping[str, object], key: 
         ConfigError: Names the key, the value and what may be given.
     """
     parameters = inspect.signature(target).parameters
+    # With **kwargs any name may be right; what it means is checked by those that take it.
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     unknown = sorted(options.keys() - parameters.keys())
     if unknown and not takes_any:

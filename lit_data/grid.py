@@ -115,6 +115,7 @@ class PatchGrid:
         Returns:
             Three [N] int64 arrays.
         """
+        # Ends of the images by binary search: no table of patches is kept.
         flat = np.asarray(indices, dtype=np.int64)
         image = np.searchsorted(self._ends, flat, side="right")
         within = flat - (self._ends[image] - self.rows[image] * self.columns[image])
@@ -138,6 +139,7 @@ class PatchGrid:
             y: [N] top edges, px.
             x: [N] left edges, px.
         """
+        # The last row may lie closer than a stride; rounding past it falls back onto it.
         row = np.rint(y / self.vertical.stride_px).astype(np.int64)
         row = np.minimum(row, self.rows[image] - 1)
         column = np.rint(x / self.horizontal.stride_px).astype(np.int64)
@@ -232,6 +234,7 @@ def mirror(start: int, length: int, limit: int) -> Ints:
     """
     if limit <= 1:
         return np.zeros(length, np.int64)
+    # Down and up again without the two edge rows twice: 0 1 2 3 2 1 of four rows.
     period = 2 * (limit - 1)
     row = np.arange(start, start + length) % period
     return np.minimum(row, period - row)

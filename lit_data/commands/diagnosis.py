@@ -95,6 +95,7 @@ def judge_cores(cores: int, present: int, load: float) -> Finding:
         load: Processes that want to run, mean of the last minute.
     """
     state = f"{cores} of {present} usable, load {load:.1f}"
+    # The load counts all processes of the machine, not those of a container.
     if load > 1.5 * present:
         remedy = (
             "other work keeps them busy, so samples come late and measured speeds are wrong: wait, "
@@ -114,6 +115,7 @@ def judge_threads(cores: int, threads: int) -> Finding:
 def judge_host_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> Finding:
     """Judge if there is memory for workers, and none was swapped out."""
     state = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
+    # More swapped out than is free: what comes back pushes something else out.
     is_bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
     remedy = (
         "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
@@ -184,6 +186,7 @@ def check_disks(folders: Mapping[str, str]) -> Iterator[Finding]:
 def judge_room(key: str, folder: str, free_bytes: int, total_bytes: int) -> Finding:
     """Judge the room for checkpoints and decoded images."""
     free = f"{folder}: {to_gib(free_bytes)} of {to_gib(total_bytes)} free"
+    # Of a large disk a fixed amount is soon written, of a small one 2 % is next to nothing.
     least_bytes = max(_LEAST_FREE_BYTES, _LEAST_FREE_DISK_FRACTION * total_bytes)
     remedy = (
         f"free some, or set {key}=FOLDER on another disk; a store takes height x width x channels "
@@ -342,6 +345,7 @@ def judge_share(cores: int, devices: int) -> Finding:
 
 def _runs(generation: str, major: int, minor: int) -> bool:
     """Return True if a device runs kernels that were built for a generation."""
+    # sm_90a and sm_100f are builds for one generation or family: they run on that one here.
     kind, _, digits = generation.rstrip("af").partition("_")
     if kind not in ("sm", "compute"):
         return False

@@ -81,6 +81,7 @@ def _look(cfg: DictConfig) -> list[Finding]:
 
 def _check_precision(cfg: DictConfig) -> Finding:
     """Compare the configured precision with the one that the device is fast in."""
+    # Lightning's own option, where it is set, goes before that of our callback.
     device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
     amp = (cfg.get("callbacks") or {}).get("amp") or {}
     used = cfg.trainer.get("precision")
@@ -95,6 +96,7 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     Args:
         folder: Of its runs; it need not exist.
     """
+    # Jobs of sweeps lie deeper than runs.
     summaries = folder.glob("**/summary.json")
     newest = max(summaries, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
@@ -152,12 +154,14 @@ def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
 def _find_slow(environment: Mapping[str, str]) -> Iterator[Finding]:
     for name, why in _SLOW.items():
         value = environment.get(name, "")
+        # Values that leave the default as it is.
         if value not in ("", "0", "OFF", "INFO", "default", "pymalloc"):
             yield Finding("warning", name, value, f"{why}: unset it for long runs")
 
 
 def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Find leftovers of a launcher, which make Lightning wait for ranks that never come."""
+    # A launcher that is still there sets MASTER_ADDR too.
     left_over = [name for name in _RANKS if name in environment]
     if left_over and "MASTER_ADDR" not in environment:
         state = f"{', '.join(left_over)} set without MASTER_ADDR"
@@ -257,6 +261,7 @@ def describe_extras(requirements: Sequence[Requirement], extras: Sequence[str]) 
     for extra in sorted(set(extras) - {"dev", "test", "notebooks"}):
         needed = [each for each in requirements if _is_of_extra(each, extra)]
         is_installed = all(is_met(requirement) for requirement in needed)
+        # An extra counts as installed if all of it is.
         (installed if is_installed else missing).append(extra)
     state = f"installed: {_join(installed)}; not installed: {_join(missing)}"
     remedy = f"if you need one: pip install -e '.[{missing[0]}]'" if missing else ""

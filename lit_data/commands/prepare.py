@@ -86,6 +86,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     options = read_options(PrepareOptions, cfg.prepare, "prepare")
+    # Both read the sources themselves: a store on this machine is not needed for it.
     datamodule = build_datamodule(cfg, prepared=not (options.check or options.shards))
     data = to_plain(cfg.data)
     if options.check:
@@ -129,6 +130,7 @@ def _print_counts(counts: Mapping[str, Any]) -> None:
     of_set: dict[str, Any] = {}
     of_split: dict[str, dict[str, Any]] = {}
     for key, value in counts.items():
+        # Such as train_images; keys of the whole dataset begin with no split.
         split, _, name = key.partition("_")
         if split in SPLITS and name:
             of_split.setdefault(split, {})[name] = value
@@ -255,6 +257,7 @@ class _Book:
 
     def add(self, batch: Batch) -> None:
         """Write the samples of a batch that the loader gave."""
+        # In the order of training: what is synthetic is planned on the host, then drawn.
         planned = self.datamodule.plan_batch(batch, self.stage)
         annotated = self.inspection.annotate(planned)
         finished = self.datamodule.finish_batch(planned, self.stage)
@@ -270,7 +273,7 @@ class _Book:
             row = int(plan.row[number])
             is_shown = annotations.labels[row] == number + 1  # 0 is the background
             entry = _outline(is_shown)
-            if not entry["area"]:
+            if not entry["area"]:  # another defect lies over it, or it changes no pixel
                 continue
             entry["image_id"] = first + row
             entry["category_id"] = _category(plan, number)
@@ -349,6 +352,7 @@ def _outline(is_shown: Tensor) -> dict[str, Any]:
 
 def _run_lengths(mask: NDArray[np.bool_]) -> list[int]:
     """Lengths of the runs of a mask by columns, background first: COCO's uncompressed form."""
+    # COCO counts down the columns.
     flat = mask.T.ravel()
     edges = np.flatnonzero(np.diff(flat)) + 1
     lengths: list[int] = np.diff(np.concatenate(([0], edges, [flat.size]))).tolist()

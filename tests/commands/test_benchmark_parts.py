@@ -28,7 +28,6 @@ from lit_data.commands.benchmarks.table import (
 from lit_data.commands.benchmarks.training import TrainingClock
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch
@@ -352,21 +351,6 @@ def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
 
 
 # the rest
-
-
-def test_the_machine_is_described() -> None:
-    machine = describe_machine(CPU)
-    assert list(machine) == [
-        "cores",
-        "cpu",
-        "memory_bytes",
-        "device",
-        "python",
-        "torch",
-        "numpy",
-        "lightning",
-    ]
-    assert print_machine(machine).startswith(f"{machine['cores']} cores of {machine['cpu']}, ")
 
 
 def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

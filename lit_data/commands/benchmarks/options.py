@@ -120,6 +120,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        # A device may be known by name and not be there: it is asked for memory.
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -141,6 +142,7 @@ _SMALLEST: Final[Mapping[str, int]] = {
 
 
 def _check_counts(name: str, value: Any, smallest: int) -> None:  # noqa: ANN401 - a user's value
+    # Null stands for the number of cores, and for no limit.
     if value is None and name in ("workers", "samples_per_row"):
         return
     is_single = value is None or isinstance(value, int | float | str)

@@ -73,12 +73,13 @@ def list_rows(
         for batch_size in batch_sizes:
             sizes = micro_batch_sizes if method in micro_batched else [batch_size]
             for count in worker_counts:
+                # Sizes above the batch are the same row once more, and fall out below.
                 rows += [Row(method, batch_size, count, min(size, batch_size)) for size in sizes]
     return list(dict.fromkeys(rows))
 
 
 def _choose_worker_counts(method: str, workers: Sequence[int]) -> list[int]:
-    if method in ("inline", "device"):
+    if method in ("inline", "device"):  # the main thread does all
         return [0]
     needs_workers = method in ("copy", "thread", "process")
     return [count for count in workers if count or not needs_workers]
@@ -166,6 +167,7 @@ def tabulate(results: Sequence[Result], until: str) -> list[dict[str, Any]]:
     lines = []
     for result in results:
         row = result.row
+        # Medians, as other work on the machine makes some measurements too slow.
         medians = {column: result.median(column) for column in MEASURED}
         dataloader_speed = _find_dataloader_speed(results, row)
         lines.append(
@@ -205,6 +207,7 @@ def collect_metrics(lines: Sequence[Mapping[str, Any]], batch_size: int) -> dict
         line = find_best(lines, [method], batch_size)
         if line is None:
             continue
+        # Of each method its fastest row, and how far our best one is from those of others.
         metrics |= {f"benchmark/{method}_{column}": line[column] for column in MEASURED}
         if best and method not in OURS:
             name = "share_of_copy" if method == "copy" else f"ratio_to_{method}"
@@ -294,7 +297,7 @@ def show_lines(
         console: Where to; by default the standard output, wide where that is no terminal.
     """
     console = console or Console()
-    if not console.is_terminal:
+    if not console.is_terminal:  # a file or a pipe has no width, and takes the table unbroken
         console = Console(width=_WIDTH, file=console.file)
     first_column, *other_columns = headings
     table = Table(title=title, title_justify="left")

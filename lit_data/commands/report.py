@@ -286,7 +286,9 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
         raise
     except Exception as error:
         if is_first_rank():
-            write_json(folder / FAILURE, asdict(describe_failure(error)))
+            # In a sweep another rank that failed first has written it, and knows the cause.
+            if not (folder / FAILURE).exists():
+                write_json(folder / FAILURE, asdict(describe_failure(error)))
             add_report(cfg, folder)
         raise
 

@@ -1,11 +1,10 @@
 """A loader as an iterable of batches, one measurement of it, and many in turn."""
 
+import itertools
 import logging
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from statistics import fmean, median, pstdev
@@ -19,7 +18,7 @@ from torch.utils.data import DataLoader
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.table import OURS, Lap, Result, Row
 from lit_data.errors import DataError, LitDataError
-from lit_data.io.progress import track
+from lit_data.io.progress import AHEAD, ordered_map, track
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.device_timer import read_clock
 from lit_data.loading.samples import SingleSamples
@@ -120,23 +119,19 @@ class BareCopy:
 
     def __iter__(self) -> Iterator[Batch]:
         order = torch.randperm(len(self.samples), generator=self.generator)
-        depth = self.row.num_workers + 1
+        parts = torch.split(order, self.row.batch_size)
         shape = (self.row.batch_size, *self.samples.shape[1:])
-        # one more than are under way: the caller still holds the last batch
-        buffers = deque(torch.empty(shape, dtype=self.samples.dtype) for _ in range(depth + 1))
-        with ThreadPoolExecutor(
-            self.row.num_workers, initializer=torch.set_num_threads, initargs=(1,)
-        ) as pool:
-            under_way: deque[Any] = deque()
-            for indices in torch.split(order, self.row.batch_size):
-                out = buffers[0][: len(indices)]
-                buffers.rotate(-1)
-                copying = pool.submit(torch.index_select, self.samples, 0, indices, out=out)
-                under_way.append(copying)
-                if len(under_way) == depth:
-                    yield {"image": under_way.popleft().result()}
-            while under_way:
-                yield {"image": under_way.popleft().result()}
+        # More than are under way, as the caller still holds the last batch.
+        count = AHEAD * self.row.num_workers + 2
+        buffers = [torch.empty(shape, dtype=self.samples.dtype) for _ in range(count)]
+        jobs = zip(parts, itertools.cycle(buffers), strict=False)
+        for copied in ordered_map(self._copy, jobs, self.row.num_workers):
+            yield {"image": copied}
+
+    def _copy(self, job: tuple[Tensor, Tensor]) -> Tensor:
+        indices, buffer = job
+        torch.set_num_threads(1)  # of this thread: the pool has as many as are measured
+        return torch.index_select(self.samples, 0, indices, out=buffer[: len(indices)])
 
 
 def _make_options(row: Row, candidate: Candidate, seed: int) -> LoaderOptions:

@@ -273,16 +273,6 @@ def test_modules_and_loops_are_left_as_they_were(error: bool) -> None:
     assert not wrapped & vars(module.trainer.strategy).keys()
 
 
-def test_other_errors_pass_through() -> None:
-    class Wrong(Pair):
-        def fool(self, batch: Tensor) -> Tensor:
-            raise ValueError("not my size")
-
-    with pytest.raises(ValueError, match=r"^not my size$") as caught:
-        _fit(Wrong(), AdaptiveBatchSize())
-    assert not hasattr(caught.value, "__notes__")
-
-
 @pytest.mark.parametrize("size", [None, 3])
 def test_without_an_error_the_run_is_that_without_the_callback(size: int | None) -> None:
     assert_same(_fit(Pair(size=size), AdaptiveBatchSize()), _fit(Pair(size=size)))

@@ -181,13 +181,10 @@ class AdaptiveBatchSize(L.Callback):
         if trainer.state.fn == TrainerFn.VALIDATING:  # not within a fit, which has it already
             self._install(trainer, pl_module)
 
-    @override
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _begin_run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._install(trainer, pl_module)
 
-    @override
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._install(trainer, pl_module)
+    on_test_start = on_predict_start = _begin_run
 
     @override
     def on_exception(
@@ -262,7 +259,7 @@ class AdaptiveBatchSize(L.Callback):
         assert self._replay is not None
         metrics = {
             "batch/size": float(active.largest),
-            "batch/pieces": float(active.pieces),
+            "batch/pieces": float(active.micro_batch_count),
             "batch/ooms": float(self._replay.ooms),
         }
         if self._resizing is not None:

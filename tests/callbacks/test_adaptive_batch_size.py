@@ -137,7 +137,8 @@ def test_no_piece_is_smaller_than_min_size() -> None:
     module = Regression()
     faults = install(module, FaultPlan("forward_start", always))
     with pytest.raises(
-        BatchMemoryError, match="the smallest piece of 3 samples of tensor 3 float64 does not fit"
+        BatchMemoryError,
+        match="the smallest micro-batch of 3 samples of tensor 3 float64 does not fit",
     ):
         fit(module, DataLoader(data(9), 9), adaptive(min_size=3))
     assert faults.refused == [9, 5, 3]

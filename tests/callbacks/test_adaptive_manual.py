@@ -207,7 +207,7 @@ def test_a_run_goes_on_with_its_size_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_the_smallest_size_that_does_not_fit_ends_the_run() -> None:
-    text = "batch 2: the smallest piece of 2 samples of tensor 6 float32 does not fit"
+    text = "batch 2: the smallest micro-batch of 2 samples of tensor 6 float32 does not fit"
     with pytest.raises(BatchMemoryError, match=text):
         _fit(Pair("second", fitting=1, begin=2), AdaptiveBatchSize(min_size=2))
 

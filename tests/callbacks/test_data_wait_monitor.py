@@ -23,7 +23,7 @@ from lit_data.callbacks.data_wait_monitor import DataWaitMonitor
 from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS, Part
-from lit_data.callbacks.timing.totals import describe_limit
+from lit_data.callbacks.timing.totals import Hardware, describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
 from lit_data.testing import QUIET
@@ -530,7 +530,10 @@ def test_one_sentence_names_the_limit(parts: str, options: dict[str, Any], sente
     for part in parts.split():
         name, _, value = part.partition("=")
         seconds_s[name] = float(value)  # type: ignore[index]
-    assert describe_limit(seconds_s, **({"on_cpu": False} | options)).startswith(sentence)
+    names = options.keys() & set(Hardware._fields)
+    hardware = Hardware(**{"on_cpu": False} | {name: options[name] for name in names})
+    rest = {name: value for name, value in options.items() if name not in names}
+    assert describe_limit(seconds_s, hardware, **rest).startswith(sentence)
 
 
 @pytest.mark.gpu

@@ -265,16 +265,16 @@ def test_a_checkpoint_keeps_the_sums(run: Run) -> None:
     [
         (
             {"every_n_steps": 0},
-            r"every_n_steps=0: give a number of training batches from 1 on, or none",
+            "every_n_steps=0 is not usable: choose a whole number of at least 1",
         ),
-        ({"every_n_steps": 2.5}, r"every_n_steps=2.5: give a number of training batches"),
+        ({"every_n_steps": 2.5}, r"every_n_steps=2\.5 is not usable"),
         (
             {"after": "checkpoint"},
             r"after='checkpoint': give a list of names, 'checkpoint' or those of methods",
         ),
         ({"after": [3]}, r"after=\[3\]: give a list of names"),
-        ({"unused_fraction": 1.0}, r"unused_fraction=1.0: give a share between 0 and 1"),
-        ({"max_cost_fraction": 0.0}, r"max_cost_fraction=0.0: give a share between 0 and 1"),
+        ({"unused_fraction": 1.0}, r"unused_fraction=1.0: give a fraction between 0 and 1"),
+        ({"max_cost_fraction": 0.0}, r"max_cost_fraction=0.0: give a fraction between 0 and 1"),
     ],
 )
 def test_wrong_values_are_refused(options: dict[str, Any], message: str) -> None:

@@ -1,5 +1,6 @@
 """Marks of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -9,6 +10,11 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError, escape
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
+_SPECK_PX: Final = 4
+"""Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
+
+_CIRCLE_POINTS: Final = 256
+
 CROSSINGS: Final = 2**20  # of edges and rows, at once
 _GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
@@ -53,13 +59,29 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
             raise DataError("an outline that is no list of points") from error
         size = np.array(shape[::-1])
         corners = corners * size if scaled else corners
-        if len(corners) < 3:
+        is_speck = len(corners) == 2 and np.ptp(corners, axis=0).max() <= _SPECK_PX
+        if len(corners) < 3 and not is_speck:
             raise DataError(f"an outline of {len(corners)} points; three at least are needed")
         if not ((corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)).all():
             raise DataError(f"an outline that leaves the image of {shape[0]} x {shape[1]} px")
+        if is_speck:
+            return _fill(shape, np.linspace(*corners, num=_SPECK_PX + 1))
         return _fill(shape, corners)
 
     return draw
+
+
+def box_corners(left: float, top: float, right: float, bottom: float) -> list[float]:
+    """Return the outline of a box, px: x, y, x, y, ..."""
+    return [left, top, right, top, right, bottom, left, bottom]
+
+
+def circle_corners(x: float, y: float, edge_x: float, edge_y: float) -> list[float]:
+    """Return the outline of a circle around a point, which goes through another one, px."""
+    radius_px = math.hypot(edge_x - x, edge_y - y)
+    angles = np.linspace(0, 2 * np.pi, _CIRCLE_POINTS, endpoint=False)
+    corners = np.stack([x + radius_px * np.cos(angles), y + radius_px * np.sin(angles)], axis=1)
+    return corners.reshape(-1).tolist()
 
 
 def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:

@@ -80,9 +80,9 @@ def _yolo(folder: Path, text: str) -> None:
     (folder / "labels" / "a.txt").write_text(f"0 {text}")
 
 
-def _cvat(folder: Path, points: str) -> None:
-    polygon = f'<polygon label="x" points="{points}"/>'
-    text = f'<annotations><image id="0" name="a.png" width="30" height="20">{polygon}</image></annotations>'
+def _cvat(folder: Path, points: str, shape: str = "") -> None:
+    shape = shape or f'<polygon label="x" points="{points}"/>'
+    text = f'<annotations><image id="0" name="a.png" width="30" height="20">{shape}</image></annotations>'
     (folder / "annotations.xml").write_text(text)
 
 
@@ -107,6 +107,11 @@ KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
     ),
     "YOLO": ("yolo", lambda folder: _yolo(folder, " ".join(f"{x / 30} {y / 20}" for x, y in BOX))),
     "CVAT": ("cvat", lambda folder: _cvat(folder, POINTS)),
+    "rectangle of LabelMe": ("labelme", lambda folder: _labelme(folder, BOX[::2], "rectangle")),
+    "box of CVAT": (
+        "cvat",
+        lambda folder: _cvat(folder, "", '<box label="x" xtl="5" ytl="4" xbr="15" ybr="12"/>'),
+    ),
 }
 
 
@@ -136,11 +141,38 @@ def test_each_kind_gives_the_same_mask(name: str, folder: Path) -> None:
     assert not masks.get(1, np.zeros(1)).any()
 
 
+def test_a_circle_of_labelme_is_filled(folder: Path) -> None:
+    _labelme(folder, [(15, 10), (15, 6)], "circle")
+    rows, columns = np.mgrid[:20, :30] + 0.5
+    expected = np.hypot(columns - 15, rows - 10) < 4
+    np.testing.assert_array_equal(_draw(folder)[1][0] > 0, expected)
+
+
+def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
+    _coco(folder, [[24, 7, 27, 10]])
+    assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]
+
+
+POLYLINE = '<polyline label="x" points="1,1;9,9"/>'
 FAULTS: list[tuple[Callable[..., None], Any, str]] = [
     (_coco, [[0, 0, 50, 0, 50, 10]], "an outline that leaves the image of 20 x 30 px"),
     (_coco, [], "an outline of 0 points; three at least are needed"),
     (_labelme, BOX[:2], "an outline of 2 points"),
-    (partial(_labelme, kind="circle"), BOX, "a circle: polygons are read"),
+    (
+        partial(_labelme, kind="linestrip"),
+        BOX,
+        "a 'linestrip': polygons, rectangles and circles are read",
+    ),
+    (
+        partial(_coco, bbox=[1, 1, 9, 9]),
+        [],
+        "a box without an outline; .experiment=detection learns boxes",
+    ),
+    (
+        partial(_cvat, shape=POLYLINE),
+        "",
+        "a.png, polyline 0: .*a polyline: polygons and boxes are read",
+    ),
     (_cvat, "a,b", "an outline that is no list of points"),
     (_csv, "a.png,1,595 10", "runs up to pixel 604 of an image of 600"),
     (_csv, "a.png,1,595 1 7", "runs of 3 numbers"),

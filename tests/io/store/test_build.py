@@ -231,6 +231,18 @@ def test_skip_leaves_bad_images_out_and_lists_them(
     assert "2 of 6 images are bad and left out" in caplog.text
 
 
+@pytest.mark.parametrize(("first", "second"), [("error", "skip"), ("skip", "error")])
+def test_a_store_without_bad_images_serves_both_rules(
+    images: Path, first: str, second: str
+) -> None:
+    key = build(images, on_bad=first).key
+    assert build(images, on_bad=second, rebuild=False).key == key
+    (images / "1.npy").write_text("no image")
+    build(images, on_bad="skip")
+    with pytest.raises(DataError, match=r"1.npy(.|\n)*1 of 6 images are bad"):
+        build(images, on_bad="error")
+
+
 def test_skip_with_nothing_left_is_an_error(images: Path) -> None:
     for path in images.iterdir():
         path.write_text("no image")
@@ -382,17 +394,12 @@ def change_fingerprint(images: Path) -> dict[str, object]:
     return {"decoder": NpyDecoder("other")}
 
 
-def skip_bad(images: Path) -> dict[str, object]:
-    return {"on_bad": "skip"}
-
-
 CHANGES = [
     (change_image, r"anew: files 1 changed \(first: .*/2.npy\)$"),
     (add_image, r"anew: files 1 added \(first: .*/6.npy\)$"),
     (remove_image, r"anew: files 1 removed \(first: .*/5.npy\)$"),
     (change_options, r"anew: decoder.read.alpha 'error' -> 'drop'$"),
     (change_fingerprint, r"anew: decoder '{.*}' -> 'other'$"),
-    (skip_bad, r"anew: on_bad 'error' -> 'skip'$"),
 ]
 
 

@@ -40,7 +40,7 @@ from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.terminal import LogInterval, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError
 from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)

@@ -444,6 +444,7 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
         for shape in image:
             where = f"{path}, {name}, {shape.tag} {numbers[shape.tag]}"
             numbers[shape.tag] += 1
+            points: Sequence[str] | Sequence[float]
             if shape.tag == "polygon":
                 points = str(shape.get("points", "")).replace(";", ",").split(",")
             elif shape.tag == "box":

@@ -65,7 +65,7 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
         if not ((corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)).all():
             raise DataError(f"an outline that leaves the image of {shape[0]} x {shape[1]} px")
         if is_speck:
-            return _fill(shape, np.linspace(*corners, num=_SPECK_PX + 1))
+            return _fill(shape, np.linspace(corners[0], corners[1], num=_SPECK_PX + 1))
         return _fill(shape, corners)
 
     return draw

@@ -18,11 +18,11 @@ from typing_extensions import override
 from benchmarks.gan import Bench
 from benchmarks.gan_variants import list_ways
 from lit_data.callbacks import AdaptiveBatchSize, DataWaitMonitor
-from lit_data.commands.benchmarks.headroom import time_training
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import write_lines
+from lit_data.commands.benchmarks.training import time_training
 from lit_data.commands.build import build_datamodule
-from lit_data.commands.diagnosis.machine import describe_machine
+from lit_data.commands.machine import describe_machine
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor

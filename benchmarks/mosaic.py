@@ -21,7 +21,6 @@ from benchmarks.mosaic_variants import (
 )
 from lit_data.callbacks import DataWaitMonitor
 from lit_data.checks import check_choice
-from lit_data.commands.benchmarks.headroom import train_steps
 from lit_data.commands.benchmarks.options import Suite, choose_device
 from lit_data.commands.benchmarks.table import (
     OTHERS_COLOUR,
@@ -32,6 +31,7 @@ from lit_data.commands.benchmarks.table import (
     draw_bars,
     report_lines,
 )
+from lit_data.commands.benchmarks.training import train_steps
 from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.detection import DetectionDataModule
 from lit_data.errors import ConfigError

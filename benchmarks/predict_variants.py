@@ -16,17 +16,16 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 from torch import Tensor, nn
 
-from lit_data.commands.benchmarks.headroom import train_steps
+from lit_data.commands.benchmarks.training import train_steps
 from lit_data.commands.build import build_model, find_trained
 from lit_data.commands.checkpoints import load_weights
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import measure_peak_bytes
-from lit_data.inference.cpu_parallel import choose_threads
+from lit_data.inference.batches import Image
 from lit_data.inference.export.quantise import quantise
-from lit_data.inference.forward import check_compiler
-from lit_data.inference.sources import Image
+from lit_data.inference.forward import check_compiler, choose_threads
 from lit_data.io.images.readers import read_image
 from lit_data.io.progress import track
 from lit_data.tasks.nets import ProbabilityNet

@@ -13,7 +13,6 @@ from lit_data.callbacks.adaptive.active_batch import ActiveBatch
 from lit_data.callbacks.adaptive.ranks import find_ranks
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import LearningRate, ResizeRules, Resizing
-from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.steps import (
     EvaluationSteps,
     ManualSteps,
@@ -27,6 +26,7 @@ from lit_data.checks import check_choice, check_saved_counts
 from lit_data.errors import ConfigError
 from lit_data.lightning_internals import CLOSURE, OPTIMIZER_STEP, automatic_loop, check_version
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
 
@@ -181,13 +181,10 @@ class AdaptiveBatchSize(L.Callback):
         if trainer.state.fn == TrainerFn.VALIDATING:  # not within a fit, which has it already
             self._install(trainer, pl_module)
 
-    @override
-    def on_test_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def _begin_run(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._install(trainer, pl_module)
 
-    @override
-    def on_predict_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._install(trainer, pl_module)
+    on_test_start = on_predict_start = _begin_run
 
     @override
     def on_exception(
@@ -262,7 +259,7 @@ class AdaptiveBatchSize(L.Callback):
         assert self._replay is not None
         metrics = {
             "batch/size": float(active.largest),
-            "batch/pieces": float(active.pieces),
+            "batch/pieces": float(active.micro_batch_count),
             "batch/ooms": float(self._replay.ooms),
         }
         if self._resizing is not None:

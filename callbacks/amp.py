@@ -77,7 +77,7 @@ class AMP(L.Callback):
       not finite in a skipped step.
 
     What the steps found stays on the device until the Trainer logs, or the epoch ends. Then skipped
-    steps are told with their batches (when gradients are accumulated, the whole window), and it is
+    steps are logged with their batches (when gradients are accumulated, the whole window), and it is
     decided whether to fall back.
 
     Compute a gradient penalty from float32 inputs under ``torch.autocast(device_type,
@@ -100,7 +100,7 @@ class AMP(L.Callback):
             skipped (fp16), or the loss of so many batches in a row was not finite (bf16, fp32), and
             the row still lasts when it is read.
         fall_back_to: ``auto``: bf16 where that is fast, else fp32; ``bf16`` or ``fp32``: that one;
-            ``raise``: stop with an error. If none of these is left, this is told and training goes
+            ``raise``: stop with an error. If none of these is left, this is logged and training goes
             on.
 
     Raises:

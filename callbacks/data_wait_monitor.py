@@ -18,7 +18,7 @@ from lit_data.callbacks.events import Event, choose_folder, is_logging_step, log
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.timeline import draw_throughput, write_picture
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
-from lit_data.callbacks.timing.totals import EndedBatch, StepTotals, Tally, Throughput
+from lit_data.callbacks.timing.totals import EndedBatch, Hardware, StepTotals, Tally, Throughput
 from lit_data.devices import has_fast_bf16
 from lit_data.loading import MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
@@ -76,9 +76,7 @@ class DataWaitMonitor(L.Callback):
         self._size: int | None = None  # samples at once, once another callback announced it
         self._failed = False
         self._before_backward: Part = "other"
-        self._on_cpu = True
-        self._precision = ""
-        self._has_bf16 = False
+        self._hardware = Hardware()
         self._folder: Path | None = None
         self._disk_bytes_before = 0  # the training
         self._samples_before = 0
@@ -89,11 +87,13 @@ class DataWaitMonitor(L.Callback):
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         device = pl_module.device
-        self._on_cpu = device.type == "cpu"
         self._gauge = open_gauge(device)
         # Read here: where a run fails, AMP may have given the plugin back before the last sentence.
-        self._precision = str(trainer.precision)
-        self._has_bf16 = has_fast_bf16(device.type)
+        self._hardware = Hardware(
+            on_cpu=device.type == "cpu",
+            precision=str(trainer.precision),
+            has_bf16=has_fast_bf16(device.type),
+        )
         self._clock = _make_clock(trainer, device)
         folder = choose_folder(trainer, self.path)
         draws = self.plot and trainer.is_global_zero and not trainer.fast_dev_run  # type: ignore[attr-defined]
@@ -205,9 +205,7 @@ class DataWaitMonitor(L.Callback):
         - ``train/limited_by``: one sentence
         """
         self._count()
-        return self._total.summarise(
-            on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
-        )
+        return self._total.summarise(self._hardware)
 
     def _count(self) -> None:
         """Add up the batches that ended, and the parts that are known."""
@@ -235,9 +233,7 @@ class DataWaitMonitor(L.Callback):
         if not self._total.tally.measured or not len(self._history.speed):
             return  # a fit that was over already
         self._count_reads(trainer)
-        sentence = self._total.describe(
-            on_cpu=self._on_cpu, precision=self._precision, has_bf16=self._has_bf16
-        )
+        sentence = self._total.describe(self._hardware)
         rank_zero_info(f"DataWaitMonitor: {sentence}")
         if self._folder is not None:
             draw = partial(

@@ -105,7 +105,7 @@ def _find_fraction(device: torch.device) -> float:
     """Return the fraction of the device that this process may use; 1 where torch cannot say."""
     try:
         return float(torch.cuda.get_per_process_memory_fraction(device))
-    except (AttributeError, RuntimeError):  # another allocator, or another device of this name
+    except RuntimeError:  # another allocator, or another device of this name
         return 1.0
 
 

@@ -15,6 +15,7 @@ from typing_extensions import override
 from lit_data.callbacks.device_memory import CachedMemory, open_cache
 from lit_data.callbacks.events import Event, announce, is_logging_step, log_metrics
 from lit_data.callbacks.wrapping import wrap
+from lit_data.checks import check_count
 from lit_data.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -263,10 +264,8 @@ def _check(
     unused_fraction: float | None,
     max_cost_fraction: float,
 ) -> None:
-    if every_n_steps is not None and (not isinstance(every_n_steps, int) or every_n_steps < 1):
-        raise ConfigError(
-            f"every_n_steps={every_n_steps!r}: give a number of training batches from 1 on, or none"
-        )
+    if every_n_steps is not None:
+        check_count("every_n_steps", every_n_steps, 1)
     if isinstance(after, str) or not all(isinstance(name, str) and name for name in after):
         raise ConfigError(
             f"after={after!r}: give a list of names, 'checkpoint' or those of methods of the "
@@ -275,7 +274,7 @@ def _check(
     fractions = {"unused_fraction": unused_fraction, "max_cost_fraction": max_cost_fraction}
     for name, value in fractions.items():
         if value is not None and not 0 < value < 1:
-            raise ConfigError(f"{name}={value!r}: give a share between 0 and 1")
+            raise ConfigError(f"{name}={value!r}: give a fraction between 0 and 1")
 
 
 def _describe_missing(name: str, pl_module: L.LightningModule) -> str:

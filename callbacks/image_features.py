@@ -250,22 +250,13 @@ def gather_features(features: Tensor, device: torch.device) -> Tensor:
     return torch.cat(gather_all_tensors(features.to(device)))
 
 
-class _AsTheyAre(nn.Module):
-    """Feature module of both metrics, which get features: so the net runs once and not twice."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.num_features = features
-
-    @override
-    def forward(self, features: Tensor) -> Tensor:
-        return features
-
-
 def _make_metrics(features: int) -> tuple[FrechetInceptionDistance, KernelInceptionDistance]:
+    # Both metrics get features and not images, so the net runs once and not twice.
+    as_they_are: Any = nn.Identity()
+    as_they_are.num_features = features
     options: dict[str, Any] = {"reset_real_features": False, "sync_on_compute": False}
     with warnings.catch_warnings():
         # it keeps features in memory, here a bounded number of them
         warnings.filterwarnings("ignore", ".*will save all extracted features in buffer")
-        kid = KernelInceptionDistance(_AsTheyAre(features), **options)
-    return FrechetInceptionDistance(_AsTheyAre(features), **options), kid
+        kid = KernelInceptionDistance(as_they_are, **options)
+    return FrechetInceptionDistance(as_they_are, **options), kid

@@ -45,7 +45,7 @@ class ImageMetrics(L.Callback):
     own. FID of few images is too large: compare runs of equal `count` only. Not a number where a
     model generates values that are not finite.
 
-    Real images are looked at once. On several ranks each takes its share of them, and all generate
+    Real images are looked at once. On several ranks each takes its part of them, and all generate
     the same images. After a resume real training images are taken anew, from the batches that come
     then.
 
@@ -132,39 +132,31 @@ class ImageMetrics(L.Callback):
         if self.every_n_steps is not None and self._measured < self._batches:
             self._measure_training(trainer, pl_module)
 
-    @override
-    def on_validation_batch_end(
+    def _look_at_batch(
         self,
         trainer: L.Trainer,
         pl_module: L.LightningModule,
         outputs: STEP_OUTPUT,
-        batch: Any,
+        batch: Any,  # noqa: ANN401
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
         if not trainer.sanity_checking:
-            self._look(trainer, pl_module, batch, "val")
+            self._look(trainer, pl_module, batch, _name_split(trainer))
 
-    @override
-    def on_test_batch_end(
-        self,
-        trainer: L.Trainer,
-        pl_module: L.LightningModule,
-        outputs: STEP_OUTPUT,
-        batch: Any,
-        batch_idx: int,
-        dataloader_idx: int = 0,
-    ) -> None:
-        self._look(trainer, pl_module, batch, "test")
+    def _end_split(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if trainer.sanity_checking:
+            return
+        stage = _name_split(trainer)
+        self._done.add(stage)
+        self._net.to("cpu")
+        for name, value in self._measure(pl_module, stage).items():
+            pl_module.log(
+                name, value, sync_dist=True
+            )  # equal on all ranks; Lightning warns without
 
-    @override
-    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if not trainer.sanity_checking:
-            self._end_split(pl_module, "val")
-
-    @override
-    def on_test_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._end_split(pl_module, "test")
+    on_validation_batch_end = on_test_batch_end = _look_at_batch
+    on_validation_epoch_end = on_test_epoch_end = _end_split
 
     @override
     def state_dict(self) -> dict[str, Any]:
@@ -202,12 +194,6 @@ class ImageMetrics(L.Callback):
         if real.is_full:
             self._net.to("cpu")
 
-    def _end_split(self, module: L.LightningModule, stage: Stage) -> None:
-        self._done.add(stage)
-        self._net.to("cpu")
-        for name, value in self._measure(module, stage).items():
-            module.log(name, value, sync_dist=True)  # equal on all ranks; Lightning warns without
-
     def _measure_training(self, trainer: L.Trainer, module: L.LightningModule) -> dict[str, float]:
         self._measured = self._batches
         self._last = self._measure(module, "train")
@@ -225,3 +211,7 @@ class ImageMetrics(L.Callback):
                 "or there are too few real ones to compare with"
             )
         return {f"{stage}/{name}{self._suffix}": value for name, value in distances.items()}
+
+
+def _name_split(trainer: L.Trainer) -> Stage:
+    return "test" if trainer.testing else "val"

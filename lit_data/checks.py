@@ -87,6 +87,16 @@ def check_share(name: str, value: float) -> None:
         raise ConfigError(f"{name}={value} is a share: give a number above 0 and up to 1")
 
 
+def check_fraction(name: str, value: object, largest: float = 1) -> None:
+    """Refuse a value that is no number from 0 to a largest one.
+
+    Raises:
+        ConfigError: It is not.
+    """
+    if not isinstance(value, Real) or not 0 <= float(value) <= largest:
+        raise ConfigError(f"{name}={value!r} must lie between 0 and {largest:g}")
+
+
 def check_outside_root(folder: Path, root: object, key: str) -> None:
     """Refuse to write into the folder that is read: its files would be images of the next run.
 
@@ -150,6 +160,7 @@ def check_types(target: Callable[..., Any], options: Mapping[str, object], key: 
         ConfigError: Names the key, the value and what may be given.
     """
     parameters = inspect.signature(target).parameters
+    # With **kwargs any name may be right; what it means is checked by those that take it.
     takes_any = any(each.kind is each.VAR_KEYWORD for each in parameters.values())
     unknown = sorted(options.keys() - parameters.keys())
     if unknown and not takes_any:

@@ -14,9 +14,14 @@ from types import FrameType, SimpleNamespace
 
 import lit_data
 from lit_data.commands import COMMANDS, TOOLS
-from lit_data.commands.configuration.help import format_command_help, format_help
+from lit_data.commands.configuration.help import (
+    complete,
+    format_command_help,
+    format_help,
+    install_completion,
+)
 from lit_data.commands.configuration.suggest import Parser, did_you_mean, nearest
-from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
+from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.errors import (
     ConfigError,
     LitDataError,
@@ -54,9 +59,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(words: Sequence[str]) -> int:
-    if words and words[0] in ("--complete", "--install-completion"):
+    if words and words[0] == "--complete":  # a shell asks what the last word may become
         with _ending_with_reader():
-            _serve_shell(words[0], words[1:])
+            for word in complete(words[1:]):
+                print(word)
+        return 0
+    if words and words[0] == "--install-completion":
+        install_completion(words[1] if len(words) > 1 else "")
         return 0
     if words and words[0] in TOOLS:  # they have options of their own and no configuration
         import_module(f"lit_data.commands.{words[0].replace('-', '_')}").main(words[1:])
@@ -94,15 +103,6 @@ def _ending_with_reader() -> Iterator[None]:
         sys.stdout.flush()
     finally:
         signal.signal(signal.SIGPIPE, before)
-
-
-def _serve_shell(option: str, words: Sequence[str]) -> None:
-    from lit_data.commands import completion
-
-    if option == "--complete":
-        print("".join(f"{word}\n" for word in completion.complete(words)), end="")
-    else:
-        completion.install(words[0] if words else "")
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:

@@ -150,6 +150,7 @@ class Problems:
             what: The headline, such as ``"3 of 10 images are bad"``.
             cure: What to do whatever the cause.
         """
+        # The most frequent causes are named, and all of their cures.
         groups = self._group()
         named, others = groups[:_CAUSES], groups[_CAUSES:]
         longest = _CHARACTERS // max(1, len(named))
@@ -244,6 +245,7 @@ def _describe_group(group: Sequence[tuple[str, str]], longest: int) -> list[str]
     if len(group) == 1:
         return [_join(first, cause)]
     paths = list(dict.fromkeys(path for path, _ in group))
+    # The folder of the first is not repeated for the others.
     folder = first[: first.rfind("/") + 1]
     names = [first, *(path.removeprefix(folder) for path in paths[1:_NAMES])]
     listed = ", ".join(names)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, get_args
+from typing import Final, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -115,6 +115,7 @@ class PatchGrid:
         Returns:
             Three [N] int64 arrays.
         """
+        # Ends of the images by binary search: no table of patches is kept.
         flat = np.asarray(indices, dtype=np.int64)
         image = np.searchsorted(self._ends, flat, side="right")
         within = flat - (self._ends[image] - self.rows[image] * self.columns[image])
@@ -138,6 +139,7 @@ class PatchGrid:
             y: [N] top edges, px.
             x: [N] left edges, px.
         """
+        # The last row may lie closer than a stride; rounding past it falls back onto it.
         row = np.rint(y / self.vertical.stride_px).astype(np.int64)
         row = np.minimum(row, self.rows[image] - 1)
         column = np.rint(x / self.horizontal.stride_px).astype(np.int64)
@@ -188,7 +190,18 @@ def _is_length(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
-def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
+class SlicedImage(Protocol):
+    """An array [C, H, W], or an image that is read by slices as one is."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(C, H, W)."""
+
+    def __getitem__(self, part: tuple[slice, slice, slice], /) -> Array:
+        """Read some rows and columns of some channels."""
+
+
+def cut_patch(image: SlicedImage, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
     """Cut one patch out of an image.
 
     Past an edge the image is reflected without its edge row, as often as need be.
@@ -202,14 +215,16 @@ def cut_patch(image: Array, top_px: int, left_px: int, size_px: tuple[int, int])
     Returns:
         [C, h, w], a view where it lies inside the image.
     """
-    height, width = size_px
-    if top_px >= 0 and left_px >= 0:
-        patch = image[:, top_px : top_px + height, left_px : left_px + width]
-        if patch.shape[1:] == size_px:
-            return patch
-    rows = mirror(top_px, height, image.shape[1])
-    columns = mirror(left_px, width, image.shape[2])
-    return image[:, rows[:, None], columns]
+    (height, width), (_, rows, columns) = size_px, image.shape
+    if 0 <= top_px <= rows - height and 0 <= left_px <= columns - width:
+        return image[:, top_px : top_px + height, left_px : left_px + width]
+    # The rows and columns that the patch shows, some of them more than once.
+    y, x = mirror(top_px, height, rows), mirror(left_px, width, columns)
+    top, left = int(y.min()), int(x.min())
+    inside = image[:, top : int(y.max()) + 1, left : int(x.max()) + 1]
+    # One axis after the other: both at once take four times as long.
+    patch: Array = inside[:, y - top][:, :, x - left]
+    return patch
 
 
 def mirror(start: int, length: int, limit: int) -> Ints:
@@ -219,6 +234,7 @@ def mirror(start: int, length: int, limit: int) -> Ints:
     """
     if limit <= 1:
         return np.zeros(length, np.int64)
+    # Down and up again without the two edge rows twice: 0 1 2 3 2 1 of four rows.
     period = 2 * (limit - 1)
     row = np.arange(start, start + length) % period
     return np.minimum(row, period - row)

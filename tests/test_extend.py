@@ -1,6 +1,7 @@
 """A kind of data as `new-kind` writes it and docs/extend.md goes on, with every command."""
 
 import csv
+import importlib
 import json
 import os
 import re
@@ -15,11 +16,15 @@ import numpy as np
 import pytest
 
 from lit_data.cli import main
+from lit_data.errors import DataError
+from lit_data.io.images.readers import read_image
+from lit_data.testing import check_datamodule, write_images
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = (ROOT / "docs" / "extend.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"```(bash|python|yaml)\n(.*?)```", PAGE, re.DOTALL)
 (TASK,) = (text for _, text in BLOCKS if "@register" in text)
+(PAIRS,) = (text for _, text in BLOCKS if "PairFiles" in text)
 PACKAGE = ["--config-dir", "conf", "--package", "parts"]
 Run = Callable[..., Path]
 
@@ -78,10 +83,42 @@ def _summary(run_folder: Path) -> dict[str, Any]:
 def test_the_page_shows_what_is_written(folder: Path) -> None:
     names = ("parts.py", "test_parts.py", "conf/experiment/parts.yaml")
     text = "".join((folder / name).read_text() for name in names)
-    quotes = [quote for language, quote in BLOCKS if language != "bash"]
+    quotes = [quote for language, quote in BLOCKS if language != "bash" and quote != PAIRS]
     assert len(quotes) >= 8
     for quote in quotes:
         assert quote in text, quote
+
+
+def test_pairs_of_images_with_two_masks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "pairs.py").write_text(PAIRS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    request.addfinalizer(lambda: sys.modules.pop("pairs"))
+    pairs = importlib.import_module("pairs")
+    root = tmp_path / "parts"
+    before = write_images(root / "before", 6, (32, 40))
+    (root / "after").mkdir()
+    for path in before:
+        inverse = 255 - np.moveaxis(read_image(path)[::-1], 0, -1)
+        cv2.imwrite(str(root / "after" / path.name), inverse)
+    for folder, row in (("scratches", 3), ("stains", 8)):
+        for number in range(6):
+            mask = np.zeros((32, 40), np.uint8)
+            mask[row + number, 5:20] = 255
+            (root / folder).mkdir(exist_ok=True)
+            cv2.imwrite(str(root / folder / f"{number:02d}.png"), mask)
+    data = pairs.PairDataModule(root, patch_px=32, cache_dir=tmp_path / "cache")
+    check_datamodule(data)
+    batch = data.transform(next(iter(data.make_loader("val"))), "val")
+    (number,) = set(batch["image_index"].tolist())
+    left = int(batch["position"][0, 1])
+    crop = read_image(before[number])[..., left : left + 32].astype(np.float32) / 255
+    np.testing.assert_allclose(batch["image"][0], np.concatenate((crop, 1 - crop)), atol=1e-6)
+    assert batch["mask"][0].amax(2).argmax(1).tolist() == [3 + number, 8 + number]
+    (root / "stains" / f"{number:02d}.png").unlink()
+    with pytest.raises(DataError, match=rf"{number:02d}.png"):
+        data.check_sources()
 
 
 @pytest.mark.slow

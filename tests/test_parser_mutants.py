@@ -15,7 +15,7 @@ from lit_data.commands.report import write_report
 from lit_data.datasets.detection.coco import load_coco, read_coco_labels
 from lit_data.datasets.detection.voc import read_voc_labels
 from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, read_yolo_labels
-from lit_data.datasets.gan.table import LAYOUT_FILE, read_layout
+from lit_data.datasets.gan import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource
 from lit_data.io.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly, like_mapping
-from lit_data.callbacks.adaptive.search import SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore
 from lit_data.lightning_internals import Metric, Results, show_value, shown_value
+from lit_data.size_search import SizeSearch
 from lit_data.types import COUNT_SUFFIX
 
 T = TypeVar("T")
@@ -134,7 +134,7 @@ class ActiveBatch:
         on_device: The batch on the device, if it was moved as a whole.
         restore_random: Puts random generators back to before that transfer.
         largest: Samples of the largest micro-batch of the attempt that went through.
-        pieces: Micro-batches of that attempt.
+        micro_batch_count: Micro-batches of that attempt.
     """
 
     host: Any
@@ -147,7 +147,7 @@ class ActiveBatch:
     on_device: Any = None
     restore_random: Restore | None = None
     largest: int = 0
-    pieces: int = 0
+    micro_batch_count: int = 0
 
     @property
     def size(self) -> int:
@@ -162,7 +162,7 @@ class ActiveBatch:
         """Note the sizes of an attempt."""
         counts = self.counts()
         self.largest = counts[0]
-        self.pieces = len(counts)
+        self.micro_batch_count = len(counts)
 
     def run(self, step: Callable[[Any, int], T], results: Results | None) -> list[T]:
         """Call `step` with each micro-batch on the device and its samples, and join what they log.

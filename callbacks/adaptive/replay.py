@@ -13,7 +13,6 @@ import torch
 
 from lit_data.batch_form import HINT, batch_tensors, count_plain, count_samples, slice_batch
 from lit_data.callbacks.adaptive.active_batch import ActiveBatch, describe_shapes
-from lit_data.callbacks.adaptive.search import SizeLimits, SizeSearch
 from lit_data.callbacks.adaptive.snapshot import Restore, StepSnapshot, renew, save_random_state
 from lit_data.callbacks.device_memory import MemoryGauge, MemoryReading
 from lit_data.callbacks.events import Event, announce
@@ -21,6 +20,7 @@ from lit_data.callbacks.loader_facts import LoaderFacts, read_loader
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.lightning_internals import number_batch, results_of
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.size_search import SizeLimits, SizeSearch
 
 log = logging.getLogger(__name__)
 
@@ -83,7 +83,8 @@ class Replay:
         self._begin_measurement(active)
         if self.trainer.training and not self.module.automatic_optimization:
             # The module gets its batch whole: nobody else knows how its losses belong together.
-            active.largest, active.pieces = samples, 1
+            active.largest = samples
+            active.micro_batch_count = 1
             return active.move(batch)
         if active.size == samples:
             active.on_device = self._move_whole(active)
@@ -194,7 +195,7 @@ class Replay:
     def grow(self, active: ActiveBatch) -> None:
         """Try a larger size after enough clean steps, if the batch went through in several micro-batches."""
         search, grow_after = active.search, self.limits.grow_after
-        if grow_after is None or search.clean < grow_after or active.pieces == 1:
+        if grow_after is None or search.clean < grow_after or active.micro_batch_count == 1:
             return
         size_before = active.size
         search.forget_failure(self.gauge.read().limit_bytes)
@@ -289,7 +290,7 @@ def _describe_no_room(active: ActiveBatch, size: int, text: str, reading: Memory
     free_bytes = max(0, reading.limit_bytes - reading.allocated_bytes)
     indices: Any = active.host.get("index") if isinstance(active.host, Mapping) else None
     sample = f" (sample {int(indices[0])})" if indices is not None and len(indices) else ""
-    samples = "one sample" if size == 1 else f"the smallest piece of {size} samples"
+    samples = "one sample" if size == 1 else f"the smallest micro-batch of {size} samples"
     shapes = describe_shapes(active.host, active.samples)
     return (
         f"batch {active.index}{sample}: {samples} of {shapes} does not fit into memory: asked for "

@@ -129,7 +129,7 @@ class Resizing:
         """Decide after a step: down after memory ran out or became scarce, up while there is room."""
         search = active.search
         search.size = min(search.size, self.loader.batch_size)
-        self._successes.append(active.pieces == 1)
+        self._successes.append(active.micro_batch_count == 1)
         if active.is_measured:
             self._judge(active)
         self.set(search.size)

@@ -185,7 +185,7 @@ class EvaluationSteps:
         def step(micro_batch: Any, count: int) -> Any:  # noqa: ANN401
             output = call(micro_batch, *args)
             # Outputs of all micro-batches stay until the last one is through.
-            return output if active.pieces == 1 else recursive_detach(output)
+            return output if active.micro_batch_count == 1 else recursive_detach(output)
 
         def attempt() -> Any:  # noqa: ANN401
             return active.run(step, results_of(self.replay.trainer))

@@ -66,7 +66,7 @@ def read_tree() -> TreeMemory | None:
 
 def read_pinned_bytes() -> int | None:
     """Return the page-locked bytes of torch's allocator, used or cached; nothing without CUDA."""
-    if not torch.cuda.is_available() or not hasattr(torch.cuda, "host_memory_stats"):
+    if not torch.cuda.is_available():
         return None
     return int(torch.cuda.host_memory_stats().get("allocated_bytes.current", 0))
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from typing import Any, Final, NamedTuple
 
 from lit_data.callbacks.device_memory import MemoryReading
@@ -59,6 +60,20 @@ _DISK_CURE: Final = (
     "memory for the whole set, a faster disk for paths.cache, or, for patches of wide images, "
     "data.store.band_px=64 (32 for small ones)"
 )
+
+
+class Hardware(NamedTuple):
+    """The device that a model runs on.
+
+    Attributes:
+        on_cpu: It is the CPU.
+        precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
+        has_bf16: It is faster in bf16 than in float32.
+    """
+
+    on_cpu: bool = True
+    precision: str = ""
+    has_bf16: bool = False
 
 
 class EndedBatch(NamedTuple):
@@ -182,16 +197,13 @@ class StepTotals:
         self.disk_bytes += disk_bytes
         self.sample_bytes += sample_bytes
 
-    def summarise(
-        self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False
-    ) -> dict[str, float | int | str]:
+    def summarise(self, hardware: Hardware) -> dict[str, float | int | str]:
         """Return the values of `lit_data.callbacks.DataWaitMonitor.summary`."""
         tally = self.tally
         if not tally.measured:
             return {}
         rates = tally.rate()
         speeds = self._rate_sizes()
-        sentence = self.describe(on_cpu=on_cpu, precision=precision, has_bf16=has_bf16)
         return {
             "data_wait_fraction": rates["wait_fraction"],
             "samples_per_s": rates["samples_per_s"],
@@ -202,10 +214,10 @@ class StepTotals:
             "train/memory_mean_bytes": self.allocated_bytes // max(self.readings, 1),
             "train/memory_max_bytes": self.peak_bytes,
             "train/disk_read_bytes": self.disk_bytes,
-            "train/limited_by": sentence,
+            "train/limited_by": self.describe(hardware),
         }
 
-    def describe(self, *, on_cpu: bool, precision: str = "", has_bf16: bool = False) -> str:
+    def describe(self, hardware: Hardware) -> str:
         """Return one sentence on what limits the run, see `describe_limit`."""
         gain = None  # stays where all batches had one size
         speeds = self._rate_sizes()
@@ -214,9 +226,7 @@ class StepTotals:
             gain = speeds[largest] / speeds[smaller]
         return describe_limit(
             self.tally.mean_parts(),
-            on_cpu=on_cpu,
-            precision=precision,
-            has_bf16=has_bf16,
+            hardware,
             free_memory=1 - self.peak_bytes / self.limit_bytes if self.limit_bytes else 0.0,
             gain=gain,
             disk_ratio=self.disk_bytes / self.sample_bytes if self.sample_bytes else 0.0,
@@ -240,9 +250,7 @@ class StepTotals:
         sizes = {}
         for size, steps, samples, seconds_s in plain["sizes"]:
             sizes[int(size)] = [steps, samples, seconds_s]
-        numbers = [*vars(tally).values(), *tally.parts, *plain.values()]
-        for counts in sizes.values():
-            numbers += counts
+        numbers = [*vars(tally).values(), *tally.parts, *chain(*sizes.values()), *plain.values()]
         are_plain = all(isinstance(n, int | float | tuple | list | dict) for n in numbers)
         if len(tally.parts) != len(PARTS) or not are_plain:
             raise ValueError(f"the sums over training steps are {plain}")
@@ -291,10 +299,8 @@ class Throughput:
 
 def describe_limit(
     parts: Mapping[Part, float],
+    hardware: Hardware,
     *,
-    on_cpu: bool,
-    precision: str = "",
-    has_bf16: bool = False,
     free_memory: float = 0.0,
     gain: float | None = None,
     disk_ratio: float = 0.0,
@@ -303,9 +309,7 @@ def describe_limit(
 
     Args:
         parts: Time of each part of a step, in any unit.
-        on_cpu: The model runs on the CPU.
-        precision: Lightning's word for what the model runs in, such as ``bf16-mixed``.
-        has_bf16: The device is faster in bf16 than in float32.
+        hardware: The device that the model runs on.
         free_memory: Fraction of the memory that was free even at the peak, 0 to 1.
         gain: Speed at the largest batch size over that at the next smaller one; none if only one
             was seen.
@@ -317,10 +321,10 @@ def describe_limit(
         fractions[group] = sum(parts[part] for part in group) / total
     worst = max(_LIMITS, key=fractions.__getitem__)
     if fractions[worst] < _WORTH_NAMING:
-        half = _name_half(precision)
+        half = _name_half(hardware.precision)
         in_half = f" in {half}" if half else ""
-        halves = not half and (has_bf16 or not on_cpu)
-        advice = _advise_model(on_cpu, free_memory, gain, halves=halves)
+        halves = not half and (hardware.has_bf16 or not hardware.on_cpu)
+        advice = _advise_model(hardware.on_cpu, free_memory, gain, halves=halves)
         return f"the model{in_half} takes {fractions[_MODEL]:.0%} of the time: {advice}"
     name, cure = _LIMITS[worst]
     reads = ""

@@ -19,7 +19,7 @@ from lit_data.augment.augmentation import Augmentation, Layers
 from lit_data.augment.matrices import BoxLimits, box_corners, hull_boxes
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.rng import Stream, random_words
+from lit_data.rng import Stream, random_words, unchanged_generators
 
 log = logging.getLogger(__name__)
 
@@ -33,24 +33,15 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
         device: Device of the code; the generator of a CUDA device is seeded as well.
     """
     seed %= 2**64
-    python_state = random.getstate()
-    numpy_state = np.random.get_state()  # noqa: NPY002 - a user's module may draw from it
-    devices = []
-    # torch.manual_seed would also seed devices that are not in use and are not put back.
-    generators = [torch.default_generator]
-    if device.type == "cuda":
-        devices = [device]
-        generators.append(torch.cuda.default_generators[device.index or 0])
-    with torch.random.fork_rng(devices=devices):
-        for generator in generators:
-            generator.manual_seed(seed)
+    devices = [device] if device.type == "cuda" else []
+    with unchanged_generators(), torch.random.fork_rng(devices=devices):
+        # torch.manual_seed would also seed devices that are not in use and are not put back.
+        torch.default_generator.manual_seed(seed)
+        for cuda_device in devices:
+            torch.cuda.default_generators[cuda_device.index or 0].manual_seed(seed)
         random.seed(seed)
-        np.random.seed(seed % 2**32)  # noqa: NPY002
-        try:
-            yield
-        finally:
-            random.setstate(python_state)
-            np.random.set_state(numpy_state)  # noqa: NPY002
+        np.random.seed(seed % 2**32)  # noqa: NPY002 - a user's module may draw from it
+        yield
 
 
 SeedPer = Literal["batch", "sample"]
@@ -236,6 +227,7 @@ def _take_row(layers: Layers, row: int) -> Layers:
 
 
 def _join(results: Sequence[Layers]) -> Layers:
+    # Random crops may differ from sample to sample, which no batch can hold.
     sizes = {result.size_px for result in results}
     if len(sizes) > 1:
         raise ConfigError(

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, get_args
 
@@ -24,95 +23,13 @@ from lit_data.augment.matrices import (
     turn_covers,
 )
 from lit_data.augment.warping import Padding, Warp, WholeMoves
-from lit_data.checks import check_choice, check_share
+from lit_data.checks import check_choice, check_fraction, check_share
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.rng import Stream, uniform
 
-_ROUNDING_PX = 1e-6
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Reach:
-    """The largest moves of a geometry.
-
-    Args:
-        shift_px: Along each axis.
-        rotate_deg: Either way.
-        least_scale: The smallest factor; below 1 more of the input is seen.
-        shear_deg: Along each axis, either way.
-        perspective: Largest tilt, as a fraction.
-        turn: Turn by 90 degrees too.
-    """
-
-    shift_px: float
-    rotate_deg: float
-    least_scale: float
-    shear_deg: float
-    perspective: float
-    turn: bool
-
-    def margin_px(self, patch_px: Size) -> Size:
-        """Return the pixels that a patch must be read larger by on each side.
-
-        The patch comes out of the middle of the larger one. For shear and perspective this is a
-        bound, for the rest the exact number, rounded up.
-
-        Args:
-            patch_px: (height, width) of the patch.
-
-        Returns:
-            Pixels above and below, and left and right.
-
-        Raises:
-            ConfigError: The perspective is so strong that no margin is enough.
-        """
-        height, width = patch_px
-        y, x = self._half_extents(patch_px, 0)
-        vertical = _round_up(y - (height - 1) / 2)
-        horizontal = _round_up(x - (width - 1) / 2)
-        larger_px = height + 2 * vertical, width + 2 * horizontal
-        if not (self.turn and turn_covers(larger_px, patch_px)):
-            return vertical, horizontal
-        # The larger patch can be turned by 90 degrees, so it must have room for the other moves
-        # after that turn as well; the crop then lies half a pixel off the centre where one side is
-        # even and the other odd.
-        y, x = self._half_extents(patch_px, (height - width) % 2 / 2)
-        vertical = max(vertical, _round_up(x - (height - 1) / 2))
-        horizontal = max(horizontal, _round_up(y - (width - 1) / 2))
-        return vertical, horizontal
-
-    def _half_extents(self, patch_px: Size, off_centre_px: float) -> tuple[float, float]:
-        """Return the extent of the input that is seen, down and across from its centre.
-
-        The moves are undone from the last to the first.
-        """
-        height, width = patch_px
-        # The shift is the last move, so it is undone first; then tilt, rotation, scale and shear.
-        shift_px = self.shift_px + off_centre_px
-        y = (height - 1) / 2 + shift_px
-        x = (width - 1) / 2 + shift_px
-        distance = 1 - self.perspective * (x / (width / 2) + y / (height / 2))
-        if distance <= 0:
-            raise ConfigError(
-                f"perspective={self.perspective} with shift_px={self.shift_px} reaches the horizon "
-                f"of a patch of {height} x {width} px: choose smaller ones"
-            )
-        y, x = y / distance, x / distance
-        y, x = _rotate(y, x, self.rotate_deg), _rotate(x, y, self.rotate_deg)
-        y, x = y / self.least_scale, x / self.least_scale
-        slope = math.tan(math.radians(self.shear_deg))
-        return (y + slope * x) / (1 - slope * slope), (x + slope * y) / (1 - slope * slope)
-
-
-def _rotate(along: float, across: float, degrees: float) -> float:
-    """Return the largest extent along an axis of a rectangle that is rotated either way."""
-    angle = min(math.radians(degrees), math.atan2(across, along))
-    return along * math.cos(angle) + across * math.sin(angle)
-
-
-def _round_up(length_px: float) -> int:
-    return max(math.ceil(length_px - _ROUNDING_PX), 0)
+_ROUNDING_PX: Final = 1e-6
+"""Error of floats that makes no margin larger by a pixel."""
 
 
 Mover = Callable[[Tensor], Tensor]
@@ -217,21 +134,54 @@ class Geometry(Augmentation):
     def margin_px(self, patch_px: Size) -> Size:
         """Return the pixels that a patch must be read larger by, so that no padding is seen.
 
+        The patch comes out of the middle of the larger one. For shear and perspective this is a
+        bound, for the rest the exact number, rounded up.
+
         Args:
             patch_px: (height, width) that shall come out, by `crop_px`.
 
         Returns:
             Pixels above and below, and left and right.
+
+        Raises:
+            ConfigError: The perspective is so strong that no margin is enough.
         """
-        reach = Reach(
-            shift_px=self.shift_px,
-            rotate_deg=self.rotate_deg,
-            least_scale=self.scale[0],
-            shear_deg=self.shear_deg,
-            perspective=self.perspective,
-            turn=self.turn,
-        )
-        return reach.margin_px(patch_px)
+        height, width = patch_px
+        y, x = self._half_extents(patch_px, 0)
+        vertical = _round_up(y - (height - 1) / 2)
+        horizontal = _round_up(x - (width - 1) / 2)
+        larger_px = height + 2 * vertical, width + 2 * horizontal
+        if not (self.turn and turn_covers(larger_px, patch_px)):
+            return vertical, horizontal
+        # The larger patch can be turned by 90 degrees, so it must have room for the other moves
+        # after that turn as well; the crop then lies half a pixel off the centre where one side is
+        # even and the other odd.
+        y, x = self._half_extents(patch_px, (height - width) % 2 / 2)
+        vertical = max(vertical, _round_up(x - (height - 1) / 2))
+        horizontal = max(horizontal, _round_up(y - (width - 1) / 2))
+        return vertical, horizontal
+
+    def _half_extents(self, patch_px: Size, off_centre_px: float) -> tuple[float, float]:
+        """Return the extent of the input that is seen, down and across from its centre.
+
+        The moves are undone from the last to the first.
+        """
+        height, width = patch_px
+        # The shift is the last move, so it is undone first; then tilt, rotation, scale and shear.
+        shift_px = self.shift_px + off_centre_px
+        y = (height - 1) / 2 + shift_px
+        x = (width - 1) / 2 + shift_px
+        distance = 1 - self.perspective * (x / (width / 2) + y / (height / 2))
+        if distance <= 0:
+            raise ConfigError(
+                f"perspective={self.perspective} with shift_px={self.shift_px} reaches the horizon "
+                f"of a patch of {height} x {width} px: choose smaller ones"
+            )
+        y, x = y / distance, x / distance
+        y, x = _rotate(y, x, self.rotate_deg), _rotate(x, y, self.rotate_deg)
+        y, x = y / self.scale[0], x / self.scale[0]
+        slope = math.tan(math.radians(self.shear_deg))
+        return (y + slope * x) / (1 - slope * slope), (x + slope * y) / (1 - slope * slope)
 
     def draw(self, seed: int, epoch: int, index: ArrayLike, channels: int) -> dict[str, Tensor]:
         """Draw the moves of a batch; see `Augmentation.draw`."""
@@ -312,9 +262,7 @@ class Geometry(Augmentation):
             raise ConfigError(f"scale={list(self.scale)} must be [low, high] with 0 < low <= high")
         limits = {"shear_deg": _LARGEST_SHEAR_DEG, "perspective": _LARGEST_PERSPECTIVE}
         for name, largest in limits.items():
-            value = getattr(self, name)
-            if not 0 <= value <= largest:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and {largest}")
+            check_fraction(name, getattr(self, name), largest)
         if self.shift_px < 0 or not 0 <= self.rotate_deg <= 180:
             raise ConfigError(
                 f"shift_px={self.shift_px}, rotate_deg={self.rotate_deg}: need shift_px >= 0, 0 <= "
@@ -332,3 +280,13 @@ def _cut(planes: Tensor, crop: Size) -> Tensor:
     top = (planes.shape[-2] - crop[0]) // 2
     left = (planes.shape[-1] - crop[1]) // 2
     return planes[..., top : top + crop[0], left : left + crop[1]]
+
+
+def _rotate(along: float, across: float, degrees: float) -> float:
+    """Return the largest extent along an axis of a rectangle that is rotated either way."""
+    angle = min(math.radians(degrees), math.atan2(across, along))
+    return along * math.cos(angle) + across * math.sin(angle)
+
+
+def _round_up(length_px: float) -> int:
+    return max(math.ceil(length_px - _ROUNDING_PX), 0)

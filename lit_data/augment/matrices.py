@@ -68,6 +68,7 @@ def compose(moves: Moves, size: Size, crop: Size) -> Tensor:
         quarters = quarters // 2 * 2
     linear = _multiply(moves.linear, _turns(quarters) * moves.mirror[:, None, :])
     across, down = linear.unbind(dim=-1)
+    # Place to which the centre of the input would move.
     start = across * ((size[1] - 1) / 2) + down * ((size[0] - 1) / 2)
     upper = torch.cat((linear, -start[..., None]), dim=-1)
     tilt_x = moves.tilt[:, :1] / (crop[1] / 2)

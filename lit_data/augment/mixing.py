@@ -148,6 +148,7 @@ def pack_tiles(plan: MosaicPlan, places_px: Ints, tiles: int) -> Tensor:
         source; then the number of the sample it comes from.
     """
     step = 1 / plan.scale[:, None]
+    # Images lie in the middle of their samples, so places count from there.
     sources_px = places_px[plan.image]
     first = 0.5 * step - plan.origin - 0.5 + sources_px[:, :2]
     columns = []

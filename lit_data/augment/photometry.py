@@ -19,7 +19,7 @@ from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
 Planes = NDArray[np.float32]
-Numbers = TypeVar("Numbers", Tensor, NDArray[np.float32])
+Numbers = TypeVar("Numbers", Tensor, Planes)
 _TRUNCATE: Final = 3.0
 """Standard deviations that a kernel reaches; the rest of the Gaussian is 0.3 %."""
 _STEPS: Final = 65536
@@ -28,7 +28,7 @@ _LEAST_WEIGHT: Final = 1e-6
 """Smaller weights at the ends of a kernel are left out on a CPU."""
 
 
-def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArray[np.float32]:
+def gaussian_weights(sigma_px: Planes, largest_px: float) -> Planes:
     """Return kernels along one axis, all as long as the widest needs.
 
     Args:
@@ -43,9 +43,7 @@ def gaussian_weights(sigma_px: NDArray[np.float32], largest_px: float) -> NDArra
     # So narrow a Gaussian has its weight in the middle tap alone, and needs no division by 0.
     sigma = np.maximum(sigma_px.astype(np.float64), 1e-3)[..., None]
     weights = np.exp(-(distance**2) / (2 * sigma**2))
-    normalised: NDArray[np.float32] = (weights / weights.sum(axis=-1, keepdims=True)).astype(
-        np.float32
-    )
+    normalised: Planes = (weights / weights.sum(axis=-1, keepdims=True)).astype(np.float32)
     return normalised
 
 
@@ -98,6 +96,7 @@ def noise_field(device: torch.device) -> Tensor:
     It is normal with variance 1 (Box and Muller, 1958).
     """
     draws = uniform(0, Stream.NOISE, np.arange(FIELD_PX), 0, FIELD_PX).astype(np.float64)
+    # Two uniform numbers make two normal ones.
     radius, angle = np.sqrt(-2 * np.log(1 - draws[:, ::2])), 2 * np.pi * draws[:, 1::2]
     field = np.concatenate((radius * np.cos(angle), radius * np.sin(angle)), axis=1)
     return torch.from_numpy(field.astype(np.float32)).to(device, non_blocking=True)
@@ -134,9 +133,7 @@ def _cut_windows(draws: Tensor, height_px: int, width_px: int) -> Tensor:
     return torch.from_numpy(windows).view(*draws.shape[:-1], height_px, width_px)
 
 
-def _cut_window(
-    drawn: NDArray[np.float32], height_px: int, width_px: int
-) -> tuple[NDArray[np.float32], np.float32]:
+def _cut_window(drawn: Planes, height_px: int, width_px: int) -> tuple[Planes, np.float32]:
     """Return a window of the field, and the sign that its values get."""
     field = noise_field(_CPU).numpy()
     sign = np.float32(-1 if drawn[2] < 0.5 else 1)
@@ -276,16 +273,28 @@ class Photometry(Augmentation):
         """Apply contrast, gain and offset, as one factor and one number to add."""
         if not (self.gain or self.offset or self.contrast):
             return images
-        factor = 1 + self.gain * _signed(numbers[:, :, _GAIN])
+        means = plane_means(images) if self.contrast else None
+        factor, added = self._find_line(_signed(numbers), means)
         if not (self.offset or self.contrast):
             return images * factor
-        added = self.offset * _signed(numbers[:, :, _OFFSET])
-        if self.contrast:
-            contrast = 1 + self.contrast * _signed(numbers[:, :, _CONTRAST])
-            added = added + plane_means(images) * (1 - contrast) * factor
-            factor = factor * contrast
         # Not addcmul: whether it rounds between the two depends on where a pixel lies in the batch.
         return (images * factor).add_(added)
+
+    def _find_line(self, numbers: Numbers, means: Numbers | None) -> tuple[Numbers, Numbers]:
+        """Return the factor of each image, and the number to add to it: [..., 1, 1].
+
+        Args:
+            numbers: [..., 9, 1, 1] in [-1, 1).
+            means: [..., 1, 1] of the images; None where the contrast stays.
+        """
+        factor = 1 + self.gain * numbers[..., _GAIN, :, :]
+        added = self.offset * numbers[..., _OFFSET, :, :]
+        if means is not None:
+            contrast = 1 + self.contrast * numbers[..., _CONTRAST, :, :]
+            # (x - mean) * contrast + mean, times the factor.
+            added = added + means * (1 - contrast) * factor
+            factor = factor * contrast
+        return factor, added
 
     def _expose_samples(self, images: Tensor, drawn: Tensor, weights: Tensor | None) -> Tensor:
         """Do the same on a CPU by OpenCV, sample by sample: a third of the time.
@@ -311,13 +320,10 @@ class Photometry(Augmentation):
 
         flat = out.reshape(-1, out.shape[-1])
         numbers = _signed(drawn)[..., None, None]
-        factor = 1 + self.gain * numbers[:, _GAIN]
-        added = self.offset * numbers[:, _OFFSET]
+        means = None
         if self.contrast:
-            contrast = 1 + self.contrast * numbers[:, _CONTRAST]
             means = np.array([cv2.mean(plane)[0] for plane in source], np.float32)[:, None, None]
-            added = added + means * (1 - contrast) * factor
-            factor = factor * contrast
+        factor, added = self._find_line(numbers, means)
         np.multiply(source, factor, out=out)
         if self.offset or self.contrast:
             np.add(out, added, out=out)
@@ -351,7 +357,7 @@ def _clip(planes: Planes) -> Planes:
     return planes
 
 
-def _by_channel(draws: NDArray[np.float32], channels: int) -> NDArray[np.float32]:
+def _by_channel(draws: Planes, channels: int) -> Planes:
     return draws.reshape(len(draws), channels, -1)
 
 

@@ -156,11 +156,6 @@ class StripeAugment(Pipeline):
         gain: float = 0.1,
         noise: float = 0.01,
     ) -> None:
-        if shift_px < 0 or noise < 0 or not 0 <= gain < 1:
-            raise ConfigError(
-                f"shift_px={shift_px}, gain={gain}, noise={noise}: need shift_px, noise >= 0, 0 <= "
-                "gain < 1"
-            )
         geometry = Geometry(
             flip_left_right=flip, flip_top_bottom=flip, turn=turn, shift_px=shift_px
         )

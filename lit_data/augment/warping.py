@@ -56,6 +56,7 @@ class WholeMoves:
         height, width = size
         down = torch.arange(crop[0], device=inverse.device)
         right = torch.arange(crop[1], device=inverse.device)
+        # Whole moves have a matrix of 0 and +-1: each axis of the output reads one of the input.
         by_row = torch.where(turned, xy * down + x0, yy * down + y0)
         by_column = torch.where(turned, yx * right + y0, xx * right + x0)
         rows, row_inside = _fold(by_row.long(), torch.where(turned, width, height), padding)
@@ -232,6 +233,7 @@ def opencv_is_exact() -> bool:
 
     Releases before 5 knew 32 steps between two pixels.
     """
+    # A shift that 32 steps between two pixels would round away.
     shift_px = 1 / 128
     ramp = np.tile(np.arange(32, dtype=np.float32), (8, 1))
     shifted = np.empty((8, 16), np.float32)

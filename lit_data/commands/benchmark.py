@@ -7,11 +7,10 @@ from typing import Any, Final
 from omegaconf import DictConfig
 
 from lit_data.commands.benchmarks.compare import run_loaders
-from lit_data.commands.benchmarks.headroom import run_headroom
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
-from lit_data.commands.benchmarks.overhead import run_overhead
+from lit_data.commands.benchmarks.training import run_headroom, run_overhead
 from lit_data.commands.configuration.targets import instantiate, read_options
-from lit_data.commands.diagnosis.machine import describe_machine, print_machine
+from lit_data.commands.machine import describe_machine, print_machine
 
 log = logging.getLogger(__name__)
 

@@ -40,7 +40,7 @@ from lit_data.commands.launcher import is_first_of_machine
 from lit_data.commands.terminal import LogInterval, RunBar, quieten
 from lit_data.commands.trained import take_trained
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError
 from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
@@ -185,9 +185,6 @@ def build_input_data(cfg: DictConfig, on_bad: str) -> BaseDataModule:
 
     All images are predicted, so they need not be enough to be split, nor have masks.
 
-    A store knows by which rule it was built, so that of ``fit`` is asked first: without bad inputs
-    it serves here too.
-
     Args:
         cfg: The configuration, whose `data` gets these options.
         on_bad: The rule of ``predict`` for bad inputs.
@@ -200,16 +197,8 @@ def build_input_data(cfg: DictConfig, on_bad: str) -> BaseDataModule:
     for name, value in find_task_of(kind).predict_data.items():
         if name in arguments:
             _set_option(cfg.data, name, value)
-    has_rule = "on_bad" in arguments
-    rule_of_fit = cfg.data.get("on_bad", "error")
-    if has_rule and on_bad == "error":
+    if "on_bad" in arguments:
         _set_option(cfg.data, "on_bad", on_bad)
-    try:
-        return build_datamodule(cfg)
-    except DataError:
-        if not has_rule or rule_of_fit == on_bad:
-            raise
-    _set_option(cfg.data, "on_bad", on_bad)
     return build_datamodule(cfg)
 
 

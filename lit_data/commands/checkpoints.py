@@ -1,12 +1,13 @@
 """Checkpoints: their files, their record of a training, the choice of one, and its weights."""
 
+import inspect
 import logging
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from numbers import Number
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import lightning as L
 import numpy as np
@@ -16,6 +17,8 @@ from lightning.pytorch.plugins.io import TorchCheckpointIO
 from torch import Tensor
 from typing_extensions import override
 
+from lit_data.checks import check_types
+from lit_data.commands.configuration.names import walk
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
@@ -26,7 +29,8 @@ log = logging.getLogger(__name__)
 
 
 _NAMED: Final = ("best", "last")
-_RESUMED: Final = ("last", "interrupted", "step")
+_LATEST: Final = "latest"
+_RESUMED: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
 """Checkpoints that hold the whole state of a training."""
 _TRAINING: Final = ("state_dict", "loops", "optimizer_states")  # parts that training goes on from
 _OURS: Final = ("lit_data.", "lightning.")
@@ -34,17 +38,27 @@ _RESTORING: Final = "trainer.connectors.checkpoint_connector"
 _KEY: Final = "lit_data"
 _VERSION: Final = 1
 _LOOKED_AT: Final = 32  # images by which a set is described
-_RECORD: Final[Mapping[str, Any]] = {
-    "experiment": str,
-    "kind": str,
-    "data": Mapping,
-    "model": Mapping,
-    "scores": Mapping,
-    "look": Mapping | None,
-}
-"""Parts of a record and their kinds."""
-
 Look = dict[str, Any]
+
+
+class _Record(NamedTuple):
+    """Parts of a record and their kinds, as `TrainedRecord` writes them."""
+
+    experiment: str
+    kind: str
+    data: Mapping[str, Any]
+    model: Mapping[str, Any]
+    scores: Mapping[str, float]
+    look: Mapping[str, Any] | None
+
+
+class _Look(NamedTuple):
+    """Parts of what `look_at` returns."""
+
+    channels: int
+    size_px: tuple[int, int]
+    grey: float
+    spread: float
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -185,36 +199,29 @@ def read_record(checkpoint: Path) -> Mapping[str, Any] | None:
 
 def _is_record(record: object) -> bool:
     """Return True for the parts of a record, of plain values: a checkpoint may be anybody's."""
-    if not isinstance(record, Mapping) or not _is_plain(record):
+    if not isinstance(record, Mapping) or not all(_is_plain(value) for _, value in walk(record)):
         return False
-    for name, kind in _RECORD.items():
-        if not isinstance(record.get(name), kind):
-            return False
-    if not all(isinstance(score, float) for score in record["scores"].values()):
+    try:
+        _check_parts(_Record, record)
+        if record["look"] is not None:
+            _check_parts(_Look, record["look"])
+    except (ConfigError, KeyError):
         return False
-    return record["look"] is None or _is_look(record["look"])
+    return True
 
 
-def _is_look(look: Mapping[str, Any]) -> bool:
-    """Return True if it has the parts of what `look_at` gives."""
-    if look.keys() != {"channels", "size_px", "grey", "spread"}:
-        return False
-    size_px = look["size_px"]
-    if not isinstance(size_px, list) or len(size_px) != 2:
-        return False
-    numbers = [look["channels"], look["grey"], look["spread"], *size_px]
-    return all(isinstance(number, int | float) for number in numbers)
+def _check_parts(kind: type[tuple[Any, ...]], record: Mapping[str, Any]) -> None:
+    names = inspect.signature(kind).parameters
+    check_types(kind, {name: record[name] for name in names})
 
 
 def _is_plain(value: object) -> bool:
-    """Return True for a number, text that refers to nothing, or what is made of such."""
+    """Return True for a number, text that refers to nothing, and what holds such."""
     if isinstance(value, Mapping):
-        return all(isinstance(name, str) and _is_plain(part) for name, part in value.items())
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
+        return all(isinstance(name, str) for name in value)
     if isinstance(value, str):
         return "${" not in value
-    return value is None or isinstance(value, int | float)
+    return value is None or isinstance(value, int | float | list)
 
 
 def look_at(bank: ImageBank) -> Look:
@@ -253,20 +260,13 @@ def find_checkpoint(ckpt: object, run: object, runs: Path) -> Path:
         ConfigError: `ckpt` or `run` is no text, or empty, or a path is given along with a run.
         DataError: The file or the run does not exist, or there is none to choose.
     """
-    if run is not None and (not isinstance(run, str) or not run):
-        raise ConfigError(f"run={run!r}: give latest, or the folder of a run")
+    if run is not None:
+        _check_text("run", run)
     if ckpt not in (None, *_NAMED):
         if run is not None:
             raise ConfigError(f"run={run} and ckpt={ckpt}: give one of them, or ckpt=best or last")
         return _check_checkpoint(ckpt)
-    if run in (None, "latest"):
-        return _choose_newest(runs, f"**/checkpoints/{ckpt or 'best'}.ckpt")
-    folder = Path(str(run))
-    if not folder.is_dir():
-        raise DataError(
-            f"run={run} is not a folder: give latest, or the folder of a run below {runs}"
-        )
-    return _choose_newest(folder, f"checkpoints/{ckpt or 'best'}.ckpt")
+    return _choose_newest("run", run or _LATEST, runs, [f"{ckpt or 'best'}.ckpt"])
 
 
 def find_start(ckpt: object, run: object, resume: object, runs: Path) -> Path | None:
@@ -290,25 +290,38 @@ def find_start(ckpt: object, run: object, resume: object, runs: Path) -> Path | 
         return None if ckpt is None else _check_training(find_checkpoint(ckpt, None, runs))
     if ckpt is not None:
         raise ConfigError(f"resume={resume} and ckpt={ckpt}: give one of them")
-    if not isinstance(resume, str) or not resume:
-        raise ConfigError(f"resume={resume!r}: give latest, or the folder of a run")
-    names = [f"checkpoints/{name}.ckpt" for name in _RESUMED]
-    if resume == "latest":
-        return _check_training(_choose_newest(runs, *(f"**/{name}" for name in names)))
-    if not Path(resume).is_dir():
+    _check_text("resume", resume)
+    return _check_training(_choose_newest("resume", resume, runs, _RESUMED))
+
+
+def _check_text(option: str, value: object) -> None:
+    if not isinstance(value, str) or not value:
+        raise ConfigError(f"{option}={value!r}: give latest, or the folder of a run")
+
+
+def _choose_newest(option: str, run: object, runs: Path, names: Sequence[str]) -> Path:
+    """Return the newest checkpoint of some names in a run, or of `latest` in any run.
+
+    Args:
+        option: That names the run.
+        run: Its folder, or `latest`.
+        runs: Folder of all runs.
+        names: Of the files.
+    """
+    folder, pattern = Path(str(run)), "checkpoints"
+    if run == _LATEST:
+        folder, pattern = runs, "**/checkpoints"
+    elif not folder.is_dir():
         raise DataError(
-            f"resume={resume} is not a folder: give latest, or the folder of a run below {runs}"
+            f"{option}={run} is not a folder: give latest, or the folder of a run below {runs}"
         )
-    return _check_training(_choose_newest(Path(resume), *names))
-
-
-def _choose_newest(folder: Path, *patterns: str) -> Path:
     paths: list[Path] = []
-    for pattern in patterns:
-        paths += folder.glob(pattern)
+    for name in names:
+        paths += folder.glob(f"{pattern}/{name}")
     if not paths:
-        names = " or ".join(pattern.rpartition("/")[2] for pattern in patterns)
-        raise DataError(f"no {names} below {folder}: run fit first, or give ckpt=<path>")
+        raise DataError(
+            f"no {' or '.join(names)} below {folder}: run fit first, or give ckpt=<path>"
+        )
     newest = max(paths, key=lambda path: path.stat().st_mtime)
     log.info("checkpoint: %s", newest)
     return newest

@@ -2,25 +2,35 @@
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib import import_module, metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 from omegaconf import DictConfig
+from packaging.requirements import Requirement
+from packaging.version import Version
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from lit_data.commands.configuration.targets import instantiate
-from lit_data.commands.diagnosis.device import check_devices, check_disks, judge_precision
-from lit_data.commands.diagnosis.finding import LEVELS, Finding, judge
-from lit_data.commands.diagnosis.machine import (
-    check_environment,
+from lit_data.commands.diagnosis import (
+    LEVELS,
+    Finding,
+    check_devices,
+    check_disks,
     check_machine,
-    check_packages,
+    judge,
+    judge_precision,
+)
+from lit_data.commands.machine import (
     describe_machine,
+    describe_torchvision,
+    find_version,
     print_machine,
 )
 from lit_data.commands.result import read_summary
@@ -71,6 +81,7 @@ def _look(cfg: DictConfig) -> list[Finding]:
 
 def _check_precision(cfg: DictConfig) -> Finding:
     """Compare the configured precision with the one that the device is fast in."""
+    # Lightning's own option, where it is set, goes before that of our callback.
     device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
     amp = (cfg.get("callbacks") or {}).get("amp") or {}
     used = cfg.trainer.get("precision")
@@ -85,6 +96,7 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     Args:
         folder: Of its runs; it need not exist.
     """
+    # Jobs of sweeps lie deeper than runs.
     summaries = folder.glob("**/summary.json")
     newest = max(summaries, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
@@ -114,3 +126,161 @@ def _make_table(findings: Sequence[Finding]) -> Table:
         words = (finding.what, finding.found, finding.remedy)
         table.add_row(level, *(escape(word) for word in words))
     return table
+
+
+_SLOW: Final = {
+    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
+    "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
+    "PYTHONDEVMODE": "Python's debug checks are on",
+    "PYTHONMALLOC": "Python's debug allocator may be on",
+    "TORCH_DISTRIBUTED_DEBUG": "ranks check each other at each step",
+}
+_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+
+
+def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Look for variables that are set and commonly hurt.
+
+    Args:
+        environment: `os.environ`.
+    """
+    yield from _find_slow(environment)
+    yield from _find_ranks(environment)
+    if not environment.get("PYTORCH_CUDA_ALLOC_CONF") and not environment.get("PYTORCH_ALLOC_CONF"):
+        remedy = "with sizes that change: export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"
+        yield Finding("ok", "allocator", "torch's default", remedy)
+
+
+def _find_slow(environment: Mapping[str, str]) -> Iterator[Finding]:
+    for name, why in _SLOW.items():
+        value = environment.get(name, "")
+        # Values that leave the default as it is.
+        if value not in ("", "0", "OFF", "INFO", "default", "pymalloc"):
+            yield Finding("warning", name, value, f"{why}: unset it for long runs")
+
+
+def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
+    """Find leftovers of a launcher, which make Lightning wait for ranks that never come."""
+    # A launcher that is still there sets MASTER_ADDR too.
+    left_over = [name for name in _RANKS if name in environment]
+    if left_over and "MASTER_ADDR" not in environment:
+        state = f"{', '.join(left_over)} set without MASTER_ADDR"
+        yield Finding("fault", "ranks", state, f"unset {' '.join(left_over)}")
+    tasks = environment.get("SLURM_NTASKS", "1")
+    is_interactive = environment.get("SLURM_JOB_NAME") in ("bash", "interactive")
+    if is_interactive and tasks.isdigit() and int(tasks) > 1:
+        remedy = "in this shell a run is one task: unset SLURM_NTASKS, or start it with srun"
+        yield Finding("warning", "ranks", f"an interactive SLURM job of {tasks} tasks", remedy)
+
+
+SHOWN: Final = (
+    "torch",
+    "lightning",
+    "numpy",
+    "opencv-python-headless",
+    "tifffile",
+    "hydra-core",
+    "kornia",
+)
+_MALICIOUS: Final = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
+_SAME_MODULE: Final = (
+    "opencv-python",
+    "opencv-python-headless",
+    "opencv-contrib-python",
+    "opencv-contrib-python-headless",
+)
+
+
+def check_packages() -> Iterator[Finding]:
+    """Look at requirements, malicious uploads, packages that overwrite each other, and extras."""
+    versions = []
+    for name in SHOWN:
+        version = find_version(name)
+        if version:
+            versions.append(f"{name} {version}")
+    yield Finding("ok", "versions", ", ".join(versions))
+    requirements = [Requirement(text) for text in metadata.requires("lit_data") or []]
+    needed = [each for each in requirements if each.marker is None or each.marker.evaluate()]
+    yield judge_requirements(needed)
+    yield from find_malicious()
+    yield judge_opencv([name for name in _SAME_MODULE if find_version(name)])
+    yield from find_unfit_torchvision()
+    extras = metadata.metadata("lit_data").get_all("Provides-Extra") or []
+    yield describe_extras(requirements, extras)
+
+
+def judge_requirements(requirements: Sequence[Requirement]) -> Finding:
+    """Judge if each required package is there in a version that fits."""
+    unmet = []
+    for requirement in requirements:
+        if not is_met(requirement):
+            name = requirement.name
+            unmet.append(f"{name}{requirement.specifier} (found: {find_version(name)})")
+    state = "; ".join(unmet) or f"all {len(requirements)} met"
+    remedy = "pip install -e . in lit_data's folder"
+    return judge("requirements", state, bad=bool(unmet), level="fault", remedy=remedy)
+
+
+def find_malicious() -> Iterator[Finding]:
+    """Find uploads that are known to be malicious."""
+    for name, versions in _MALICIOUS.items():
+        version = find_version(name)
+        if version in versions:
+            remedy = (
+                f"this upload was malicious: pip install -U {name}, then change what secrets this "
+                "machine held"
+            )
+            yield Finding("fault", "security", f"{name} {version}", remedy)
+
+
+def judge_opencv(packages: Sequence[str]) -> Finding:
+    """Judge if only one package brings ``cv2``: several overwrite each other's files."""
+    remedy = f"pip uninstall {' '.join(packages)}; pip install opencv-python-headless"
+    return judge("OpenCV", ", ".join(packages), bad=len(packages) > 1, remedy=remedy)
+
+
+def find_unfit_torchvision() -> Iterator[Finding]:
+    """Find a torchvision that cannot be imported, which Lightning takes for an absent one."""
+    if find_spec("torchvision") is None:
+        return
+    try:
+        import_module("torchvision")
+    except Exception as error:  # whatever a library of another build ends in
+        yield Finding("fault", "torchvision", *describe_torchvision(error))
+
+
+def describe_extras(requirements: Sequence[Requirement], extras: Sequence[str]) -> Finding:
+    """Name the extras that are wholly installed, and the others.
+
+    Args:
+        requirements: Of lit_data, those of extras among them.
+        extras: Names of extras.
+    """
+    installed: list[str] = []
+    missing: list[str] = []
+    for extra in sorted(set(extras) - {"dev", "test", "notebooks"}):
+        needed = [each for each in requirements if _is_of_extra(each, extra)]
+        is_installed = all(is_met(requirement) for requirement in needed)
+        # An extra counts as installed if all of it is.
+        (installed if is_installed else missing).append(extra)
+    state = f"installed: {_join(installed)}; not installed: {_join(missing)}"
+    remedy = f"if you need one: pip install -e '.[{missing[0]}]'" if missing else ""
+    return Finding("ok", "extras", state, remedy)
+
+
+def _is_of_extra(requirement: Requirement, extra: str) -> bool:
+    """Return True if a requirement holds with an extra and not without."""
+    marker = requirement.marker
+    return marker is not None and marker.evaluate({"extra": extra}) and not marker.evaluate()
+
+
+def is_met(requirement: Requirement) -> bool:
+    """Return True if a package is installed in a version that fits."""
+    version = find_version(requirement.name)
+    if version is None:
+        return False
+    return requirement.specifier.contains(Version(version), prereleases=True)
+
+
+def _join(names: Sequence[str]) -> str:
+    return ", ".join(names) or "none"

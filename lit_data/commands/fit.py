@@ -16,11 +16,11 @@ from omegaconf import DictConfig
 from lit_data.callbacks.pictures import hand_over_file, hand_over_table
 from lit_data.commands.build import Run, build, prepare
 from lit_data.commands.checkpoints import load_weights, restoring
-from lit_data.commands.diagnosis.machine import describe_machine
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.pictures import draw_predictions, draw_samples
+from lit_data.commands.machine import describe_machine
 from lit_data.commands.report import warning_after
 from lit_data.commands.result import is_score, join_scores, write_confusion
+from lit_data.commands.show import draw_predictions, draw_samples
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, LitDataError
 from lit_data.files import write_json, write_table

@@ -19,8 +19,8 @@ from omegaconf import DictConfig, OmegaConf, read_write
 from typing_extensions import override
 
 from lit_data.commands.configuration.names import allow_packages
-from lit_data.commands.diagnosis.finding import naming_unfit_torchvision
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.machine import naming_unfit_torchvision
 from lit_data.commands.report import add_report, noting_failure, warning_after
 from lit_data.commands.result import PartlyDoneError, write_summary
 from lit_data.errors import (
@@ -246,7 +246,9 @@ def _run_command(
         with (
             noting_failure(cfg, folder),
             allow_packages(packages),
-            _as_first_of_ranks(cfg.command, flags),
+            watching_ranks(),
+            _command_line_for_ranks(cfg.command, flags),
+            _leaving_no_ranks(),
         ):
             metrics = module.run(cfg)
     except PartlyDoneError as error:
@@ -277,12 +279,6 @@ def _end_run(cfg: DictConfig, folder: Path, metrics: Mapping[str, Any]) -> None:
             print_end(metrics, folder)
     if path is not None:
         print(path, flush=True)
-
-
-@contextmanager
-def _as_first_of_ranks(command: str, flags: Sequence[str]) -> Iterator[None]:
-    with watching_ranks(), _command_line_for_ranks(command, flags), _leaving_no_ranks():
-        yield
 
 
 @contextmanager

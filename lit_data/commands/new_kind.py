@@ -110,6 +110,7 @@ def _check_name(name: str) -> None:
 
 def _check_unused(name: str) -> None:
     """Refuse a name that would hide a module or an experiment."""
+    # `find_spec` imports nothing of a name without dots.
     spec = find_spec(name)
     # a folder without code, such as one of images, has no origin and is hidden by a module anyway
     if spec is not None and spec.origin is not None:

@@ -1,14 +1,12 @@
 """``report``: one HTML page of a run, of several, or of a sweep, which needs only a browser."""
 
 import argparse
-import csv
-import io
 import logging
 import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +16,9 @@ from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.launcher import is_first_rank
 from lit_data.commands.reports.comparison import choose_metrics, rank
 from lit_data.commands.reports.page import make_page
-from lit_data.commands.reports.pictures import read_pictures
-from lit_data.commands.reports.runs import Run, add_pictures, read_run
-from lit_data.commands.reports.untrusted import parse_json, read_text
-from lit_data.commands.result import PartlyDoneError
-from lit_data.commands.sweeps.process import describe_failure
+from lit_data.commands.reports.runs import Run, read_run
+from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, parse_json, read_pictures
+from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.errors import ConfigError, DataError
 from lit_data.files import write_json, write_text
 
@@ -68,6 +64,7 @@ def choose_folder(paths: Sequence[Path]) -> Path:
     """Return the folder of the page: that of the path, of several the one that holds them all."""
     if len(paths) == 1:
         return paths[0]
+    # Resolved, as a relative path and an absolute one have nothing in common.
     return Path(os.path.commonpath([path.resolve() for path in paths]))
 
 
@@ -104,28 +101,19 @@ class SweepFolder:
     jobs: tuple[tuple[str, str, str], ...] = ()
 
 
-def read_sweep(folder: Path) -> SweepFolder:
-    """Read sweep.json and sweep.csv as far as they are there."""
-    try:
-        summary = parse_json(read_text(folder, folder / "sweep.json"))
-        metric = str(summary.get("metric") or "") if isinstance(summary, dict) else ""
-    except (OSError, ValueError, RecursionError):
-        metric = ""
-    return SweepFolder(metric, tuple(_read_jobs(folder / "sweep.csv")))
+def read_sweep(folder: Path, notes: list[str]) -> SweepFolder:
+    """Read sweep.json and sweep.csv as far as they are there.
 
-
-def _read_jobs(path: Path) -> list[tuple[str, str, str]]:
-    """Return the jobs of a sweep that are not done."""
-    try:
-        text = read_text(path.parent, path)
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except (OSError, csv.Error):
-        return []
+    Args:
+        folder: Of the sweep.
+        notes: Gets a sentence for each that cannot be read.
+    """
+    summary = as_dict(load(folder, "sweep.json", parse_json, notes))
     jobs = []
-    for row in rows:
+    for row in load(folder, "sweep.csv", parse_csv, notes) or []:
         if row.get("status") not in (None, "done"):
             jobs.append((str(row.get("job")), str(row["status"]), str(row.get("reason") or "")))
-    return jobs
+    return SweepFolder(str(summary.get("metric") or ""), tuple(jobs))
 
 
 FILE: Final = "report.html"
@@ -204,14 +192,14 @@ def write_report(
     runs = []
     for number, (folder, label) in enumerate(zip(folders, labels, strict=True), 1):
         runs.append(read_run(folder, number, label))
-    sweep_folders = [path for path in paths if path not in folders]
-    sweeps = [read_sweep(path) for path in sweep_folders]
-    first = sweeps[0].metric if sweeps else ""
+    notes: list[str] = []
+    sweeps = {path: read_sweep(path, notes) for path in paths if path not in folders}
+    first = next(iter(sweeps.values())).metric if sweeps else ""
     metrics = choose_metrics(runs, metrics, first=first)
-    runs, notes = _add_pictures(runs, metrics, width_px)
+    runs = _add_pictures(runs, metrics, width_px, notes)
     pictures = []
     lost = []
-    for path, sweep in zip(sweep_folders, sweeps, strict=True):
+    for path, sweep in sweeps.items():
         pictures += read_pictures(path, notes, width_px=width_px, names=["sweep"])
         lost += [job for job in sweep.jobs if not is_run(path / job[0])]
     title = _entitle(runs)
@@ -242,6 +230,7 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
 
 def _name(folders: Sequence[Path]) -> list[str]:
     """Return the end of each path that tells it from the others."""
+    # One name more from the right until all of them differ.
     parts = [folder.resolve().parts for folder in folders]
     for length in range(1, max(map(len, parts)) + 1):
         names = ["/".join(own_parts[-length:]) for own_parts in parts]
@@ -258,20 +247,24 @@ def _entitle(runs: Sequence[Run]) -> str:
 
 
 def _add_pictures(
-    runs: Sequence[Run], metrics: Sequence[str], width_px: int
-) -> tuple[list[Run], list[str]]:
-    """Return the runs with their pictures, and a note where only the best of many have some."""
+    runs: Sequence[Run], metrics: Sequence[str], width_px: int, notes: list[str]
+) -> list[Run]:
+    """Return the runs with their pictures; of many the best ones only, which is noted."""
+    # Runs without a number for the first metric come behind those that have one.
     best_first = rank(runs, metrics[0]) if metrics else []
     others = [index for index in range(len(runs)) if index not in best_first]
     pictured = [*best_first, *others][:MOST_PICTURED]
-    completed = []
-    for index, run in enumerate(runs):
-        completed.append(add_pictures(run, width_px) if index in pictured else run)
+    completed = list(runs)
+    for index in pictured:
+        run = runs[index]
+        notes_of_run = list(run.notes)
+        pictures = read_pictures(run.folder, notes_of_run, width_px=width_px)
+        completed[index] = replace(run, pictures=tuple(pictures), notes=tuple(notes_of_run))
     left_out = len(runs) - len(pictured)
-    if not left_out or not width_px:
-        return completed, []
-    reason = "which would make this page too large"
-    return completed, [f"{left_out} runs are shown without their pictures, {reason}."]
+    if left_out and width_px:
+        reason = "which would make this page too large"
+        notes.append(f"{left_out} runs are shown without their pictures, {reason}.")
+    return completed
 
 
 log = logging.getLogger(__name__)
@@ -286,14 +279,16 @@ def noting_failure(cfg: DictConfig, folder: Path) -> Iterator[None]:
         folder: Of the run.
     """
     if is_first_rank():
-        (folder / "failure.json").unlink(missing_ok=True)  # of an earlier start in this folder
+        (folder / FAILURE).unlink(missing_ok=True)  # of an earlier start in this folder
     try:
         yield
     except PartlyDoneError:
         raise
     except Exception as error:
         if is_first_rank():
-            write_json(folder / "failure.json", asdict(describe_failure(error)))
+            # In a sweep another rank that failed first has written it, and knows the cause.
+            if not (folder / FAILURE).exists():
+                write_json(folder / FAILURE, asdict(describe_failure(error)))
             add_report(cfg, folder)
         raise
 
@@ -322,6 +317,7 @@ def add_report(cfg: DictConfig, folder: Path) -> None:
     if not cfg.get("report", False):
         return
     try:
+        # A run is worth more than its page: whatever goes wrong here is logged, and that is all.
         log.debug("report: %s", write_report([folder]))
     except Exception:
         log.exception("no report could be written of %s", folder)

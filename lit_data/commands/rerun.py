@@ -12,8 +12,7 @@ from typing import Any, Final
 from yaml import YAMLError
 
 from lit_data.commands.configuration.suggest import Parser
-from lit_data.commands.reports.settings import as_dict, find_config_dir
-from lit_data.commands.reports.untrusted import parse_yaml, read_text
+from lit_data.commands.reports.untrusted import as_dict, find_config_dir, parse_yaml, read_text
 from lit_data.errors import ConfigError, DataError
 
 _HELP: Final = """\

@@ -1,20 +1,25 @@
-"""Results of a command: summary.json for scripts, and tables."""
+"""Results of a command: summary.json for scripts, tables, and the reason of a failure."""
 
 import json
-import logging
 import math
 import re
+import sys
 from collections.abc import Mapping
-from numbers import Integral
+from dataclasses import dataclass
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, SupportsFloat
+from typing import Any, Final, Literal, SupportsFloat
 
-from lit_data.errors import DataError
+from lit_data.errors import (
+    BatchMemoryError,
+    DataError,
+    LitDataError,
+    find_headline,
+    settle_lines,
+)
 from lit_data.files import write_json
 
-log = logging.getLogger(__name__)
-
-
+FAILURE: Final = "failure.json"
 KEYS = (
     "command",
     "experiment",
@@ -31,6 +36,7 @@ _STAGE = re.compile(
 )
 
 Value = str | SupportsFloat | None
+Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
 
 
 class PartlyDoneError(DataError):
@@ -120,6 +126,22 @@ def read_summary(folder: Path) -> dict[str, Any]:
     return summary
 
 
+def find_summary(folder: Path) -> dict[str, Any] | None:
+    """Return what `write_summary` wrote, as far as it is whole; None without it."""
+    try:
+        summary = read_summary(folder)
+    except DataError:
+        return None
+    is_whole = isinstance(summary, dict) and summary.keys() >= set(KEYS)
+    return summary if is_whole else None
+
+
+def read_number(metrics: Mapping[str, Any], name: str | None) -> float | None:
+    """Return a figure of a summary; None where it is missing or no number."""
+    value = metrics.get(name or "")
+    return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+
+
 def split_stage(name: str) -> tuple[str, str]:
     """Split a metric's name into the stage that it begins with, as anybody writes it, and the rest.
 
@@ -159,6 +181,48 @@ def join_scores(
     return joined
 
 
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """End of a command or of a job: its status, exit code, and one line that says why."""
+
+    status: Status
+    exit_code: int = 0
+    reason: str = ""
+
+
+def describe_failure(error: Exception) -> Outcome:
+    """Return the outcome of a command that raised an error, as failure.json keeps it."""
+    code, name = 1, f"{type(error).__name__}: "
+    if isinstance(error, LitDataError):
+        code, name = error.exit_code, ""
+    if code == 1 and _ran_out_of_memory(error):
+        code = BatchMemoryError.exit_code
+    line = settle_lines(find_headline(str(error)))
+    reason = f"{name}{line}".rstrip(": ")
+    return Outcome(status=name_failure(code), exit_code=code, reason=reason)
+
+
+def name_failure(code: int) -> Status:
+    """Return the status that an exit code other than 0 stands for."""
+    return "out of memory" if code == BatchMemoryError.exit_code else "failed"
+
+
+def read_failure(folder: Path) -> Outcome | None:
+    """Return the failure that a command noted in its run folder; None without one."""
+    try:
+        return Outcome(**json.loads((folder / FAILURE).read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def _ran_out_of_memory(error: Exception) -> bool:
+    if "torch" not in sys.modules:  # then it was no tensor that did not fit
+        return isinstance(error, MemoryError)
+    from lit_data.out_of_memory import is_out_of_memory
+
+    return is_out_of_memory(error)
+
+
 def _make_plain(value: Value) -> str | int | float | None:
     if value is None or isinstance(value, str):
         return value
@@ -166,3 +230,119 @@ def _make_plain(value: Value) -> str | int | float | None:
         return int(value)
     number = float(value)  # JSON has neither NaN nor infinity
     return number if math.isfinite(number) else None
+
+
+def find_monitor(
+    callbacks: Mapping[str, Any],
+) -> tuple[str | None, Literal["min", "max"] | None]:
+    """Return the metric that decides which checkpoint is the best, and its direction.
+
+    Args:
+        callbacks: The node `callbacks` of a configuration.
+    """
+    # The callback `checkpoint` first, as others such as early stopping have a monitor too.
+    for name in sorted(callbacks, key=lambda name: name != "checkpoint"):
+        node = callbacks[name]
+        monitor = node.get("monitor") if isinstance(node, Mapping) else None
+        if isinstance(monitor, str):
+            mode = node.get("mode", "min")
+            return monitor, mode if mode in ("min", "max") else None
+    return None, None
+
+
+_UNITS: Final = {
+    "seconds": "s",
+    "samples_per_s": "samples/s",
+    "success_rate": "%",
+    "fragmentation": "%",
+}
+_UNIT_ENDINGS: Final = {
+    "_bytes_per_epoch": "B/epoch",
+    "_bytes": "B",
+    "_fraction": "%",
+    "_success_rate": "%",
+    "_per_s": "/s",
+    "_us": "us",
+    "_us_per_sample": "us",
+    "_ms": "ms",
+    "_px": "px",
+    "_s": "s",
+}
+"""The first that fits counts."""
+_UNIT_SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
+    "B": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes")),
+    "B/epoch": (
+        (2.0**30, "GiB/epoch"),
+        (2.0**20, "MiB/epoch"),
+        (2.0**10, "KiB/epoch"),
+        (1.0, "bytes/epoch"),
+    ),
+    "s": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "us": ((1e6, "s"), (1e3, "ms"), (1.0, "µs")),
+    "%": ((0.01, "%"),),
+}
+"""Sizes of units and their names, the largest first."""
+_LOWER_IS_BETTER: Final = re.compile(
+    r"loss|error|(^|_)(mae|mse|rmse|seconds|bytes|ooms|perplexity|fid|distance|skipped|wait\w*)($|_)"
+    r"|(?<!_per)_s$|false_|latency"
+)
+_HIGHER_IS_BETTER: Final = re.compile(
+    r"per_s$|precision|recall|dice|success"
+    r"|(^|_)(f1|iou|map|auc|auroc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
+)
+
+
+def find_unit(name: str) -> str:
+    """Return the unit that a metric's name tells: bytes, seconds, ``%`` of a fraction, or none."""
+    last = name.rpartition("/")[2]
+    if last in _UNITS:
+        return _UNITS[last]
+    for ending, unit in _UNIT_ENDINGS.items():
+        if last.endswith(ending):
+            return unit
+    return ""
+
+
+def choose_scale(unit: str, top: float) -> tuple[float, str]:
+    """Return what numbers up to `top` are divided by to be read, and the unit they then have."""
+    scales = _UNIT_SCALES.get(unit)
+    if scales is None:
+        return 1.0, unit
+    for size, name in scales:
+        # 90 s are read as such; minutes and hours begin at two.
+        least = 2 * size if unit == "s" and size >= 60 else size
+        if abs(top) >= least:
+            return size, name
+    return scales[-1]
+
+
+def format_value(name: str, value: object) -> str:
+    """Return a value of summary.json or of a log with its unit."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return str(value)
+    divisor, unit = choose_scale(find_unit(name), float(value))
+    number = format_number(value if divisor == 1 else value / divisor)
+    return f"{number} {unit}".rstrip()
+
+
+def format_number(value: float) -> str:
+    """Return four digits at most, more only of whole numbers."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:  # larger floats are no exact counts
+        return f"{int(value):,}".replace(",", "\u202f")
+    if abs(value) >= 1000:
+        return f"{value:,.0f}".replace(",", "\u202f")
+    if 1 <= abs(value) < 100:
+        return f"{value:.3g}"
+    return f"{value:.4g}"
+
+
+def find_direction(name: str) -> int:
+    """Return 1 if more of a metric is better, -1 if less is, 0 where its name does not tell."""
+    last = name.rpartition("/")[2]
+    if _LOWER_IS_BETTER.search(last):
+        return -1
+    return 1 if _HIGHER_IS_BETTER.search(last) else 0

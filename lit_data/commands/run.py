@@ -20,7 +20,7 @@ from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.configuration.tree import open_hydra
 from lit_data.commands.job import PROBLEMS, run_job
 from lit_data.commands.launcher import is_first_rank, place_run
-from lit_data.commands.sweeps.options import SweepOptions, settle_direction
+from lit_data.commands.sweeps.job import SweepOptions, settle_direction
 from lit_data.commands.sweeps.process import reporting_to_sweep
 from lit_data.commands.sweeps.run import run_sweep
 from lit_data.errors import ConfigError, LitDataError, StoreError

@@ -12,7 +12,7 @@ from lit_data.commands.checkpoints import Look, absolute_root, look_at, read_rec
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import (
     find_targets,
-    join_key,
+    flatten,
     resolve_target,
     to_plain,
 )
@@ -61,12 +61,12 @@ def take_trained(cfg: DictConfig, checkpoint: Path) -> Mapping[str, Any] | None:
             *(checkpoint, record["kind"], cfg.data._target_, record["experiment"]),
         )
     after = _read_options(cfg)
-    changes = list(_list_differences(before, after))
+    changes = _list_differences(before, after)
     if changes:
         log.info("as it was trained: %s", escape(", ".join(changes)))
     after["data"] = {name: after["data"][name] for name in trained_data}
     trained = {"model": record["model"], "data": trained_data}
-    contradictions = list(_list_differences(after, trained))
+    contradictions = _list_differences(after, trained)
     if contradictions:
         log.warning(
             "%s was trained with %s: what is found may be worse",
@@ -152,13 +152,14 @@ def _take_data(data: DictConfig, trained: Mapping[str, Any], typed: set[str]) ->
             data[name] = value
 
 
-def _list_differences(here: Any, there: Any, key: str = "") -> Iterator[str]:  # noqa: ANN401 - plain data
-    """Yield ``key=value`` of what differs, with the value of the second, which is not null."""
-    if isinstance(here, Mapping) and isinstance(there, Mapping):
-        for name in dict.fromkeys((*here, *there)):
-            yield from _list_differences(here.get(name), there.get(name), join_key(key, name))
-    elif here != there and there is not None:
-        yield f"{key}={there}"
+def _list_differences(here: Any, there: Any) -> list[str]:  # noqa: ANN401 - plain data
+    """Return ``key=value`` of what differs, with the value of the second, which is not null."""
+    values_here = flatten(here)
+    differences = []
+    for key, value in flatten(there).items():
+        if value is not None and values_here.get(key) != value:
+            differences.append(f"{key}={value}")
+    return differences
 
 
 def _list_targets(node: Any) -> list[str]:  # noqa: ANN401 - plain data

@@ -53,6 +53,7 @@ def check_ranks_agree(loader: MicroBatchLoader, trainer: L.Trainer | None = None
     if not (dist.is_available() and dist.is_initialized()):
         return
     own_values = _list_step_options(loader, trainer)
+    # Every rank sends its values, also where they agree: a rank alone would wait for ever.
     values_of_ranks: list[dict[str, Any]] = [{}] * dist.get_world_size()
     dist.all_gather_object(values_of_ranks, own_values)
     for name in own_values:
@@ -427,7 +428,7 @@ class BaseDataModule(L.LightningDataModule, ABC, Generic[Rows]):
 
     def _open_loader(self, stage: Stage) -> MicroBatchLoader:
         """Make a loader for the Trainer, which asks on all ranks."""
-        loader = self._loaders[stage] = self.make_loader(stage)
+        loader = self._loaders[stage] = self.make_loader(stage)  # kept, to be closed in `teardown`
         if loader.order.world_size > 1:
             check_ranks_agree(loader, self.trainer)
         if self.trainer is None:

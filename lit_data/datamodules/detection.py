@@ -116,6 +116,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         batch_format: BatchFormat = "dict",
         **options: Unpack[ImageKeywords],
     ) -> None:
+        # `yolo` names keys that the base does not know, and is set behind its check.
         spelled = spell_out(batch_format)
         super().__init__(
             loader=loader, batch_format=batch_format if spelled is batch_format else "dict"

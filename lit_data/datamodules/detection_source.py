@@ -59,6 +59,7 @@ class DetectionSource(ImageFolder):
             DataError: Files or boxes are bad; all of them are listed.
         """
         files = self._files
+        # Images that turn out bad are known only now; their boxes go with them.
         bank = self.open_images()
         return _leave_out(files, {path for path, _ in bank.skipped}), bank
 
@@ -86,6 +87,7 @@ class DetectionSource(ImageFolder):
             "splits": self._files.splits,
             "options": self._labelling,
         }
+        # Names may hold bytes that are no UTF-8, which come back as they were.
         text = json.dumps(listing).encode("utf-8", "surrogateescape")
         with replacing(scratch / _LABELS) as file:
             np.savez(
@@ -206,6 +208,7 @@ def _leave_out(files: DetectionFiles, paths: Set[str]) -> DetectionFiles:
     if not paths:
         return files
     good_numbers = [number for number, path in enumerate(files.images) if path not in paths]
+    # Boxes and splits know images by their numbers, which move up.
     new_number_of = {number: new for new, number in enumerate(good_numbers)}
     boxes = [files.labels.of(number) for number in good_numbers]
     ends = np.cumsum([len(part) for part in boxes], dtype=np.int64)

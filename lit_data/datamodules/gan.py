@@ -18,9 +18,10 @@ from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image_files import FolderKeywords, ImageFolder
 from lit_data.datamodules.image_transform import find_unit_range, to_unit
 from lit_data.datamodules.source import name_options
-from lit_data.datasets.gan.dataset import Cut, GANDataset
-from lit_data.datasets.gan.table import (
+from lit_data.datasets.gan import (
     LAYOUT_FILE,
+    Cut,
+    GANDataset,
     Ints,
     Labels,
     SampleTable,
@@ -104,6 +105,7 @@ class GANSource(ImageFolder):
     def layout(self) -> ViewLayout:
         """Layout of the views: as the options say, and otherwise as ``views.json`` of the dataset."""
         layout = read_layout(self.folder)
+        # Options go before the file: they are there to try another reading of the same images.
         if self.views != "auto" and self.views != layout.views:
             layout = replace(layout, views=self.views, tiles=None)
         layout = replace(
@@ -117,6 +119,7 @@ class GANSource(ImageFolder):
                 f"{self.folder} holds views, and fit=patches cuts them: "
                 "set data.views=none, or another fit"
             )
+        # Without a number of tiles, the size of a sample says how many a sheet has.
         if layout.views == "sheet" and layout.tiles is None:
             return replace(layout, tiles=self._count_tiles(self.list_images()))
         return layout
@@ -130,7 +133,7 @@ class GANSource(ImageFolder):
     def decoder(self) -> Decoder:
         decoder = ImageDecoder(self.read)
         if self.fit == "patches":
-            return decoder
+            return decoder  # nothing is scaled: patches are cut when they are read
         return FittedDecoder(self.image_px, self.fit, self.padding, self.layout.tiles or 1, decoder)
 
     @property
@@ -188,7 +191,7 @@ class GANVisuals(Visuals):
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:
-        if self._plain or not self._values.whole:
+        if self._plain or not self._values.whole:  # augmentation blends pixels
             return None
         return self._dataset.bank.dtype.name, self._values
 
@@ -302,6 +305,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     def build_dataset(self, stage: Stage) -> GANDataset:
         """Images of one stage; all of them to predict."""
+        # Training cuts patches anew in each epoch, the other stages those of a grid.
         cut: Cut = "random" if stage == "train" else "grid"
         return GANDataset(
             self.bank,
@@ -317,6 +321,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
 
     def plan_batch(self, batch: Batch, stage: Stage) -> PlannedBatch:
         """Draw the augmentation of each sample from its own stream."""
+        # Numbers are drawn on the host, so that the device is never waited for.
         if stage not in self.augment:
             return batch
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
@@ -336,7 +341,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
     @override
     def check_sources(self) -> dict[str, int]:
         report = super().check_sources()
-        table = self._tabulate(self.source.list_names(), ())
+        table = self._tabulate(self.source.list_names(), ())  # of all files: none is bad here
         counts = {f"{split}_objects": len(objects) for split, objects in self._split(table).items()}
         return report | {"objects": len(table.objects)} | counts
 
@@ -368,7 +373,7 @@ class GANDataModule(BaseDataModule[GANDataset]):
         )
 
     def _split(self, table: SampleTable) -> dict[str, Ints]:
-        if self.source.splits == "same":
+        if self.source.splits == "same":  # as metrics of generated images are mostly given
             return dict.fromkeys(SPLITS, np.arange(len(table.objects)))
         return split_images(table.objects, self.source.splits, seed=self.source.split_seed)
 

@@ -14,25 +14,24 @@ from typing_extensions import override
 from lit_data.augment import SingleTexture, stage_augmentations
 from lit_data.datamodules.base import BaseDataModule, Visuals
 from lit_data.datamodules.batch_format import BatchFormat
-from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
+from lit_data.datamodules.image_files import LayoutKeywords, MaskedImageFolder
 from lit_data.datamodules.image_transform import (
     ImageTransform,
-    ImageVisuals,
     SynthesisVisuals,
     find_margins,
     find_unit_range,
 )
 from lit_data.datamodules.placement import Backend, DrawingBackend
 from lit_data.datamodules.source import name_options
+from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patch_source import (
     GridPatches,
     PatchSource,
     make_padded_grid,
 )
 from lit_data.datasets.patches import DefectPaster, PatchDataset, PatchWriter
+from lit_data.datasets.references import ROLES, rule_of
 from lit_data.datasets.splits import SPLITS, split_images
-from lit_data.datasets.stripes.device_bank import DevicePatches
-from lit_data.datasets.stripes.layouts import ROLES, rule_of
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
@@ -53,11 +52,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     A batch has ``image`` [B, C, H, W] float32 in 0..1, ``mask`` [B, K, H, W] float32 unless it is
     for prediction, ``index``, ``image_index`` and ``epoch`` [B] int64, and ``position`` [B, 2]
-    int64, (y, x) px. The layout of the source says how many references an image has; see
-    `StripeDataModule`.
+    int64, (y, x) px. The layout of the files says how many references an image has; see
+    `StripeDataModule`. A subclass names its files in `source_type`.
 
-    Args:
-        source: The files of images and masks.
+    Args, beside those of `MaskedImageFolder`:
+        source: The files of images and masks; None makes them of the options.
         patch_px: Patch size, one number or (height, width).
         stride_px: Distance between patches; None: side by side.
         edges: `cover`, `drop` or `pad`, see `PatchGrid`; None covers images too, and reflect-pads
@@ -67,11 +66,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             for float32.
         synthesis: Defects to draw; None draws none.
         augment: Augmentation of the training split, or a mapping of stages to theirs.
-        nuisance: Difference of target and references that are one texture; None leaves them.
         loader: Batch size, workers, seed.
         batch_format: Shape of a batch, see `BaseDataModule`.
 
     Attributes:
+        source_type: Class of the files.
         grid: The patches of all images; after `setup`.
         margins_px: For each stage the pixels (above and below, left and right) that its patches
             are read larger by; after `setup`.
@@ -81,6 +80,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         reads_margins: False reads patches without the margins that their augmentation could use.
     """
 
+    source_type: ClassVar[type[MaskedImageFolder]] = MaskedImageFolder
     source: MaskedImageFolder
     bank: ImageBank
     grid: PatchGrid
@@ -98,10 +98,12 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         "epoch",
     )
 
+    @name_options(MaskedImageFolder)
     def __init__(
         self,
-        source: MaskedImageFolder,
+        root: PathText | None = None,
         *,
+        source: MaskedImageFolder | None = None,
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] | None = None,
         edges: Edges | None = None,
@@ -109,12 +111,12 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         value_range: tuple[float, float] | None = None,
         synthesis: DefectSpec | WatermarkSpec | None = None,
         augment: Augment = None,
-        nuisance: SingleTexture | None = None,
         loader: LoaderOptions | None = None,
         batch_format: BatchFormat = "dict",
+        **options: Unpack[LayoutKeywords],
     ) -> None:
         super().__init__(loader=loader, batch_format=batch_format)
-        self.source = source
+        self.source = source or self.source_type.of(root=root, **options)
         self.patch_px = pair_px("patch_px", patch_px)
         self.stride_px = self.patch_px if stride_px is None else pair_px("stride_px", stride_px)
         self.edges = edges
@@ -122,12 +124,13 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         self.value_range = value_range
         self.synthesis = synthesis
         self.augment = stage_augmentations(augment)
-        self.nuisance = nuisance
+        self.nuisance: SingleTexture | None = None  # of references that are one texture
         self._device_patches = DevicePatches()
 
     @override
     def prepare_data(self) -> None:
         super().prepare_data()
+        # One process of each node decodes the masks, before the others open them.
         if self.source.list_masks():
             for split in self.mask_splits:
                 self.dataset(split)
@@ -141,7 +144,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     def finish_batch(self, batch: PlannedBatch, stage: Stage) -> Batch:
         """Cut patches that the loader did not cut, cast to float, render defects, augment."""
-        if "image" not in batch:
+        if "image" not in batch:  # of a dataset without pixels: the batch says where they are
             batch = self._device_patches.fill(batch, self.dataset(stage))
         finished = {key: batch[key] for key in self.batch_keys if key in batch}
         return finished | self.transformation.finish(batch, stage)
@@ -161,6 +164,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         if masks is not None or self.synthesis is None:
             paster = self.choose_paster(patches)
             return make(patches, masks=masks, labels=self.labels, paster=paster)
+        # Who draws is measured on samples that nothing is drawn into.
         dataset = make(patches)
         writer = self.choose_writer(dataset)
         return dataset if writer is None else make(patches, writer=writer)
@@ -191,7 +195,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
         masks = None
         if stage in self.mask_splits:
             masks, good_images = self.source.open_masks(images.tolist(), self.bank, stage)
-            images = np.asarray(good_images, np.int64)
+            images = np.asarray(good_images, np.int64)  # an image without its mask says nothing
         if masks is None and self.synthesis is None and len(images):
             raise ConfigError(
                 f"the {stage} split has neither masks nor synthesis: "
@@ -199,9 +203,11 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             )
         return images, masks
 
+    @override
     def inspect(self, stage: Stage) -> Visuals:
-        """Return samples before augmentation."""
-        return ImageVisuals(self.transformation, stage)
+        return SynthesisVisuals(
+            self.dataset(stage), self.transformation, self._device_patches, stage
+        )
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -220,6 +226,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
     @override
     def open_source(self) -> None:
+        # Each step needs the ones before: splits may depend on masks, margins on the patches.
         self.bank = self.source.open_images()
         self.grid = self.make_grid()
         self.open_all_masks()
@@ -248,6 +255,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
             raise ConfigError(
                 "synthesis is a WatermarkSpec, which draws no defects: set synthesis=library"
             )
+        # Without references every channel belongs to the one image, and so does a defect.
         channels = rule_of(self.source.layout).expand
         return ImageTransform(
             values=find_unit_range(self.bank.dtype, self.value_range),
@@ -272,7 +280,7 @@ class ImageDataModule(BaseDataModule[PatchDataset]):
 
 @dataclass(frozen=True, kw_only=True)
 class StripeFiles(MaskedImageFolder):
-    """Images with references, see `lit_data.datasets.stripes.layouts`."""
+    """Images with references, see `lit_data.datasets.references`."""
 
     layout: str | None = "channels"
 
@@ -313,6 +321,7 @@ class StripeDataModule(ImageDataModule):
         ConfigError: An option is out of its range.
     """
 
+    source_type = StripeFiles
     synthesis: DefectSpec | None
     channel_names: ClassVar[Mapping[str, int]] = {name: number for number, name in enumerate(ROLES)}
 
@@ -321,9 +330,6 @@ class StripeDataModule(ImageDataModule):
         self,
         root: PathText | None = None,
         *,
-        layout: str = "channels",
-        channels: Sequence[int] = (0, 1, 2),
-        files: Mapping[str, str] | None = None,
         mask_splits: Sequence[Stage] = ("test",),
         patch_px: int | tuple[int, int] = 128,
         stride_px: int | tuple[int, int] = 112,
@@ -335,10 +341,10 @@ class StripeDataModule(ImageDataModule):
         nuisance: SingleTexture | None = None,
         backend: Backend = "auto",
         batch_format: BatchFormat = "dict",
-        **options: Unpack[MaskedKeywords],
+        **options: Unpack[LayoutKeywords],
     ) -> None:
         super().__init__(
-            StripeFiles.of(root=root, layout=layout, channels=channels, files=files, **options),
+            root,
             patch_px=patch_px,
             stride_px=stride_px,
             edges=edges,
@@ -346,22 +352,18 @@ class StripeDataModule(ImageDataModule):
             value_range=value_range,
             synthesis=synthesis,
             augment=augment,
-            nuisance=(nuisance or SingleTexture()) if layout == "single" else None,
             loader=loader,
             batch_format=batch_format,
+            **options,
         )
+        if self.source.layout == "single":
+            self.nuisance = nuisance or SingleTexture()
         self.backend = DrawingBackend(backend)
 
     @override
     def choose_writer(self, dataset: PatchDataset) -> PatchWriter | None:
         writer = self.transformation.make_writer()
         return self.backend.choose(dataset, writer, self.loader, self.trainer)
-
-    @override
-    def inspect(self, stage: Stage) -> SynthesisVisuals:
-        return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self._device_patches, stage
-        )
 
     def describe_loaders(self) -> dict[str, dict[str, Any]]:
         """Return for each stage that was read its workers, and who draws the defects."""

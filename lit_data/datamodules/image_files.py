@@ -14,7 +14,7 @@ from typing_extensions import override
 
 from lit_data.checks import check_choice
 from lit_data.datamodules.source import FileKeywords, Source
-from lit_data.datasets.stripes.layouts import ROLES, find_sources, rule_of
+from lit_data.datasets.references import ROLES, find_sources, rule_of
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.discovery import compile_exclusion, find_images, match_by_stem
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource, MaskDecoder
@@ -48,11 +48,19 @@ class FolderKeywords(ImageKeywords, total=False):
 
 
 class MaskedKeywords(FolderKeywords, total=False):
-    """Keywords of `MaskedImageFolder`, but for its layout."""
+    """Keywords of images with masks."""
 
     masks: PathText | None
     mask_read: MaskOptions | None
     store: StoreOptions | None
+
+
+class LayoutKeywords(MaskedKeywords, total=False):
+    """Keywords of `MaskedImageFolder`."""
+
+    layout: str | None
+    channels: Sequence[int]
+    files: Mapping[str, str] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +145,7 @@ class ImageFolder(Source):
 
     def unstored(self) -> Self:
         """Return these files without a store; those that were listed are not listed again."""
-        files = copy.copy(self)
+        files = copy.copy(self)  # with the lists that are cached in it
         object.__setattr__(files, "cache", "none")
         return files
 
@@ -161,6 +169,7 @@ class ImageFolder(Source):
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
         sources = self.list_images()
+        # Shards know images by their paths below the root, so that they can lie anywhere.
         names = {path: self.name(path) for source in sources for path in source.paths}
         options = self._choose_publishing(shard_bytes)
         publisher = ImagePublisher(writer, self.decoder, names, options)
@@ -213,7 +222,7 @@ class MaskedImageFolder(ImageFolder):
         mask_read: How masks are read: their values, palettes.
         store: How decoded images lie on the disk with `cache=store`.
         layout: `None`: an image is one file, with the channels that it has. `channels`, `files`,
-            `pairs` and `single` have references, see `lit_data.datasets.stripes.layouts`.
+            `pairs` and `single` have references, see `lit_data.datasets.references`.
         channels: For layout `channels`: which channel, as stored in the file, is target, ref1 and
             ref2.
         files: For `files` and `pairs`: for each role a glob with one ``*``; `patterns` is for the
@@ -244,6 +253,7 @@ class MaskedImageFolder(ImageFolder):
             return ImageDecoder(self.read)
         if self.layout == "channels":
             return ImageDecoder(self.read, channels=self.channels)
+        # A role has one channel; grey images are often saved as three equal ones.
         return ImageDecoder(replace(self.read, equal_channels="collapse"))
 
     @property
@@ -276,7 +286,7 @@ class MaskedImageFolder(ImageFolder):
             DataError: Files are bad, or do not hold the channels that the layout needs.
         """
         bank = super().open_images()
-        stored = rule_of(self.layout).stored
+        stored = rule_of(self.layout).stored  # None: as many channels as the files have
         if stored not in (None, bank.channels):
             raise DataError(
                 f"layout={self.layout} needs {stored} channels for each image, the files of "
@@ -326,12 +336,14 @@ class MaskedImageFolder(ImageFolder):
         if not masks:
             return None, numbers
         mask_of = {Path(mask.paths[0]): mask for mask in masks}
+        # Masks of plain images may lie in a folder that holds those of other images too.
         if self.layout is not None:
             self._check_orphans(mask_of)
         images = [Path(bank.name(number)) for number in numbers]
         stems = {stem_of(image) for image in images}
         masks_of_split = [path for path in mask_of if stem_of(path) in stems]
         sources = [mask_of[path] for _, path in match_by_stem(images, masks_of_split)]
+        # A store for each split: splits that use synthetic defects need no masks.
         opened = self._open_bank(sources, self.mask_decoder, f"masks-{split}")
         return opened, _leave_out(numbers, sources, opened, split)
 
@@ -383,6 +395,7 @@ class MaskedImageFolder(ImageFolder):
 
 def stem_of(path: str | Path) -> str:
     """Return the name without its suffix, in one form of Unicode."""
+    # macOS takes accents apart in names of files, other systems keep them as they were typed.
     return unicodedata.normalize("NFC", Path(path).stem)
 
 

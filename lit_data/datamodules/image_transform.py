@@ -11,9 +11,9 @@ from typing_extensions import override
 
 from lit_data.augment import Augmentation, Layers, SingleTexture
 from lit_data.datamodules.base import FamilyPreview, Visuals
+from lit_data.datasets.device_bank import DevicePatches
 from lit_data.datasets.patches import PatchDataset
-from lit_data.datasets.stripes.device_bank import DevicePatches
-from lit_data.datasets.stripes.layouts import ROLES
+from lit_data.datasets.references import ROLES
 from lit_data.datasets.writers import DefectWriter
 from lit_data.devices import divided
 from lit_data.errors import ConfigError
@@ -68,6 +68,7 @@ class ImageTransform:
         draws_beside_mask = self.is_single and stage == "train"
         if stage != "predict" and (draws_beside_mask or not has_mask):
             batch = self.add_plan(batch, stage)
+        # Every kind of draw has a stream of its own, so none depends on whether the others are on.
         if self.nuisance:
             batch = batch | self.nuisance.draw(self.seed, epoch, index, channels)
         if stage in self.augment:
@@ -79,6 +80,7 @@ class ImageTransform:
         if self.synthesis is None:
             return batch
         index, epoch, channels = batch["index"].numpy(), int(batch["epoch"][0]), len(self.expand)
+        # A defect of one image is planned for one channel, and then lies in all of them.
         shape = (1 if self.is_single else channels, *self.read_px[stage])
         plan = sample_plan(self.synthesis, self.seed, epoch, index, shape)
         if self.is_single:
@@ -117,6 +119,7 @@ class ImageTransform:
             # Drawing is in place, and the pixels of the loader may be needed again.
             canvas = images.to(torch.float32, copy=images is batch["image"])
             images, drawn_masks = render(canvas.contiguous(), plan, values)
+            # Where real and synthetic defects overlap, the class of the real one stays.
             masks = drawn_masks if masks is None else torch.where(masks > 0, masks, drawn_masks)
         return to_batch(to_unit(images, values), masks)
 
@@ -127,6 +130,7 @@ class ImageTransform:
                 images = images.to(torch.float32)  # CUDA has few kernels for uint16
             images = torch.stack([images[:, channel] for channel in self.expand], dim=1)
         if self.nuisance:
+            # It works on 0..1, so the result needs no scaling any more.
             return self.nuisance.forward(to_unit(images, self.values), batch), ValueRange()
         return images, self.values
 
@@ -165,6 +169,7 @@ class ImageTransform:
         images, values = self.spread(clean, batch)
         annotations = annotate(images.contiguous(), plan, values)
         if stage in self.augment:
+            # Labels are moved as masks are; the zeros stand for images, which are not needed.
             labels = annotations.labels
             moved = self.augment[stage].forward(Layers(torch.zeros(labels.shape), labels), batch)
             annotations = replace(annotations, labels=cast(Tensor, moved.masks))
@@ -182,6 +187,7 @@ class ImageTransform:
         plan_of_batch = self._plan_of(batch)
         if plan_of_batch is None:
             return []
+        # One row for each defect, so a sample may give several or none.
         is_asked = torch.isin(plan_of_batch.row, torch.tensor(rows, dtype=torch.int64))
         plan = plan_of_batch.select(is_asked)
         columns = {
@@ -210,7 +216,7 @@ def find_margins(
     """
     margins: dict[Stage, tuple[int, int]] = dict.fromkeys(get_args(Stage), (0, 0))
     for stage, step in augment.items():
-        if step.crop_px == patch_px:
+        if step.crop_px == patch_px:  # any other crop works with the pixels of the patch
             margins[stage] = step.margin_px(patch_px)
     return margins
 
@@ -246,6 +252,7 @@ def to_unit(images: Tensor, values: ValueRange) -> Tensor:
     """[B, C, H, W] float32 in 0..1, in as few passes as the range allows: one where the dtype keeps within it."""
     if values == ValueRange():
         return images.to(torch.float32)
+    # Bytes lie within their range, so that no clamp is needed.
     if images.dtype == torch.uint8 and (values.low, values.high) == (0.0, 255.0):
         return divided(images, values.high)
     return images.to(torch.float32).sub(values.low).div_(values.scale).clamp_(0, 1)
@@ -325,6 +332,7 @@ class SynthesisVisuals(ImageVisuals):
         spec = self._transformation.synthesis
         if spec is None:
             return []
+        # The same patches for every family, so that the rows of the picture can be compared.
         plain = replace(self._transformation, synthesis=None, augment={})
         undrawn = {key: value for key, value in batch.items() if key != PLAN_KEY}
         planned = plain.plan(undrawn, "train") | {"image": self._cut_clean(batch)}
@@ -375,7 +383,7 @@ def _preview(
     drawn = plain.draw(batch | {"image": clean.clone(), PLAN_KEY: plan})
     images, values = plain.spread(clean, batch)
     severity = annotate(images, plan, values).severity
-    order = torch.argsort(plan.row)
+    order = torch.argsort(plan.row)  # one defect for each patch, in the order of the patches
     centre = torch.stack((plan.y, plan.x), dim=1)[order]
     return FamilyPreview(
         name=family.name,

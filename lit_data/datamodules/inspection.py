@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, Unpack
 
 import numpy as np
@@ -16,6 +15,7 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
+from lit_data.datamodules.image_transform import ImageVisuals
 from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
@@ -59,8 +59,8 @@ class InspectionDataModule(ImageDataModule):
             sizes, and images that are equal to the byte in the same split. `folders`, fractions,
             lists or the ``splits.csv`` of a run as for `split_images`; fractions keep kinds,
             classes and equal images likewise.
-        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter) in one split;
-            `apart` does not look at them.
+        near_duplicates: `together` keeps images that show the same (saved anew, scaled, brighter)
+            in one split; `apart` does not look at them.
         groups: A regular expression; images in whose paths it, or its first group, matches the
             same (a lot, a panel) stay in one split.
         train_on: `all`, or `good`: only images without a defect train, also where there are no
@@ -116,7 +116,7 @@ class InspectionDataModule(ImageDataModule):
         scaling = Scaling.of(size_px, scale)
         patch_px, stride_px = _choose_grid(scaling, patch_px, stride_px)
         super().__init__(
-            InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
+            source=InspectionFiles.of(root=root, classes=classes, scaling=scaling, **options),
             patch_px=patch_px,
             stride_px=stride_px,
             mask_splits=(),  # splits depend on the masks, which are opened before
@@ -129,8 +129,13 @@ class InspectionDataModule(ImageDataModule):
         self.near_duplicates = near_duplicates
         self.groups = groups
         self.train_on = train_on
-        self.classes = self._choose_classes()
-        self.sampling = self._choose_sampling(sampling or SamplingOptions())
+        self.classes = self.source.classes
+        self._check()
+        self.sampling = Sampling(
+            options=sampling or SamplingOptions(),
+            classes=tuple(self.classes or ()),
+            seed=self.loader.seed,
+        )
 
     @override
     def open_split_masks(self, stage: Stage) -> tuple[NDArray[np.int64], PartialMasks | None]:
@@ -141,6 +146,7 @@ class InspectionDataModule(ImageDataModule):
                 "data.train_on=good trains with such alone: add images of good parts, or check "
                 "masks, folders and data.splits"
             )
+        # Masks of all images are open: `choose_splits` needed them.
         masks = self._select_masks(images)
         if masks is None and self.synthesis is None:
             raise ConfigError(
@@ -168,9 +174,15 @@ class InspectionDataModule(ImageDataModule):
         if self._masks is not None:
             return self._masks.select(images)
         if self.train_on == "good" and self.synthesis is None:
+            # Good parts are learnt from masks that mark nothing.
             nothing_marked = np.full(len(self.bank), -1)
             return PartialMasks(self.bank, images, self.bank, nothing_marked)
         return None
+
+    @override
+    def inspect(self, stage: Stage) -> ImageVisuals:
+        # Without references all defects are true: they are not listed, nor their families drawn.
+        return ImageVisuals(self.transformation, stage)
 
     @override
     def check_sources(self) -> dict[str, int]:
@@ -185,6 +197,7 @@ class InspectionDataModule(ImageDataModule):
         if synthesis is None:
             parts.append("no defects are drawn")
         else:
+            # Real masks are what val and test are scored by.
             splits = "train" if any(files.masks) else ", ".join(SPLITS)
             families = ", ".join(family.name for family in synthesis.members)
             share = f"{synthesis.probability:.0%}"
@@ -200,7 +213,7 @@ class InspectionDataModule(ImageDataModule):
             numbers["images_with_masks"] = int((self._masks.of_image >= 0).sum())
         for split, images in self.split_images.items():
             numbers[f"{split}_images"] = len(images)
-        if self._masks is None:
+        if self._masks is None:  # without masks there may be no dataset to count patches of
             return numbers
         is_positive = self.count_classes()[:, 1:].sum(1) > 0
         for split, images in self.split_images.items():
@@ -230,6 +243,7 @@ class InspectionDataModule(ImageDataModule):
     def image_kinds(self) -> list[str]:
         """Kind of each image, ``good`` for those without a defect; empty where no folder says so."""
         paths = map(str, self.source.image_set.images)
+        # The bank lacks bad images, so kinds go by paths and not by numbers.
         kind_of = dict(zip(paths, self.source.image_set.kinds, strict=True))
         return [kind_of[self.bank.name(number)] for number in range(len(self.bank))]
 
@@ -256,7 +270,7 @@ class InspectionDataModule(ImageDataModule):
         if self._masks is None:
             raise ConfigError("there are no masks whose pixels could be counted")
         classes = len(self.source.classes or ("defect",)) + 1
-        counts = count_classes(self._masks, classes, self._kept_folder)
+        counts = count_classes(self._masks, classes, self.source.kept_folder)
         self._is_positive = counts[:, 1:].sum(1) > 0
         return counts if split is None else counts[self.split_images[split]]
 
@@ -264,6 +278,7 @@ class InspectionDataModule(ImageDataModule):
     def open_source(self) -> None:
         log.info("%s: %s", show_path(self.source.folder), self._describe_plans())
         super().open_source()
+        # Images that are only predicted lie in one split, of which there is nothing to say.
         if sum(len(numbers) > 0 for numbers in self.split_images.values()) > 1:
             counts = describe_splits(self.split_images, self.image_kinds, self._is_positive)
             log.info("splits: %s", counts)
@@ -275,27 +290,24 @@ class InspectionDataModule(ImageDataModule):
 
     @override
     def choose_splits(self) -> dict[str, NDArray[np.int64]]:
+        # Images with bad masks are split like any others, so that skipping one moves no other.
         is_bad = np.isin(np.arange(len(self.bank)), list(self._bad))
         splits = self._split_all_images()
         return {split: numbers[~is_bad[numbers]] for split, numbers in splits.items()}
 
-    def _choose_sampling(self, options: SamplingOptions) -> Sampling:
-        return Sampling(options=options, classes=tuple(self.classes or ()), seed=self.loader.seed)
-
-    def _choose_classes(self) -> Sequence[str] | None:
-        """Return the classes of the source; refuse options that do not go together with them."""
+    def _check(self) -> None:
         check_choice("near_duplicates", self.near_duplicates, ("together", "apart"))
         check_choice("train_on", self.train_on, ("all", "good"))
         if self.synthesis is not None and self.source.classes is not None:
             raise ConfigError(
                 "drawn defects are of no class: set synthesis=none, or leave data.classes out"
             )
-        return self.source.classes
 
     def _look_for_samples(self, masks: PartialMasks) -> Sampling:
+        # `skip_blank` is a fraction of the value range; pixels are compared as they are stored.
         least = (self.sampling.options.skip_blank or 0) * self.transformation.values.scale
         sampling = replace(self.sampling, image_kinds=self.image_kinds)
-        return sampling.look(masks, self.grid, self.bank, least, self._kept_folder)
+        return sampling.look(masks, self.grid, self.bank, least, self.source.kept_folder)
 
     def _split_all_images(self) -> dict[str, NDArray[np.int64]]:
         masks = self._masks
@@ -320,6 +332,7 @@ class InspectionDataModule(ImageDataModule):
         """[n] True for images that show no defect, as far as masks and folders say."""
         kinds = np.array(self.image_kinds)
         is_good = np.ones(len(self.bank), np.bool_)
+        # Kinds say something only where one of them is called good.
         if (kinds == "good").any():
             is_good = (kinds == "good") | (kinds == "")
         if self._masks is not None:
@@ -332,13 +345,8 @@ class InspectionDataModule(ImageDataModule):
             names,
             pattern=self.groups,
             with_near_duplicates=self.near_duplicates == "together",
-            folder=self._kept_folder,
+            folder=self.source.kept_folder,
         )
-
-    @property
-    def _kept_folder(self) -> Path:
-        """Folder of what was found by reading a whole dataset."""
-        return self.source.kept_folder
 
 
 class LabelledImageDataModule(InspectionDataModule):
@@ -397,6 +405,7 @@ class LabelledImageDataModule(InspectionDataModule):
             batch_format=batch_format,
             **options,
         )
+        # Options are checked as those of images with masks; then labels take the place of masks.
         self.source = LabelledFiles.of(root=root, classes=classes, size_px=size_px, **options)
 
     @override
@@ -407,7 +416,7 @@ class LabelledImageDataModule(InspectionDataModule):
     @override
     def describe(self) -> dict[str, Any]:
         report = super().describe()
-        del report["images_with_masks"]
+        del report["images_with_masks"]  # there are none
         for split, numbers in self.split_images.items():
             report[f"{split}_patches"] = len(numbers)
         return report
@@ -432,6 +441,7 @@ class LabelledImageDataModule(InspectionDataModule):
             log.info("classes: %s", ", ".join(numbered))
         number_of = {name: number for number, name in enumerate(self.classes or ())}
         self.labels = np.array([number_of.get(kind, -1) for kind in self.image_kinds], np.int64)
+        # Images of classes that are not asked for are in no split, and are predicted.
         has_class = self.labels >= 0
         self.split_images = {
             split: numbers[has_class[numbers]] for split, numbers in self.split_images.items()

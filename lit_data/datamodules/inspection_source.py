@@ -59,7 +59,7 @@ from lit_data.samples.inspection import ensure_inspection_samples
 
 log = logging.getLogger(__name__)
 
-ANNOTATION_FORMAT: Final = 2  # raise it with every change of a drawn mask
+ANNOTATION_FORMAT: Final = 3  # raise it with every change of a drawn mask
 _SET: Final = "inspection.json"
 _DRAWN: Final = ("coco", "labelme", "csv", "yolo", "cvat")
 
@@ -107,6 +107,7 @@ class InspectionFiles(MaskedImageFolder):
             return _read_set(self.folder)
         image_set = find_inspection_set(self.folder, self.masks, self.patterns, self.exclude)
         if image_set.layout == "none":
+            # No file is a mask: annotations may say where defects are.
             image_set = self._draw_annotations(image_set)
             if "good" in image_set.kinds:  # folders that are to be predicted have any names
                 image_set = leave_out_stray(self.folder, image_set)
@@ -129,6 +130,7 @@ class InspectionFiles(MaskedImageFolder):
     @property
     @override
     def _layout(self) -> StoreOptions:
+        # Bands are for patches; whole images are read faster from one piece.
         is_read_whole = self.scaling is not None and self.scaling.size_px is not None
         return replace(self.store, band_px=None) if is_read_whole else self.store
 
@@ -183,6 +185,7 @@ class InspectionFiles(MaskedImageFolder):
             masks = [Path(mask.paths[0]) for mask in self.list_masks()]
         if self.classes is None or self._kinds_are_classes:
             return choose_mask_options(masks, self.mask_read)
+        # Masks that were drawn from annotations hold numbers of classes, however others are read.
         options = MaskOptions() if is_drawn else self.mask_read
         return choose_mask_options(masks, replace(options, classes=len(self.classes) + 1))
 
@@ -206,6 +209,7 @@ class InspectionFiles(MaskedImageFolder):
             if self.image_set.images[position] in self.image_set.bad:
                 bad_images.add(number)
         sources = []
+        # Bad annotations leave out their images, so no mask of them is read.
         for number, path in enumerate(mask_paths):
             if path is not None and number not in bad_images:
                 sources.append(ImageSource((str(path),)))
@@ -216,6 +220,7 @@ class InspectionFiles(MaskedImageFolder):
         # A mask that is bad was skipped, and has no number.
         of_image = np.array([mask_numbers.get(str(path), -1) for path in mask_paths], np.int64)
         if self.scaling is not None:
+            # Scaled to one size, an image and a mask that do not fit would look as if they did.
             sizes_px = read_sizes(bank, ImageDecoder(self.read), self.kept_folder)
             mask_sizes_px = read_sizes(masks, MaskDecoder(self.mask_options), self.kept_folder)
             check_mask_sizes((bank, sizes_px), (masks, mask_sizes_px), of_image)
@@ -262,6 +267,7 @@ class InspectionFiles(MaskedImageFolder):
         """Return the class of each image by its kind, 0 for others; None where kinds are no classes."""
         if self.classes is None or not self._kinds_are_classes:
             return None
+        # Kinds without a mask, such as good, need not be classes.
         marked_kinds = {kinds[number] for number in np.flatnonzero(has_mask).tolist()}
         _check_known(self.classes, marked_kinds, "kinds of images")
         number_of = {name: number for number, name in enumerate(self.classes, 1)}
@@ -287,6 +293,7 @@ class InspectionFiles(MaskedImageFolder):
         folder = self._make_folder(
             paths, purpose, lambda temp: self._draw(annotated, image_set.images, temp)
         )
+        # Kept beside the masks, so that each run lists what was bad when they were drawn.
         problems = json.loads((folder / "bad.json").read_text())
         self._report(problems["problems"])
         masks: list[Path | None] = []
@@ -367,7 +374,7 @@ class InspectionFiles(MaskedImageFolder):
                 return ""
             names = ",".join(sorted(counts))
             return f" ({listed}; data.classes=[{names}] tells them apart)"
-        left_out = sorted(set(counts) - set(self.classes))
+        left_out = sorted(set(counts) - set(self.classes))  # their marks are background
         if left_out:
             listed += f"; not in data.classes: {', '.join(left_out)}"
         return f" ({listed})"
@@ -409,6 +416,7 @@ class LabelledFiles(InspectionFiles):
             labels = image_set.kinds
             if len(set(labels)) < 2 and any(image_set.masks):
                 labels = tuple("good" if mask is None else "defect" for mask in image_set.masks)
+        # Labels are all that is learnt, so masks are not decoded.
         no_masks = (None,) * len(image_set.images)
         return replace(image_set, kinds=labels, masks=no_masks, layout="none")
 
@@ -426,6 +434,7 @@ def _read_set(folder: Path) -> InspectionSet:
     try:
         listing = json.loads((folder / _SET).read_bytes())
         images, masks, kinds = listing["images"], listing["masks"], listing["kinds"]
+        # The list comes from a server: its names must not lead out of the folder.
         if any(find_fault(name) for name in (*images, *filter(None, masks))):
             raise ValueError("its lists do not fit")
         if not len(images) == len(masks) == len(kinds):

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final, Literal, get_args
 
 import lightning as L
@@ -23,7 +24,6 @@ log = logging.getLogger(__name__)
 
 
 Backend = Literal["auto", "cpu", "device"]
-_CPU: Final = torch.device("cpu")
 _REPEATS: Final = 3
 _CANNOT: Final = (
     "backend=cpu draws into stored pixels: it needs an integer dtype, three stored channels "
@@ -33,7 +33,7 @@ _CANNOT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Backend of a work, and the reason.
+    """Backend that draws, and the reason.
 
     Attributes:
         backend: `cpu` are the workers.
@@ -49,7 +49,7 @@ class Placement:
 
 
 class DrawingBackend:
-    """Choice of who draws the defects, made once for a datamodule.
+    """Choice of who draws the defects, which a datamodule makes once.
 
     Args:
         backend: As configured.
@@ -76,7 +76,7 @@ class DrawingBackend:
 
         Args:
             dataset: The samples, without defects.
-            writer: What workers would draw with; none where they cannot.
+            writer: What workers would draw with; None where they cannot.
             loader: The options of the loader.
             trainer: The Trainer, if there is one.
 
@@ -90,9 +90,7 @@ class DrawingBackend:
         if not len(dataset):
             return None
         if self.choice is None:
-            places = Places.of(loader, trainer)
-            batch_size = loader.count_batch(places.world_size)
-            self.choice = choose_drawing(dataset, writer, batch_size, places)
+            self.choice = choose_drawing(dataset, writer, loader, trainer)
         return writer if self.choice.backend == "cpu" else None
 
     def to_plain(self) -> dict[str, dict[str, Any]]:
@@ -100,90 +98,52 @@ class DrawingBackend:
         return {"defects": asdict(self.choice)} if self.choice else {}
 
 
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Workers and device of a run.
-
-    Args:
-        workers: Of the loader, for each rank; 0 is the main thread.
-        device: Where batches go.
-        world_size: With several ranks nothing is measured, since each could find something else.
-    """
-
-    workers: int
-    device: torch.device
-    world_size: int = 1
-
-    @classmethod
-    def of(cls, loader: LoaderOptions, trainer: L.Trainer | None) -> "Places":
-        """Return those of a loader and of a Trainer, if there is one."""
-        if trainer is not None:
-            ranks, device = trainer.world_size, trainer.strategy.root_device
-        else:
-            ranks, device = 1, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        workers = loader.num_workers
-        if loader.worker_kind == "inline":
-            workers = 0
-        elif workers == "auto":
-            workers = count_cores(ranks)
-        return cls(workers, device, ranks)
-
-    def choose(
-        self,
-        work: str,
-        by_worker: Callable[[], object],
-        on_device: Callable[[], object],
-        count: int,
-    ) -> Placement:
-        """Measure both, and log the quicker one.
-
-        A device works between two steps, so all of its time counts. Workers do so beside the
-        training: where that happens on a CUDA device, their time counts for as much as all of them
-        together would hold up a batch; where it happens on their own cores, all of it counts.
-
-        Args:
-            work: What it is called in the message.
-            by_worker: The work on some samples, as a worker does it.
-            on_device: The same on the device.
-            count: How many samples.
-        """
-        has_gpu = self.device.type == "cuda"
-        backend: Literal["cpu", "device"]
-        if self.world_size > 1:
-            backend = "device" if has_gpu else "cpu"
-            reason = f"{self.world_size} ranks must agree, so nothing was measured"
-            return Placement(backend, reason)
-        cpu_us = measure(by_worker, self.device) / count
-        device_us = measure(on_device, self.device) / count
-        delay_us = cpu_us / max(1, self.workers) if has_gpu else cpu_us
-        backend = "cpu" if delay_us <= device_us else "device"
-        reason = (
-            f"a sample takes {self.device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; "
-            f"{self.workers} of them"
-        )
-        log.info("%s by the %s: %s", work, "workers" if backend == "cpu" else "device", reason)
-        return Placement(backend, reason, cpu_us, device_us)
-
-
 def choose_drawing(
-    dataset: PatchDataset, writer: DefectWriter, batch_size: int, places: Places
+    dataset: PatchDataset, writer: DefectWriter, loader: LoaderOptions, trainer: L.Trainer | None
 ) -> Placement:
-    """Choose who draws the defects of a dataset, which is not empty: measured on its first samples.
+    """Measure on the first samples of a dataset who draws their defects sooner, and log it.
 
     Args:
-        dataset: The samples.
+        dataset: The samples, at least one.
         writer: What a worker would use.
-        batch_size: Samples that are drawn together on the device, and by a worker.
-        places: Where.
+        loader: Batch size and workers.
+        trainer: Says device and ranks; without one it is the GPU, if there is any.
     """
-    count = min(batch_size, len(dataset))
+    ranks = 1 if trainer is None else trainer.world_size
+    device = _find_device(trainer)
+    has_gpu = device.type == "cuda"
+    if ranks > 1:
+        # Each rank could measure something else, and then their samples would differ.
+        reason = f"{ranks} ranks must agree, so nothing was measured"
+        return Placement("device" if has_gpu else "cpu", reason)
+    count = min(loader.count_batch(ranks), len(dataset))
     rows = read_rows(dataset, np.arange(count))
-    return places.choose(
-        "defects: drawn",
-        lambda: _draw_by_worker(writer, rows),
-        lambda: _draw_on_device(writer, rows, places.device),
-        count,
+    cpu_us = measure(partial(_draw_by_worker, writer, rows), device) / count
+    device_us = measure(partial(_draw_on_device, writer, rows, device), device) / count
+    workers = _count_workers(loader, ranks)
+    # A device draws between two steps, so all of its time counts. Workers draw beside a GPU that
+    # trains, and share the time; on the CPU they draw on the cores that train.
+    delay_us = cpu_us / max(1, workers) if has_gpu else cpu_us
+    is_by_workers = delay_us <= device_us
+    reason = (
+        f"a sample takes {device.type} {device_us:.3g} us, a worker {cpu_us:.3g} us; "
+        f"{workers} of them"
     )
+    log.info("defects: drawn by the %s: %s", "workers" if is_by_workers else "device", reason)
+    return Placement("cpu" if is_by_workers else "device", reason, cpu_us, device_us)
+
+
+def _find_device(trainer: L.Trainer | None) -> torch.device:
+    if trainer is not None:
+        return trainer.strategy.root_device
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _count_workers(loader: LoaderOptions, ranks: int) -> int:
+    """Return the number of workers of a rank; 0 is the main thread."""
+    if loader.worker_kind == "inline":
+        return 0
+    return count_cores(ranks) if loader.num_workers == "auto" else loader.num_workers
 
 
 def _draw_by_worker(writer: DefectWriter, rows: dict[str, Array]) -> None:
@@ -199,8 +159,8 @@ def _draw_on_device(writer: DefectWriter, rows: dict[str, Array], device: torch.
 
 
 def measure(draw: Callable[[], object], device: torch.device) -> float:
-    """The shortest of a few times, after one that warms up: microseconds."""
-    draw()
+    """Return the shortest of a few times, in microseconds."""
+    draw()  # the first time takes longer
     times_s = []
     for _ in range(_REPEATS):
         began_s = read_clock(device)

@@ -68,7 +68,7 @@ class FileOptions:
         plain = {}
         for name, value in options.items():
             if value is None and name in has_object:
-                continue
+                continue  # null in YAML stands for the default
             if isinstance(value, list | range):
                 value = tuple(value)
             elif isinstance(value, os.PathLike):
@@ -230,6 +230,7 @@ class Source(FileOptions, ABC):
     @property
     def store_folder(self) -> Path:
         """Folder of the stores: one for each root and way of finding its files."""
+        # Paths may hold bytes that are no UTF-8.
         digest = hashlib.sha256(
             (self._identity + self._exclusion).encode("utf-8", "surrogateescape")
         ).hexdigest()[:12]
@@ -238,6 +239,7 @@ class Source(FileOptions, ABC):
     def name(self, path: str | Path) -> str:
         """Return a path relative to the root, with forward slashes."""
         name = name_below(self.folder, path)
+        # Masks and listed files may lie beside the root.
         is_plain = name is not None and ".." not in name
         return name if is_plain else Path(os.path.relpath(path, self.folder)).as_posix()  # type: ignore[return-value]
 
@@ -255,7 +257,7 @@ class Source(FileOptions, ABC):
         if self.draw is None:
             raise ConfigError("there is no drawn set for this kind of data: set data.root")
         draw = partial(self.draw, self._cache / "samples")
-        check_types(draw, self.samples, "samples")
+        check_types(draw, self.samples, "samples")  # they come from a configuration
         return draw(**self.samples)
 
     @property

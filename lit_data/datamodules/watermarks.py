@@ -14,7 +14,6 @@ from lit_data.datamodules.image import Augment, ImageDataModule, Ints
 from lit_data.datamodules.image_files import MaskedImageFolder, MaskedKeywords
 from lit_data.datamodules.image_transform import (
     ImageTransform,
-    SynthesisVisuals,
     to_batch,
     to_unit,
 )
@@ -107,12 +106,14 @@ class WatermarkTransform(ImageTransform):
         if self.spec is None or "cover" not in batch:
             return None
         index, epoch = batch["index"].numpy(), int(batch["epoch"][0])
+        # The same numbers as those the workers drew the cover by.
         plan = sample_watermarks(self.spec, self.seed, epoch, index, size_px)
         return keep_visible(plan, batch["under"].numpy())
 
     @override
     def draw(self, batch: PlannedBatch) -> Batch:
         marks: WatermarkBatch = batch[MARKS_KEY]
+        # Rows are as large as the largest size of all epochs; a sample fills their corner.
         corner, look = corner_of(marks.size_px), marks.look
         images = batch["image"][corner]
         if look is None:
@@ -139,7 +140,7 @@ class WatermarkTransform(ImageTransform):
     def _to_mask(self, cover: Tensor, look: Look) -> Tensor:
         """[B, 1, h, w] float32 from the cover, [B, 1, h, w] uint8."""
         assert self.spec is not None
-        if self.spec.mask == "binary":
+        if self.spec.mask == "binary":  # else the mask is the opacity of each pixel
             return (cover >= max(1.0, self.spec.mask_threshold * 255)).to(torch.float32)
         return cover * (look.opacity / 255)[:, None, None, None]
 
@@ -218,6 +219,7 @@ class WatermarkDataModule(ImageDataModule):
     """
 
     batch_keys: ClassVar[Sequence[str]] = (*ImageDataModule.batch_keys, "clean")
+    source_type = WatermarkFiles
     reads_margins = False
     synthesis: WatermarkSpec | None
     marks: GlyphBank | None
@@ -240,7 +242,7 @@ class WatermarkDataModule(ImageDataModule):
         **options: Unpack[MaskedKeywords],
     ) -> None:
         super().__init__(
-            WatermarkFiles.of(root=root, **options),
+            root,
             patch_px=patch_px,
             stride_px=stride_px,
             mask_splits=mask_splits,
@@ -248,6 +250,7 @@ class WatermarkDataModule(ImageDataModule):
             augment=augment,
             loader=loader,
             batch_format=batch_format,
+            **options,
         )
         if progressive is not None and not isinstance(progressive, ProgressiveSize):
             progressive = ProgressiveSize(tuple(progressive))
@@ -258,7 +261,7 @@ class WatermarkDataModule(ImageDataModule):
 
     @override
     def choose_patches(self, images: Ints, stage: Stage) -> PatchSource:
-        if stage != "train":
+        if stage != "train":  # the same patches in every epoch, so that scores can be compared
             return super().choose_patches(images, stage)
         size_px = self.progressive or self.patch_px
         return RandomPatches(self.bank, images, self.samples_per_image, size_px, self.loader.seed)
@@ -268,13 +271,8 @@ class WatermarkDataModule(ImageDataModule):
         return None if self.marks is None else WatermarkWriter(self.marks, self.loader.seed)
 
     @override
-    def inspect(self, stage: Stage) -> SynthesisVisuals:
-        return SynthesisVisuals(
-            self.dataset(stage), self.transformation, self._device_patches, stage
-        )
-
-    @override
     def check_sources(self) -> dict[str, int]:
+        # Patches of the files as they are now, whatever a store holds.
         fresh = self.renew(self.source.unstored())
         samples = {f"{split}_samples": len(fresh.dataset(split)) for split in SPLITS}
         return self.source.check() | samples
@@ -289,9 +287,10 @@ class WatermarkDataModule(ImageDataModule):
 
     @override
     def open_source(self) -> None:
+        # Fonts are read before images: a font that is missing ends the run at once.
         self.marks = GlyphBank(self.synthesis) if self.synthesis else None
         super().open_source()
-        check_colours(self.bank)
+        check_colours(self.bank)  # before a worker blends into them
 
     @override
     def make_transformation(self) -> WatermarkTransform:
@@ -321,6 +320,7 @@ class WatermarkDataModule(ImageDataModule):
                 f"mask_splits={list(self.mask_splits)} names no split: choose from "
                 f"{', '.join(SPLITS)}"
             )
+        # A crop would bring samples of all epochs to one size.
         if self.progressive and "train" in self.augment and self.augment["train"].crop_px:
             raise ConfigError(
                 "progressive sets the size of training patches: leave crop_px out of the "

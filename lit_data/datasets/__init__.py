@@ -3,7 +3,7 @@
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.ct.dataset import CTDataset
 from lit_data.datasets.detection.dataset import DetectionDataset
-from lit_data.datasets.gan.dataset import GANDataset
+from lit_data.datasets.gan import GANDataset
 from lit_data.datasets.patches import PatchDataset
 
 __all__ = [

@@ -71,6 +71,7 @@ class BankDataset(ABC):
     def _group_runs(self, epoch: int) -> SampleRuns:
         """Samples of an epoch by what they are read from: images, or the shards that hold them."""
         images = self.images_of(np.arange(len(self)), epoch)
+        # Samples are mixed within what is fetched as one: a shard, or an image.
         groups = self.bank.groups_of(images)
         order = np.argsort(groups, kind="stable")
         firsts = np.unique(groups[order], return_index=True)[1]
@@ -83,6 +84,7 @@ class BankDataset(ABC):
         nbytes = self.bank.count_bytes(images)
         if self.masks is None or self.bank.fetches:
             return nbytes
+        # A mask has one byte for each pixel.
         return nbytes + self.bank.heights_px[images] * self.bank.widths_px[images]
 
     @property
@@ -105,6 +107,7 @@ class BankDataset(ABC):
         if not self.fetches:
             return None
         samples = indices()
+        # In parts, as the places of an epoch may take more memory than its numbers.
         parts = [
             self.images_of(samples[at : at + _PLACED], epoch)
             for at in range(0, len(samples), _PLACED)

@@ -38,6 +38,7 @@ class ProgressiveSize:
         """Accept plain lists, as a configuration file gives them, and check them."""
         rows = [tuple(row) if isinstance(row, Sequence) else () for row in self.sizes]
         object.__setattr__(self, "sizes", tuple(rows))
+        # A bool is an int in Python, and no size.
         are_whole = all(
             len(row) == 2
             and all(isinstance(n, int) and not isinstance(n, bool) for n in row)
@@ -187,7 +188,9 @@ class RandomPatches(PatchSource):
     def locate(self, indices: Ints, epoch: int) -> Places:
         split_image = indices // self.per_image
         image = self.images[split_image]
+        # Numbered among the patches of all images: a split does not change what is drawn.
         index = image * self.per_image + indices % self.per_image
+        # Small images have no room to move in, and are reflect-padded at the end of each side.
         room_px = np.maximum(self._sizes_px[image] - self.size_at(epoch), 0)
         position = sample_crops(self.seed, epoch, index, room_px)
         return Places(split_image, image, index, position)
@@ -230,6 +233,7 @@ class GridPatches(PatchSource):
 
     @override
     def locate(self, indices: Ints, epoch: int) -> Places:
+        # The image of a patch is the first one that ends behind it.
         split_image = np.searchsorted(self._image_ends, indices, side="right")
         index = self._shifts[split_image] + indices
         image, y, x = self.grid.locate(index)
@@ -246,6 +250,7 @@ def make_padded_grid(
         patch_px: (height, width).
         stride_px: Distance between patches, one number or (vertical, horizontal).
     """
+    # The grid sees a small image as large as a patch; cutting reflects what is missing.
     heights_px, widths_px = np.maximum(_sizes_of(bank), patch_px).T
     return PatchGrid(heights_px, widths_px, patch_px, stride_px, name=bank.name)
 

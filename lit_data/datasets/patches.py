@@ -69,7 +69,7 @@ class PatchDataset(BankDataset):
     A sample is a dict:
 
     - ``image`` [C, h, w], dtype of the bank: the patch, channels as the bank holds them;
-    - ``mask`` [1, h, w] uint8: only with `masks`;
+    - ``mask`` [K, h, w] uint8, channels as `masks` have them: only with `masks`;
     - ``index`` int64: number of the patch among those of *all* images of the bank, whatever the
       split, so that a sample's random stream does not depend on the split;
     - ``image_index`` int64: number of the image in the bank;
@@ -82,7 +82,7 @@ class PatchDataset(BankDataset):
 
     Without `pixels` it has no ``image``, and instead of ``mask`` the number of its mask,
     ``mask_index`` int64: enough to cut the patch elsewhere, see
-    `lit_data.datasets.stripes.device_bank`. Where patches grow with the epochs, rows of a batch are
+    `lit_data.datasets.device_bank`. Where patches grow with the epochs, rows of a batch are
     as large as the largest of them, and samples are written into their upper left corner.
 
     A pickled copy shares the arrays of a large set with this one, see
@@ -91,7 +91,7 @@ class PatchDataset(BankDataset):
     Args:
         bank: Decoded images.
         patches: The patches of this split.
-        masks: Decoded masks of this split's images in the order of `patches.images`, [1, H, W]
+        masks: Decoded masks of this split's images in the order of `patches.images`, [K, H, W]
             uint8 each.
         pixels: False leaves pixels out, so that samples only say where they are.
         writer: Draws into the patches as they are written; for images without real masks.
@@ -148,11 +148,12 @@ class PatchDataset(BankDataset):
         if not self.pixels or self.paster is not None:
             return None
         ends, images = self.patches.image_ends, self.images
-        if ends is None:
+        if ends is None:  # patches of an image change with the epoch
             return self._group_runs
         # Images of a split lie in the order of their groups.
         last = np.flatnonzero(np.diff(self.bank.groups_of(images), append=-1))
         ends, images = ends[last], images[last]
+        # An image may have no patch, and a run must not be empty.
         has_samples = np.diff(ends, prepend=0) > 0
         nbytes = self._count_bytes(images)[has_samples]
         return SampleRuns(ends[has_samples], nbytes, most_bytes=self.bank.window_bytes)
@@ -167,6 +168,7 @@ class PatchDataset(BankDataset):
     @override
     def __getitems__(self, indices: Sequence[int]) -> "list[dict[str, torch.Tensor]]":
         samples = super().__getitems__(indices)
+        # One by one, samples are as large as those of their epoch; rows of a batch have room for all.
         size_px = self._add_margin(self.patches.size_at(self.epoch))
         if size_px == self.read_px:
             return samples
@@ -193,6 +195,7 @@ class PatchDataset(BankDataset):
             return
         written = self._cut_corner(rows, epoch)
         self._write_pixels(written, places, epoch)
+        # Last, since it covers what is written.
         if self.paster is not None:
             self.paster.paste_into(written, indices, epoch, self._cut_with_masks)
 
@@ -223,6 +226,7 @@ class PatchDataset(BankDataset):
         return share_state(self, _SHARED)
 
     def _write_pixels(self, rows: Mapping[str, Array], places: Places, epoch: int) -> None:
+        # A margin that leaves the image is reflected by `cut_patches`.
         y, x = (places.position - self.margin_px).T
         cut_patches(self.bank, places.image, y, x, rows["image"])
         if self.masks is not None:
@@ -241,7 +245,7 @@ class PatchDataset(BankDataset):
     def _cut_with_masks(self, places: Places) -> tuple[Array, Array]:
         assert self.masks is not None
         pixels = self.cut(places.image, places.position)
-        masks = np.empty((len(pixels), 1, *self.read_px), np.uint8)
+        masks = np.empty((len(pixels), self.masks.channels, *self.read_px), np.uint8)
         y, x = (places.position - self.margin_px).T
         cut_patches(self.masks, places.split_image, y, x, masks)
         return pixels, masks
@@ -255,7 +259,7 @@ class PatchDataset(BankDataset):
         if self.pixels:
             fields["image"] = FieldSpec((self.bank.channels, *size_px), str(self.bank.dtype))
             if self.masks is not None:
-                fields["mask"] = FieldSpec((1, *size_px), "uint8")
+                fields["mask"] = FieldSpec((self.masks.channels, *size_px), "uint8")
             elif self.writer is not None:
                 fields |= self.writer.describe(size_px)
         elif self.masks is not None:
@@ -294,6 +298,7 @@ def _check_masks(masks: ImageBank, bank: ImageBank, images: Ints) -> None:
 def _compare_sizes(masks: ImageBank, number: int, bank: ImageBank, image: int) -> str:
     mask_px = int(masks.heights_px[number]), int(masks.widths_px[number])
     image_px = int(bank.heights_px[image]), int(bank.widths_px[image])
+    # Editors turn photographs as their EXIF tag says, and masks have no such tag.
     turned = " (turned by 90 degrees?)" if mask_px == image_px[::-1] else ""
     name = show_path(bank.name(image))
     return f"{mask_px[0]} x {mask_px[1]}, {name}: {image_px[0]} x {image_px[1]}{turned}"

@@ -96,6 +96,7 @@ def _split_by_share(
     # The largest takes what rounding leaves over.
     largest = max(sizes, key=sizes.__getitem__)
     sizes[largest] += count - sum(sizes.values())
+    # Sorted by a number of their own, images keep their order when the fractions change.
     draws = uniform(seed, Stream.SPLIT, np.arange(count), 0, 1)[:, 0]
     order = np.argsort(draws, kind="stable")
     ends = np.cumsum(list(sizes.values()))
@@ -107,6 +108,7 @@ def _split_by_list(
     names: Sequence[str], lists: Mapping[str, Sequence[str]]
 ) -> dict[str, NDArray[np.int64]]:
     number_of = {name: number for number, name in enumerate(names)}
+    # All faults are listed, not the first alone.
     counts = Counter(name for split in SPLITS for name in lists[split])
     missing = sorted(set(counts) - set(number_of))
     if missing:

@@ -42,7 +42,7 @@ class DefectWriter:
         """Draw into ``image`` and ``mask`` of samples, by the numbers of their random streams."""
         images, masks = rows["image"], rows["mask"]
         plan = sample_plan(self.spec, self.seed, epoch, index, images.shape[1:])
-        masks[...] = 0
+        masks[...] = 0  # rows are used again from batch to batch
         if self.spec.has_plain_spots_only:
             draw_spots(images, masks, plan, self.values)
         else:
@@ -80,6 +80,7 @@ class WatermarkWriter:
         size_px = (height_px, width_px)
         plan = sample_watermarks(self.marks.spec, self.seed, epoch, index, size_px)
         draw_cover(cover, plan, self.marks)
+        # The host chooses colours that can be seen there before the batch is moved.
         rows["under"][:] = probe_under(rows["image"], cover)
 
 

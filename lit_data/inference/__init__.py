@@ -1,6 +1,5 @@
 """From a net to values of every pixel of whole images, and the defects in them."""
 
-from lit_data.inference.batches import Progress
 from lit_data.inference.defects import Defect, find_defects
 from lit_data.inference.export.onnx_file import OnnxFile, export_onnx
 from lit_data.inference.export.quantise import quantise
@@ -10,7 +9,6 @@ from lit_data.inference.tiling import measure_reach_px
 __all__ = [
     "Defect",
     "OnnxFile",
-    "Progress",
     "TiledPredictor",
     "export_onnx",
     "find_defects",

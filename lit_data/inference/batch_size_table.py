@@ -4,7 +4,8 @@ import gc
 import itertools
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -14,10 +15,12 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_data.errors import BatchMemoryError, ConfigError
+from lit_data.errors import BatchMemoryError
 from lit_data.inference.batches import Kind
 from lit_data.inference.forward import Forward
+from lit_data.inference.tiling import measure_reach_px
 from lit_data.out_of_memory import is_out_of_memory
+from lit_data.size_search import SizeSearch
 
 
 def measure_peak_bytes(call: Callable[[], object]) -> int:
@@ -27,7 +30,7 @@ def measure_peak_bytes(call: Callable[[], object]) -> int:
     within an operation (cuDNN's workspaces) is not in it, and torch's counters, which others may be
     reading, are left alone.
     """
-    counter = _Counter()
+    counter = PeakCounter()
     with counter:
         call()
     return counter.peak_bytes
@@ -39,8 +42,14 @@ def count_weight_bytes(model: nn.Module) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts the bytes of new storages, and of those that are freed."""
+class PeakCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the bytes of new storages, and of those that are freed.
+
+    Attributes:
+        peak_bytes: The most that lived at one time.
+    """
+
+    peak_bytes: int
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -102,6 +111,20 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
     raise BatchMemoryError(f"{needs} does not fit into memory ({failure}): {ADVICE}")
 
 
+def find_reach_px(
+    forward: Forward, channels: int, tile_px: tuple[int, int], *, multiple_px: int
+) -> int | None:
+    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile.
+
+    Raises:
+        BatchMemoryError: A single tile does not fit into memory.
+    """
+    call = forward.call_plain
+    measure = partial(measure_reach_px, call, channels, tile_px, multiple_px=multiple_px)
+    tile = f"a single tile of {channels}x{tile_px[0]}x{tile_px[1]}"
+    return try_twice(measure, tile, forward.device)
+
+
 def release_memory(device: torch.device) -> None:
     """Give back memory that nobody refers to."""
     gc.collect()
@@ -113,87 +136,31 @@ GROW_AFTER: Final = 8
 """Full batches that must go well before a larger one is tried."""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchRange:
-    """Limits of the batch size.
-
-    Args:
-        start: Tiles of the first batch.
-        smallest: If so many tiles do not fit, prediction ends.
-        largest: After batches that went well the size grows up to this; None stays at `start`.
-
-    Raises:
-        ConfigError: They are not in order.
-    """
-
-    start: int
-    smallest: int = 1
-    largest: int | None = None
-
-    def __post_init__(self) -> None:
-        """Check the order."""
-        if not 1 <= self.smallest <= self.start <= self.top:
-            raise ConfigError(
-                f"min_batch_size={self.smallest}, batch_size={self.start}, "
-                f"max_batch_size={self.largest}: need 1 <= min <= batch <= max"
-            )
-
-    @property
-    def top(self) -> int:
-        """Largest size."""
-        return self.start if self.largest is None else self.largest
-
-
-class BatchSize:
+@dataclass
+class BatchSize(SizeSearch):
     """The size for tiles of one kind.
 
-    After a failure it is halved, or goes back to a size that fitted before; it grows half way
-    towards the size that failed and never reaches it.
-
-    Args:
-        limits: Limits of the size.
-        most: Tiles that memory is known to hold; None if that is not known.
-        alone: See below.
-
     Attributes:
-        size: Tiles of the next batch.
-        fails: Smallest size that failed, if one did.
         alone: Memory holds a batch only if nothing else is under way.
     """
 
-    def __init__(self, limits: BatchRange, most: int | None = None, *, alone: bool = False) -> None:
-        self._smallest = limits.smallest
-        self._top = limits.top if most is None else min(limits.top, most)
-        self.size = min(limits.start, self._top)
-        self.fails: int | None = None
-        self.alone = alone
-        self._largest_fitting = 0
-        self._full_batches = 0  # since the size moved
+    alone: bool = False
 
-    def succeed(self, tiles: int) -> None:
+    def count_batch(self, tiles: int) -> None:
         """Count a batch of so many tiles that went well."""
-        self._largest_fitting = max(self._largest_fitting, tiles)
-        self._full_batches += tiles >= self.size
-        top = self._top if self.fails is None else min(self._top, self.fails - 1)
-        if self._full_batches < GROW_AFTER or top <= self.size:
-            return
-        # fast while nothing has failed, then half way
-        self.size = min(2 * self.size, top) if self.fails is None else (self.size + top + 1) // 2
-        self._full_batches = 0
+        self.succeed(tiles, tiles)
+        if self.clean >= GROW_AFTER:
+            self.grow()
 
-    def fail(self, tiles: int) -> bool:
+    def shrink(self, tiles: int) -> bool:
         """Count a batch of so many tiles that did not fit.
 
         Returns:
             True if there is a smaller size to try.
         """
-        if tiles <= self._smallest:
+        if tiles <= self.min_size:
             return False  # not remembered: a single tile may fail as others hold the memory
-        self.fails = tiles if self.fails is None else min(self.fails, tiles)
-        if self._largest_fitting >= tiles:  # somebody else took memory since then
-            self._largest_fitting = 0
-        self.size = max(self._largest_fitting or tiles // 2, self._smallest)
-        self._full_batches = 0
+        self.fail(tiles, 0)
         return True
 
 
@@ -206,17 +173,17 @@ class BatchSizes:
 
     Args:
         forward: The net.
-        limits: Limits of the sizes.
+        start: Size of the first batch of each kind, and its limits.
         memory_limit_bytes: Memory for weights and the batches under way; None leaves it to the
             device.
         threads: Batches that are computed at one time.
     """
 
     def __init__(
-        self, forward: Forward, limits: BatchRange, memory_limit_bytes: int | None, threads: int = 1
+        self, forward: Forward, start: BatchSize, memory_limit_bytes: int | None, threads: int = 1
     ) -> None:
         self._forward = forward
-        self._limits = limits
+        self._start = start
         self._threads = threads
         self._memory_limit_bytes = memory_limit_bytes
         self._sizes: dict[Kind, BatchSize] = {}
@@ -232,41 +199,41 @@ class BatchSizes:
             BatchMemoryError: The memory limit does not hold the smallest batch.
         """
         if kind not in self._sizes:
-            limit = self._memory_limit_bytes
-            self._sizes[kind] = BatchSize(self._limits) if limit is None else self._fit(kind, limit)
+            size = replace(self._start)
+            if self._memory_limit_bytes is not None:
+                self._fit(size, kind, self._memory_limit_bytes)
+            self._sizes[kind] = size
         return self._sizes[kind]
 
-    def _fit(self, kind: Kind, limit_bytes: int) -> BatchSize:
-        """Return a size with which the batches of all threads stay below a limit."""
+    def _fit(self, size: BatchSize, kind: Kind, limit_bytes: int) -> None:
+        """Limit a size so that the batches of all threads stay below `limit_bytes`."""
         tile_bytes, values_bytes = self._measure_tile(kind)
         weight_bytes = count_weight_bytes(self._forward.model)
         left_bytes = limit_bytes - weight_bytes
         most = left_bytes // tile_bytes
-        if most < self._limits.smallest:
+        if most < size.min_size:
             raise BatchMemoryError(
                 f"memory_limit_bytes={limit_bytes} ({decimal(limit_bytes)}) does not hold "
-                f"{self._limits.smallest} tiles of {kind}: "
+                f"{size.min_size} tiles of {kind}: "
                 f"the model takes {decimal(weight_bytes)}, each tile {decimal(tile_bytes)}; "
                 f"{ADVICE}"
             )
-        if self._threads == 1:
-            return BatchSize(self._limits, most)
-        # beside the batch that a thread computes lie the values of those ahead
-        thread_tile_bytes = tile_bytes + (AHEAD - 1) * values_bytes
-        most_per_thread = left_bytes // (self._threads * thread_tile_bytes)
-        if most_per_thread < self._limits.smallest:
-            return BatchSize(self._limits, most, alone=True)
-        return BatchSize(self._limits, most_per_thread)
+        if self._threads > 1:
+            # Beside the batch that a thread computes lie the values of those ahead.
+            thread_tile_bytes = tile_bytes + (AHEAD - 1) * values_bytes
+            most_per_thread = left_bytes // (self._threads * thread_tile_bytes)
+            size.alone = most_per_thread < size.min_size
+            most = most if size.alone else most_per_thread
+        size.limit(min(most, size.max_size or most))
 
     def _measure_tile(self, kind: Kind) -> tuple[int, int]:
         """Return the bytes that a tile takes at most, and those of its values."""
         tile = torch.from_numpy(np.zeros((1, *kind.shape), kind.dtype))
 
         def measure() -> tuple[int, int]:
-            values_bytes: list[int] = []
-            peak = measure_peak_bytes(
-                lambda: values_bytes.append(self._forward.call_plain(tile).nbytes)
-            )
-            return max(1, peak), values_bytes[0]
+            counter = PeakCounter()
+            with counter:
+                values = self._forward.call_plain(tile)
+            return max(1, counter.peak_bytes), values.nbytes
 
         return try_twice(measure, f"a single tile of {kind}", self._forward.device)

@@ -1,14 +1,15 @@
-"""One call of the net: from pixels as stored to values of every pixel."""
+"""Calls of the net, from pixels as stored to values of every pixel, and the threads that make them."""
 
 import functools
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import Final, Literal, get_args
+from typing import Final, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -242,3 +243,66 @@ class _Evaluation:
                     for part in self._training:
                         part.training = True
                     self._training = []
+
+
+T = TypeVar("T")
+
+_MOST_THREADS: Final = 4  # by default: each more has tensors of its own
+
+
+class InferenceThreads:
+    """Threads that compute side by side.
+
+    A single one is the caller's own thread, and a call then ends at once. The cores that torch uses
+    for one operation are divided among several: they do more with few cores each than one thread
+    with all of them, as the operations of a small image are too short to be divided, and some are
+    not at all.
+
+    Args:
+        count: Number of threads.
+
+    Attributes:
+        count: Number of threads.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._pool = None if count == 1 else _start(count)
+
+    def submit(self, call: Callable[[], T]) -> "Future[T]":
+        """Have a call made by the next thread that is free."""
+        if self._pool is not None:
+            return self._pool.submit(call)
+        done: Future[T] = Future()
+        done.set_result(call())
+        return done
+
+    def close(self) -> None:
+        """End the threads after the calls that they make; those that wait are dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
+def choose_threads(device: torch.device) -> int:
+    """Return one for each core that torch uses, at most 4; on an accelerator one."""
+    return min(_MOST_THREADS, torch.get_num_threads()) if device.type == "cpu" else 1
+
+
+def _start(count: int) -> ThreadPoolExecutor:
+    """Start all threads at once, each with its part of the cores."""
+    all_cores = torch.get_num_threads()
+    cores = max(1, all_cores // count)
+    has_started = threading.Barrier(count)  # so that no thread takes two of the calls
+    pool = ThreadPoolExecutor(count, thread_name_prefix="lit_data_inference")
+    starts = [pool.submit(_take_cores, cores, has_started) for _ in range(count)]
+    for start in starts:
+        start.result()
+    torch.set_num_threads(all_cores)  # of this thread as before, and of threads to come
+    return pool
+
+
+def _take_cores(cores: int, has_started: threading.Barrier) -> None:
+    # It holds for the thread that sets it, and for others that have not asked yet: this one asks.
+    torch.set_num_threads(cores)
+    torch.get_num_threads()
+    has_started.wait()

@@ -8,7 +8,6 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -22,13 +21,26 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError, DataError, StoreSpaceError, show_path
 from lit_data.files import replacing
 from lit_data.grid import pair_px
-from lit_data.inference.batch_size_table import BatchRange, BatchSizes, try_twice
-from lit_data.inference.batches import ImageJob, MemoryTarget, Meter, OnProgress
-from lit_data.inference.cpu_parallel import InferenceThreads, check_threads
-from lit_data.inference.forward import Activation, Augment, Forward, ForwardOptions, Precision
+from lit_data.inference.batch_size_table import BatchSize, BatchSizes, find_reach_px
+from lit_data.inference.batches import (
+    Image,
+    ImageJob,
+    Images,
+    MemoryTarget,
+    OpenedImage,
+    open_source,
+    open_sources,
+)
+from lit_data.inference.forward import (
+    Activation,
+    Augment,
+    Forward,
+    ForwardOptions,
+    InferenceThreads,
+    Precision,
+)
 from lit_data.inference.runner import Runner, TileStream
-from lit_data.inference.sources import Image, Images, OpenedImage, open_source, open_sources
-from lit_data.inference.tiling import Blend, Size, Tiling, measure_reach_px
+from lit_data.inference.tiling import Blend, Size, Tiling
 from lit_data.io.store.files import reserve, write_all
 
 FileDtype = Literal["float32", "float16", "uint8", "uint16"]
@@ -77,9 +89,6 @@ class NpyTarget:
                 offset = self._offset + row * encoded[0].nbytes
                 _write_at(self._fd, encoded.data.cast("B"), offset)
 
-    def close(self) -> None:
-        """Do nothing: the opener of the file closes it."""
-
 
 @contextmanager
 def replacing_file(path: Path) -> Iterator[int]:
@@ -116,7 +125,8 @@ def encode(values: Tensor, dtype: np.dtype[Any]) -> NDArray[Any]:
 def _write_at(fd: int, data: memoryview, offset: int) -> None:
     while data:  # a call may write a part only
         count = os.pwrite(fd, data, offset)
-        data, offset = data[count:], offset + count
+        data = data[count:]
+        offset = offset + count
 
 
 class TiledPredictor:
@@ -196,7 +206,14 @@ class TiledPredictor:
         if readers < 1:
             raise ConfigError(f"readers={readers} must be at least 1")
         net_device = torch.device(device) if device else _find_device(model)
-        _check_threads(threads, net_device, is_compiled=compile)
+        if threads < 1:
+            raise ConfigError(f"threads={threads} must be at least 1")
+        if threads > 1 and (compile or net_device.type != "cpu"):
+            target = "what is compiled" if compile else str(net_device)
+            raise ConfigError(
+                f"threads={threads} is not for {target}, which uses all cores by itself: leave it "
+                "out"
+            )
         self._readers = readers
         self._threads = threads
         sides = pair_px("tile_px", tile_px)
@@ -204,19 +221,25 @@ class TiledPredictor:
             round_px = max(sides)
         self._tiling = Tiling(sides, overlap_px, margin_px, blend, multiple_px, round_px)
         self._knows_margin = blend == "constant" or margin_px is not None
-        limits = BatchRange(batch_size, min_batch_size, max_batch_size)
+        largest = batch_size if max_batch_size is None else max_batch_size
+        if not 1 <= min_batch_size <= batch_size <= largest:
+            raise ConfigError(
+                f"min_batch_size={min_batch_size}, batch_size={batch_size}, "
+                f"max_batch_size={max_batch_size}: need 1 <= min <= batch <= max"
+            )
+        start = BatchSize(batch_size, min_batch_size, largest)
         options = ForwardOptions(
             precision, channels_last, compile, augment, activation, value_range
         )
         self._forward = Forward(model, net_device, options)
-        self._sizes = BatchSizes(self._forward, limits, memory_limit_bytes, threads)
+        self._sizes = BatchSizes(self._forward, start, memory_limit_bytes, threads)
 
     def predict(
         self,
         images: Images,
         *,
         on_bad: Callable[[int, DataError], None] | None = None,
-        on_progress: OnProgress | None = None,
+        on_tiles: Callable[[int], None] | None = None,
     ) -> Iterator[tuple[int, Tensor]]:
         """Predict images of any sizes.
 
@@ -227,7 +250,7 @@ class TiledPredictor:
                 a bank.
             on_bad: Called with the number of an image that is bad, which is then left out; None
                 raises.
-            on_progress: Called after each batch and each image.
+            on_tiles: Called after each batch with its number of tiles.
 
         Yields:
             (number in the input, [K, H, W] float32 on the CPU), in the order of the input, as soon
@@ -238,11 +261,9 @@ class TiledPredictor:
             BatchMemoryError: The smallest batch does not fit.
             ConfigError: The net does not give a value for every pixel.
         """
-        meter = Meter(on_progress)
         sources = open_sources(images, readers=self._readers, on_bad=on_bad)
         jobs = (ImageJob(source, self._tiling_of(source), MemoryTarget) for source in sources)
-        for job in self._stream(jobs, meter):
-            meter.add_image()
+        for job in self._stream(jobs, on_tiles):
             yield job.number, cast(MemoryTarget, job.stitcher.target).values
 
     def predict_to_file(
@@ -251,7 +272,7 @@ class TiledPredictor:
         path: str | os.PathLike[str],
         *,
         dtype: FileDtype = "float32",
-        on_progress: OnProgress | None = None,
+        on_tiles: Callable[[int], None] | None = None,
     ) -> NDArray[Any]:
         """Predict an image that is larger than memory.
 
@@ -262,7 +283,7 @@ class TiledPredictor:
             image: [C, H, W]; only slices of it are read, so it may be a memory map.
             path: A ``.npy`` file, which is replaced if it exists.
             dtype: Of the file; whole numbers hold values 0..1 as 0..255 or 0..65535.
-            on_progress: Called after each batch.
+            on_tiles: Called after each batch with its number of tiles.
 
         Returns:
             [K, H, W], a read-only memory map of the file.
@@ -276,15 +297,13 @@ class TiledPredictor:
         if path.suffix != ".npy":
             raise ConfigError(f"{path.name}: a prediction is written as a .npy file")
         source = open_source(0, image)
-        meter = Meter(on_progress)
         with replacing_file(path) as fd:
 
             def open_target(shape: tuple[int, int, int]) -> NpyTarget:
                 return NpyTarget(fd, shape, dtype)
 
             job = ImageJob(source, self._tiling_of(source), open_target)
-            for _ in self._stream([job], meter):
-                meter.add_image()
+            list(self._stream([job], on_tiles))
         values: NDArray[Any] = np.load(path, mmap_mode="r", allow_pickle=False)
         return values
 
@@ -296,36 +315,20 @@ class TiledPredictor:
         if self._knows_margin or not has_seams:
             return self._tiling
         channels = source.pixels.shape[0]
-        reach = try_twice(
-            partial(
-                measure_reach_px,
-                self._forward.call_plain,
-                channels,
-                sides,
-                multiple_px=self._tiling.multiple_px,
-            ),
-            f"a single tile of {channels}x{sides[0]}x{sides[1]}",
-            self._forward.device,
-        )
+        multiple_px = self._tiling.multiple_px
+        reach = find_reach_px(self._forward, channels, sides, multiple_px=multiple_px)
         self._knows_margin = True
         # a wider reach has no room in the overlap: the default margin stays
         if reach is not None and reach <= self._tiling.overlap_px // 2:
             self._tiling = dataclasses.replace(self._tiling, margin_px=reach)
         return self._tiling
 
-    def _stream(self, jobs: Iterable[ImageJob], meter: Meter) -> Iterator[ImageJob]:
+    def _stream(
+        self, jobs: Iterable[ImageJob], on_tiles: Callable[[int], None] | None
+    ) -> Iterator[ImageJob]:
         with closing(InferenceThreads(self._threads)) as threads:
-            runner = Runner(self._forward, self._sizes, threads, meter.add_tiles)
+            runner = Runner(self._forward, self._sizes, threads, on_tiles)
             yield from TileStream(runner, threads.count).run(jobs)
-
-
-def _check_threads(threads: int, device: torch.device, *, is_compiled: bool) -> None:
-    check_threads(threads)
-    if threads > 1 and (is_compiled or device.type != "cpu"):
-        target = "what is compiled" if is_compiled else str(device)
-        raise ConfigError(
-            f"threads={threads} is not for {target}, which uses all cores by itself: leave it out"
-        )
 
 
 def _find_device(model: nn.Module) -> torch.device:

@@ -15,8 +15,7 @@ from torch import Tensor
 from lit_data.errors import BatchMemoryError
 from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
-from lit_data.inference.cpu_parallel import InferenceThreads
-from lit_data.inference.forward import Forward
+from lit_data.inference.forward import Forward, InferenceThreads
 from lit_data.out_of_memory import is_out_of_memory
 
 
@@ -82,7 +81,7 @@ class Runner:
         forward: The net.
         sizes: Tiles at once, for each kind of tile.
         threads: Threads that call the net.
-        on_tiles: Called with the number of tiles that came back.
+        on_tiles: Called with the number of tiles that came back; None: nobody is.
     """
 
     def __init__(
@@ -90,7 +89,7 @@ class Runner:
         forward: Forward,
         sizes: BatchSizes,
         threads: InferenceThreads,
-        on_tiles: Callable[[int], None],
+        on_tiles: Callable[[int], None] | None,
     ) -> None:
         self._forward = forward
         self._sizes = sizes
@@ -181,7 +180,7 @@ class Runner:
         is_second_attempt = False
         while True:
             release_memory(self._forward.device)
-            can_shrink = size.fail(len(failed))
+            can_shrink = size.shrink(len(failed))
             if not can_shrink and is_second_attempt:
                 raise BatchMemoryError(
                     f"a batch of {len(failed)} tiles of {failed.kind} does not fit into memory "
@@ -192,7 +191,8 @@ class Runner:
             answer = self._submit(micro_batch, size.size).result()
             if answer.values is not None:
                 break
-            failed, failure = micro_batch, answer.failure
+            failed = micro_batch
+            failure = answer.failure
         # It fitted only now that the other threads wait.
         size.alone = size.alone or (is_second_attempt and self._threads.count > 1)
         return micro_batch, answer
@@ -200,12 +200,13 @@ class Runner:
     def _take(self, micro_batch: MicroBatch, answer: Answer) -> None:
         """Put values into their images, once they have arrived."""
         assert answer.values is not None
-        self._sizes.of(micro_batch.kind).succeed(len(micro_batch))
+        self._sizes.of(micro_batch.kind).count_batch(len(micro_batch))
         if answer.arrived is not None:
             answer.arrived.synchronize()
         for job, tile in zip(micro_batch.jobs, answer.values, strict=True):
             job.stitcher.add(tile)
-        self._on_tiles(len(micro_batch))
+        if self._on_tiles is not None:
+            self._on_tiles(len(micro_batch))
 
     def _submit(self, micro_batch: MicroBatch, size: int) -> "Future[Answer]":
         return self._threads.submit(partial(_predict, self._forward, micro_batch, size))

@@ -1,13 +1,13 @@
 """`ClassificationModule`: learn which class a whole image shows."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
@@ -15,7 +15,7 @@ from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import Confusion, ScoredModule
+from lit_data.modules.scored import Confusion, ScoredModule, balance_classes
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
 
@@ -51,9 +51,10 @@ class ConvClassifier(nn.Module):
                 "least 1 of each"
             )
         widths = [channels, *(width * 2**scale for scale in range(depth))]
-        self.layers = nn.Sequential(
-            *(layer for pair in pairwise(widths) for layer in _halve(*pair))
-        )
+        layers: list[nn.Module] = []
+        for fine, coarse in pairwise(widths):
+            layers += _halve(fine, coarse)
+        self.layers = nn.Sequential(*layers)
         self.head = nn.Linear(widths[-1], count)
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         load_weights_file(self, weights)
@@ -67,13 +68,11 @@ class ConvClassifier(nn.Module):
 
 
 def _halve(inputs: int, outputs: int) -> tuple[nn.Module, ...]:
-    first = nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False)
-    second = nn.Conv2d(outputs, outputs, 3, padding=1, bias=False)
     return (
-        first,
+        nn.Conv2d(inputs, outputs, 3, stride=2, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
-        second,
+        nn.Conv2d(outputs, outputs, 3, padding=1, bias=False),
         nn.BatchNorm2d(outputs),
         nn.ReLU(inplace=True),
     )
@@ -115,19 +114,19 @@ class ClassificationModule(ScoredModule):
         label_smoothing: float = 0.0,
         class_weights: Literal["balanced"] | Sequence[float] | None = None,
     ) -> None:
-        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
-        self.classes, self.label_smoothing = tuple(map(str, classes or ())), label_smoothing
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=3e-3, weight_decay=1e-2)
+        super().__init__(net, optimizer=optimizer, schedule=schedule)
+        self.classes = tuple(map(str, classes or ()))
+        self.label_smoothing = label_smoothing
         self.class_weights = class_weights
-        weights = (
-            [1.0] * len(self.classes)
-            if class_weights is None or class_weights == "balanced"
-            else class_weights
-        )
-        self.register_buffer("weights", torch.tensor(list(weights)), persistent=False)
-        scores: dict[str, Metric] = {
-            f"{stage}_labels": LabelScores(self.classes or ("",)) for stage in ("val", "test")
-        }
-        self.scores = nn.ModuleDict(scores)
+        if class_weights is None or class_weights == "balanced":
+            weights = torch.ones(len(self.classes))
+        else:
+            weights = torch.tensor(list(class_weights))
+        self.register_buffer("weights", weights, persistent=False)
+        self.scores = nn.ModuleDict()
+        for stage in ("val", "test"):
+            self.scores[f"{stage}_labels"] = LabelScores(self.classes or ("",))
         self.save_hyperparameters("classes", "schedule", "label_smoothing", "class_weights")
 
     @override
@@ -149,14 +148,7 @@ class ClassificationModule(ScoredModule):
     @override
     def on_fit_start(self) -> None:
         if self.class_weights == "balanced":
-            datamodule: Any = getattr(self.trainer, "datamodule", None)
-            if not hasattr(datamodule, "count_classes"):
-                raise ConfigError(
-                    "class_weights=balanced needs a datamodule that counts: give the weights as a "
-                    "list"
-                )
-            counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
-            self.weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
+            self.weights.copy_(balance_classes(self.trainer))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -222,16 +214,16 @@ class LabelScores(MulticlassConfusionMatrix):
         counts = super().compute()
         self.counts = counts.tolist()  # by true class and the class that the model says
         matrix = counts.to(widest_float(counts.device))
-        true_counts, hits = matrix.sum(1), matrix.diagonal()
+        true_counts = matrix.sum(1)
+        hits = matrix.diagonal()
         f1 = 2 * hits / (true_counts + matrix.sum(0)).clamp(min=1)
-        there = [number for number, count in enumerate(true_counts.tolist()) if count]
-        values = {"accuracy": hits.sum() / true_counts.sum().clamp(min=1), "f1": f1[there].mean()}
-        values["recall"] = (hits / true_counts.clamp(min=1))[there].mean()
-        return {
-            name: value.float()
-            for name, value in (values | {f"f1_{self.classes[n]}": f1[n] for n in there}).items()
+        recall = hits / true_counts.clamp(min=1)
+        present = torch.nonzero(true_counts).flatten().tolist()
+        accuracy = hits.sum() / true_counts.sum().clamp(min=1)
+        values = {
+            "accuracy": accuracy,
+            "f1": f1[present].mean(),
+            "recall": recall[present].mean(),
         }
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=3e-3, weight_decay=1e-2)
+        values |= {f"f1_{self.classes[number]}": f1[number] for number in present}
+        return {name: value.float() for name, value in values.items()}

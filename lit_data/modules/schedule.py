@@ -52,9 +52,8 @@ def schedule_optimizer(
     length, interval = _find_length(schedule, trainer, optimizers)
     progress = _RunProgress(trainer, length)
 
-    def factor_at(
-        count: int,
-    ) -> float:  # a plain function: LambdaLR would write an object into each checkpoint
+    # A plain function, as LambdaLR would write an object into each checkpoint.
+    def factor_at(count: int) -> float:
         return learning_rate_factor(schedule, progress.at(count))
 
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, factor_at)
@@ -70,9 +69,11 @@ class _RunProgress:
     """
 
     def __init__(self, trainer: L.Trainer, length: float) -> None:
-        self._trainer, self._length = trainer, length
+        self._trainer = trainer
+        self._length = length
         self._timer = _find_timer(trainer)
-        self._clock_count, self._clock_fraction = -1, 0.0
+        self._clock_count = -1  # steps or epochs when the clock was read
+        self._clock_fraction = 0.0
 
     def at(self, count: int) -> float:
         """Return the fraction after `count` steps or epochs, at the middle of the next one."""
@@ -80,11 +81,13 @@ class _RunProgress:
         if self._timer is None:
             return by_count
         if count != self._clock_count:  # once for all groups of parameters
-            self._clock_count, self._clock_fraction = count, self._read_clock(self._timer)
+            self._clock_count = count
+            self._clock_fraction = self._read_clock(self._timer)
         return max(by_count, self._clock_fraction)
 
     def _read_clock(self, timer: Timer) -> float:
-        elapsed_s, left_s = timer.time_elapsed(), timer.time_remaining()
+        elapsed_s = timer.time_elapsed()
+        left_s = timer.time_remaining()
         assert left_s is not None  # `_find_timer` takes timers with an end only
         fraction = 1.0 if left_s <= 0 else elapsed_s / (elapsed_s + left_s)
         if self._trainer.world_size > 1:  # each rank has a clock, but all need the same rate
@@ -101,7 +104,7 @@ def _find_timer(trainer: L.Trainer) -> Timer | None:
 
 
 def learning_rate_factor(schedule: Schedule, progress: float) -> float:
-    """Share of the highest learning rate at one point of the run.
+    """Return the fraction of the highest learning rate at one point of the run.
 
     `one_cycle` rises for the first 30 % of the run and falls for the rest, both as half a cosine
     (Smith and Topin, "Super-convergence", 2018); `cosine` falls all the way (Loshchilov and Hutter,
@@ -113,17 +116,20 @@ def learning_rate_factor(schedule: Schedule, progress: float) -> float:
 
     Args:
         schedule: Its name.
-        progress: Share of the run that is over.
+        progress: Fraction of the run that is over.
     """
     if schedule in ("none", "plateau"):
         return 1.0
     if schedule == "steps":
-        return 1.0 if progress < 0.5 else 0.1 if progress < 0.75 else 0.01
+        if progress < 0.5:
+            return 1.0
+        return 0.1 if progress < 0.75 else 0.01
     rise = _RISE.get(schedule, 0.0)
     if progress < rise:
-        share = progress / rise
-        return share if schedule == "warmup_cosine" else 0.5 - 0.5 * math.cos(math.pi * share)
-    return 0.5 + 0.5 * math.cos(math.pi * min(1.0, (progress - rise) / (1 - rise)))
+        risen = progress / rise
+        return risen if schedule == "warmup_cosine" else 0.5 - 0.5 * math.cos(math.pi * risen)
+    fallen = min(1.0, (progress - rise) / (1 - rise))
+    return 0.5 + 0.5 * math.cos(math.pi * fallen)
 
 
 def _follow_metric(optimizer: torch.optim.Optimizer, trainer: L.Trainer) -> dict[str, Any]:
@@ -146,7 +152,8 @@ def _find_length(schedule: Schedule, trainer: L.Trainer, optimizers: int) -> tup
 
     They are infinite where `max_time` alone ends the run.
     """
-    steps, epochs = trainer.estimated_stepping_batches, trainer.max_epochs
+    steps = trainer.estimated_stepping_batches
+    epochs = trainer.max_epochs
     if trainer.max_steps > 0:
         steps = min(steps, trainer.max_steps // optimizers)
     if 0 < steps < math.inf:

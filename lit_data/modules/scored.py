@@ -14,6 +14,7 @@ from typing_extensions import override
 
 from lit_data.batch_form import count_samples
 from lit_data.devices import widest_float
+from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import IGNORED, Batch
 
@@ -52,30 +53,33 @@ class PixelScores(Metric):
             masks: The same shape, in {0, 1}; 255 where pixels are ignored.
         """
         truth = masks.flatten()
+        # One histogram of both kinds of pixels behind each other; ignored ones fall into a last bin.
         bins = (find_bins(scores) + BINS * (truth > 0.5)).masked_fill(truth == IGNORED, 2 * BINS)
         self.histogram += torch.bincount(bins, minlength=2 * BINS + 1)[:-1].view(2, BINS)
 
     def compute(self) -> dict[str, Tensor]:
         """``average_precision`` and ``dice``; both 0 where there are no defect pixels."""
         false, true = self.count_above()
-        precision, recall = true / (true + false).clamp(min=1), true / true[-1].clamp(min=1)
+        precision = true / (true + false).clamp(min=1)
+        recall = true / true[-1].clamp(min=1)
         steps = torch.diff(recall, prepend=recall.new_zeros(1))
-        dice = self.dice_curve()
-        chosen = dice.max() if self.threshold is None else dice[BINS - 1 - self._threshold_bin()]
-        return {"average_precision": (steps * precision).sum().float(), "dice": chosen.float()}
+        curve = self.dice_curve()
+        if self.threshold is None:
+            dice = curve.max()
+        else:
+            # Thresholds fall, bins rise.
+            dice = curve[BINS - 1 - int(find_bins(torch.tensor([self.threshold])))]
+        return {"average_precision": (steps * precision).sum().float(), "dice": dice.float()}
 
     def count_above(self) -> Tensor:
-        """Pixels without and with a defect that reach each of the thresholds, which fall; [2, 8192]."""
+        """Count pixels without and with a defect above each of the thresholds, which fall; [2, 8192]."""
         return self.histogram.flip(1).cumsum(1).to(widest_float(self.histogram.device))
 
     def dice_curve(self) -> Tensor:
-        """Dice at each of the thresholds, which fall; [8192]."""
+        """Return Dice at each of the thresholds, which fall; [8192]."""
         false, true = self.count_above()
         dice: Tensor = 2 * true / (true + false + true[-1]).clamp(min=1)
         return dice
-
-    def _threshold_bin(self) -> int:
-        return int(find_bins(torch.tensor([self.threshold])))
 
 
 class DefectRecall(Metric):
@@ -113,6 +117,7 @@ class DefectRecall(Metric):
             scores: [B, 1, H, W] float.
             masks: [B, 1, H, W] in {0, 1}; 255 where pixels are ignored.
         """
+        # A local maximum is the place that wins its own window of 5 x 5 px.
         far = F.max_pool2d(masks.float(), 7, 1, 3) == 0
         _, highest = F.max_pool2d(scores, 5, 1, 2, return_indices=True)
         numbers = torch.arange(scores[0].numel(), device=scores.device).view(scores[0].shape)
@@ -122,8 +127,9 @@ class DefectRecall(Metric):
         self.patches += len(scores)
 
     def compute(self) -> Tensor:
-        """The recall, 0 to 1; 0 where there are no defects."""
-        defects, alarms = dim_zero_cat(self.defects), dim_zero_cat(self.alarms)
+        """Return the recall, 0 to 1; 0 where there are no defects."""
+        defects = dim_zero_cat(self.defects)
+        alarms = dim_zero_cat(self.alarms)
         if not len(defects):
             return torch.zeros((), device=self.device)
         allowed = int(self.false_alarms_per_patch * int(self.patches))
@@ -133,7 +139,7 @@ class DefectRecall(Metric):
 
 
 def find_bins(scores: Tensor) -> Tensor:
-    """Bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
+    """Return the bins of `PixelScores`, narrow near 0 and near 1, where the scores of rare defects lie.
 
     Args:
         scores: Any shape, in 0..1.
@@ -152,22 +158,24 @@ def is_marked(masks: Tensor) -> Tensor:
 
 
 def bin_edge(number: int) -> Tensor:
-    """The lowest score of a bin of `find_bins`, a scalar."""
+    """Return the lowest score of a bin of `find_bins`, a scalar."""
     return torch.tensor((number / BINS - 0.5) * 42).sigmoid()
 
 
 def _score_defects(scores: Tensor, masks: Tensor) -> Tensor:
+    """Return the highest score in each connected region of the masks, [defects]."""
     import cv2
     import numpy as np
 
     best_scores: list[float] = []
-    for row in torch.nonzero(is_marked(masks).flatten(1).any(1)).flatten().tolist():
-        count, labels = cv2.connectedComponents(
-            is_marked(masks[row, 0]).cpu().numpy().astype(np.uint8), connectivity=8
-        )
+    marked = is_marked(masks)
+    for row in torch.nonzero(marked.flatten(1).any(1)).flatten().tolist():
+        mask = marked[row, 0].cpu().numpy().astype(np.uint8)
+        count, labels = cv2.connectedComponents(mask, connectivity=8)
+        row_scores = scores[row, 0].detach().float().cpu().numpy()
         best = np.full(count, -np.inf, dtype=np.float32)
-        np.maximum.at(best, labels.ravel(), scores[row, 0].detach().float().cpu().numpy().ravel())
-        best_scores += best[1:].tolist()
+        np.maximum.at(best, labels.ravel(), row_scores.ravel())
+        best_scores += best[1:].tolist()  # 0 is the background
     return torch.tensor(best_scores, dtype=torch.float32, device=scores.device)
 
 
@@ -175,12 +183,24 @@ def _lay_state_like_weights(optimizer: torch.optim.Optimizer) -> None:
     """Give what was loaded the memory format of its weight: on the CPU a fused step takes both value by value."""
     for weight, state in optimizer.state.items():
         for name, value in state.items():
-            if (
-                isinstance(value, Tensor)
-                and value.shape == weight.shape
-                and value.stride() != weight.stride()
-            ):
+            is_like_weight = isinstance(value, Tensor) and value.shape == weight.shape
+            if is_like_weight and value.stride() != weight.stride():
                 state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
+def balance_classes(trainer: L.Trainer) -> Tensor:
+    """Return a weight for each class with which all weigh the same in the training split, [K].
+
+    Raises:
+        ConfigError: The datamodule does not count its classes.
+    """
+    datamodule: Any = getattr(trainer, "datamodule", None)
+    if not hasattr(datamodule, "count_classes"):
+        raise ConfigError(
+            "class_weights=balanced needs a datamodule that counts: give the weights as a list"
+        )
+    counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
+    return counts.sum() / (len(counts) * counts.clamp(min=1))
 
 
 class Confusion(NamedTuple):
@@ -221,11 +241,11 @@ class ScoredModule(L.LightningModule):
         super().__init__()
         check_schedule(schedule)
         self.net = net
-        self.optimizer_factory, self.schedule = optimizer, schedule
+        self.optimizer_factory = optimizer
+        self.schedule = schedule
         self.confusion: dict[str, Confusion] = {}
-        self.save_hyperparameters(
-            {"num_parameters": sum(weight.numel() for weight in net.parameters())}
-        )
+        parameter_count = sum(weight.numel() for weight in net.parameters())
+        self.save_hyperparameters({"num_parameters": parameter_count})
 
     @abstractmethod
     def find_loss(self, batch: Batch) -> Tensor:

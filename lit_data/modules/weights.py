@@ -78,13 +78,14 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     Raises:
         StoreError: It cannot be read, or holds no tensors.
     """
-    content = (
-        _read_safetensors(path)
-        if path.suffix == ".safetensors"
-        else read_checkpoint(path, mapped=True)
-    )
-    candidates = [content[name] for name in _STATES if isinstance(content.get(name), Mapping)]
-    for state in (*candidates, content):
+    if path.suffix == ".safetensors":
+        content = _read_safetensors(path)
+    else:
+        content = read_checkpoint(path, mapped=True)
+    # A checkpoint holds its state under a name, a plain file of weights is one.
+    for state in (*(content.get(name) for name in _STATES), content):
+        if not isinstance(state, Mapping):
+            continue
         tensors = {str(name): value for name, value in state.items() if isinstance(value, Tensor)}
         if tensors:
             return tensors
@@ -161,9 +162,9 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
     """
     expected = net.state_dict()
     learned = {name: tuple(weight.shape) for name, weight in net.named_parameters()}
-    strip, add = _find_prefixes(
-        {name: tuple(weight.shape) for name, weight in state.items()}, learned
-    )
+    shapes = {name: tuple(weight.shape) for name, weight in state.items()}
+    strip, add = _find_prefixes(shapes, learned)
+    # Names of the net that the file has, with the names that they have there.
     renamed = {add + name.removeprefix(strip): name for name in state if name.startswith(strip)}
     fitting: dict[str, Tensor] = {}
     other_shape = []
@@ -216,15 +217,13 @@ def _fit(weight: Tensor, expected: Tensor, *, is_first: bool) -> Tensor | None:
         return None
     if weight.shape == expected.shape:
         return weight
-    same_kernels = weight.ndim == expected.ndim == 4 and weight.shape[0] == expected.shape[0]
-    if (
-        is_first
-        and same_kernels
-        and weight.shape[2:] == expected.shape[2:]
-        and weight.shape[1] == _RGB
-    ):
-        return fit_channels(weight, expected.shape[1])
-    return None
+    # Kernels of RGB that differ in the number of channels alone; deeper ones mean other features.
+    if not is_first or weight.ndim != 4 or expected.ndim != 4 or weight.shape[1] != _RGB:
+        return None
+    outputs, _, *kernel_px = expected.shape
+    if weight.shape != (outputs, _RGB, *kernel_px):
+        return None
+    return fit_channels(weight, expected.shape[1])
 
 
 def _find_prefixes(
@@ -234,7 +233,8 @@ def _find_prefixes(
 
     Of equal ones the shortest.
     """
-    best, most = ("", ""), 0
+    best = ("", "")
+    most = 0
     for strip in _list_prefixes(state):
         names = [name for name in state if name.startswith(strip)]
         for add in _list_prefixes(expected):
@@ -243,7 +243,8 @@ def _find_prefixes(
                 if expected.get(add + name.removeprefix(strip)) == state[name]:
                     numbers += torch.Size(state[name]).numel()
             if numbers > most:
-                best, most = (strip, add), numbers
+                best = (strip, add)
+                most = numbers
     return best
 
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 
 CLASSES: Final = ("disc", "square", "triangle")
 
@@ -60,6 +60,7 @@ def render_scene(
         size_px: (height, width).
         empty: Draw no object, only rings, which are of no class.
     """
+    # Streams of their own: another number of objects leaves the ground as it is.
     ground, things = (
         np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
         for stream in range(2)
@@ -68,6 +69,7 @@ def render_scene(
     owner, masks = np.full(size_px, -1), dict[int, Mask]()
     drawn = _draw_things(things, size_px, empty=empty)
     for order, thing in enumerate(drawn):
+        # An object that would hide half of an earlier one, or lies outside, is not painted.
         mask = _find_inside(thing, size_px)
         covered = [other for other in np.unique(owner[mask]).tolist() if other >= 0]
         left = [(owner == other) & ~mask for other in covered]
@@ -79,6 +81,7 @@ def render_scene(
         owner[mask], masks[order] = order, mask
         paint(image, thing, mask, things)
     boxes = [(drawn[order].kind, *_find_extents(mask)) for order, mask in masks.items()]
+    # Last of all, so that objects have the noise of the ground.
     noise = ground.normal(0, 0.012, image.shape)
     return DetectionScene(
         np.rint((image + noise).clip(0, 1) * 255).astype(np.uint8),
@@ -112,6 +115,7 @@ def _draw_things(
     things = []
     for _ in range(count):
         kind = _DISTRACTOR if empty else int(rng.choice(_DISTRACTOR + 1, p=(0.3, 0.3, 0.3, 0.1)))
+        # Evenly on a logarithmic scale: small objects are as common as large ones.
         radius_px = float(np.exp(rng.uniform(np.log(_SMALLEST_PX), np.log(largest_px))))
         y, x = (float(rng.uniform(0.4 * radius_px, size - 0.4 * radius_px)) for size in size_px)
         things.append(
@@ -125,6 +129,7 @@ def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
     y = (np.arange(size_px[0]) + 0.5 - thing.y)[:, None] / thing.radius_px
     x = (np.arange(size_px[1]) + 0.5 - thing.x)[None] / thing.radius_px
     sine, cosine = np.sin(thing.angle_rad), np.cos(thing.angle_rad)
+    # Coordinates of the object, turned, in units of its radius.
     along, across = cosine * x + sine * y, cosine * y - sine * x
     squared = along**2 + across**2
     if thing.kind == CLASSES.index("square"):
@@ -141,6 +146,7 @@ def _find_inside(thing: _Thing, size_px: tuple[int, int]) -> Mask:
 def paint(image: Floats, thing: _Thing, mask: Mask, rng: np.random.Generator) -> None:
     """Fill an object with its colour, brighter towards one side, and away from the ground around it."""
     rows, columns = np.nonzero(mask)
+    # Brighter than a dark ground and darker than a bright one, or it could not be seen.
     away = np.where(image[:, mask].mean(1) < 0.5, 1.0, -1.0)
     colour = 0.5 + away * (0.15 + 0.35 * thing.colour)
     light = rng.normal(0, 0.08, 2)
@@ -194,11 +200,9 @@ def ensure_detection_samples(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Make the detection samples once and say where they are.
+    """Make the detection samples once and return their folder.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
-    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
-    and two processes at once end with one.
+    See `lit_data.samples.sample_set.ensure_set`.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -216,10 +220,7 @@ def ensure_detection_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = DetectionSampleSpec(count, size_px, seed)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(
-        root, recipe, lambda folder: _write_set(folder, spec, progress), what="detection"
-    )
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
@@ -234,7 +235,6 @@ def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
     folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
     (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:

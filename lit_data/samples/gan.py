@@ -12,11 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.datasets.gan.table import LAYOUT_FILE, ViewLayout
+from lit_data.datasets.gan import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import Recipe, SampleSpec, check_integer, ensure_set, seal
+from lit_data.samples.sample_set import Recipe, SampleSpec, check_integer
 
 Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
@@ -35,16 +35,12 @@ _HIT: Final = 2e-3
 _TILT_RAD: Final = 0.6  # from upright, at most
 _BLUR: Final = 0.02  # half width of the line between the colours
 _EDGE: Final = 0.03  # how far the edges of a box are rounded
-# Lower radius, half of the height, upper radius.
+# Smallest and largest of three lengths of each kind.
 _SIZES: Final[Mapping[str, tuple[tuple[float, float], ...]]] = {
     "ellipsoid": ((0.6, 0.95), (0.45, 0.8), (0.45, 0.95)),  # radii
     "box": ((0.4, 0.56), (0.35, 0.56), (0.35, 0.56)),  # halves of the sides
     "cylinder": ((0.4, 0.65), (0.45, 0.72), (0.0, 0.0)),  # radius, half of the height
-    "cone": (
-        (0.55, 0.75),
-        (0.5, 0.65),
-        (0.0, 0.2),
-    ),
+    "cone": ((0.55, 0.75), (0.5, 0.65), (0.0, 0.2)),  # lower radius, half of the height, upper
     "torus": ((0.55, 0.66), (0.18, 0.3), (0.0, 0.0)),  # radius of the ring, and of its section
 }
 
@@ -77,6 +73,7 @@ def draw_solid(seed: int, number: int) -> Solid:
     rng = np.random.Generator(np.random.Philox(key=[seed, number]))
     kind = KINDS[number % len(KINDS)]
     first, second, third = (float(rng.uniform(low, high)) for low, high in _SIZES[kind])
+    # The second colour lies well away from the first on the colour circle.
     hue, step = rng.uniform(), rng.uniform(0.2, 0.8)
     colours = [
         colorsys.hsv_to_rgb(part % 1, rng.uniform(0.5, 0.9), rng.uniform(0.6, 0.95))
@@ -86,6 +83,7 @@ def draw_solid(seed: int, number: int) -> Solid:
     turn = _turn(
         rng.uniform(0, 2 * math.pi), rng.uniform(0, _TILT_RAD), rng.uniform(0, 2 * math.pi)
     )
+    # A normal vector has no preferred direction, so its unit vector is uniform on the sphere.
     unit = (parting / np.linalg.norm(parting)).astype(np.float32)
     return Solid(kind, (first, second, third), turn, np.array(colours, np.float32), unit)
 
@@ -114,6 +112,7 @@ class Cameras:
     def at(cls, poses: Floats, size_px: tuple[int, int]) -> "Cameras":
         """Cameras at [V, 2] (azimuth, elevation) in rad, whose views are of (h, w) px."""
         origins, directions = cast_rays(poses, size_px)
+        # Where |origin + t * direction| = 1: a quadratic in t with its vertex at `middle`.
         middle = -(origins * directions).sum(0)
         squared = 1 - (origins**2).sum(0) + middle**2
         pixels = np.flatnonzero(squared > 0)
@@ -140,6 +139,7 @@ def cast_rays(poses: Floats, size_px: tuple[int, int]) -> tuple[Floats, Floats]:
     outward = np.stack((cos_e * cos_a, cos_e * sin_a, sin_e))
     right = np.stack((-sin_a, cos_a, np.zeros_like(sin_a)))
     up = np.cross(outward, right, axis=0)
+    # Pixels of the plane at distance 1, which the field of view spans from top to bottom.
     step = 2 * _REACH / height
     across = (np.arange(width) + 0.5 - width / 2) * step
     down = (np.arange(height) + 0.5 - height / 2)[:, None] * step
@@ -177,6 +177,7 @@ def _trace(
     """
     along, away = cameras.near.copy(), np.full_like(cameras.near, np.inf)
     active, at, far = np.arange(len(along)), cameras.near, cameras.far
+    # Sphere tracing: a step of the distance to the surface never passes through it.
     for _ in range(_STEPS):
         distance = solid.distance(start + at * way) + less
         nearer = np.flatnonzero(distance < away[active])
@@ -185,13 +186,8 @@ def _trace(
         active_rays = np.flatnonzero((distance > _HIT) & (at < far))
         if not active_rays.size:
             break
-        active, at, far, start, way = (
-            active[active_rays],
-            at[active_rays],
-            far[active_rays],
-            start[:, active_rays],
-            way[:, active_rays],
-        )
+        active, at, far = active[active_rays], at[active_rays], far[active_rays]
+        start, way = start[:, active_rays], way[:, active_rays]
     return along, np.where(away < _HIT, np.float32(0), away)
 
 
@@ -199,6 +195,7 @@ def _shade(solid: Solid, points: Floats) -> Floats:
     """Colours of points [3, N] at the surface, by Lambert's law: [N, 3] float32 in 0..1."""
     light = solid.turn.T @ (_LIGHT / np.linalg.norm(_LIGHT))
     lit = _AMBIENT + (1 - _AMBIENT) * np.maximum(light @ _normals(solid, points), 0)
+    # From 0 to 1 across the line between the colours, which is blurred against jagged edges.
     share = np.clip(solid.parting @ points / np.float32(2 * _BLUR) + np.float32(0.5), 0, 1)[:, None]
     return np.asarray(
         lit[:, None] * (solid.colours[0] * share + solid.colours[1] * (1 - share)), np.float32
@@ -207,6 +204,7 @@ def _shade(solid: Solid, points: Floats) -> Floats:
 
 def _normals(solid: Solid, points: Floats) -> Floats:
     """Directions in which the distance grows, from four values around each point: [3, N] float32."""
+    # Four corners of a tetrahedron give the gradient with fewer values than three pairs.
     corners = np.array(((1, 1, 1), (1, -1, -1), (-1, 1, -1), (-1, -1, 1)), np.float32)[..., None]
     slope = sum(solid.distance(points + np.float32(1e-3) * corner) * corner for corner in corners)
     normals: Floats = slope / np.maximum(_length(*slope), np.float32(1e-12))
@@ -359,8 +357,7 @@ def ensure_gan_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = GANSampleSpec(count, size_px, seed, tiles)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda folder: _write_set(folder, spec, progress), what="GAN")
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
@@ -371,6 +368,7 @@ def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
     cameras = Cameras.at(layout.poses(spec.tiles), (spec.size[0], spec.size[1]))
     for number in track(range(spec.count), "making GAN samples", spec.count, enabled=progress):
         solid = draw_solid(spec.seed, number)
+        # Rows of the sheet are elevations, columns azimuths.
         rows = [
             np.concatenate(list(row), axis=1)
             for row in np.split(render_views(solid, cameras), spec.tiles)
@@ -379,4 +377,3 @@ def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
         write_png(root / spec.split_of(number) / solid.kind / name, np.concatenate(rows))
     (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))

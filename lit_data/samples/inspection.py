@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 from lit_data.samples.watermarks import draw_texture
 
 FORMAT_VERSION: Final = 1  # raise it with every change of a pixel
@@ -40,7 +40,6 @@ def ensure_inspection_samples(
         StoreError: The folder cannot be written.
     """
     spec = InspectionSampleSpec(count, size_px, seed)
-    recipe = spec.recipe(FORMAT_VERSION)
 
     def write(folder: Path) -> None:
         folder.mkdir()
@@ -51,9 +50,8 @@ def ensure_inspection_samples(
             write_png(folder / f"{number:04}.png", image)
             if mask.any():
                 write_png(folder / f"{number:04}_mask.png", mask * np.uint8(255))
-        seal(folder, recipe)
 
-    return ensure_set(folder / spec.folder_name, recipe, write, what="inspection")
+    return spec.ensure(folder, FORMAT_VERSION, write)
 
 
 def draw_surface(
@@ -73,30 +71,33 @@ def draw_surface(
     if rng.random() < _DEFECTIVE:
         for _ in range(int(rng.integers(1, 4))):
             shape = _draw_scratch(rng, size_px) if rng.random() < 0.5 else _draw_pit(rng, size_px)
+            # Pits and scratches brighten or darken, and are marked where they are plainly seen.
             image += np.float32(rng.choice((-1, 1)) * rng.uniform(50, 110)) * shape
             mask |= (shape > 0.4).astype(np.uint8)
     return np.asarray(np.rint(image.clip(0, 255)), np.uint8), mask
 
 
 def _draw_pit(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
-    y, x = _choose_place(rng, size_px)
+    rows, columns = _choose_place(rng, size_px)
     radii = rng.uniform(3, 9, 2)
-    rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
+    # A flat bottom and a steep rim: the square of the usual exponent.
     depth: Any = np.exp(-(((rows / radii[0]) ** 2 + (columns / radii[1]) ** 2) ** 2))
     return np.asarray(depth, np.float32)
 
 
 def _draw_scratch(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np.float32]:
-    y, x = _choose_place(rng, size_px)
+    rows, columns = _choose_place(rng, size_px)
     angle, length, width = rng.uniform(0, np.pi), rng.uniform(15, 45), rng.uniform(1.2, 2.5)
-    rows, columns = np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x
-    along, across = (
-        columns * np.cos(angle) + rows * np.sin(angle),
-        rows * np.cos(angle) - columns * np.sin(angle),
-    )
+    along = columns * np.cos(angle) + rows * np.sin(angle)
+    across = rows * np.cos(angle) - columns * np.sin(angle)
+    # Nearly constant along its length, a Gaussian across it.
     depth: Any = np.exp(-((along / length) ** 8) - (across / width) ** 2)
     return np.asarray(depth, np.float32)
 
 
-def _choose_place(rng: np.random.Generator, size_px: tuple[int, int]) -> tuple[float, float]:
-    return rng.uniform(0.1, 0.9) * size_px[0], rng.uniform(0.1, 0.9) * size_px[1]
+def _choose_place(
+    rng: np.random.Generator, size_px: tuple[int, int]
+) -> tuple[NDArray[np.floating], NDArray[np.floating]]:
+    """Return rows [H, 1] and columns [1, W], px from a random place off the edges."""
+    y, x = rng.uniform(0.1, 0.9) * size_px[0], rng.uniform(0.1, 0.9) * size_px[1]
+    return np.arange(size_px[0])[:, None] - y, np.arange(size_px[1])[None] - x

@@ -62,6 +62,7 @@ class SampleSpec:
 
     def split_of(self, number: int) -> str:
         """Return ``train``, ``val`` or ``test`` for the number of a sample; 160 samples give 112, 24 and 24."""
+        # Test and validation are the last samples, so that a larger set keeps the first ones.
         part = max(1, round(self.count * 0.15))
         return SPLITS[max(0, 2 - (self.count - 1 - number) // part)]
 
@@ -69,6 +70,18 @@ class SampleSpec:
         """Return the content of the marker file, as JSON gives it back."""
         made_from = {"count": self.count, self.size_name: list(self.size), "seed": self.seed}
         return {"format": format_version, "made_from": made_from}
+
+    def ensure(self, folder: Path, format_version: int, write: Callable[[Path], None]) -> Path:
+        """Make the set once in a folder of its own, and return that; see `ensure_set`.
+
+        Args:
+            folder: Folder of sets.
+            format_version: Version of pixels and layout.
+            write: Writes the files into a folder that is not there yet.
+        """
+        return write_once(
+            Path(folder) / self.folder_name, self.recipe(format_version), write, self.kind
+        )
 
 
 def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, what: str) -> Path:
@@ -92,6 +105,7 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
         return root
     try:
         root.parent.mkdir(parents=True, exist_ok=True)
+        # Another process may finish the set while this one waits.
         with build_lock(root.parent, wait_s=LOCK_WAIT_S, is_done=lambda: is_complete(root, recipe)):
             if not is_complete(root, recipe):
                 sweep(root.parent)
@@ -101,6 +115,16 @@ def ensure_set(root: Path, recipe: Recipe, write: Callable[[Path], None], *, wha
             f"cannot make the {what} samples in {root.parent} ({error}); name another folder"
         ) from error
     return root
+
+
+def write_once(root: Path, recipe: Recipe, write: Callable[[Path], None], kind: str) -> Path:
+    """Make a set as `ensure_set` does, and seal what `write` has written."""
+
+    def write_and_seal(folder: Path) -> None:
+        write(folder)
+        seal(folder, recipe)
+
+    return ensure_set(root, recipe, write_and_seal, what=kind)
 
 
 def is_complete(root: Path, recipe: Recipe) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,6 +51,7 @@ class StripePattern:
             The stripe coordinate (its floor is the stripe's number, .5 the centre line) and the px
             along the stripe.
         """
+        # Stripes that run down change across the columns.
         across, along = (x, y) if self.runs_down else (y, x)
         cos, sin = np.cos(self.tilt_rad), np.sin(self.tilt_rad)
         distance_px = across * sin + along * cos
@@ -61,6 +63,7 @@ class StripePattern:
         inside_px = (self.duty / 2 - np.abs(stripe % 1 - 0.5)) * self.period_px
         cover = np.clip(0.5 + inside_px / self.edge_px, 0, 1)
         number = np.floor(stripe)
+        # Threads of neighbouring stripes cross half a period apart, as in plain weave.
         crossing = 0.5 + 0.5 * np.cos(2 * np.pi * (along_px / self.weave_period_px + number / 2))
         level = self.stripe_levels[number.astype(np.int64) % len(self.stripe_levels)]
         return np.asarray(
@@ -97,9 +100,9 @@ class CameraView:
     def displace(self, y: Floats, x: Floats, height_px: int) -> tuple[Floats, Floats]:
         """Return the pattern's coordinates under the pixels (y, x)."""
         swing = 2 * y / height_px - 1
-        return y + self.shift_px[0] + self.drift_px[0] * swing, x + self.shift_px[
-            1
-        ] + self.drift_px[1] * swing
+        seen_y = y + self.shift_px[0] + self.drift_px[0] * swing
+        seen_x = x + self.shift_px[1] + self.drift_px[1] * swing
+        return seen_y, seen_x
 
     def light(self, y: Floats, x: Floats, shape: tuple[int, int]) -> Floats:
         """Return the factor from reflectance to grey level at the pixels (y, x)."""
@@ -115,6 +118,7 @@ def draw_pattern(rng: np.random.Generator) -> StripePattern:
     dark_level = rng.uniform(0.22, 0.32)
     bright_level = dark_level + rng.uniform(0.24, 0.42)
     dark_stripes = rng.random() < 0.5
+    # Evenly on a logarithmic scale from 6 to 24 px.
     period_px = 6 * 4 ** rng.random()
     return StripePattern(
         runs_down=bool(rng.random() < 0.75),
@@ -140,13 +144,11 @@ def draw_views(rng: np.random.Generator) -> list[CameraView]:
     is off as well, and the gains differ: the plain difference of target and mean reference responds
     where there is no defect.
     """
+    # One side for both references: their mean is then out of register too.
     side = rng.choice([-1, 1], 2)
     gradient, vignette = rng.uniform(-0.07, 0.07, 2), rng.uniform(0.03, 0.14)
-    noise, mottle, column_spread = (
-        rng.uniform(0.007, 0.013),
-        rng.uniform(0.002, 0.005),
-        rng.uniform(0.002, 0.005),
-    )
+    noise = rng.uniform(0.007, 0.013)
+    mottle, column_spread = rng.uniform(0.002, 0.005), rng.uniform(0.002, 0.005)
     views = []
     for moved in (0, 1, 1):
         shift = moved * side * rng.uniform(0.35, 0.75, 2)
@@ -187,6 +189,7 @@ def expose(
     reflectance += view.mottle * 4 * np.sqrt(np.pi) * blotches
     columns = 1 + view.column_spread * rng.standard_normal(shape[1])
     grey = view.light(y, x, shape) * columns * reflectance + view.offset
+    # Noise of photons grows with the square root of the light.
     shot_noise = (
         view.noise * np.sqrt(np.maximum(grey, 0.05)) * rng.standard_normal(shape, dtype=np.float32)
     )
@@ -195,18 +198,21 @@ def expose(
 
 def pixel_grid(top: int, left: int, bottom: int, right: int) -> tuple[Floats, Floats]:
     """Return the row and column coordinates of a window, [h, 1] and [1, w], ends excluded."""
-    return np.arange(top, bottom, dtype=np.float64)[:, None], np.arange(
-        left, right, dtype=np.float64
-    )[None, :]
+    rows, columns = (
+        np.arange(top, bottom, dtype=np.float64),
+        np.arange(left, right, dtype=np.float64),
+    )
+    return rows[:, None], columns[None]
 
 
 TARGET_ONLY: tuple[int, ...] = (0,)
 DISTRACTOR_CHANNELS: tuple[tuple[int, ...], ...] = ((0, 1), (0, 2), (0, 1, 2), (1,), (2,))
-LEAST_CHANGE = (
-    0.05  # grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask
-)
-LEAST_AREA_PX = 6  # in each channel that shows the defect, else it is drawn anew
-MARGIN_PX = 6  # between two defects, more than twice the largest misregistration
+LEAST_CHANGE: Final = 0.05
+"""Grey levels; a weaker change is hard to see, so it is neither drawn nor in the mask."""
+LEAST_AREA_PX: Final = 6
+"""In each channel that shows the defect, else it is drawn anew."""
+MARGIN_PX: Final = 6
+"""Between two defects, more than twice the largest misregistration."""
 
 Window = tuple[int, int, int, int]
 """(top, left, bottom, right) in px, ends excluded."""
@@ -228,10 +234,8 @@ class DrawnScratch:
 
     def change(self, pattern: StripePattern, y: Floats, x: Floats) -> Floats:
         """Return the change of reflectance at (y, x), which all stripes take alike."""
-        offset_y, offset_x = (
-            y[..., None] - self.points_yx[:, 0],
-            x[..., None] - self.points_yx[:, 1],
-        )
+        offset_y = y[..., None] - self.points_yx[:, 0]
+        offset_x = x[..., None] - self.points_yx[:, 1]
         squared_px = offset_y**2 + offset_x**2
         nearest = squared_px.argmin(axis=-1)
         distance_px = np.sqrt(squared_px.min(axis=-1))
@@ -260,12 +264,8 @@ class MissingPiece:
         """Return the change of reflectance at (y, x)."""
         stripe, along_px = pattern.locate(y, x)
         inside = np.clip(np.minimum(along_px - self.start_px, self.stop_px - along_px) + 0.5, 0, 1)
-        return np.asarray(
-            -self.share
-            * inside
-            * (np.floor(stripe) == self.stripe)
-            * pattern.stripe_part(stripe, along_px)
-        )
+        is_stripe = np.floor(stripe) == self.stripe
+        return np.asarray(-self.share * inside * is_stripe * pattern.stripe_part(stripe, along_px))
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,6 +300,7 @@ def draw_defects(
 
     A small image may have no room left for the last of them.
     """
+    # True defects first: where room runs out, distractors are missing.
     channels_of_defects = [TARGET_ONLY] * int(rng.integers(3, 9))
     channels_of_defects += [
         DISTRACTOR_CHANNELS[int(i)]
@@ -329,9 +330,8 @@ def grey_change(
     """
     y, x = pixel_grid(*defect.window)
     y_seen, x_seen = view.displace(y, x, shape[0])
-    change = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen)) * view.light(
-        y, x, shape
-    )
+    reflectance = defect.form.change(pattern, *np.broadcast_arrays(y_seen, x_seen))
+    change = reflectance * view.light(y, x, shape)
     return np.where(np.abs(change) >= LEAST_CHANGE, change, 0).astype(np.float32)
 
 
@@ -366,6 +366,7 @@ def _draw_scratch(
 ) -> DrawnScratch:
     length_px = rng.uniform(10, longest_px)
     steps = np.linspace(-0.5, 0.5, int(4 * length_px))
+    # The direction changes linearly and quadratically along the way: a smooth curve.
     heading = rng.uniform(0, np.pi) + rng.uniform(-1.2, 1.2) * steps + rng.uniform(-2, 2) * steps**2
     way = (
         np.cumsum(np.stack([np.sin(heading), np.cos(heading)], axis=1), axis=0)
@@ -374,6 +375,7 @@ def _draw_scratch(
     )
     strength = rng.uniform(0.14, 0.29) * rng.choice([-1, 1])
     beat = np.sin(2 * np.pi * steps * length_px / rng.uniform(6, 10))
+    # Six of ten scratches come and go along their way.
     body = np.clip(0.5 + 1.2 * beat, 0, 1) if rng.random() < 0.6 else 1 + 0.2 * beat
     ends = np.clip((0.5 - np.abs(steps)) * length_px / 4, 0.3, 1)
     return DrawnScratch(
@@ -382,10 +384,8 @@ def _draw_scratch(
 
 
 def _surround(points_yx: Floats, reach_px: float) -> Window:
-    low, high = (
-        np.floor(points_yx.min(axis=0) - reach_px),
-        np.ceil(points_yx.max(axis=0) + reach_px),
-    )
+    low = np.floor(points_yx.min(axis=0) - reach_px)
+    high = np.ceil(points_yx.max(axis=0) + reach_px)
     return int(low[0]), int(low[1]), int(high[0]) + 1, int(high[1]) + 1
 
 

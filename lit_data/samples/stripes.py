@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import Recipe, check_integer, ensure_set, seal
+from lit_data.samples.sample_set import check_integer, write_once
 from lit_data.samples.stripe_drawing import (
     DrawnDefect,
     draw_defects,
@@ -50,6 +50,7 @@ def render_sample(
         shape: (height, width) in px.
         with_defects: Draw defects into it.
     """
+    # Streams of their own: a sample without defects has the same pattern and noise.
     looks, noise, flaws = (
         np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
         for stream in range(3)
@@ -59,6 +60,7 @@ def render_sample(
     image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
     for defect in draw_defects(flaws, pattern, views, shape) if with_defects else []:
         part = np.s_[defect.window[0] : defect.window[2], defect.window[1] : defect.window[3]]
+        # A defect is marked where any of its channels changes.
         changed = np.zeros(image[0][part].shape, dtype=np.bool_)
         for channel in defect.channels:
             change = grey_change(defect, pattern, views[channel], shape)
@@ -135,6 +137,7 @@ class StripeSampleSpec:
 
     def split_of(self, number: int) -> str:
         """Return ``train``, ``val`` or ``test`` for an image number; 64 images give 44, 8 and 12."""
+        # Of 64 images 12 test and 8 validate; small sets have one of each.
         test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
         if number < self.count - test - val:
             return "train"
@@ -155,11 +158,9 @@ def ensure_stripe_samples(
     seed: int = 0,
     progress: bool = True,
 ) -> Path:
-    """Make the stripe samples once and say where they are.
+    """Make the stripe samples once and return their folder.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
-    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
-    and two processes at once end with one.
+    See `lit_data.samples.sample_set.ensure_set`.
 
     Args:
         folder: Where sets are kept; the set gets a folder of its own in it.
@@ -180,14 +181,9 @@ def ensure_stripe_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
+    recipe = {"format": FORMAT_VERSION, "made_from": asdict(spec)}
     root = Path(folder) / spec.folder_name
-    return ensure_set(
-        root, _recipe(spec), lambda folder: write_set(folder, spec, progress), what="stripe"
-    )
-
-
-def _recipe(spec: StripeSampleSpec) -> Recipe:
-    return {"format": FORMAT_VERSION, "made_from": asdict(spec)}
+    return write_once(root, recipe, lambda root: write_set(root, spec, progress), "stripe")
 
 
 def write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
@@ -198,7 +194,6 @@ def write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
     defects = [row for number in numbers for row in _write_sample(root, spec, number)]
     (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, _recipe(spec))
 
 
 def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
 from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
 from lit_data.types import Array
 
@@ -29,6 +29,7 @@ def draw_photo(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[np
     high, low = rng.uniform(0.2, 1, (3, 1, 1)), rng.uniform(0.1, 0.9, (3, 1, 1))
     share = np.linspace(0, 1, size_px[0])[:, None] + 0.3 * (_cloud(rng, size_px, 3, 1.0) - 0.5)
     image = (high + (low - high) * share.clip(0, 1)).astype(np.float32)
+    # Hills from the horizon forwards, each in front of the one before.
     for number in range(int(rng.integers(1, 4))):
         _draw_hill(image, rng, 0.25 + 0.2 * number)
     for _ in range(int(rng.integers(2, 9))):
@@ -51,6 +52,7 @@ def draw_texture(rng: np.random.Generator, size_px: tuple[int, int]) -> NDArray[
     if rng.random() < 0.5:
         pitch, width = rng.integers(12, 60, 2), int(rng.integers(1, 4))
         rows, columns = np.arange(size_px[0])[:, None], np.arange(size_px[1])[None]
+        # Every second row of bricks is shifted by half a brick.
         shifted = columns + pitch[1] // 2 * (rows // pitch[0] % 2)
         joints = (rows % pitch[0] < width) | (shifted % pitch[1] < width)
         grey = np.where(joints, rng.uniform(0.2, 0.9), grey)
@@ -95,6 +97,7 @@ def _cloud(
     for octave in range(octaves):
         cells = tuple(min(size, 2 ** (octave + 1) + 1) for size in size_px)
         noise = rng.random(cells, dtype=np.float32)
+        # Finer octaves are weaker, which makes the grain smoother the larger the decay.
         weight = 2.0 ** (-decay * octave)
         cloud += weight * cv2.resize(noise, size_px[::-1], interpolation=cv2.INTER_CUBIC)
         total += weight
@@ -124,6 +127,7 @@ def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
         ink, rng, (margin, margin), width - 2 * margin, int(rng.integers(18, 30)), words=4
     )
     gap = width // 25
+    # What margins and gaps leave, shared by the columns.
     column_px = (width - 2 * margin - (columns - 1) * gap) // columns
     for column in range(columns):
         _fill_column(
@@ -138,6 +142,7 @@ def _fill_column(
     """Blocks under each other from (y, x) `place` on, to `limits` (last row, width)."""
     (y, x), (bottom, width) = corner, limits
     size_px = int(rng.integers(9, 15))
+    # Blocks follow each other until no three lines fit.
     while y < bottom - 3 * size_px:
         kind = rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))
         if kind == 0:
@@ -183,6 +188,7 @@ def _draw_table(
             _write_line(
                 ink, rng, (y + row * pitch_px + 2, left + 3), width // cells - 6, size_px, words=1
             )
+    # The lower edge and the lines between cells, within the page.
     ink[min(y + rows * pitch_px, len(ink) - 1), x : x + width] = 60
     for cell in range(cells + 1):
         ink[y : y + rows * pitch_px, min(x + cell * width // cells, x + width - 1)] = 60
@@ -229,6 +235,7 @@ def _make_words(rng: np.random.Generator, count: int) -> list[str]:
     letters = rng.choice(_LETTERS, int(lengths.sum()), p=_ODDS)
     ends = np.cumsum(lengths).tolist()
     words = ["".join(letters[start:end]) for start, end in zip([0, *ends], ends, strict=False)]
+    # One word in twelve is a number, one in eight has a capital.
     kinds = rng.random(count)
     return [
         str(int(kind * 1e6)) if kind < 0.08 else word.title() if kind < 0.2 else word
@@ -299,10 +306,7 @@ def ensure_watermark_samples(
         StoreBusyError: Another process has been making the same set for ten minutes.
     """
     spec = WatermarkSampleSpec(count, size_px, seed)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(
-        root, recipe, lambda folder: _write_set(folder, spec, progress), what="watermark"
-    )
+    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
 
 
 def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
@@ -313,7 +317,6 @@ def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
     ):
         _write_sample(root / spec.split_of(number), spec, number)
     (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))
 
 
 def _write_sample(folder: Path, spec: WatermarkSampleSpec, number: int) -> None:

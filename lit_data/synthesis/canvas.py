@@ -95,6 +95,7 @@ class Canvas:
     def find(self, row: Tensor, y: Tensor, x: Tensor) -> Tensor:
         """Return the numbers of pixels of the target; arguments as for `read_target`."""
         pixel = mirror(y, self.height_px) * self.width_px + mirror(x, self.width_px)
+        # Channel 0 of a sample is the target.
         first = row * (self.channels * self.height_px * self.width_px)
         return first.view(-1, *[1] * (pixel.ndim - 1)) + pixel
 

@@ -11,12 +11,11 @@ from lit_data.errors import DataError
 from lit_data.io.discovery import find_images
 from lit_data.io.images.readers import read_image
 from lit_data.rng import Stream, uniform
+from lit_data.synthesis.families.base import Parameters, load_on
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
-    from lit_data.synthesis.families.base import Parameters
     from lit_data.synthesis.windows import Windows
 
 
@@ -54,15 +53,6 @@ def load_shapes(folder: str) -> NDArray[np.float32]:
     return np.stack(shapes)
 
 
-@lru_cache(maxsize=8)
-def shapes_on(folder: str, device: "torch.device") -> "Tensor":
-    """Return the shapes of `load_shapes` on a device."""
-    import torch
-
-    with torch.inference_mode(mode=False):
-        return torch.from_numpy(load_shapes(folder)).to(device)
-
-
 def _cut_tiles(mask: NDArray[np.bool_]) -> list[NDArray[np.float32]]:
     import cv2
 
@@ -81,6 +71,7 @@ def _fit(piece: NDArray[np.float32]) -> NDArray[np.float32]:
     import cv2
 
     scale = BORDER * TILE_PX / max(piece.shape)
+    # An empty edge, into which the outline is interpolated.
     padded = np.pad(piece, 1)
     height, width = padded.shape
     # Middle to middle; the place of a pixel is that of its own middle.
@@ -100,21 +91,7 @@ def band(distance_px: "Tensor", half_width_px: "Tensor") -> "Tensor":
     return (half_width_px + 0.5 - distance_px.abs()).clamp_(0, 1)
 
 
-def stretch(windows: "Windows", p: "Parameters") -> "Tensor":
-    """Return the coverage of a rectangle along the stripes.
-
-    Args:
-        windows: The windows of n defects.
-        p: ``length_px`` along the stripes, and ``width_px`` across them.
-
-    Returns:
-        [n, h, w] in 0..1.
-    """
-    along, across = windows.along_stripes()
-    return band(along, p["length_px"] / 2) * band(across, p["width_px"] / 2)
-
-
-def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
+def blob(windows: "Windows", p: Parameters, soft: float) -> "Tensor":
     """Return the coverage of an ellipse with a wavy edge.
 
     Args:
@@ -133,7 +110,7 @@ def blob(windows: "Windows", p: "Parameters", soft: float) -> "Tensor":
     return (depth * p["half_across_px"] / edge_px + 0.5).clamp_(0, 1)
 
 
-def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
+def real_shape(windows: "Windows", p: Parameters, folder: str) -> "Tensor":
     """Return the coverage of a real defect, turned and scaled.
 
     Args:
@@ -144,8 +121,9 @@ def real_shape(windows: "Windows", p: "Parameters", folder: str) -> "Tensor":
     Returns:
         [n, h, w] in 0..1.
     """
-    shapes = shapes_on(folder, windows.device)
+    shapes = load_on(windows.device, load_shapes, folder)
     along, across = windows.turned(p["angle"])
+    # A tile spans one size of the shape, less its border.
     column = (along * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     row = (across * BORDER / p["half_px"] + 1) * (TILE_PX / 2)
     inside = (column >= 0) & (column < TILE_PX) & (row >= 0) & (row < TILE_PX)
@@ -190,15 +168,17 @@ def look_up(windows: "Windows", top: "Tensor", left: "Tensor", scale: "Tensor") 
     Returns:
         [n, h, w] float32 with mean 0 and variance 1 over the whole field.
     """
+    # FIELD_PX more, as pixels left of the centre would be negative.
     rows = (top * FIELD_PX + (windows.y + FIELD_PX) * scale).long() % FIELD_PX
     columns = (left * FIELD_PX + (windows.x + FIELD_PX) * scale).long() % FIELD_PX
-    return _on(windows.device)[rows, columns]
+    return load_on(windows.device, smooth_field)[rows, columns]
 
 
 def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     """Return one octave: at each corner of a cell a random slope, blended in between."""
     cells = size_px // cell_px
     angle = 2 * np.pi * uniform(octave, Stream.NOISE, np.arange(cells), 1, cells).astype(np.float64)
+    # Unit vectors, so that all bumps are about equally steep.
     gradients = np.stack((np.sin(angle), np.cos(angle)))
     cell, inside = np.divmod((np.arange(size_px) + 0.5) / cell_px, 1)
     first, second = cell.astype(np.int64), (cell.astype(np.int64) + 1) % cells
@@ -216,11 +196,3 @@ def _perlin(size_px: int, cell_px: int, octave: int) -> NDArray[np.float64]:
     above = above_left + blend[None, :] * (above_right - above_left)
     below = below_left + blend[None, :] * (below_right - below_left)
     return np.asarray(above + blend[:, None] * (below - above))
-
-
-@lru_cache(maxsize=4)
-def _on(device: "torch.device") -> "Tensor":
-    import torch
-
-    with torch.inference_mode(mode=False):
-        return torch.from_numpy(smooth_field()).to(device)

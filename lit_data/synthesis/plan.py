@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, cast
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 from lit_data.synthesis.families import build_families
-from lit_data.synthesis.families.base import DRAWS, Family, Floats, Range, check_range
+from lit_data.synthesis.families.base import DRAWS, Family, Floats, Ints, Range, Size, check_range
 from lit_data.synthesis.families.spot import SUBPIXELS, Spot
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ class DefectSpec:
         """Accept lists and mappings, as a configuration file gives them, and check every range."""
         object.__setattr__(self, "families", build_families(self.families))
         for name in ("probability", "bright_fraction", "least_change"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
+            check_fraction(name, getattr(self, name))
         for name in ("count", "true_count", "amplitude", "contrast"):
             bounds = getattr(self, name)
             if bounds is not None:
@@ -99,7 +98,7 @@ class DefectSpec:
         return not self.relative.any()
 
     @cached_property
-    def kinds(self) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
+    def kinds(self) -> tuple[NDArray[np.float32], Ints, Ints]:
         """Every form of every family, and its frequency.
 
         Upper ends of the intervals in 0..1 of all kinds but the last [K - 1], family of each kind
@@ -112,6 +111,7 @@ class DefectSpec:
             weights.append(np.array(member.variants) * self._weigh(member))
             families += [number] * len(member.variants)
             variants += range(len(member.variants))
+        # Upper ends of intervals of [0, 1), whose lengths are the weights.
         ends = np.cumsum(np.concatenate(weights))
         upper = (ends / np.concatenate(weights).sum())[:-1].astype(np.float32)
         return upper, np.array(families), np.array(variants)
@@ -207,10 +207,12 @@ class DefectPlan:
         """
         import torch
 
-        tensors = {name: torch.as_tensor(array) for name, array in self.arrays().items()}
+        tensors: dict[str, Any] = {
+            name: torch.as_tensor(array) for name, array in self.arrays().items()
+        }
         if tensors["row"].device != torch.device(device):
             tensors = copy_packed(tensors, torch.device(device), non_blocking)
-        return self._with_arrays(tensors)
+        return replace(self, **tensors)
 
     def select(self, chosen: Any) -> "DefectPlan":  # noqa: ANN401 - an array or tensor on the host
         """Return the plan of some of the defects.
@@ -225,17 +227,14 @@ class DefectPlan:
             if stop > start:
                 groups.append(group._replace(start=start, stop=stop))
             start = stop
-        some = self._with_arrays({name: array[chosen] for name, array in self.arrays().items()})
-        return replace(some, groups=tuple(groups))
+        arrays = {name: array[chosen] for name, array in self.arrays().items()}
+        return replace(self, groups=tuple(groups), **arrays)
 
     def slice_samples(self, start: int, stop: int) -> "DefectPlan":
         """Return the plan of the samples from `start` to `stop` alone, counted from 0."""
         row = self.row if isinstance(self.row, np.ndarray) else self.row.cpu().numpy()
         some = self.select((row >= start) & (row < stop))
         return replace(some, row=some.row - start)
-
-    def _with_arrays(self, arrays: Mapping[str, Any]) -> "DefectPlan":
-        return replace(self, **arrays)
 
 
 def sample_plan(
@@ -264,6 +263,7 @@ def sample_plan(
         shape_draws = shape_draws.reshape(len(draws), most, -1)[row, slot]
     upper, families, variants = spec.kinds
     kind = np.searchsorted(upper, kind_level, side="right")
+    # A kind is one form of one family; its weight is an interval of [0, 1).
     family = families[kind]
     y = _place(down, height_px, spec.subpixel)
     x = _place(across, width_px, spec.subpixel)
@@ -296,6 +296,7 @@ def copy_packed(
     """
     import torch
 
+    # Columns of one matrix of float32: one copy instead of eight small ones.
     widths = []
     columns = []
     for tensor in tensors.values():
@@ -320,6 +321,7 @@ def distractor_patterns(channels: int) -> NDArray[np.bool_]:
     Returns:
         [P, C] bool; P is 0 for a single channel.
     """
+    # A single reference or target with references: what a comparison tells apart.
     patterns = []
     for pattern in itertools.product((False, True), repeat=channels):
         in_target, *in_references = pattern
@@ -334,13 +336,14 @@ def _draw_counts(
     """Return [B, most] which defects a sample has, and which of them are true ones."""
     slot = np.arange(spec.count[1])
     is_true = slot < _integer(draws[:, 2:3], spec.true_count)
+    # The first slots are true defects, those that follow distractors.
     present = (draws[:, :1] < spec.probability) & (slot < _integer(draws[:, 1:2], spec.count))
     if not has_references:
         present = present & is_true
     return present, is_true
 
 
-def _integer(draws: Floats, bounds: tuple[int, int]) -> NDArray[np.int64]:
+def _integer(draws: Floats, bounds: tuple[int, int]) -> Ints:
     low, high = bounds
     return low + (draws * np.float32(high - low + 1)).astype(np.int64)
 
@@ -352,9 +355,7 @@ def _place(draws: Floats, length_px: int, subpixel: bool) -> Floats:
     return placed
 
 
-def _draw_strength(
-    spec: DefectSpec, family: NDArray[np.int64], draws: Floats, signs: Floats
-) -> Floats:
+def _draw_strength(spec: DefectSpec, family: Ints, draws: Floats, signs: Floats) -> Floats:
     """Return [N] signed strengths."""
     low, span = spec.strengths
     sign = np.where(signs < spec.bright_fraction, np.float32(1), np.float32(-1))
@@ -364,56 +365,38 @@ def _draw_strength(
 
 def _shape(
     spec: DefectSpec,
-    family: NDArray[np.int64],
-    variant: NDArray[np.int64],
+    family: Ints,
+    variant: Ints,
     draws: Floats,
     filled: tuple[Floats, Floats, Floats],
-    shape_px: tuple[int, int],
-) -> NDArray[np.int64]:
+    shape_px: Size,
+) -> Ints:
     """Fill in parameters [N, DRAWS], and move centres y, x [N] where their family does.
 
     Returns:
-        [N, 2] windows, or [2] where all have one size.
+        [N, 2] windows.
     """
-    if len(spec.members) == 1:
-        return _shape_some(spec.members[0], slice(None), variant, draws, filled, shape_px)
+    y, x, values = filled
     windows = np.empty((len(family), 2), np.int64)
     for number, member in enumerate(spec.members):
-        chosen = np.flatnonzero(family == number)
-        windows[chosen] = _shape_some(
-            member, chosen, variant[chosen], draws[chosen], filled, shape_px
-        )
+        # A slice copies nothing: most specifications have one family.
+        chosen = slice(None) if len(spec.members) == 1 else np.flatnonzero(family == number)
+        parameters = member.sample(draws[chosen], variant[chosen])
+        for column, name in enumerate(member.parameters):
+            values[chosen, column] = parameters[name]
+        y[chosen], x[chosen] = member.place(y[chosen], x[chosen], parameters, shape_px)
+        windows[chosen] = member.window_px(parameters, shape_px)
     return windows
 
 
-def _shape_some(
-    member: Family,
-    chosen: NDArray[np.int64] | slice,
-    variant: NDArray[np.int64],
-    draws: Floats,
-    filled: tuple[Floats, Floats, Floats],
-    shape_px: tuple[int, int],
-) -> NDArray[np.int64]:
-    y, x, values = filled
-    parameters = member.sample(draws, variant)
-    for column, name in enumerate(member.parameters):
-        values[chosen, column] = parameters[name]
-    y[chosen], x[chosen] = member.place(y[chosen], x[chosen], parameters, shape_px)
-    return member.window_px(parameters, shape_px)
-
-
-def _group(
-    family: NDArray[np.int64], windows_px: NDArray[np.int64]
-) -> tuple[NDArray[np.int64] | None, tuple[Group, ...]]:
+def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ...]]:
     """Return the groups, and the order in which their defects lie together; None as they lie."""
     if not len(family):
         return None, ()
-    if windows_px.ndim == 1:
-        height, width = windows_px.tolist()
-        return None, (Group(0, height, width, 0, len(family)),)
     # One whole number for family and window, so that one sort is enough.
     key = (family << 2 * _SIDE_BITS) | (windows_px[:, 0] << _SIDE_BITS) | windows_px[:, 1]
-    order = np.argsort(key, kind="stable")
+    is_sorted = (key == key[0]).all()
+    order = np.arange(len(key)) if is_sorted else np.argsort(key, kind="stable")
     stops = [*(np.flatnonzero(np.diff(key[order])) + 1).tolist(), len(family)]
     starts = [0, *stops[:-1]]
     groups = []
@@ -421,7 +404,7 @@ def _group(
         first = order[start]
         height, width = windows_px[first].tolist()
         groups.append(Group(int(family[first]), height, width, start, stop))
-    return order, tuple(groups)
+    return None if is_sorted else order, tuple(groups)
 
 
 def _choose_channels(is_true: NDArray[np.bool_], draws: Floats, channels: int) -> NDArray[np.bool_]:

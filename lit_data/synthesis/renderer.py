@@ -54,12 +54,14 @@ def find_touches(canvas: Canvas, plan: DefectPlan, *, judged: slice = slice(0, 1
         plan: N > 0 defects, with tensors on the device of the images.
         judged: The channels J whose visible changes are found; by default the target.
     """
+    # Measured before anything is drawn, as all defects see the clean image.
     surroundings = Surroundings(canvas, plan.row, plan.y, plan.x)
     strengths = _find_strengths(surroundings, plan)
     if canvas.device.type == "cpu":
         groups = list(split_windows(merge_windows(plan.groups, most_px=WORTH_PX)))
     else:
         groups = merge_windows(plan.groups, most_px=sys.maxsize)
+    # Groups are small enough for the caches of a CPU; a device takes as few as it can.
     parts = [_touch(surroundings, strengths, plan, group, judged) for group in groups]
     return Touches(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
@@ -197,6 +199,7 @@ def annotate(images: Tensor, plan: DefectPlan, values: ValueRange) -> Annotation
     touches = find_touches(canvas, plan, judged=slice(None))
     index = touches.pixel[:, None] + canvas.planes
     shows = touches.shows & plan.channels[touches.defect]
+    # The largest number wins, whatever the order of the threads of a device.
     number = ((touches.defect + 1)[:, None] * shows).to(torch.int32)
     labels.view(-1).scatter_reduce_(0, index.view(-1), number.view(-1), "amax")
     pixels = torch.zeros_like(change).index_add_(0, touches.defect, shows.sum(1).float())
@@ -285,6 +288,7 @@ def draw_spots(images: Array, masks: Array, plan: DefectPlan, values: ValueRange
     columns = left[:, None] + np.arange(kernels.shape[2])
     row_inside = (rows >= 0) & (rows < height)
     column_inside = (columns >= 0) & (columns < width)
+    # A kernel is 0 outside of its own window, which may be smaller than the largest.
     touched = row_inside[:, :, None] & column_inside[:, None, :] & (kernels > 0)
     pixel = rows[:, :, None] * width + columns[:, None, :]
 

@@ -46,6 +46,7 @@ class Surroundings:
     @cached_property
     def runs_down(self) -> Tensor:
         """[n] bool, True where stripes run down: grey values change more from left to right."""
+        # Differences at distance 2 within each neighbourhood, and between neighbouring places.
         around = self._neighbourhoods
         across = _sum(around[..., 1, 2] - around[..., 1, 0]) + _sum(around[..., 1, 1].diff(dim=2))
         down = _sum(around[..., 2, 1] - around[..., 0, 1]) + _sum(around[..., 1, 1].diff(dim=1))
@@ -100,21 +101,6 @@ SEARCH_PX: Final = 6
 _TIE: Final = 1e-6
 
 
-def find_edge(windows: "Windows") -> tuple["Tensor", "Tensor"]:
-    """Return where the target changes most, from the centre: [n] float32 whole px each."""
-    offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=windows.device)
-    rows = (windows.nearest_y[:, None] + offset)[:, :, None]
-    columns = (windows.nearest_x[:, None] + offset)[:, None, :]
-    target = windows.canvas.read_target(windows.row, rows, columns)
-    change_down = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_()
-    change_across = (target[:, 1:-1, 2:] - target[:, 1:-1, :-2]).abs_()
-    change = change_down + change_across
-    side = 2 * SEARCH_PX + 1
-    # Equal edges are common; the first of them is taken on every device.
-    best = (change.flatten(1) - torch.arange(side**2, device=windows.device) * _TIE).argmax(1)
-    return (best // side - SEARCH_PX).float(), (best % side - SEARCH_PX).float()
-
-
 class Windows:
     """Windows of n defects, [h, w] pixels each.
 
@@ -147,6 +133,7 @@ class Windows:
         self.centre_x = surroundings.centre_x[chosen]
         self.nearest_y = surroundings.nearest_y[chosen]
         self.nearest_x = surroundings.nearest_x[chosen]
+        # Of an even window the centre lies left of and above the middle.
         self.top = self.nearest_y - (size_px[0] - 1) // 2
         self.left = self.nearest_x - (size_px[1] - 1) // 2
         self.rows, self.columns = self.find_pixels(0)
@@ -171,8 +158,18 @@ class Windows:
 
     @cached_property
     def edge(self) -> tuple[Tensor, Tensor]:
-        """Strongest edge near each defect, from its centre: [n] float32 whole px each."""
-        return find_edge(self)
+        """Place near each centre where the target changes most, from it: [n] float32 whole px each."""
+        offset = torch.arange(-SEARCH_PX - 1, SEARCH_PX + 2, device=self.device)
+        rows = (self.nearest_y[:, None] + offset)[:, :, None]
+        columns = (self.nearest_x[:, None] + offset)[:, None, :]
+        target = self.canvas.read_target(self.row, rows, columns)
+        change_down = (target[:, 2:, 1:-1] - target[:, :-2, 1:-1]).abs_()
+        change_across = (target[:, 1:-1, 2:] - target[:, 1:-1, :-2]).abs_()
+        change = change_down + change_across
+        side = 2 * SEARCH_PX + 1
+        # Equal edges are common; the first of them is taken on every device.
+        best = (change.flatten(1) - torch.arange(side**2, device=self.device) * _TIE).argmax(1)
+        return (best // side - SEARCH_PX).float(), (best % side - SEARCH_PX).float()
 
     @property
     def noise(self) -> Tensor:
@@ -285,8 +282,17 @@ class Pixels:
         return (means[:, :-1] / means[:, -1:].clamp(min=1 / 9)).sqrt_()
 
     def of_each(self, values: Tensor) -> Tensor:
-        """Return values of the defects, [n, ...], for each pixel: [K, ...]."""
-        return values[self.defect]
+        """Return one value of each defect, [n] or [n, 1, 1], for each pixel: [K]."""
+        return values.view(-1)[self.defect]
+
+    def turn_into(self, source: Tensor, opacity: Tensor | float = 1.0) -> Tensor:
+        """Return the numbers to add so that other pixels show, as far as a defect covers.
+
+        Args:
+            source: [K, C] float32 in 0..1, or [K, 1].
+            opacity: [K] float32, fraction of the source that shows.
+        """
+        return (source - self.before) * (self.cover * opacity)[:, None]
 
 
 def _number(cover: Tensor) -> list[Tensor]:

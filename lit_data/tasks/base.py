@@ -18,7 +18,6 @@ from torch import Tensor
 
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.tasks.batches import predict_batches
 from lit_data.tasks.figures import (
     CELL_INCHES,
     draw_before_after,
@@ -33,6 +32,7 @@ from lit_data.tasks.options import (
     PredictOptions,
     PredictRun,
 )
+from lit_data.tasks.predict import predict_batches
 from lit_data.tasks.writer import PredictionWriter
 from lit_data.types import Batch, Stage
 

@@ -14,7 +14,6 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from numpy.typing import NDArray
 from torch import Tensor
 from typing_extensions import override
 
@@ -64,110 +63,55 @@ class BoxTask(Task[DetectionDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_box_samples(self.datamodule, batch, path, title, count=count)
+        """Draw samples as the model sees them with their boxes, in descending order of box count."""
+        order = torch.argsort(batch["boxes_count"], descending=True, stable=True)
+        rows: list[int] = order[:count].tolist()
+        figure, cells = _open_cells(len(rows), min(_COLUMNS, len(rows)))
+        for cell, row in zip(cells, rows, strict=False):
+            self._show_true(cell, batch, row)
+            cell.set_title(Path(str(batch["path"][row])).name[-32:], fontsize=8)
+        save_figure(figure, path, title, ())
+        return rows
 
     @override
     def draw_predictions(
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
-        return draw_found_boxes(self.datamodule, model, batch, path, title, count=count)
+        """Draw samples with their true boxes beside the detections of a model."""
+        images = batch["image"][:count]
+        if len(batch["image"]) > count:
+            batch = self.datamodule.slice_batch(batch, 0, count)
+        detections = read_objects(ask_step(model, batch))
+        if detections is None:
+            return False
+        figure, cells = _open_pairs(len(images), ("boxes of the set", "found"))
+        for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
+            true_cell, detected_cell = cells[2 * row : 2 * row + 2]
+            true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
+            self._show_true(true_cell, batch, row)
+            _show_boxes(detected_cell, image, boxes, self.datamodule.classes)
+        save_figure(figure, path, title, ())
+        return True
 
     @override
     def draw_augmented(
         self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
-        draw_augmented_boxes(self.datamodule, planned, rows, path, stage=stage)
+        def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+            self._show_true(cells[0], batch, row)
+
+        draw_before_after(
+            self.datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES
+        )
+
+    def _show_true(self, cell: Axes, batch: Batch, row: int) -> None:
+        image = batch["image"][row]
+        _show_boxes(cell, image, find_true(batch, row), self.datamodule.classes)
 
     @override
     def writer(self, run: PredictRun, options: PredictOptions) -> "BoxWriter":
         options.refuse("images with boxes", *self.unused)
-        return BoxWriter(
-            self.datamodule,
-            run.folder,
-            threshold=options.least_score,
-            min_area_px=options.min_area_px,
-        )
-
-
-def draw_box_samples(
-    datamodule: DetectionDataModule, batch: Batch, path: Path, title: str, *, count: int
-) -> list[int]:
-    """Draw samples as the model sees them with their boxes, in descending order of box count.
-
-    Args:
-        datamodule: Its classes name the boxes.
-        batch: A finished batch on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        count: Most samples of it.
-
-    Returns:
-        Rows of the batch that are drawn.
-    """
-    order = torch.argsort(batch["boxes_count"], descending=True, stable=True)
-    rows: list[int] = order[:count].tolist()
-    figure, cells = _open_cells(len(rows), min(_COLUMNS, len(rows)))
-    for cell, row in zip(cells, rows, strict=False):
-        _show_boxes(cell, batch["image"][row], find_true(batch, row), datamodule.classes)
-        cell.set_title(Path(str(batch["path"][row])).name[-32:], fontsize=8)
-    save_figure(figure, path, title, ())
-    return rows
-
-
-def draw_found_boxes(
-    datamodule: DetectionDataModule,
-    model: L.LightningModule,
-    batch: Batch,
-    path: Path,
-    title: str,
-    *,
-    count: int,
-) -> bool:
-    """Draw samples with their true boxes beside the detections of a model.
-
-    Args:
-        datamodule: Its classes name the boxes.
-        model: A module whose `predict_step` returns `DetectionModule.predict_step`'s list of dicts.
-        batch: A finished batch on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        count: Most samples of it.
-
-    Returns:
-        True if it was drawn; False if the module returns something else.
-    """
-    images = batch["image"][:count]
-    if len(batch["image"]) > count:
-        batch = datamodule.slice_batch(batch, 0, count)
-    detections = read_objects(ask_step(model, batch))
-    if detections is None:
-        return False
-    figure, cells = _open_pairs(len(images), ("boxes of the set", "found"))
-    for row, (image, boxes) in enumerate(zip(images, detections, strict=True)):
-        true_cell, detected_cell = cells[2 * row : 2 * row + 2]
-        true_cell.set_ylabel(Path(str(batch["path"][row])).name[-24:], fontsize=8)
-        _show_boxes(true_cell, image, find_true(batch, row), datamodule.classes)
-        _show_boxes(detected_cell, image, boxes, datamodule.classes)
-    save_figure(figure, path, title, ())
-    return True
-
-
-def draw_augmented_boxes(
-    datamodule: DetectionDataModule,
-    planned: Batch,
-    rows: Sequence[int],
-    path: Path,
-    *,
-    stage: Stage,
-) -> bool:
-    """Draw samples before and after augmentation; see `draw_before_after`."""
-
-    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
-        _show_boxes(cells[0], batch["image"][row], find_true(batch, row), datamodule.classes)
-
-    return draw_before_after(
-        datamodule, planned, rows, path, stage=stage, show=show, cell_inches=_INCHES
-    )
+        return BoxWriter(self.datamodule, run.folder, options)
 
 
 def find_true(batch: Batch, row: int) -> Boxes:
@@ -203,23 +147,6 @@ def read_objects(outputs: Any) -> list[Boxes] | None:  # noqa: ANN401 - what a u
         scores = objects["scores"].float().cpu()
         detections.append(Boxes(corners, classes.long().cpu(), scores))
     return detections
-
-
-def draw_surest(
-    images: Sequence[tuple[str, Array, Boxes]], names: Sequence[str], path: Path
-) -> None:
-    """Draw a few images with their detected objects.
-
-    Args:
-        images: For each its name, [3, H, W] uint8 pixels, and its objects in these.
-        names: Of the classes.
-        path: The PNG to write.
-    """
-    figure, cells = _open_cells(len(images), min(_COLUMNS, len(images)))
-    for cell, (name, pixels, boxes) in zip(cells, images, strict=False):
-        _show_boxes(cell, torch.from_numpy(pixels / np.float32(255)), boxes, names)
-        cell.set_title(f"{name[-32:]}: {len(boxes.classes)} objects", fontsize=8)
-    save_figure(figure, path, "images with the surest objects", ())
 
 
 def paint_boxes(pixels: Array, boxes: Boxes, names: Sequence[str]) -> Array:
@@ -308,8 +235,7 @@ class BoxWriter(BankWriter):
     Args:
         datamodule: The images.
         folder: Where to write.
-        threshold: Least score.
-        min_area_px: Smallest area of a box, in the image on the disk.
+        options: Least score, and smallest area of a box in the image on the disk.
     """
 
     expects = (
@@ -318,13 +244,12 @@ class BoxWriter(BankWriter):
     )
 
     def __init__(
-        self, datamodule: DetectionDataModule, folder: Path, *, threshold: float, min_area_px: int
+        self, datamodule: DetectionDataModule, folder: Path, options: PredictOptions
     ) -> None:
         self._dataset = datamodule.dataset("predict")
         self._classes = datamodule.classes
         self._folder = folder
-        self._threshold = threshold
-        self._min_area_px = min_area_px
+        self._options = options
         bank = self._dataset.bank
         names = []
         for number in range(len(bank)):
@@ -339,7 +264,7 @@ class BoxWriter(BankWriter):
             highest_class = max(boxes.classes.tolist(), default=-1)
             if highest_class >= len(self._classes):
                 raise ConfigError(
-                    f"the model finds class {highest_class}, and the set has "
+                    f"the model finds class {highest_class}, and the dataset has "
                     f"{len(self._classes)}, from 0: set model.net.classes to that, and train again"
                 )
         return detections
@@ -348,17 +273,16 @@ class BoxWriter(BankWriter):
     def write(self, number: int, answer: Boxes, seconds: float) -> Written:
         image_numbers = np.full(len(answer.classes), number, np.int64)
         # Corners in the image on the disk, clipped to it: area and sides count there.
-        corners = self._dataset.find_originals(answer.corners.double().numpy(), image_numbers)
+        originals = self._dataset.find_originals(answer.corners.double().numpy(), image_numbers)
+        corners = torch.from_numpy(originals)
         sides_px = corners[:, 2:] - corners[:, :2]
-        is_written = (answer.scores.numpy() >= self._threshold) & (sides_px > 0).all(1)
-        is_written &= sides_px.prod(1) >= self._min_area_px
-        corners = corners[is_written]
-        classes = answer.classes.numpy()[is_written]
-        scores = answer.scores.numpy()[is_written]
-        text = self._write_text(number, corners, classes, scores)
-        picture = self._write_picture(number, self._shrink(number, corners, classes, scores))
-        rows = _describe(corners, classes, scores)
-        return Written([text, picture], rows, float(scores.max(initial=0)))
+        is_written = (answer.scores >= self._options.least_score) & (sides_px > 0).all(1)
+        is_written &= sides_px.prod(1) >= self._options.min_area_px
+        objects = Boxes(corners[is_written], answer.classes[is_written], answer.scores[is_written])
+        text = self._write_text(number, objects)
+        picture = self._write_picture(number, self._shrink(number, objects))
+        rows = _describe(objects)
+        return Written([text, picture], rows, max(objects.scores.tolist(), default=0.0))
 
     def _write_picture(self, number: int, boxes: Boxes) -> Path:
         """Write an image with its objects drawn into it; return the path of the file."""
@@ -369,29 +293,27 @@ class BoxWriter(BankWriter):
 
     @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        numbers = {name: number for number, name in enumerate(self.names)}
-        self._write_coco(entries, numbers)
-        surest = sorted(entries, key=lambda entry: (-entry.score, numbers[entry.image]))[:_SHOWN]
+        self._write_coco(entries)
+        surest = sorted(entries, key=lambda entry: (-entry.score, self.numbers[entry.image]))
         if surest:
-            images = [self._read_shown(entry, numbers[entry.image]) for entry in surest]
-            draw_surest(images, self._classes, self._folder / "predictions.png")
+            self._draw_surest(surest[:_SHOWN])
         return {
             "predict/images": len(entries),
             "predict/images_with_objects": sum(bool(entry.rows) for entry in entries),
             "predict/objects": sum(len(entry.rows) for entry in entries),
         }
 
-    def _write_coco(self, entries: Sequence[Entry], numbers: Mapping[str, int]) -> None:
+    def _write_coco(self, entries: Sequence[Entry]) -> None:
         """Write ``detections.json``; COCO counts images, annotations and categories from 1."""
         images = []
         sizes_px = self._dataset.original_px.tolist()
-        for name, (height, width) in zip(self.names, sizes_px, strict=True):
-            image_id = numbers[name] + 1
+        for image_id, name in enumerate(self.names, 1):
+            height, width = sizes_px[image_id - 1]
             images.append({"id": image_id, "file_name": name, "height": height, "width": width})
         annotations: list[dict[str, Any]] = []
         for entry in entries:
+            image_id = self.numbers[entry.image] + 1
             for row in entry.rows:
-                image_id = numbers[entry.image] + 1
                 annotations.append({"id": len(annotations) + 1, "image_id": image_id, **row})
         categories = [{"id": number, "name": name} for number, name in enumerate(self._classes, 1)]
         table = {"images": images, "annotations": annotations, "categories": categories}
@@ -399,42 +321,44 @@ class BoxWriter(BankWriter):
         write_text(path, json.dumps(table, indent=1))
         log.info("objects: %s", path)
 
-    def _read_shown(self, entry: Entry, number: int) -> tuple[str, Array, Boxes]:
-        """Return name, pixels, and objects in these, of an image that was written."""
-        corners = np.array([row["bbox"] for row in entry.rows], np.float64).reshape(-1, 4)
-        corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
-        classes = np.array([row["category_id"] - 1 for row in entry.rows], np.int64)
-        scores = np.array([row["score"] for row in entry.rows], np.float32)
-        boxes = self._shrink(number, corners, classes, scores)
-        return PurePath(entry.image).name, self.bank[number], boxes
+    def _draw_surest(self, entries: Sequence[Entry]) -> None:
+        figure, cells = _open_cells(len(entries), min(_COLUMNS, len(entries)))
+        for cell, entry in zip(cells, entries, strict=False):
+            number = self.numbers[entry.image]
+            pixels = torch.from_numpy(self.bank[number] / np.float32(255))
+            _show_boxes(cell, pixels, self._read_shown(entry, number), self._classes)
+            name = PurePath(entry.image).name[-32:]
+            cell.set_title(f"{name}: {len(entry.rows)} objects", fontsize=8)
+        path = self._folder / "predictions.png"
+        save_figure(figure, path, "images with the surest objects", ())
 
-    def _shrink(
-        self,
-        number: int,
-        boxes: NDArray[np.float64],
-        classes: NDArray[np.int64],
-        scores: NDArray[np.float32],
-    ) -> Boxes:
+    def _read_shown(self, entry: Entry, number: int) -> Boxes:
+        """Return the objects of an image that was written, in pixels of the stored image."""
+        corners = torch.tensor([row["bbox"] for row in entry.rows], dtype=torch.float64)
+        corners = corners.reshape(-1, 4)
+        corners[:, 2:] += corners[:, :2]  # COCO has (left, top, width, height)
+        classes = torch.tensor([row["category_id"] - 1 for row in entry.rows], dtype=torch.int64)
+        scores = torch.tensor([row["score"] for row in entry.rows], dtype=torch.float32)
+        return self._shrink(number, Boxes(corners, classes, scores))
+
+    def _shrink(self, number: int, boxes: Boxes) -> Boxes:
         """Return boxes of the image on the disk in pixels of the image as it is stored."""
         _, stored_height, stored_width = self.bank[number].shape
         height, width = self._dataset.original_px[number]
-        scale = np.tile([stored_width / width, stored_height / height], 2)
-        corners = torch.from_numpy(boxes * scale)
-        return Boxes(corners, torch.from_numpy(classes), torch.from_numpy(scores))
+        scale = torch.tensor(
+            [stored_width / width, stored_height / height] * 2, dtype=torch.float64
+        )
+        return boxes._replace(corners=boxes.corners * scale)
 
-    def _write_text(
-        self,
-        number: int,
-        boxes: NDArray[np.float64],
-        classes: NDArray[np.int64],
-        scores: NDArray[np.float32],
-    ) -> Path:
+    def _write_text(self, number: int, boxes: Boxes) -> Path:
         """Write ``class cx cy w h score`` in fractions of the image; return the path of the file."""
-        fractions = boxes / np.tile(self._dataset.original_px[number][::-1], 2)
-        first, second = fractions[:, :2], fractions[:, 2:]
-        rows = np.hstack(((first + second) / 2, second - first, scores[:, None]))
+        height, width = self._dataset.original_px[number]
+        fractions = boxes.corners / torch.tensor([width, height] * 2, dtype=torch.float64)
+        first = fractions[:, :2]
+        second = fractions[:, 2:]
+        rows = torch.cat(((first + second) / 2, second - first, boxes.scores[:, None]), 1)
         lines = []
-        for kind, row in zip(classes, rows.tolist(), strict=True):
+        for kind, row in zip(boxes.classes.tolist(), rows.tolist(), strict=True):
             values = " ".join(f"{value:.6f}" for value in row)
             lines.append(f"{kind} {values}\n")
         path = self._folder / "labels" / PurePath(self.names[number]).with_suffix(".txt")
@@ -443,15 +367,14 @@ class BoxWriter(BankWriter):
         return path
 
 
-def _describe(
-    boxes: NDArray[np.float64], classes: NDArray[np.int64], scores: NDArray[np.float32]
-) -> list[dict[str, Any]]:
+def _describe(boxes: Boxes) -> list[dict[str, Any]]:
     """Return the objects of an image as COCO has them, without their ids."""
     annotations = []
-    corners = boxes.round(3).tolist()
-    for edges, kind, score in zip(corners, classes.tolist(), scores.tolist(), strict=True):
-        left, top, right, bottom = edges
-        width, height = right - left, bottom - top
+    corners = boxes.corners.numpy().round(3).tolist()
+    numbers = zip(corners, boxes.classes.tolist(), boxes.scores.tolist(), strict=True)
+    for (left, top, right, bottom), kind, score in numbers:
+        width = right - left
+        height = bottom - top
         annotation = {
             "category_id": kind + 1,
             "bbox": [left, top, round(width, 3), round(height, 3)],

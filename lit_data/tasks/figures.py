@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -42,9 +42,13 @@ _LONGEST_NAME: Final = 24  # characters that fit over a cell
 _PERCENTILES: Final = (0.5, 99.5)  # of the grey values that become black and white
 
 
-def open_figure(rows: int, titles: Sequence[str]) -> tuple[Figure, NDArray[np.object_]]:
+def open_figure(
+    rows: int, titles: Sequence[str], cell_inches: float = CELL_INCHES
+) -> tuple[Figure, NDArray[np.object_]]:
     """Return a grid of cells with a title over each column."""
-    figure, axes = new_axes(rows, len(titles), CELL_INCHES * rows + 0.7)
+    width_inches = cell_inches * len(titles)
+    height_inches = cell_inches * rows + 0.7
+    figure, axes = new_axes(rows, len(titles), height_inches, width_inches=width_inches)
     for axis, title in zip(axes[0], titles, strict=True):
         axis.set_title(title, fontsize=10)
     return figure, axes
@@ -89,6 +93,13 @@ def show_stored(cell: Axes, pixels: Array) -> None:
     low, high = np.percentile(image, _PERCENTILES)
     stretched = (image.astype(np.float32) - low) / max(high - low, 1e-3)
     cell.imshow(stretched.clip(0, 1), cmap="gray", vmin=0, vmax=1)
+
+
+def show_probability(
+    cell: Axes, probability: Array, *, interpolation: Literal["nearest"] | None = None
+) -> None:
+    """Show [H, W] in 0..1; without an `interpolation` as matplotlib's settings say."""
+    cell.imshow(probability, cmap="magma", vmin=0, vmax=1, interpolation=interpolation)
 
 
 def show_mask(cell: Axes, mask: Tensor, *, classes: int = 0) -> None:
@@ -192,7 +203,9 @@ def crop_strip(shape: tuple[int, int], defects: Sequence[Defect]) -> tuple[slice
     longest = round(_LONGEST_SHAPE * min(shape))
     surest = sorted(defects, key=lambda defect: -defect.score)[:_MOST_CENTRES]
     centres = [(defect.y, defect.x) for defect in surest] or [(height / 2, width / 2)]
-    parts = [(_cut_around(y, height, longest), _cut_around(x, width, longest)) for y, x in centres]
+    parts = []
+    for y, x in centres:
+        parts.append((_cut_around(y, height, longest), _cut_around(x, width, longest)))
     return max(parts, key=lambda part: _count_inside(part, defects))  # the surest of equal ones
 
 
@@ -273,7 +286,7 @@ def _draw_whole_image(
         rows, columns = part
         description += f", from y {rows.start}, x {columns.start}"
     cells[0].set_title(f"{shorten_name(image.name)}\n{description}", fontsize=8)
-    cells[1].imshow(probability, cmap="magma", vmin=0, vmax=1)
+    show_probability(cells[1], probability)
     cells[1].set_title(f"highest {float(image.probability.max()):.2f}", fontsize=8)
     for cell in cells:
         draw_outline(cell, probability >= least, colour=FOUND_COLOUR)
@@ -332,18 +345,14 @@ def draw_before_after(
         True if it was drawn; False if the stage has no augmentation.
     """
     before = datamodule.inspect(stage).draw(planned)
-    after = datamodule.finish_batch(planned, stage)
     if before is None:
         return False
+    after = datamodule.finish_batch(planned, stage)
     titles = []
     for moment in ("before", "after"):
         titles += [f"{name} {moment}".strip() for name in columns]
-    height_inches = cell_inches * len(rows) + 0.7
-    width_inches = cell_inches * len(titles)
-    figure, axes = new_axes(len(rows), len(titles), height_inches, width_inches=width_inches)
-    for cell, title in zip(axes[0], titles, strict=True):
-        cell.set_title(title, fontsize=10)
-    for cells, row in zip(axes.tolist(), rows, strict=True):
+    figure, axes = open_figure(len(rows), titles, cell_inches)
+    for cells, row in zip(axes, rows, strict=True):
         show(cells[: len(columns)], before, row)
         show(cells[len(columns) :], after, row)
     save_figure(figure, path, f"{stage} samples before and after augmentation", ())

@@ -1,6 +1,7 @@
 """Generated images: samples to learn from, new images, and new objects from all sides."""
 
 import logging
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -51,7 +52,15 @@ class GenerateTask(Task[GANDataModule]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
-        return draw_image_samples(self.datamodule, batch, path, title, stage=stage, count=count)
+        """Draw samples with their labels, and beside each all views of its object if there are any."""
+        length = len(batch["image"])
+        spread = np.linspace(0, length - 1, min(length, count))
+        rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
+        if self.datamodule.poses is None:
+            self._draw_grid(batch, rows, path, title)
+        else:
+            self._draw_views(batch, rows, path, title, stage)
+        return rows
 
     @override
     def draw_predictions(
@@ -67,32 +76,45 @@ class GenerateTask(Task[GANDataModule]):
         options.refuse("generated images", *self.unused)
         return generate(self.datamodule, model, run, options)
 
+    @override
+    def describe_sample(self, batch: Batch, row: int) -> str:
+        """Return lines about a sample: its image or object, its label, its pose."""
+        if "object" in batch:
+            lines = [f"object {int(batch['object'][row])}"]
+        else:
+            lines = [f"image {int(batch['image_index'][row])}"]
+        if self.datamodule.num_labels:
+            label = int(batch["label"][row])
+            classes = self.datamodule.table.classes
+            lines.append(classes[label] if classes else f"label {label}")
+        if "pose" in batch:
+            view = int(batch["view"][row])
+            azimuth, elevation = torch.rad2deg(batch["pose"][row]).tolist()
+            lines.append(f"view {view}: {azimuth:.0f}, {elevation:.0f} deg")
+        return "\n".join(lines)
 
-def draw_image_samples(
-    datamodule: GANDataModule, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
-) -> list[int]:
-    """Draw samples with their labels, and beside each all views of its object where there are any.
+    def _draw_grid(self, batch: Batch, rows: Sequence[int], path: Path, title: str) -> None:
+        grid_rows = -(-len(rows) // _COLUMNS)
+        height_inches = (CELL_INCHES + 0.25) * grid_rows + 0.5
+        figure, axes = new_axes(grid_rows, min(len(rows), _COLUMNS), height_inches)
+        cells: list[Any] = list(axes.flat)
+        for cell in cells[len(rows) :]:
+            cell.set_axis_off()
+        for cell, row in zip(cells, rows, strict=False):
+            show_pixels(cell, batch["image"][row])
+            cell.set_title(self.describe_sample(batch, row), fontsize=8)
+        save_figure(figure, path, title, ())
 
-    Args:
-        datamodule: A prepared and opened datamodule.
-        batch: A finished batch, on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        stage: Whose samples.
-        count: Samples of the picture.
-
-    Returns:
-        Rows of the batch that are drawn, spread evenly over it.
-    """
-    length = len(batch["image"])
-    spread = np.linspace(0, length - 1, min(length, count))
-    rows: list[int] = np.unique(spread.astype(np.int64)).tolist()
-    chosen = {key: value[rows] for key, value in batch.items()}
-    if datamodule.poses is None:
-        _draw_grid(datamodule, chosen, path, title)
-    else:
-        _draw_views(datamodule, chosen, path, title, stage)
-    return rows
+    def _draw_views(
+        self, batch: Batch, rows: Sequence[int], path: Path, title: str, stage: Stage
+    ) -> None:
+        inspection = self.datamodule.inspect(stage)
+        figure, axes = open_figure(len(rows), ("sample", "all views of its object"))
+        for cells, row in zip(axes, rows, strict=True):
+            show_pixels(cells[0], batch["image"][row])
+            cells[0].set_ylabel(self.describe_sample(batch, row), fontsize=8)
+            show_pixels(cells[1], tile_views(inspection.views_of(int(batch["object"][row]))))
+        save_figure(figure, path, title, ())
 
 
 def tile_views(views: Tensor) -> Tensor:
@@ -101,48 +123,6 @@ def tile_views(views: Tensor) -> Tensor:
     side = round(count**0.5)
     sheet = views.reshape(side, side, channels, height, width).permute(2, 0, 3, 1, 4)
     return sheet.reshape(channels, side * height, side * width)
-
-
-def _draw_grid(datamodule: GANDataModule, batch: Batch, path: Path, title: str) -> None:
-    count = len(batch["image"])
-    grid_rows = -(-count // _COLUMNS)
-    height_inches = (CELL_INCHES + 0.25) * grid_rows + 0.5
-    figure, axes = new_axes(grid_rows, min(count, _COLUMNS), height_inches)
-    for cell in axes.flat[count:]:
-        cell.set_axis_off()
-    for number, cell in enumerate(axes.flat[:count]):
-        show_pixels(cell, batch["image"][number])
-        cell.set_title("\n".join(_describe(datamodule, batch, number)), fontsize=8)
-    save_figure(figure, path, title, ())
-
-
-def _draw_views(
-    datamodule: GANDataModule, batch: Batch, path: Path, title: str, stage: Stage
-) -> None:
-    inspection = datamodule.inspect(stage)
-    figure, axes = open_figure(len(batch["image"]), ("sample", "all views of its object"))
-    for number, cells in enumerate(axes):
-        show_pixels(cells[0], batch["image"][number])
-        cells[0].set_ylabel("\n".join(_describe(datamodule, batch, number)), fontsize=8)
-        show_pixels(cells[1], tile_views(inspection.views_of(int(batch["object"][number]))))
-    save_figure(figure, path, title, ())
-
-
-def _describe(datamodule: GANDataModule, batch: Batch, number: int) -> list[str]:
-    """Return lines about a sample: its image or object, its label, its pose."""
-    if "object" in batch:
-        lines = [f"object {int(batch['object'][number])}"]
-    else:
-        lines = [f"image {int(batch['image_index'][number])}"]
-    if datamodule.num_labels:
-        label = int(batch["label"][number])
-        classes = datamodule.table.classes
-        lines.append(classes[label] if classes else f"label {label}")
-    if "pose" in batch:
-        view = int(batch["view"][number])
-        azimuth, elevation = torch.rad2deg(batch["pose"][number]).tolist()
-        lines.append(f"view {view}: {azimuth:.0f}, {elevation:.0f} deg")
-    return lines
 
 
 SEED: Final = 0

@@ -1,237 +1,219 @@
-"""Maps of pixels: patches with circled defects, and a probability map of every image."""
+"""Maps of the probability of each pixel of whole images, and how they are written."""
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import lightning as L
 import numpy as np
 import torch
-from matplotlib.axes import Axes
+from numpy.typing import NDArray
 from torch import Tensor
+from torchmetrics.functional.classification import binary_auroc
 from typing_extensions import override
 
-from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.image import StripeDataModule
-from lit_data.errors import ConfigError
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datasets.inspection.occupancy import is_defect
 from lit_data.files import write_table
 from lit_data.inference import Defect, find_defects
+from lit_data.inference.batches import ImagePixels
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.images.readers import read_image
+from lit_data.io.images.scaling import OriginalSizes
 from lit_data.io.images.writing import write_png_parts
-from lit_data.synthesis.canvas import ValueRange
-from lit_data.tasks.answers import ask_step, read_probability, read_threshold
-from lit_data.tasks.base import Data, Task, register
+from lit_data.io.store.store import StoredImages
+from lit_data.modules.segmentation.anomaly_metrics import count_top_px, mean_highest
 from lit_data.tasks.figures import (
-    DISTRACTOR_COLOUR,
-    FOUND_COLOUR,
+    CELL_INCHES,
     TRUE_COLOUR,
     ShownImage,
-    circle_mask,
+    crop_strip,
     draw_outline,
     draw_whole_images,
-    open_figure,
-    outline_mask,
+    new_axes,
     save_figure,
-    show_images,
-    show_mask,
+    shorten_name,
+    show_probability,
+    show_stored,
 )
-from lit_data.tasks.options import VERDICT_OPTIONS, PredictOptions, PredictRun
-from lit_data.tasks.pixels import PixelTask, name_sample
-from lit_data.tasks.tiles import ImageWriter
-from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
-from lit_data.tasks.writer import Entry, Written
-from lit_data.types import Array, Batch, Stage
+from lit_data.tasks.options import PredictOptions
+from lit_data.tasks.writer import BankWriter, Entry, Written
+from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
-
+SLAB_PX: Final = 2**22
 SHOWN: Final = 6
 _MOST_DEFECTS: Final = 1000  # of an image in the table: more are noise, and make files of many MB
 COLUMNS: Final = ("image", "y", "x", "area_px", "score", "height_px", "width_px")
+VERDICT_COLUMNS: Final = ("image", "score", "defects", "verdict")
+_VERDICTS: Final = ("good", "defect")
+_UNSURE: Final = "unsure"
+_MANY: Final = 10  # images that are not all defective, as a rule
+_WORST: Final = 6
 
 
-class PatchPictures(Task[Data]):
-    """Pictures of patches beside their masks and predictions."""
-
-    @override
-    def draw_predictions(
-        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
-    ) -> bool:
-        return draw_patch_predictions(self.datamodule, model, batch, path, title, count=count)
-
-    @override
-    def draw_augmented(
-        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
-    ) -> None:
-        draw_augmented(self.datamodule, planned, path, stage=stage, count=len(rows))
-
-
-@register(BaseDataModule)
-class PatchTask(PatchPictures[BaseDataModule]):
-    """Images with masks; the task of datamodules that have no other."""
-
-    predicts = "dict with `probability`"
-
-
-@register(StripeDataModule)
-class StripeTask(PatchPictures[StripeDataModule], PixelTask[StripeDataModule]):
-    """Target, references and mask; predictions are maps and tables of defects."""
-
-    neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
-    unused = (*VERDICT_OPTIONS, "clean", "count")
-
-    @override
-    def draw_samples(
-        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
-    ) -> list[int]:
-        return draw_patch_samples(
-            self.datamodule, planned, batch, path, title, stage=stage, count=count
-        )
-
-    @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> "MapWriter":
-        options.refuse("maps of defects", *self.unused)
-        if self.datamodule.source.layout == "single":
-            log.warning(
-                "layout=single: target and references are one image, so what is really in it is "
-                "in all three and not found; the maps show false alarms only"
-            )
-        return MapWriter(open_stripe_images(self.datamodule), run.folder, options)
-
-
-def draw_patch_samples(
-    datamodule: BaseDataModule,
-    planned: Batch,
-    batch: Batch,
-    path: Path,
-    title: str,
-    *,
-    stage: Stage,
-    count: int,
-) -> list[int]:
-    """Draw samples as the model sees them, with true defects and distractors circled.
-
-    A row has target, references and mask. Samples with true defects come first, then those with
-    distractors.
+@dataclass(frozen=True, kw_only=True)
+class WholeImages:
+    """Images of any sizes, with what is done to their pixels.
 
     Args:
-        datamodule: Tells synthetic defects from distractors.
-        planned: The batch before it was finished.
-        batch: The finished batch, on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        stage: Whose samples.
-        count: Rows of the picture.
-
-    Returns:
-        Rows of the batch that are drawn.
+        bank: Stored pixels [C, H, W].
+        names: Path of each image below the root, with forward slashes.
+        channels: For each channel that a model gets the one of a tile.
+        value_range: Pixel values that become 0 and 1; None: the whole range of the dtype, and
+            floats as they are.
+        classes: Names of the kinds of defects that are told apart.
+        finish: Makes the input of the model, [C, H, W], from the number of an image; None: stored
+            pixels are that input, but for the range.
+        original_sizes: Of the files, where stored images are scaled: what is predicted is brought
+            back to them.
     """
-    distractors = _mark_distractors(datamodule, planned, stage)
-    masks = batch.get("mask", torch.zeros_like(batch["image"][:, :1]))
-    interest = 2.0 * masks.flatten(1).amax(1)
-    if distractors is not None:
-        interest += distractors.flatten(1).amax(1).float()
-    rows: list[int] = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
-    figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
-    for cells, row in zip(axes, rows, strict=True):
-        show_images(cells[:3], batch["image"][row])
-        show_mask(cells[3], masks[row, 0])
-        circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
-        if distractors is not None:
-            for channel, cell in enumerate(cells[:3]):
-                circle_mask(cell, distractors[row, channel], DISTRACTOR_COLOUR)
-        cells[0].set_ylabel(name_sample(datamodule, batch, row), fontsize=8)
-    save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
-    return rows
+
+    bank: ImageBank
+    names: Sequence[str]
+    channels: tuple[int, ...]
+    value_range: tuple[float, float] | None
+    classes: Sequence[str] = ()
+    finish: Callable[[int], Tensor] | None = None
+    original_sizes: OriginalSizes | None = None
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @property
+    def tile_channels(self) -> int:
+        """Number of channels of a tile."""
+        return self.bank.channels if self.finish is None else len(self.channels)
+
+    def load(self, number: int) -> ImagePixels | Tensor:
+        """Return an image as it goes to the predictor: [C, H, W], read by slices.
+
+        Raises:
+            DataError: Its file is bad.
+        """
+        if self.finish is not None:
+            return self.finish(number)
+        if isinstance(self.bank, StoredImages):
+            return self.bank.open_image(number)
+        return self.bank[number]
+
+    def count_px(self, number: int) -> int:
+        """Return the pixels of an image; where it is stored scaled, of the larger of both sizes."""
+        stored_px = int(self.bank.heights_px[number] * self.bank.widths_px[number])
+        if self.original_sizes is None:
+            return stored_px
+        height, width = self.original_sizes.of(number)
+        return max(stored_px, height * width)
+
+    def restore(self, number: int, values: NDArray[Any]) -> NDArray[Any]:
+        """Scale the prediction of an image to the size of its file: [K, h, w] to [K, H, W]."""
+        if self.original_sizes is None:
+            return values
+        return self.original_sizes.restore(number, values)
+
+    def show(self, number: int) -> NDArray[Any]:
+        """Return stored pixels at the size of the file, for pictures: [C, H, W]."""
+        return self.restore(number, self.bank[number])
+
+    def exceed(self, size_px: tuple[int, int]) -> bool:
+        """Return True if any image is higher or wider."""
+        height_px, width_px = size_px
+        is_higher = self.bank.heights_px > height_px
+        is_wider = self.bank.widths_px > width_px
+        return bool((is_higher | is_wider).any())
 
 
-def draw_patch_predictions(
-    datamodule: BaseDataModule,
-    model: L.LightningModule,
-    batch: Batch,
-    path: Path,
-    title: str,
-    *,
-    count: int,
-) -> bool:
-    """Draw samples with a mask beside the prediction of a model.
-
-    Those with the largest masks come first, and the one with the smallest comes last.
+@dataclass(frozen=True, slots=True)
+class ProbabilityMap:
+    """Probability of each pixel of an image.
 
     Args:
-        datamodule: Its images have names.
-        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
-        batch: A finished batch on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        count: Rows of the picture.
-
-    Returns:
-        True if it was drawn; False if the samples have no masks, or the module returns something
-        else.
+        values: [H, W] float32 in 0..1, or uint16 where 65535 is 1, which may be mapped from a file.
+        kinds: [K - 1, H, W] the same of each class behind the background; None where none are told
+            apart.
     """
-    if "mask" not in batch:
-        return False
-    marked = batch["mask"].flatten(1).sum(1)
-    rows = torch.argsort(marked, descending=True, stable=True)[: count - 1].tolist()
-    rows += torch.argsort(marked, stable=True)[:1].tolist()
-    chosen = {key: value[rows] for key, value in batch.items()}
-    probability = predict_probability(model, chosen)
-    if probability is None:
-        return False
-    threshold = read_threshold(model)
-    titles = ("target", "reference 1", "|target - mean(ref)|", f"found (p >= {threshold:.2g})")
-    figure, axes = open_figure(len(rows), (*titles, "model"))
-    for row, cells in enumerate(axes):
-        cells[0].set_ylabel(name_sample(datamodule, chosen, row), fontsize=8)
-        _draw_patch(
-            cells,
-            chosen["image"][row],
-            chosen["mask"][row, 0],
-            probability[row, 0].numpy(),
-            threshold,
-        )
-    save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
-    return True
+
+    values: NDArray[Any]
+    kinds: NDArray[Any] | None = None
+
+    @classmethod
+    def of(cls, predicted: NDArray[Any]) -> "ProbabilityMap":
+        """Make a map of [1 + classes, H, W], the probability of any defect first."""
+        kinds = predicted[1:] if len(predicted) > 1 else None
+        return cls(predicted[0], kinds)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width, px."""
+        return self.values.shape[0], self.values.shape[1]
+
+    def rows(self, part: slice) -> NDArray[np.float32]:
+        """Return some rows, [h, W] float32 in 0..1."""
+        values = self.values[part]
+        scale = np.float32(1 if values.dtype == np.float32 else 65535)
+        unit: NDArray[np.float32] = np.divide(values, scale, dtype=np.float32)
+        return unit
+
+    def number_kinds(self, threshold: float) -> NDArray[np.uint8] | None:
+        """Return the most probable class of each pixel that reaches a threshold.
+
+        Returns:
+            [H, W] numbers from 1, and 0 below the threshold; None without classes.
+        """
+        if self.kinds is None:
+            return None
+        numbers = np.empty(self.shape, np.uint8)
+        for part in slabs(self.shape):
+            most_probable = 1 + self.kinds[:, part].argmax(0)
+            numbers[part] = np.where(self.rows(part) >= threshold, most_probable, 0)
+        return numbers
+
+    def encode(self, part: slice, dtype: type[np.unsignedinteger[Any]]) -> NDArray[Any]:
+        """Return some rows as whole numbers, [h, W]; the largest of the dtype is probability 1."""
+        if self.values.dtype == dtype:
+            return self.values[part]
+        scaled = self.rows(part) * np.float32(np.iinfo(dtype).max)
+        encoded: NDArray[Any] = np.rint(scaled).astype(dtype)
+        return encoded
 
 
-def _draw_patch(
-    cells: Sequence[Axes], image: Tensor, mask: Tensor, probability: Array, threshold: float
-) -> None:
-    """Draw one patch: target, reference, their difference, predicted defects, and probability."""
-    show_images(cells[:2], image)
-    difference = (image[0] - image[1:].mean(0)).abs()
-    brightest = max(float(difference.max()), 0.1)  # so that noise alone stays dark
-    cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
-    show_images(cells[3:4], image[:1])
-    draw_outline(cells[3], probability >= threshold, colour=FOUND_COLOUR)
-    cells[4].imshow(probability, cmap="magma", vmin=0, vmax=1)
-    cells[4].set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
-    outline_mask(cells[0], mask)
-    outline_mask(cells[4], mask)
+def slabs(shape: tuple[int, int]) -> Iterator[slice]:
+    """Yield the rows of an image in parts of at most `SLAB_PX`; most images are one part."""
+    height, width = shape
+    step = max(1, SLAB_PX // width)
+    for top in range(0, height, step):
+        yield slice(top, min(top + step, height))
 
 
-def predict_probability(model: L.LightningModule, batch: Batch) -> Tensor | None:
-    """Return the prediction of a module for a batch.
+class ImageWriter(BankWriter):
+    """Writes predictions of whole images.
 
-    Returns:
-        [B, 1, H, W] in 0..1 on the host; None if the module gives no probability.
+    Args:
+        images: What is predicted.
+        folder: Where to write.
+        options: Threshold and the like.
     """
-    probability = read_probability(ask_step(model, batch))
-    return None if probability is None else probability.float().cpu()
 
+    def __init__(self, images: WholeImages, folder: Path, options: PredictOptions) -> None:
+        super().__init__(images.bank, images.names)
+        self.images = images
+        self.folder = folder
+        self.options = options
 
-def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
-    """Return the pixels of distractors, [B, C, H, W] bool; None without synthetic defects."""
-    annotated = datamodule.inspect(stage).annotate(planned)
-    if annotated is None:
-        return None
-    plan, annotations = annotated
-    # Label 0 is the background, label n the n-th synthetic object of the plan.
-    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
-    return is_distractor[annotations.labels.long()]
+    def path_of(self, kind: str, name: str) -> Path:
+        """Return the path of a PNG of one image, below the folder of its kind."""
+        return self.folder / kind / f"{name}.png"
+
+    def choose_shown(self, entries: Sequence[Entry], count: int) -> list[Entry]:
+        """Choose the entries of the highest scores among the images that fit into memory."""
+        small = [entry for entry in entries if self.is_small(self.numbers[entry.image])]
+        return sorted(small, key=lambda entry: -entry.score)[:count]
+
+    def is_small(self, number: int) -> bool:
+        """Return True if an image and its map fit into memory for a picture."""
+        return self.images.count_px(number) <= self.options.large_px
 
 
 class MapWriter(ImageWriter):
@@ -257,30 +239,30 @@ class MapWriter(ImageWriter):
         name = self.images.names[number]
         shape = answer.shape
         threshold = self.options.least_score
-        paths = [self._map_of(name)]
+        paths = [self.path_of("maps", name)]
         write_png_parts(paths[0], shape, (answer.encode(part, np.uint16) for part in slabs(shape)))
         kinds = answer.number_kinds(threshold)
         if kinds is not None:
-            paths.append(self.folder / "classes" / f"{name}.png")
+            paths.append(self.path_of("classes", name))
             write_png_parts(paths[1], shape, (kinds[part] for part in slabs(shape)))
         probability = answer.rows(slice(None))
         defects = find_defects(
             probability, threshold=threshold, min_area_px=self.options.min_area_px, kinds=kinds
         )
-        score = max((defect.score for defect in defects), default=0)
         if len(defects) > _MOST_DEFECTS:
             self._left_out[name] = len(defects) - _MOST_DEFECTS
-            defects = sorted(defects, key=lambda defect: -defect.score)[:_MOST_DEFECTS]
-        return Written(paths, [_round(defect) for defect in defects], score)
+        # The surest come first, so the first score is the highest one.
+        rows = [_round(defect) for defect in defects[:_MOST_DEFECTS]]
+        return Written(paths, rows, defects[0].score if defects else 0)
 
+    @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        """Write the table and the picture.
-
-        Returns:
-            The numbers for summary.json.
-        """
         self._write_table(entries)
-        self._draw(entries)
+        surest = [self._show(entry) for entry in self.choose_shown(entries, SHOWN)]
+        if surest:
+            title = "images with the surest defects, and their probability"
+            path = self.folder / "predictions.png"
+            draw_whole_images(surest, path, title, self.options.least_score)
         return {
             "predict/images": len(entries),
             "predict/images_with_defects": sum(bool(entry.rows) for entry in entries),
@@ -309,33 +291,20 @@ class MapWriter(ImageWriter):
                 self.options.least_score,
             )
 
-    def _draw(self, entries: Sequence[Entry]) -> None:
-        numbers = {name: number for number, name in enumerate(self.images.names)}
-        small = [entry for entry in entries if self.is_small(numbers[entry.image])]
-        surest = sorted(small, key=lambda entry: -entry.score)[:SHOWN]
-        if not surest:
-            return
-        images = [self._show(entry, numbers[entry.image]) for entry in surest]
-        title = "images with the surest defects, and their probability"
-        path = self.folder / "predictions.png"
-        draw_whole_images(images, path, title, self.options.least_score)
+    def _show(self, entry: Entry) -> ShownImage:
+        pixels = self.images.show(self.numbers[entry.image])
+        defects = [Defect(**row) for row in entry.rows]
+        probability = self.read_map(entry.image)
+        return ShownImage(entry.image, self.shown_channels(pixels), probability, defects)
 
-    def _show(self, entry: Entry, number: int) -> ShownImage:
-        probability = read_image(self._map_of(entry.image))[0] / 65535
-        defects = [_read(row) for row in entry.rows]
-        pixels = self.shown_channels(self.images.show(number))
-        return ShownImage(entry.image, pixels, probability, defects)
-
-    def is_small(self, number: int) -> bool:
-        """Return True if an image and its map fit into memory for a picture."""
-        return self.images.count_px(number) <= self.options.large_px
+    def read_map(self, name: str) -> Array:
+        """Return the map of an image that was written, [H, W] in 0..1."""
+        probability: Array = read_image(self.path_of("maps", name))[0] / 65535
+        return probability
 
     def shown_channels(self, pixels: Array) -> Array:
         """Return the channels of an image that are shown: the target, without its references."""
         return pixels[:1]
-
-    def _map_of(self, name: str) -> Path:
-        return self.folder / "maps" / f"{name}.png"
 
 
 def _round(defect: Defect) -> dict[str, float]:
@@ -346,97 +315,162 @@ def _round(defect: Defect) -> dict[str, float]:
     return row
 
 
-def _read(row: Mapping[str, Any]) -> Defect:
-    return Defect(**row)
+class VerdictWriter(MapWriter):
+    """Writes what `MapWriter` does, and ``images.csv`` with a verdict for each image.
 
-
-def open_stripe_images(datamodule: StripeDataModule) -> WholeImages:
-    """Return the images of a stripe dataset.
-
-    Where their finishing is more than choosing channels and scaling (a nuisance for layout
-    `single`, an augmentation of the predict stage), the datamodule finishes a whole image as it
-    would finish a patch.
-    """
-    transform = datamodule.transformation
-    names = datamodule.source.names(datamodule.bank)
-    if transform.nuisance is not None or "predict" in transform.augment:
-        return WholeImages(
-            bank=datamodule.bank,
-            names=names,
-            channels=tuple(range(len(transform.expand))),
-            value_range=None,
-            finish=lambda number: _finish(datamodule, number),
-        )
-    values = transform.values
-    value_range = None if values == ValueRange() else (values.low, values.high)
-    return WholeImages(
-        bank=datamodule.bank, names=names, channels=transform.expand, value_range=value_range
-    )
-
-
-def _finish(datamodule: StripeDataModule, number: int) -> Tensor:
-    """Return an image as the predict stage of the datamodule finishes it, [C, H, W]."""
-    pixels = np.array(datamodule.bank[number])  # a copy: torch warns of read-only arrays
-    image_index = torch.tensor([number])
-    batch = {
-        "image": torch.from_numpy(pixels)[None],
-        "index": image_index,
-        "image_index": image_index,
-        "position": torch.zeros(1, 2, dtype=torch.int64),
-        "epoch": torch.zeros(1, dtype=torch.int64),
-    }
-    finished: Tensor = datamodule.transform(batch, "predict")["image"][0]
-    finished_px, image_px = list(finished.shape[1:]), list(pixels.shape[1:])
-    if finished_px != image_px:
-        raise ConfigError(
-            f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
-            "maps have the size of their images, so leave out what crops or resizes"
-        )
-    return finished
-
-
-def draw_augmented(
-    datamodule: BaseDataModule, planned: Batch, path: Path, *, stage: Stage, count: int = 6
-) -> int:
-    """Draw samples before and after augmentation, with the masks that move along.
+    Its columns are the score, which is the mean of the highest probabilities as in validation, the
+    defects found at the threshold of pixels, and ``good`` or ``defect`` by the threshold of images;
+    where there is none, an image is defective in which any defect is found. Where there are masks,
+    the table has the truth and the kind of the image too, and ``worst.png`` shows the defective
+    images of the lowest scores and the good ones of the highest.
 
     Args:
-        datamodule: A prepared and opened datamodule.
-        planned: A planned batch of it, as `draw_samples` returns.
-        path: The PNG to write; where the stage has no augmentation nothing is drawn.
-        stage: Whose samples.
-        count: Rows of the picture.
+        datamodule: Knows masks and kinds of the images.
+        images: As for `MapWriter`, as `folder` and `options`.
+        folder: See there.
+        options: See there.
+        doubt: Why the model is worth nothing: verdicts are ``unsure`` then.
+    """
+
+    def __init__(
+        self,
+        datamodule: InspectionDataModule,
+        images: WholeImages,
+        folder: Path,
+        options: PredictOptions,
+        *,
+        doubt: str | None,
+    ) -> None:
+        super().__init__(images, folder, options)
+        self._datamodule = datamodule
+        self._doubt = doubt
+        self._kinds = datamodule.image_kinds
+
+    @override
+    def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
+        # The score of the image replaces that of its surest defect, which `MapWriter` gives.
+        count = count_top_px(answer.values.size, self.options.top_fraction)
+        score = mean_highest((answer.rows(part) for part in slabs(answer.shape)), count)
+        return super().write(number, answer, seconds)._replace(score=score)
+
+    @override
+    def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
+        rows = [self._make_row(entry) for entry in entries]
+        # The truth helps only where it is known of every image.
+        is_known = bool(rows) and all(row["truth"] for row in rows)
+        columns = (*VERDICT_COLUMNS, "truth", "kind") if is_known else VERDICT_COLUMNS
+        path = self.folder / "images.csv"
+        write_table(path, columns, rows)
+        log.info("verdicts: %s", path)
+        self._warn_of_verdicts(rows)
+        metrics = super().finish(entries)
+        if is_known:
+            self._draw_worst(rows)
+            metrics |= score_verdicts(rows)
+        return metrics
+
+    def _make_row(self, entry: Entry) -> dict[str, Any]:
+        """Return the row of an image in ``images.csv``; its truth is empty if there is no mask."""
+        number = self.numbers[entry.image]
+        threshold = self.options.image_threshold
+        is_defective = bool(entry.rows) if threshold is None else entry.score >= threshold
+        has_defect = self._datamodule.has_defect(number)
+        return {
+            "image": entry.image,
+            "score": round(entry.score, 6),
+            "defects": len(entry.rows),
+            "verdict": _UNSURE if self._doubt else _VERDICTS[is_defective],
+            "truth": "" if has_defect is None else _VERDICTS[has_defect],
+            "kind": self._kinds[number],
+        }
+
+    def _warn_of_verdicts(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self._doubt:
+            log.warning(
+                "%s: verdicts are %s, train longer or look at report.html of the run",
+                self._doubt,
+                _UNSURE,
+            )
+        elif len(rows) >= _MANY and all(row["verdict"] == "defect" for row in rows):
+            log.warning(
+                "all %d images are defective: is this the right model, and does its threshold fit "
+                "these images? predict.image_threshold sets another",
+                len(rows),
+            )
+
+    def _draw_worst(self, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Draw the defective images of the lowest scores above the good ones of the highest."""
+        small = [row for row in rows if self.is_small(self.numbers[row["image"]])]
+        defective = [row for row in small if row["truth"] == "defect"]
+        good = [row for row in small if row["truth"] == "good"]
+        defective.sort(key=lambda row: row["score"])
+        good.sort(key=lambda row: -row["score"])
+        columns = min(_WORST, max(len(defective), len(good), 1))
+        figure, axes = new_axes(4, columns, 4 * CELL_INCHES + 0.9)
+        # Two lines of cells for each: an image above its probability.
+        for pairs, chosen in ((axes[:2].T, defective), (axes[2:].T, good)):
+            for cells, row in zip(pairs, chosen, strict=False):
+                self._draw_pair(cells, row)
+            unused_cells: list[Any] = list(pairs[len(chosen) :].flat)
+            for cell in unused_cells:
+                cell.set_axis_off()
+        title = (
+            "defects of the lowest scores, and below good images of the highest, "
+            "each above its probability"
+        )
+        save_figure(figure, self.folder / "worst.png", title, ("defect",))
+
+    def _draw_pair(self, cells: Sequence[Any], row: Mapping[str, Any]) -> None:
+        name = str(row["image"])
+        number = self.numbers[name]
+        pixels = self.images.show(number)
+        probability = self.read_map(name)
+        mask = self._datamodule.read_mask(number)
+        is_marked = np.zeros(probability.shape, np.bool_) if mask is None else is_defect(mask)
+        part = crop_strip(probability.shape, find_defects(is_marked.astype(np.float32)))
+        show_stored(cells[0], pixels[:, *part])
+        show_probability(cells[1], probability[part])
+        kind = row["kind"] or row["truth"]
+        title = f"{shorten_name(name)}\n{kind}, score {row['score']:.2f}"
+        cells[0].set_title(title, fontsize=7)
+        for cell in cells:
+            draw_outline(cell, is_marked[part], colour=TRUE_COLOUR)
+
+    @override
+    def shown_channels(self, pixels: Array) -> Array:
+        return pixels
+
+
+def score_verdicts(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Compare verdicts with the truth.
+
+    Args:
+        rows: Of ``images.csv``.
 
     Returns:
-        Samples drawn.
+        ``predict/missed`` and ``predict/false_alarms``, images; and ``predict/image_auroc`` of all,
+        and of each kind against the good ones, where there are both.
     """
-    before = datamodule.inspect(stage).draw(planned)
-    if before is None:
-        return 0
-    after = datamodule.finish_batch(planned, stage)
-    rows = _choose_rows(before.get("mask"), len(after["image"]), count)
-    titles = ("before", "reference 1", "after", "reference 1", "mask after")
-    figure, axes = open_figure(len(rows), titles)
-    for cells, row in zip(axes, rows, strict=True):
-        _show_circled(cells[:2], before, row)
-        _show_circled(cells[2:4], after, row)
-        if "mask" in after:
-            show_mask(cells[4], after["mask"][row, 0])
-    title = f"{stage} samples before and after augmentation, epoch {int(planned['epoch'][0])}"
-    save_figure(figure, path, title, ("true defect",))
-    return len(rows)
+    good = [row for row in rows if row["truth"] == "good"]
+    defective = [row for row in rows if row["truth"] == "defect"]
+    metrics: dict[str, Any] = {
+        "predict/missed": sum(row["verdict"] == "good" for row in defective),
+        "predict/false_alarms": sum(row["verdict"] == "defect" for row in good),
+    }
+    if not good or not defective:
+        return metrics
+    metrics["predict/image_auroc"] = _measure_auroc(good, defective)
+    kinds = sorted({row["kind"] for row in defective})
+    if len(kinds) > 1:  # of a single kind it would be the same number again
+        for kind in kinds:
+            of_kind = [row for row in defective if row["kind"] == kind]
+            metrics[f"predict/image_auroc_{kind}"] = _measure_auroc(good, of_kind)
+    return metrics
 
 
-def _show_circled(cells: Sequence[Axes], batch: Batch, row: int) -> None:
-    """Show target and first reference of a sample, with its true defects circled."""
-    show_images(cells, batch["image"][row])
-    if "mask" in batch:
-        circle_mask(cells[0], batch["mask"][row, 0], TRUE_COLOUR)
-
-
-def _choose_rows(masks: Tensor | None, length: int, count: int) -> list[int]:
-    """Return up to `count` samples, those with the largest masks first."""
-    if masks is None:
-        return list(range(min(length, count)))
-    marked = masks.flatten(1).sum(1).numpy()
-    return [int(row) for row in np.argsort(-marked, kind="stable")[:count]]
+def _measure_auroc(
+    good: Sequence[Mapping[str, Any]], defective: Sequence[Mapping[str, Any]]
+) -> float:
+    scores = torch.tensor([row["score"] for row in (*good, *defective)])
+    truth = torch.tensor([0] * len(good) + [1] * len(defective))
+    return round(float(binary_auroc(scores, truth)), 4)

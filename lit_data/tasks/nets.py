@@ -11,19 +11,17 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference import TiledPredictor, measure_reach_px
-from lit_data.inference.batch_size_table import try_twice
-from lit_data.inference.cpu_parallel import choose_threads
+from lit_data.inference import TiledPredictor
+from lit_data.inference.batch_size_table import find_reach_px
 from lit_data.inference.export.onnx_file import export_onnx
 from lit_data.inference.export.quantise import measure_agreement, quantise
-from lit_data.inference.forward import Forward, ForwardOptions
+from lit_data.inference.forward import Forward, ForwardOptions, choose_threads
 from lit_data.loading.device_timer import time_in_turn
 from lit_data.tasks.answers import Question, read_kinds, read_probability
+from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.whole_images import WholeImages
 from lit_data.types import Array, Batch
 
 log = logging.getLogger(__name__)
@@ -104,28 +102,6 @@ class ProbabilityNet(nn.Module):
         }
 
 
-def prepare_net(
-    model: L.LightningModule, datamodule: BaseDataModule, images: WholeImages, device: torch.device
-) -> nn.Module:
-    """Return the net that predicts tiles [B, C, h, w] float32 in 0..1, see `ProbabilityNet`.
-
-    Args:
-        model: With its weights.
-        datamodule: Whose format the model wants.
-        images: What is predicted.
-        device: Where.
-    """
-    # Moved by itself: within another module Lightning's modules do not learn their device.
-    model.to(device)
-    return ProbabilityNet(
-        model,
-        images.channels,
-        datamodule.batch_format,
-        datamodule.channel_names,
-        len(images.classes),
-    )
-
-
 def choose_overlap_px(
     net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
 ) -> int:
@@ -142,7 +118,10 @@ def choose_overlap_px(
     height_px, width_px = options.tile_sides_px
     if not images.exceed((height_px, width_px)):
         return 0  # there are no seams
-    reach_px = _measure_reach(net, images, options, device)
+    measured_px = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
+    forward = Forward(net, device, ForwardOptions())
+    channels = images.tile_channels
+    reach_px = find_reach_px(forward, channels, measured_px, multiple_px=options.multiple_px)
     shorter_px = min(height_px, width_px)
     if reach_px is None or 2 * reach_px > shorter_px // 2:
         log.warning(
@@ -164,23 +143,6 @@ def choose_overlap_px(
     return overlap_px
 
 
-def _measure_reach(
-    net: nn.Module, images: WholeImages, options: PredictOptions, device: torch.device
-) -> int | None:
-    """Return the receptive field of a net to each side, px; None if it reaches beyond a tile."""
-    height_px, width_px = options.tile_sides_px
-    shape = (min(_MEASURED_PX, height_px), min(_MEASURED_PX, width_px))
-    measure = partial(
-        measure_reach_px,
-        Forward(net, device, ForwardOptions()).call_plain,
-        images.tile_channels,
-        shape,
-        multiple_px=options.multiple_px,
-    )
-    tile = f"a single tile of {images.tile_channels}x{shape[0]}x{shape[1]}"
-    return try_twice(measure, tile, device)
-
-
 def open_predictor(
     net: nn.Module,
     images: WholeImages,
@@ -192,7 +154,7 @@ def open_predictor(
     """Return the predictor of some images, with defaults for the options that are left open.
 
     Args:
-        net: From `prepare_net`, converted or not.
+        net: A `ProbabilityNet`, converted or not.
         images: What is predicted.
         options: How.
         device: Where.
@@ -202,7 +164,11 @@ def open_predictor(
         ConfigError: The options do not fit each other, or the net gives no probability.
     """
     on_cpu = device.type == "cpu"
-    threads = options.threads or _choose_threads(options, device)
+    threads = options.threads
+    if not threads:
+        # What is compiled uses all cores by itself.
+        is_compiled = options.compile or options.quantise == "static"
+        threads = 1 if is_compiled else choose_threads(device)
     batch_size = options.batch_size or _choose_batch_size(options, threads, on_cpu=on_cpu)
     channels_last = options.channels_last
     if channels_last is None:  # faster on the CPU, and elsewhere in half precision
@@ -259,12 +225,6 @@ def _takes_any_size(
         log.debug("the net takes no tile of %d px: %s", side_px, error)
         return False
     return answer.shape[-2:] == (side_px, side_px)
-
-
-def _choose_threads(options: PredictOptions, device: torch.device) -> int:
-    if options.compile or options.quantise == "static":  # what is compiled uses all cores by itself
-        return 1
-    return choose_threads(device)
 
 
 def _choose_batch_size(options: PredictOptions, threads: int, *, on_cpu: bool) -> int:

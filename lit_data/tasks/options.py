@@ -14,7 +14,7 @@ from lit_data.inference.export.quantise import Mode
 from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
-from lit_data.modules.segmentation.image_scores import SCORE_FRACTION, check_fraction
+from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION, check_fraction
 
 _HOW: Final = (
     "folder",

@@ -1,34 +1,50 @@
 """Tasks of images with masks: patches, predictions of them, and predictions of whole images."""
 
+import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import lightning as L
+import numpy as np
 import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 from typing_extensions import TypeVar, override
 
 from lit_data.datamodules.base import BaseDataModule
-from lit_data.datamodules.image import ImageDataModule
+from lit_data.datamodules.image import ImageDataModule, StripeDataModule
+from lit_data.datamodules.inspection import InspectionDataModule
+from lit_data.datamodules.watermarks import WatermarkDataModule
+from lit_data.errors import ConfigError
+from lit_data.synthesis.canvas import ValueRange
 from lit_data.tasks.answers import ask_step, read_kinds, read_probability, read_threshold
-from lit_data.tasks.base import Task
+from lit_data.tasks.base import Data, Task, register
 from lit_data.tasks.figures import (
     CLASS_COLOURS,
+    DISTRACTOR_COLOUR,
     FOUND_COLOUR,
     TRUE_COLOUR,
+    circle_mask,
     draw_before_after,
+    draw_outline,
     number_classes,
     open_figure,
     outline_mask,
     save_figure,
+    show_images,
     show_mask,
     show_pixels,
+    show_probability,
 )
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.tasks.tiles import ImageWriter, predict_images
+from lit_data.tasks.maps import ImageWriter, MapWriter, VerdictWriter, WholeImages
+from lit_data.tasks.options import VERDICT_OPTIONS, Predicted, PredictOptions, PredictRun
+from lit_data.tasks.predict import predict_images
+from lit_data.tasks.watermarks import MarkWriter
 from lit_data.types import IGNORED, Array, Batch, Stage
+
+log = logging.getLogger(__name__)
 
 _NAME: Final = 24  # characters of a file's name
 _UNMARKED: Final = 2  # samples without a mark in a picture, where there are enough with one
@@ -48,24 +64,89 @@ class PixelTask(Task[Images]):
     def draw_samples(
         self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
     ) -> list[int]:
+        """Draw samples as the model sees them, with their masks, the largest first."""
         classes = self.datamodule.classes or ()
-        return draw_mark_samples(self.datamodule, batch, path, title, count=count, classes=classes)
+        masks = masks_of(batch)
+        order = torch.argsort(_measure_marked(masks), descending=True, stable=True)
+        rows: list[int] = order[:count].tolist()
+        titles = ["image", "edge of the mask", "mask"]
+        if "clean" in batch:
+            titles.append("clean")
+        figure, axes = open_figure(len(rows), titles)
+        for cells, row in zip(axes, rows, strict=True):
+            show_pixels(cells[0], batch["image"][row])
+            _show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
+            show_mask(cells[2], masks[row, 0], classes=len(classes))
+            if "clean" in batch:
+                show_pixels(cells[3], batch["clean"][row])
+            cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
+        save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
+        return rows
 
     @override
     def draw_predictions(
         self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
     ) -> bool:
+        """Draw samples from the largest mark to none, beside the predictions of a model."""
         classes = self.datamodule.classes or ()
-        return draw_mark_predictions(
-            self.datamodule, model, batch, path, title, count=count, classes=classes
-        )
+        rows = _choose_marked(_measure_marked(masks_of(batch)), count)
+        chosen = {key: value[rows] for key, value in batch.items()}
+        outputs = ask_step(model, chosen)
+        probability = read_probability(outputs)
+        if probability is None:
+            return False
+        threshold = read_threshold(model)
+        marks = (probability >= threshold).float()
+        kinds = read_kinds(outputs) if classes else None
+        if kinds is not None:
+            marks = marks * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
+        marks = marks.cpu()
+        probability = probability.float().cpu()
+        masks = masks_of(chosen)
+        titles = ("image", "mask", f"found (p >= {threshold:.2g})", "model")
+        figure, axes = open_figure(len(rows), titles)
+        for row, cells in enumerate(axes):
+            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
+            show_pixels(cells[0], chosen["image"][row])
+            _show_outlined(cells[1], chosen["image"][row], masks[row, 0], classes=len(classes))
+            show_pixels(cells[2], chosen["image"][row])
+            outline_mask(cells[2], marks[row, 0], classes=len(classes), colour=FOUND_COLOUR)
+            show_probability(cells[3], probability[row, 0].numpy(), interpolation="nearest")
+            cells[3].set_xlabel(f"highest {float(probability[row].max()):.2f}", fontsize=8)
+            outline_mask(cells[3], masks[row, 0], classes=len(classes), width=0.6)
+        if classes:
+            save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
+        else:
+            save_figure(figure, path, title, ("mask", "found"), (TRUE_COLOUR, FOUND_COLOUR))
+        return True
 
     @override
     def draw_augmented(
         self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
     ) -> None:
-        count = len(self.datamodule.classes or ())
-        draw_augmented_marks(self.datamodule, planned, rows, path, stage=stage, classes=count)
+        """Draw samples and their masks before and after augmentation, if there is any."""
+        classes = len(self.datamodule.classes or ())
+
+        def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+            show_pixels(cells[0], batch["image"][row])
+            show_mask(cells[1], masks_of(batch)[row, 0], classes=classes)
+
+        draw_before_after(
+            self.datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask")
+        )
+
+    def open_images(self) -> WholeImages:
+        """Return the images to predict, as they are.
+
+        Raises:
+            ConfigError: The predict stage has an augmentation.
+        """
+        if "predict" in self.datamodule.augment:
+            raise ConfigError("predict takes images as they are: leave predict out of data.augment")
+        bank = self.datamodule.bank
+        names = self.datamodule.source.names(bank)
+        channels = tuple(range(bank.channels))
+        return WholeImages(bank=bank, names=names, channels=channels, value_range=None)
 
     def writer(self, run: PredictRun, options: PredictOptions) -> ImageWriter:
         """Return the writer of the predictions of whole images."""
@@ -76,6 +157,216 @@ class PixelTask(Task[Images]):
         self, model: L.LightningModule, run: PredictRun, options: PredictOptions
     ) -> Predicted:
         return predict_images(self.datamodule, model, self.writer(run, options), run, options)
+
+
+@register(InspectionDataModule)
+class InspectionTask(PixelTask[InspectionDataModule]):
+    """Images with the masks of their defects; predictions are maps and tables of defects."""
+
+    neutral_data = (
+        *Task.neutral_data,
+        "groups",
+        "patch_px",
+        "sampling",
+        "near_duplicates",
+        "stride_px",
+        "train_on",
+    )
+    predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}}
+    trained_data = ("classes", "mask_read", "patch_px", "read", "scale", "size_px", "value_range")
+    unused = ("clean", "count")
+
+    @override
+    def open_images(self) -> WholeImages:
+        return replace(
+            super().open_images(),
+            value_range=_find_range(self.datamodule.transformation.values),
+            classes=tuple(self.datamodule.classes or ()),
+            original_sizes=self.datamodule.original_sizes,
+        )
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
+        options.refuse("maps of defects", *self.unused)
+        images = self.open_images()
+        return VerdictWriter(self.datamodule, images, run.folder, options, doubt=run.doubt)
+
+    @override
+    def predict(
+        self, model: L.LightningModule, run: PredictRun, options: PredictOptions
+    ) -> Predicted:
+        return super().predict(model, run, self._fit_tile(options))
+
+    def _fit_tile(self, options: PredictOptions) -> PredictOptions:
+        """Enlarge the default tile to the whole image for a net that was trained with whole images."""
+        scaling = self.datamodule.source.scaling
+        is_default_tile = options.tile_px == PredictOptions().tile_px
+        if scaling is None or scaling.size_px is None or not is_default_tile:
+            return options
+        stride_px = options.multiple_px
+        tile_px = []
+        for image_px, default_px in zip(scaling.size_px, options.tile_sides_px, strict=True):
+            # Tiles are multiples of the stride of the net; images are padded to that.
+            padded_px = -(-image_px // stride_px) * stride_px
+            tile_px.append(max(padded_px, default_px))
+        return replace(options, tile_px=tuple(tile_px))
+
+
+@register(WatermarkDataModule)
+class MarkTask(PixelTask[WatermarkDataModule]):
+    """Images with the masks of their watermarks; predictions are masks and overlays."""
+
+    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
+    unused = (*VERDICT_OPTIONS, "count")
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> MarkWriter:
+        options.refuse("masks of watermarks", *self.unused)
+        return MarkWriter(self.open_images(), run.folder, options)
+
+
+@register(BaseDataModule)
+class PatchTask(Task[Data]):
+    """Images with masks, whose first channel is a target; of datamodules that have no other task."""
+
+    predicts = "dict with `probability`"
+
+    @override
+    def draw_predictions(
+        self, model: L.LightningModule, batch: Batch, path: Path, title: str, *, count: int
+    ) -> bool:
+        """Draw samples with the largest masks, and the one with the smallest, beside predictions."""
+        if "mask" not in batch:
+            return False
+        marked = batch["mask"].flatten(1).sum(1)
+        rows = torch.argsort(marked, descending=True, stable=True)[: count - 1].tolist()
+        rows += torch.argsort(marked, stable=True)[:1].tolist()
+        chosen = {key: value[rows] for key, value in batch.items()}
+        probability = read_probability(ask_step(model, chosen))
+        if probability is None:
+            return False
+        probability = probability.float().cpu()
+        threshold = read_threshold(model)
+        titles = ("target", "reference 1", "|target - mean(ref)|", f"found (p >= {threshold:.2g})")
+        figure, axes = open_figure(len(rows), (*titles, "model"))
+        for row, cells in enumerate(axes):
+            cells[0].set_ylabel(name_sample(self.datamodule, chosen, row), fontsize=8)
+            image = chosen["image"][row]
+            mask = chosen["mask"][row, 0]
+            _draw_patch(cells, image, mask, probability[row, 0].numpy(), threshold)
+        save_figure(figure, path, title, ("true defect", "found"), (TRUE_COLOUR, FOUND_COLOUR))
+        return True
+
+    @override
+    def draw_augmented(
+        self, planned: Batch, rows: Sequence[int], path: Path, *, stage: Stage
+    ) -> None:
+        """Draw as many samples before and after augmentation, those with the largest masks first."""
+        before = self.datamodule.inspect(stage).draw(planned)
+        if before is None:
+            return
+        after = self.datamodule.finish_batch(planned, stage)
+        marked = masks_of(before).flatten(1).sum(1)
+        largest = torch.argsort(marked, descending=True, stable=True)[: len(rows)].tolist()
+        titles = ("before", "reference 1", "after", "reference 1", "mask after")
+        figure, axes = open_figure(len(largest), titles)
+        for cells, row in zip(axes, largest, strict=True):
+            _show_circled(cells[:2], before, row)
+            _show_circled(cells[2:4], after, row)
+            if "mask" in after:
+                show_mask(cells[4], after["mask"][row, 0])
+        epoch = int(planned["epoch"][0])
+        title = f"{stage} samples before and after augmentation, epoch {epoch}"
+        save_figure(figure, path, title, ("true defect",))
+
+
+@register(StripeDataModule)
+class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
+    """Target, references and mask; predictions are maps and tables of defects."""
+
+    neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
+    unused = (*VERDICT_OPTIONS, "clean", "count")
+
+    @override
+    def draw_samples(
+        self, planned: Batch, batch: Batch, path: Path, title: str, *, stage: Stage, count: int
+    ) -> list[int]:
+        """Draw target, references and mask, with true defects and distractors circled.
+
+        Samples with true defects come first, then those with distractors.
+        """
+        distractors = _mark_distractors(self.datamodule, planned, stage)
+        masks = masks_of(batch)
+        interest = 2.0 * masks.flatten(1).amax(1)
+        if distractors is not None:
+            interest += distractors.flatten(1).amax(1).float()
+        rows: list[int] = torch.argsort(interest, descending=True, stable=True)[:count].tolist()
+        figure, axes = open_figure(len(rows), ("target", "reference 1", "reference 2", "mask"))
+        for cells, row in zip(axes, rows, strict=True):
+            show_images(cells[:3], batch["image"][row])
+            show_mask(cells[3], masks[row, 0])
+            circle_mask(cells[0], masks[row, 0], TRUE_COLOUR)
+            if distractors is not None:
+                for channel, cell in enumerate(cells[:3]):
+                    circle_mask(cell, distractors[row, channel], DISTRACTOR_COLOUR)
+            cells[0].set_ylabel(name_sample(self.datamodule, batch, row), fontsize=8)
+        save_figure(figure, path, title, ("true defect", "distractor (not in the mask)"))
+        return rows
+
+    @override
+    def open_images(self) -> WholeImages:
+        """Return the images to predict.
+
+        Where their finishing is more than choosing channels and scaling (a nuisance for layout
+        `single`, an augmentation of the predict stage), the datamodule finishes a whole image as it
+        would finish a patch.
+        """
+        data = self.datamodule
+        transform = data.transformation
+        is_finished = transform.nuisance is not None or "predict" in transform.augment
+        return WholeImages(
+            bank=data.bank,
+            names=data.source.names(data.bank),
+            channels=tuple(range(len(transform.expand))) if is_finished else transform.expand,
+            value_range=None if is_finished else _find_range(transform.values),
+            finish=self._finish if is_finished else None,
+        )
+
+    @override
+    def writer(self, run: PredictRun, options: PredictOptions) -> MapWriter:
+        options.refuse("maps of defects", *self.unused)
+        if self.datamodule.source.layout == "single":
+            log.warning(
+                "layout=single: target and references are one image, so what is really in it is "
+                "in all three and not found; the maps show false alarms only"
+            )
+        return MapWriter(self.open_images(), run.folder, options)
+
+    def _finish(self, number: int) -> Tensor:
+        """Return an image as the predict stage of the datamodule finishes it, [C, H, W]."""
+        pixels = np.array(self.datamodule.bank[number])  # a copy: torch warns of read-only arrays
+        image_index = torch.tensor([number])
+        batch = {
+            "image": torch.from_numpy(pixels)[None],
+            "index": image_index,
+            "image_index": image_index,
+            "position": torch.zeros(1, 2, dtype=torch.int64),
+            "epoch": torch.zeros(1, dtype=torch.int64),
+        }
+        finished: Tensor = self.datamodule.transform(batch, "predict")["image"][0]
+        finished_px = list(finished.shape[1:])
+        image_px = list(pixels.shape[1:])
+        if finished_px != image_px:
+            raise ConfigError(
+                f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
+                "maps have the size of their images, so leave out what crops or resizes"
+            )
+        return finished
+
+
+def _find_range(values: ValueRange) -> tuple[float, float] | None:
+    """Return the pixel values that become 0 and 1; None for floats that are left as they are."""
+    return None if values == ValueRange() else (values.low, values.high)
 
 
 def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
@@ -89,131 +380,40 @@ def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:
     return f"{name}\ny {top}, x {left}"
 
 
-def draw_mark_samples(
-    datamodule: BaseDataModule,
-    batch: Batch,
-    path: Path,
-    title: str,
-    *,
-    count: int,
-    classes: Sequence[str] = (),
-) -> list[int]:
-    """Draw samples as the model sees them, with their masks, the largest first.
-
-    Args:
-        datamodule: Its images have names.
-        batch: A finished batch, on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        count: Rows of the picture.
-        classes: Names of the classes whose numbers are in the masks; empty: masks are in 0..1.
-
-    Returns:
-        Rows of the batch that are drawn.
-    """
-    masks = _masks_of(batch)
-    order = torch.argsort(_measure_marked(masks), descending=True, stable=True)
-    rows: list[int] = order[:count].tolist()
-    has_clean = "clean" in batch
-    titles = ["image", "edge of the mask", "mask"]
-    if has_clean:
-        titles.append("clean")
-    figure, axes = open_figure(len(rows), titles)
-    for cells, row in zip(axes, rows, strict=True):
-        show_pixels(cells[0], batch["image"][row])
-        show_outlined(cells[1], batch["image"][row], masks[row, 0], classes=len(classes))
-        show_mask(cells[2], masks[row, 0], classes=len(classes))
-        if has_clean:
-            show_pixels(cells[3], batch["clean"][row])
-        cells[0].set_ylabel(name_sample(datamodule, batch, row), fontsize=8)
-    save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
-    return rows
+def masks_of(batch: Batch) -> Tensor:
+    """Return the masks of a batch, [B, 1, H, W]; without masks nothing is marked."""
+    if "mask" in batch:
+        return batch["mask"]
+    return torch.zeros_like(batch["image"][:, :1])
 
 
-def draw_mark_predictions(
-    datamodule: BaseDataModule,
-    model: L.LightningModule,
-    batch: Batch,
-    path: Path,
-    title: str,
-    *,
-    count: int,
-    classes: Sequence[str] = (),
-) -> bool:
-    """Draw samples from the largest watermark to none, beside the predictions of a model.
-
-    Args:
-        datamodule: Its images have names.
-        model: A module whose `predict_step` returns a dict with ``probability`` [B, 1, H, W].
-        batch: A finished batch on the host.
-        path: The PNG to write.
-        title: Of the picture.
-        count: Rows of the picture.
-        classes: As for `draw_mark_samples`.
-
-    Returns:
-        True if it was drawn; False if the module returns something else.
-    """
-    rows = _choose_marked(_measure_marked(_masks_of(batch)), count)
-    chosen = {key: value[rows] for key, value in batch.items()}
-    outputs = ask_step(model, chosen)
-    probability = read_probability(outputs)
-    if probability is None:
-        return False
-    threshold = read_threshold(model)
-    marks = (probability >= threshold).float()
-    kinds = read_kinds(outputs) if classes else None
-    if kinds is not None:
-        marks = marks * (1 + kinds.argmax(1, keepdim=True))  # numbers of classes, from 1
-    marks = marks.cpu()
-    probability = probability.float().cpu()
-    masks = _masks_of(chosen)
-    titles = ("image", "mask", f"found (p >= {threshold:.2g})", "model")
-    figure, axes = open_figure(len(rows), titles)
-    for row, cells in enumerate(axes):
-        cells[0].set_ylabel(name_sample(datamodule, chosen, row), fontsize=8)
-        show_pixels(cells[0], chosen["image"][row])
-        show_outlined(cells[1], chosen["image"][row], masks[row, 0], classes=len(classes))
-        show_pixels(cells[2], chosen["image"][row])
-        outline_mask(cells[2], marks[row, 0], classes=len(classes), colour=FOUND_COLOUR)
-        _show_probability(cells[3], probability[row, 0].numpy())
-        outline_mask(cells[3], masks[row, 0], classes=len(classes), width=0.6)
-    if classes:
-        save_figure(figure, path, title, number_classes(classes), CLASS_COLOURS)
-    else:
-        save_figure(figure, path, title, ("mask", "found"), (TRUE_COLOUR, FOUND_COLOUR))
-    return True
-
-
-def _show_probability(cell: Axes, probability: Array) -> None:
-    cell.imshow(probability, cmap="magma", vmin=0, vmax=1, interpolation="nearest")
-    cell.set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
-
-
-def draw_augmented_marks(
-    datamodule: BaseDataModule,
-    planned: Batch,
-    rows: Sequence[int],
-    path: Path,
-    *,
-    stage: Stage,
-    classes: int = 0,
-) -> bool:
-    """Draw samples and their masks before and after augmentation; see `draw_before_after`."""
-
-    def show(cells: Sequence[Axes], batch: Batch, row: int) -> None:
-        show_pixels(cells[0], batch["image"][row])
-        show_mask(cells[1], _masks_of(batch)[row, 0], classes=classes)
-
-    return draw_before_after(
-        datamodule, planned, rows, path, stage=stage, show=show, columns=("image", "mask")
-    )
-
-
-def show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int = 0) -> None:
+def _show_outlined(cell: Axes, image: Tensor, mask: Tensor, *, classes: int) -> None:
     """Show an image [C, H, W] with a line around what a mask [H, W] marks; see `outline_mask`."""
     show_pixels(cell, image)
     outline_mask(cell, mask, classes=classes, width=0.8)
+
+
+def _show_circled(cells: Sequence[Axes], batch: Batch, row: int) -> None:
+    """Show target and first reference of a sample, with its true defects circled."""
+    show_images(cells, batch["image"][row])
+    if "mask" in batch:
+        circle_mask(cells[0], batch["mask"][row, 0], TRUE_COLOUR)
+
+
+def _draw_patch(
+    cells: Sequence[Axes], image: Tensor, mask: Tensor, probability: Array, threshold: float
+) -> None:
+    """Draw one patch: target, reference, their difference, predicted defects, and probability."""
+    show_images(cells[:2], image)
+    difference = (image[0] - image[1:].mean(0)).abs()
+    brightest = max(float(difference.max()), 0.1)  # so that noise alone stays dark
+    cells[2].imshow(difference.numpy(), cmap="magma", vmin=0, vmax=brightest)
+    show_images(cells[3:4], image[:1])
+    draw_outline(cells[3], probability >= threshold, colour=FOUND_COLOUR)
+    show_probability(cells[4], probability)
+    cells[4].set_xlabel(f"highest {float(probability.max()):.2f}", fontsize=8)
+    outline_mask(cells[0], mask)
+    outline_mask(cells[4], mask)
 
 
 def _choose_marked(marked: Tensor, count: int) -> list[int]:
@@ -224,7 +424,8 @@ def _choose_marked(marked: Tensor, count: int) -> list[int]:
         count: Samples at most.
     """
     order = torch.argsort(marked, descending=True, stable=True)
-    with_mark, without = order[marked[order] > 0], order[marked[order] == 0]
+    with_mark = order[marked[order] > 0]
+    without = order[marked[order] == 0]
     # Samples without a mark fill what those with one leave, but get at least `_UNMARKED` rows.
     free = count - min(len(without), _UNMARKED)
     spread = torch.linspace(0, len(with_mark) - 1, min(free, len(with_mark))).round().long()
@@ -237,8 +438,12 @@ def _measure_marked(masks: Tensor) -> Tensor:
     return masks.masked_fill(masks == IGNORED, 0).clamp(max=1).flatten(1).sum(1)
 
 
-def _masks_of(batch: Batch) -> Tensor:
-    """Return the masks of a batch, [B, 1, H, W]; without masks nothing is marked."""
-    if "mask" in batch:
-        return batch["mask"]
-    return torch.zeros_like(batch["image"][:, :1])
+def _mark_distractors(datamodule: BaseDataModule, planned: Batch, stage: Stage) -> Tensor | None:
+    """Return the pixels of distractors, [B, C, H, W] bool; None without synthetic defects."""
+    annotated = datamodule.inspect(stage).annotate(planned)
+    if annotated is None:
+        return None
+    plan, annotations = annotated
+    # Label 0 is the background, label n the n-th synthetic object of the plan.
+    is_distractor = torch.cat((torch.zeros(1, dtype=torch.bool), ~plan.is_true))
+    return is_distractor[annotations.labels.long()]

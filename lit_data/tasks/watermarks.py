@@ -1,4 +1,4 @@
-"""Watermarks: patches with masks, and of each image its mask, an overlay, and the cleaned image."""
+"""Predictions of watermarks: of each image its mask, an overlay, and the cleaned image."""
 
 import logging
 from collections.abc import Iterator, Sequence
@@ -9,37 +9,16 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.datamodules.watermarks import WatermarkDataModule
-from lit_data.errors import ConfigError
 from lit_data.files import write_table
 from lit_data.io.images.readers import read_image
 from lit_data.io.images.writing import write_png_parts
-from lit_data.tasks.base import Task, register
-from lit_data.tasks.figures import (
-    new_axes,
-    save_figure,
-)
-from lit_data.tasks.options import VERDICT_OPTIONS, PredictOptions, PredictRun
-from lit_data.tasks.pixels import PixelTask
-from lit_data.tasks.tiles import ImageWriter
-from lit_data.tasks.whole_images import ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.figures import new_axes, save_figure
+from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages, slabs
+from lit_data.tasks.options import PredictOptions
 from lit_data.tasks.writer import Entry, Written
 from lit_data.types import Array
 
 log = logging.getLogger(__name__)
-
-
-@register(WatermarkDataModule)
-class MarkTask(PixelTask[WatermarkDataModule]):
-    """Images with the masks of their watermarks."""
-
-    neutral_data = (*Task.neutral_data, "patch_px", "progressive", "samples_per_image", "stride_px")
-    unused = (*VERDICT_OPTIONS, "count")
-
-    @override
-    def writer(self, run: PredictRun, options: PredictOptions) -> "MarkWriter":
-        options.refuse("masks of watermarks", *self.unused)
-        return MarkWriter(open_watermark_images(self.datamodule), run.folder, options)
 
 
 COLUMNS: Final = ("image", "marked_share", "mean_score", "height_px", "width_px", "seconds")
@@ -78,14 +57,14 @@ class MarkWriter(ImageWriter):
     @override
     def write(self, number: int, answer: ProbabilityMap, seconds: float) -> Written:
         """Write the pictures of an image, part by part."""
-        name = self.images.names[number]
+        name = self.names[number]
         pixels = self.images.bank[number]
         threshold = self.options.least_score
         height, width = answer.shape
         parts = list(slabs(answer.shape))
         masks = (answer.encode(part, np.uint8) for part in parts)
         overlays = (tint(pixels[:, part], answer.rows(part), threshold) for part in parts)
-        paths = [self._path(kind, name) for kind in self._kinds]
+        paths = [self.path_of(kind, name) for kind in self._kinds]
         write_png_parts(paths[0], answer.shape, masks)
         write_png_parts(paths[1], answer.shape, overlays)
         if self.options.clean:
@@ -101,18 +80,15 @@ class MarkWriter(ImageWriter):
         }
         return Written(paths, [row], score)
 
+    @override
     def finish(self, entries: Sequence[Entry]) -> dict[str, Any]:
-        """Write the table and the picture.
-
-        Returns:
-            The numbers for summary.json.
-        """
         rows = [{"image": entry.image, **entry.rows[0]} for entry in entries]
         path = self.folder / "marks.csv"
         write_table(path, COLUMNS, rows)
         log.info("marks: %s", path)
-        small = [entry for entry in entries if self._is_small(entry)]
-        self._draw(sorted(small, key=lambda entry: -entry.score)[:SHOWN])
+        surest = self.choose_shown(entries, SHOWN)
+        if surest:
+            self._draw(surest)
         fractions = [row["marked_share"] for row in rows]
         return {
             "predict/images": len(entries),
@@ -120,16 +96,7 @@ class MarkWriter(ImageWriter):
             "predict/marked_share": float(np.mean(fractions)) if fractions else None,
         }
 
-    def _is_small(self, entry: Entry) -> bool:
-        row = entry.rows[0]
-        return bool(row["height_px"] * row["width_px"] <= self.options.large_px)
-
-    def _path(self, kind: str, name: str) -> Path:
-        return self.folder / kind / f"{name}.png"
-
     def _draw(self, entries: Sequence[Entry]) -> None:
-        if not entries:
-            return
         titles = ("image", *(kind.removesuffix("s") for kind in self._kinds))
         tallest = max(entry.rows[0]["height_px"] / entry.rows[0]["width_px"] for entry in entries)
         row_inches = _CELL_INCHES * min(tallest, 1.4) + 0.2
@@ -138,13 +105,13 @@ class MarkWriter(ImageWriter):
         figure, axes = new_axes(len(entries), len(titles), height_inches, width_inches=width_inches)
         for title, cell in zip(titles, axes[0], strict=True):
             cell.set_title(title, fontsize=10)
-        numbers = {name: number for number, name in enumerate(self.images.names)}
         for entry, cells in zip(entries, axes, strict=True):
-            pictures = [self.images.bank[numbers[entry.image]]]
-            pictures += [read_image(self._path(kind, entry.image)) for kind in self._kinds]
+            pictures = [self.images.bank[self.numbers[entry.image]]]
+            pictures += [read_image(self.path_of(kind, entry.image)) for kind in self._kinds]
             for picture, cell in zip(pictures, cells, strict=True):
                 cell.imshow(_shrink(picture), cmap="gray", vmin=0, vmax=255)
-            fraction, score = entry.rows[0]["marked_share"], entry.rows[0]["mean_score"]
+            fraction = entry.rows[0]["marked_share"]
+            score = entry.rows[0]["mean_score"]
             description = f"{fraction:.2%} marked, score {score:.2f}"
             cells[0].set_ylabel(f"{entry.image[-28:]}\n{description}", fontsize=8)
         save_figure(figure, self.folder / "predictions.png", "images with the surest marks", ())
@@ -217,18 +184,3 @@ def _shrink(picture: Array) -> Array:
     step = -(-max(picture.shape[1:]) // _DRAWN_PX)
     small = np.moveaxis(picture[:, ::step, ::step], 0, -1)
     return small[..., 0] if small.shape[2] == 1 else small
-
-
-def open_watermark_images(datamodule: WatermarkDataModule) -> WholeImages:
-    """Return the images of a watermark dataset, as they are.
-
-    Raises:
-        ConfigError: The predict stage has an augmentation.
-    """
-    if "predict" in datamodule.augment:
-        raise ConfigError(
-            "predict takes watermarked images as they are: leave predict out of data.augment"
-        )
-    bank = datamodule.bank
-    names = datamodule.source.names(bank)
-    return WholeImages(bank=bank, names=names, channels=tuple(range(3)), value_range=None)

@@ -4,10 +4,12 @@ import json
 import logging
 import os
 import stat
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Final, NamedTuple
 
@@ -166,6 +168,11 @@ class PredictionWriter(ABC):
     names: Sequence[str]
     bad: Sequence[tuple[str, str]] = ()
 
+    @cached_property
+    def numbers(self) -> Mapping[str, int]:
+        """Number of each input by its name."""
+        return {name: number for number, name in enumerate(self.names)}
+
     def stamp(self, number: int) -> Sequence[int]:
         """Return whole numbers that change when an input does; by default none."""
         return ()
@@ -239,6 +246,7 @@ class Work:
         self.waiting: list[int] = []
         self._run = run
         self._chosen = chosen
+        self.restart_clock()
         # From before an input is read: one that changes meanwhile is predicted again.
         self._stamps = {number: writer.stamp(number) for number in chosen}
         identity = {**run.identity, "predict": options.identity()}
@@ -252,8 +260,14 @@ class Work:
         if done:
             log.info("%d of %d inputs are done already", done, len(chosen))
 
-    def write(self, number: int, answer: Any, seconds: float) -> None:  # noqa: ANN401 - what the writer takes
+    def restart_clock(self) -> None:
+        """Let the seconds of the next input begin now."""
+        self._start_s = time.perf_counter()
+
+    def write(self, number: int, answer: Any) -> None:  # noqa: ANN401 - what the writer takes
         """Write the answer for one input, and note that it is done."""
+        seconds = time.perf_counter() - self._start_s
+        self.restart_clock()  # writing counts for the input after this one
         written = self.writer.write(number, answer, seconds)
         entry = Entry(
             image=self.writer.names[number],
@@ -321,7 +335,7 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
     """
     try:
         before = dict(_flatten(json.loads(path.read_bytes())))
-        now = dict(_flatten(identity))
+        now = dict(_flatten(json.loads(json.dumps(identity))))  # with lists in the place of tuples
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged: begin anew with predict.resume=false"
@@ -335,13 +349,10 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
         )
 
 
-def _flatten(node: object, key: str = "") -> list[tuple[str, object]]:
-    """Return the leaves of nested mappings with their dotted keys; a list counts as one leaf."""
-    if isinstance(node, Mapping):
-        leaves = []
-        for name, value in node.items():
-            leaves += _flatten(value, f"{key}.{name}" if key else str(name))
-        return leaves
-    if isinstance(node, list | tuple):  # as text, so that a tuple equals the list read from JSON
-        return [(key, json.dumps(node))]
-    return [(key, node)]
+def _flatten(node: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Yield the leaves of nested mappings with their dotted keys; a list is a leaf."""
+    if not isinstance(node, Mapping):
+        yield key, node
+        return
+    for name, value in node.items():
+        yield from _flatten(value, f"{key}.{name}" if key else str(name))

@@ -19,19 +19,6 @@ def _to_boxes(
     return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
 
 
-def test_corners_are_counted_from_pixel_centres() -> None:
-    corners = box_corners(_to_boxes((0, 0, 20, 10), (4, 2, 5, 3)), (10, 20))
-    assert corners[0].tolist() == [[-0.5, -0.5], [19.5, -0.5], [19.5, 9.5], [-0.5, 9.5]]
-    assert corners[1].amin(dim=0).tolist() == pytest.approx([3.5, 1.5])
-
-
-def test_hulls_give_back_boxes_that_did_not_move() -> None:
-    boxes = _to_boxes((0, 0, 20, 10), (4, 2, 5, 3), (1.5, 2.5, 9, 7))
-    torch.testing.assert_close(
-        hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY), boxes
-    )
-
-
 def test_boxes_are_cut_to_the_crop() -> None:
     boxes = _to_boxes((-4, 2, 6, 8), (18, 8, 26, 12))
     cut = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY)

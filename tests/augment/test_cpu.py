@@ -7,12 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from kornia.color import hsv_to_rgb, rgb_to_hsv
 from torch import nn
 
 from lit_data.augment import Augmentation, Compiled, Geometry, Pipeline, StripeAugment, warping
 from lit_data.augment.augmentation import Layers
-from lit_data.augment.colour import change_colours, change_planes
 from lit_data.augment.pipeline import detection_augment, segmentation_augment, stripe_augment
 from lit_data.augment.warping import Padding
 from lit_data.devices import change_each
@@ -76,21 +74,6 @@ def test_images_may_come_as_bytes(augmentation: Augmentation) -> None:
     images, draws = (255 * _images(24)).to(torch.uint8), augmentation.draw(0, 0, range(24), 3)
     found, wanted = augmentation(Layers(images), draws), augmentation(Layers(images / 255), draws)
     assert torch.equal(found.images, wanted.images)
-
-
-@pytest.mark.parametrize("turn", [-3.0, -0.09, 0.0, 0.7, 3.0])
-@pytest.mark.parametrize(("saturation", "value"), [(1.0, 1.0), (0.0, 1.3), (1.7, 0.6), (2.0, 2.0)])
-def test_colours_are_those_of_the_way_through_hsv(
-    turn: float, saturation: float, value: float
-) -> None:
-    images = _images(6)
-    hues, saturations, values = rgb_to_hsv(images).unbind(dim=1)
-    hues = (hues + turn * torch.pi / 3) % (2 * torch.pi)
-    changed = (hues, (saturations * saturation).clamp(0, 1), (values * value).clamp(0, 1))
-    wanted = hsv_to_rgb(torch.stack(changed, dim=1))
-    numbers = [torch.full((6, 1, 1), number) for number in (turn, saturation, value)]
-    for change in (change_colours, change_planes):
-        torch.testing.assert_close(change(images, *numbers), wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("is_exact", [True, False])

@@ -8,8 +8,8 @@ from omegaconf import DictConfig
 
 import benchmarks
 from lit_data.commands.benchmark import run
-from lit_data.commands.benchmarks.feeds import Candidate, open_feed
-from lit_data.commands.benchmarks.rows import MICRO_BATCHED, Row
+from lit_data.commands.benchmarks.measure import Candidate, open_feed
+from lit_data.commands.benchmarks.table import MICRO_BATCHED, Row
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.names import allow_packages
 from lit_data.commands.configuration.targets import instantiate

@@ -19,7 +19,7 @@ from benchmarks.learning_detection import (
     write_detections,
 )
 from benchmarks.learning_sets import BOARD_CLASSES, prepare_boards
-from lit_data.modules.detection.average_precision import BoxScores
+from lit_data.modules.detection.boxes import BoxScores
 
 
 def _write_source(folder: Path, images: int = 10) -> Path:

@@ -11,9 +11,9 @@ from omegaconf import DictConfig
 
 from benchmarks.loaders import MicroBatchSampler, find_others, make_textbook_loader
 from lit_data.commands.benchmarks.compare import build_candidates
-from lit_data.commands.benchmarks.feeds import Candidate
+from lit_data.commands.benchmarks.measure import Candidate
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import Row
+from lit_data.commands.benchmarks.table import Row
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError
 from lit_data.types import Batch

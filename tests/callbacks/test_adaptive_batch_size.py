@@ -11,14 +11,11 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos import Transformer
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.callbacks.events import Event
-from lit_data.callbacks.wrapping import Wrapped
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, Faults, Point, SimulatedDevice, install, out_of_memory
@@ -140,7 +137,8 @@ def test_no_piece_is_smaller_than_min_size() -> None:
     module = Regression()
     faults = install(module, FaultPlan("forward_start", always))
     with pytest.raises(
-        BatchMemoryError, match="the smallest piece of 3 samples of tensor 3 float64 does not fit"
+        BatchMemoryError,
+        match="the smallest micro-batch of 3 samples of tensor 3 float64 does not fit",
     ):
         fit(module, DataLoader(data(9), 9), adaptive(min_size=3))
     assert faults.refused == [9, 5, 3]
@@ -169,50 +167,6 @@ def test_other_errors_pass_unchanged(point: Point, error: Exception) -> None:
     assert caught.value is error
     assert len(faults.refused) == 1
     assert callback.state_dict()["ooms"] == 0
-
-
-def _overridden(trainer: L.Trainer) -> list[str]:
-    loop = trainer.fit_loop.epoch_loop
-    owners = (
-        trainer.strategy,
-        loop.automatic_optimization,
-        loop.manual_optimization,
-        trainer.precision_plugin,
-    )
-    return [
-        name
-        for owner in owners
-        for name, value in vars(owner).items()
-        if isinstance(value, Wrapped)
-    ]
-
-
-def test_what_was_wrapped_is_taken_off() -> None:
-    callback, module = adaptive(), Regression()
-    seen: list[list[str]] = []
-    module.on_train_batch_start = lambda batch, batch_idx: seen.append(_overridden(module.trainer))
-    _, trainer = fit(module, DataLoader(data(8), 4), callback)
-    wrapped = [
-        "batch_to_device",
-        "validation_step",
-        "test_step",
-        "predict_step",
-        "_make_closure",
-        "_optimizer_step",
-    ]
-    assert seen[0] == wrapped
-    assert _overridden(trainer) == []
-    trainer.fit_loop.max_epochs = 2
-    trainer.fit(module, DataLoader(data(8), 4))
-    assert seen == [wrapped] * 4
-    assert _overridden(trainer) == []
-    module.training_step = lambda batch, batch_idx: 1 / 0
-    trainer.fit_loop.max_epochs = 3
-    with pytest.raises(ZeroDivisionError):
-        trainer.fit(module, DataLoader(data(8), 4))
-    assert _overridden(trainer) == []
-    trainer.predict(Regression(), DataLoader(data(8), 4))
-    assert _overridden(trainer) == []
 
 
 # --- memory
@@ -471,47 +425,6 @@ def test_an_optimizer_that_asks_several_times() -> None:
 # --- the Trainer's ways
 
 
-def test_boring_module() -> None:
-    model = BoringModel()
-    faults = install(
-        model,
-        FaultPlan("forward_middle", lambda n, step, micro: n > 4, stages=("train", "validate")),
-    )
-    trainer = L.Trainer(**(QUIET | {"max_epochs": 1}), callbacks=[AdaptiveBatchSize()])
-    data = BoringDataModule()
-    trainer.fit(model, DataLoader(data.random_full, 8), DataLoader(data.random_full, 8))
-    assert trainer.global_step == 32
-    assert faults.refused == [8, 8]
-    trainer.test(model, DataLoader(data.random_full, 8))
-    assert len(trainer.predict(model, DataLoader(data.random_full, 8))) == 32
-
-
-def test_demo_transformer() -> None:
-    class Language(L.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.model = Transformer(vocab_size=20, ninp=8, nhead=2, nhid=8, nlayers=1)
-
-        def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-            inputs, target = batch
-            return nn.functional.nll_loss(self.model(inputs, target), target.view(-1))
-
-        def configure_optimizers(self) -> torch.optim.Optimizer:
-            return torch.optim.SGD(self.parameters(), 0.1)
-
-    tokens = torch.randint(20, (8, 6), generator=torch.Generator().manual_seed(0))
-    loader = DataLoader(TensorDataset(tokens, tokens.roll(1, 1)), 4)
-    failing = Language()
-    faults = install(
-        failing, FaultPlan("backward", lambda n, step, micro: n > 2, inner="model.decoder")
-    )
-    first, _ = fit(failing, loader, adaptive())
-    second, _ = fit(Language(), loader, adaptive(2))
-    assert faults.refused == [4]
-    for one, other in zip(first.parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -661,7 +574,6 @@ def test_batch_norm_on_a_single_sample_ends_with_a_remedy() -> None:
         ({"max_size": 1.5}, "max_size=1.5 is not usable"),
         ({"grow_after": 0}, "grow_after=0 is not usable"),
         ({"min_size": 4, "max_size": 3}, "max_size=3 is below min_size=4"),
-        ({"grow_below": 0.9}, "grow_below=0.9 must be below shrink_above=0.9"),
     ],
 )
 def test_wrong_options(options: dict[str, Any], text: str) -> None:

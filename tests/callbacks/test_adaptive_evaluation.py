@@ -302,17 +302,6 @@ def test_one_sample_that_does_not_fit(stage: str) -> None:
     assert callback.state_dict()["ooms"] == 4
 
 
-@pytest.mark.parametrize("stage", ["validate", "predict"])
-def test_other_errors_pass_unchanged(stage: str) -> None:
-    error = ValueError("odd")
-    plan = FaultPlan(
-        "forward_start", lambda n, step, micro: True, error=lambda n: error, stages=(stage,)
-    )
-    with pytest.raises(ValueError, match="odd") as caught:
-        run(stage, Judge(_as_tensor), adaptive(), plan=plan)
-    assert caught.value is error
-
-
 def test_each_stage_has_a_size_of_its_own() -> None:
     stock, callback = STOCK["classifier"], adaptive()
     module = stock.build()

@@ -207,7 +207,7 @@ def test_a_run_goes_on_with_its_size_to_the_bit(tmp_path: Path) -> None:
 
 
 def test_the_smallest_size_that_does_not_fit_ends_the_run() -> None:
-    text = "batch 2: the smallest piece of 2 samples of tensor 6 float32 does not fit"
+    text = "batch 2: the smallest micro-batch of 2 samples of tensor 6 float32 does not fit"
     with pytest.raises(BatchMemoryError, match=text):
         _fit(Pair("second", fitting=1, begin=2), AdaptiveBatchSize(min_size=2))
 
@@ -271,16 +271,6 @@ def test_modules_and_loops_are_left_as_they_were(error: bool) -> None:
     assert "add_gradients" not in vars(module)
     wrapped = {"batch_to_device", "validation_step", "test_step", "predict_step"}
     assert not wrapped & vars(module.trainer.strategy).keys()
-
-
-def test_other_errors_pass_through() -> None:
-    class Wrong(Pair):
-        def fool(self, batch: Tensor) -> Tensor:
-            raise ValueError("not my size")
-
-    with pytest.raises(ValueError, match=r"^not my size$") as caught:
-        _fit(Wrong(), AdaptiveBatchSize())
-    assert not hasattr(caught.value, "__notes__")
 
 
 @pytest.mark.parametrize("size", [None, 3])

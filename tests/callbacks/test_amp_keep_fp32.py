@@ -115,11 +115,6 @@ def test_an_unknown_name_is_refused(name: str) -> None:
         keep_in_float32(Net(), (name,), "cpu")
 
 
-def test_an_unknown_name_ends_fit() -> None:
-    with pytest.raises(ConfigError, match=r"the nearest: critic"):
-        train(AMP("bf16", keep_fp32=["critics"]), Model())
-
-
 def test_inputs_of_any_nesting_are_cast() -> None:
     class Inner(nn.Module):
         def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -5,7 +5,6 @@ import lightning as L
 import pytest
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.demos.boring_classes import BoringModel, ManualOptimBoringModel
 from lightning.pytorch.plugins.precision import MixedPrecision as LightningMixedPrecision
 from torch.utils.data import DataLoader
 
@@ -205,29 +204,6 @@ def test_a_fused_optimizer_skips_and_is_counted() -> None:
     amp = AMP("fp16", init_scale=SCALE)
     train(Model(2, 3, fused=True), amp)
     assert amp.summary()["amp/skipped_steps"] == 2
-
-
-@pytest.mark.parametrize(
-    "options", [{"logger": None}, {"fast_dev_run": 2}, {"log_every_n_steps": 0}]
-)
-@pytest.mark.parametrize("model", [BoringModel, ManualOptimBoringModel])
-def test_demo_modules_run(
-    model: type[BoringModel], options: dict[str, Any], tmp_path: Path
-) -> None:
-    quiet: dict[str, Any] = {
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "enable_checkpointing": False,
-    }
-    trainer = L.Trainer(
-        accelerator="cpu",
-        default_root_dir=tmp_path,
-        callbacks=[AMP("bf16")],
-        max_steps=3,
-        **quiet,
-        **options,
-    )
-    trainer.fit(model())
 
 
 @pytest.mark.gpu

@@ -21,12 +21,12 @@ from torch.utils.data import DataLoader
 from lit_data.augment import StripeAugment
 from lit_data.callbacks.adaptive.replay import Replay
 from lit_data.callbacks.adaptive.resize import ResizeRules, Resizing
-from lit_data.callbacks.adaptive.search import SizeLimits
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.datamodules import StripeDataModule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
+from lit_data.size_search import SizeLimits
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage

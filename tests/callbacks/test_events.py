@@ -2,7 +2,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import lightning as L
-import pytest
 
 from lit_data.callbacks.events import Event, ListensToEvents, announce
 
@@ -34,21 +33,6 @@ def test_all_callbacks_that_listen_are_told_in_their_order() -> None:
     ]
 
 
-def test_a_real_trainer_has_the_callbacks() -> None:
-    heard: Heard = []
-    trainer = L.Trainer(accelerator="cpu", logger=False, callbacks=[Listener("a", heard)])
-    announce(trainer, Event("batch_size", "now 4", {"size": 4.0}))
-    assert [entry[0] for entry in heard] == ["a"]
-
-
 def test_who_has_no_such_method_does_not_listen() -> None:
     assert isinstance(Listener("a", []), ListensToEvents)
     assert not isinstance(L.Callback(), ListensToEvents)
-
-
-def test_an_event_cannot_be_changed_by_a_listener() -> None:
-    event = Event("precision", "scale halved", {"scale": 512.0})
-    with pytest.raises(AttributeError, match="text"):
-        event.text = "other"  # type: ignore[misc]
-    assert Event("oom", "x").values == {}
-    assert Event("oom", "x").values is not Event("oom", "x").values

@@ -1,6 +1,5 @@
 import logging
 import os
-import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -245,19 +244,6 @@ def test_saved_activations_fall() -> None:
     with _attached(callback, module):
         assert _count_saved_bytes(module, batch) < plain / 20
     assert _count_saved_bytes(module, batch) == plain
-
-
-@pytest.mark.parametrize("chosen", [[], ["features"]])
-def test_an_inner_activation_lives_until_backward_only_without_it(chosen: list[str]) -> None:
-    module = STOCK["classifier"].build()
-    kept: list[weakref.ref[Tensor]] = []
-    module.features[1].register_forward_hook(
-        lambda part, inputs, output: kept.append(weakref.ref(inputs[0]))
-    )
-    with _attached(GradientCheckpointing(chosen) if chosen else None, module):
-        logits = module(torch.ones(2, 3, 16, 16))
-        assert (kept[0]() is None) == bool(chosen)
-        logits.sum().backward()
 
 
 @pytest.mark.parametrize("training", [True, False])

@@ -10,7 +10,6 @@ from lit_data.callbacks.image_features import (
     Distances,
     SmallFeatures,
     extract,
-    on_device,
     open_extractor,
 )
 from lit_data.errors import ConfigError
@@ -80,14 +79,6 @@ def test_distances_are_those_of_torchmetrics_and_leave_random_numbers_alone() ->
     assert first["fid"] == pytest.approx(float(alone.compute()), rel=1e-5)
 
 
-def test_real_images_are_taken_up_to_a_bound() -> None:
-    distances = Distances(5)
-    distances.add(torch.rand(3, 4))
-    assert not distances.is_full
-    distances.add(torch.rand(30, 4))
-    assert (distances.samples, distances.is_full) == (5, True)
-
-
 @pytest.mark.parametrize("fake", [torch.full((4, 3), math.nan), torch.rand(1, 3)])
 def test_what_cannot_be_measured_is_no_number(fake: Tensor) -> None:
     distances = Distances(10)
@@ -118,14 +109,6 @@ def test_any_net_may_give_the_features() -> None:
     assert extract(net, torch.rand(3, 3, 8, 8), batch_size=2).shape == (3, 5)
     with pytest.raises(ConfigError, match=r"extractor Identity must return features \[B, D\]"):
         extract(nn.Identity(), torch.rand(3, 3, 8, 8), batch_size=2)
-
-
-def test_a_net_is_on_the_device_only_while_it_is_used() -> None:
-    net = nn.Linear(2, 2)
-    with on_device(net, torch.device("meta")):
-        assert net.weight.device.type == "meta"
-        net.to_empty(device="cpu")
-    assert net.weight.device.type == "cpu"
 
 
 @pytest.mark.parametrize(

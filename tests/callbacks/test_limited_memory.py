@@ -48,16 +48,6 @@ class Note(L.Callback):
         self.with_gradient = [name for name, parameter in now.items() if parameter.grad is not None]
 
 
-def _fit(stock: str, plan: FaultPlan | None) -> tuple[L.LightningModule, Any]:
-    module = STOCK[stock].build()
-    faults = install(module, plan) if plan else None
-    trainer = L.Trainer(**QUIET, max_steps=4, limit_val_batches=0)
-    with torch.random.fork_rng():
-        torch.manual_seed(1)
-        trainer.fit(module, STOCK[stock].loader(12, 4))
-    return module, faults
-
-
 @pytest.mark.parametrize("stock", STOCK)
 @pytest.mark.parametrize("point", POINTS)
 def test_a_point_raises_in_the_step_that_was_asked_for(point: Point, stock: str) -> None:
@@ -76,16 +66,6 @@ def test_a_point_raises_in_the_step_that_was_asked_for(point: Point, stock: str)
     assert note.batches == 2
     assert set(asked) == {(4, 0, 0), (4, 1, 0), (4, 2, 0)}
     assert (faults.entered, faults.refused) == ([4, 4, 4], [4])
-
-
-@pytest.mark.parametrize("stock", STOCK)
-@pytest.mark.parametrize("point", POINTS)
-def test_a_plan_that_never_holds_changes_nothing(point: Point, stock: str) -> None:
-    plain, _ = _fit(stock, None)
-    planned, faults = _fit(stock, FaultPlan(point, lambda n, step, micro: False))
-    assert all(map(torch.equal, plain.state_dict().values(), planned.state_dict().values()))
-    assert faults.refused == []
-    assert set(faults.entered) == {4}
 
 
 @pytest.mark.parametrize(
@@ -107,98 +87,6 @@ def test_an_error_strikes_half_way(point: Point, changed: int, with_gradient: An
     assert len(names) == 10
     assert note.changed == names[:changed]
     assert note.with_gradient == (names if with_gradient == "all" else with_gradient)
-
-
-def test_the_inner_module_can_be_named() -> None:
-    module, note = STOCK["classifier"].build(), Note()
-    install(module, FaultPlan("backward", lambda n, step, micro: True, inner="head"))
-    with pytest.raises(torch.OutOfMemoryError):
-        L.Trainer(**QUIET, callbacks=[note]).fit(module, STOCK["classifier"].loader())
-    assert note.with_gradient == []
-
-
-def test_pieces_of_a_batch_are_counted_and_an_error_begins_anew() -> None:
-    module, asked = STOCK["classifier"].build(), []
-
-    def when(n: int, step: int, micro: int) -> bool:
-        asked.append((n, step, micro))
-        return n == 1
-
-    faults = install(module, FaultPlan("forward_start", when, times=1))
-    module.on_train_batch_start = lambda batch, batch_idx: _run_pieces(module, batch, [2, 1])
-    L.Trainer(**QUIET, max_steps=1, limit_val_batches=0).fit(
-        module, STOCK["classifier"].loader(3, 3)
-    )
-    assert asked == [(2, 0, 0), (1, 0, 1)]  # nobody is asked after the last time
-    assert (faults.entered, faults.refused) == ([2, 1, 3], [1])
-
-
-def _run_pieces(module: Any, batch: Any, sizes: list[int]) -> None:
-    module._current_fx_name = "training_step"
-    try:
-        for pieces in zip(*(part.split(sizes) for part in batch), strict=True):
-            module.training_step(list(pieces), 0)
-    except torch.OutOfMemoryError:
-        pass
-
-
-@pytest.mark.parametrize("stage", ["validate", "predict"])
-def test_other_stages_fail_where_the_plan_says_so(stage: str) -> None:
-    module, loader, asked = STOCK["segmenter"].build(), STOCK["segmenter"].loader(8, 4), []
-
-    def when(n: int, step: int, micro: int) -> bool:
-        asked.append((n, step, micro))
-        return step == 1
-
-    faults = install(module, FaultPlan("forward_middle", when, stages=(stage,), times=1))
-    trainer = L.Trainer(**QUIET, max_steps=1)
-    trainer.fit(module, loader)
-    with pytest.raises(torch.OutOfMemoryError):
-        getattr(trainer, stage)(module, loader)
-    assert asked == [(4, 0, 0), (4, 1, 0)]
-    getattr(trainer, stage)(module, loader)
-    assert (faults.entered, faults.refused) == ([4, 4, 4, 4], [4])
-
-
-def test_the_error_can_be_another() -> None:
-    module = STOCK["gan"].build()
-    text = "FIND was unable to find an engine to execute this computation"
-    install(
-        module,
-        FaultPlan(
-            "augment", lambda n, step, micro: True, error=lambda n: RuntimeError(f"{text} ({n})")
-        ),
-    )
-    with pytest.raises(RuntimeError, match=rf"{text} \(4\)"):
-        L.Trainer(**QUIET, max_steps=1).fit(module, STOCK["gan"].loader(4, 4))
-
-
-def test_a_device_refuses_what_does_not_fit_and_follows_its_limit() -> None:
-    device = SimulatedDevice(1000, fixed_bytes=100, sample_bytes=10)
-    when = device.plan().when
-    assert device.largest_fit == 90
-    assert [when(n, 0, 0) for n in (90, 91, 60)] == [False, True, False]
-    device.limit_bytes = 500
-    assert [when(n, 0, 0) for n in (40, 41)] == [False, True]
-    assert device.pieces == [90, 60, 40]
-
-
-def test_a_device_is_read_like_any_other() -> None:
-    device = SimulatedDevice(1000, fixed_bytes=100, sample_bytes=10)
-    when = device.plan().when
-    assert (device.read().allocated_bytes, device.read().peak_bytes, device.read().limit_bytes) == (
-        100,
-        100,
-        1000,
-    )
-    when(50, 0, 0)
-    when(20, 0, 0)
-    assert device.read().peak_bytes == 600
-    device.reset_peak()
-    when(20, 0, 0)
-    assert device.read().peak_bytes == 300
-    when(200, 0, 0)
-    assert (device.read().peak_bytes, device.read().used_fraction) == (1000, 1.0)
 
 
 def test_pressure_is_random_but_the_same_for_the_same_seed() -> None:

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torchmetrics import MeanMetric
 
-from lit_data.callbacks.adaptive.active_batch import LoggedMicroBatches
 from lit_data.callbacks.adaptive_batch_size import AdaptiveBatchSize
 from lit_data.testing import QUIET
 from tests.limited_memory import FaultPlan, install
@@ -106,11 +105,3 @@ def test_pieces_that_failed_leave_nothing_in_the_log() -> None:
     found = _run(AdaptiveBatchSize(grow_after=None), module=module)
     assert [fault.refused for fault in faults] == [[8, 4]] * 2
     assert found == _run(module=Logs())
-
-
-def test_without_a_loop_there_is_nothing_to_do() -> None:
-    logged = LoggedMicroBatches(None)
-    logged.begin(torch.zeros(2), 2)
-    logged.end()
-    logged.merge()
-    logged.close()

@@ -193,23 +193,6 @@ def test_special_trainers_work(options: dict[str, Any], draws: bool, tmp_path: P
     assert monitor.summary()["memory/ooms"] == 0
 
 
-def test_manual_optimisation_works(tmp_path: Path) -> None:
-    class Manual(BoringModel):
-        def __init__(self) -> None:
-            super().__init__()
-            self.automatic_optimization = False
-
-        def training_step(self, batch: Any, batch_idx: int) -> None:
-            optimizer = self.optimizers()
-            optimizer.zero_grad()  # type: ignore[union-attr]
-            self.manual_backward(self.layer(batch).sum())
-            optimizer.step()  # type: ignore[union-attr]
-
-    monitor = MemoryMonitor(every_n_steps=2)
-    _trainer(tmp_path, monitor).fit(Manual())
-    assert len(monitor.measured.timeline) == 5  # start, two, end of the epoch, end
-
-
 @pytest.mark.parametrize(("given", "where"), [(None, "."), ("there/below", "there/below")])
 def test_files_go_where_they_should(
     given: str | None, where: str, machine: Any, tmp_path: Path
@@ -217,13 +200,6 @@ def test_files_go_where_they_should(
     monitor = MemoryMonitor(path=None if given is None else tmp_path / given)
     _trainer(tmp_path, monitor).fit(Model())
     assert list(tmp_path.rglob("*.png")) == [tmp_path / where / "memory.png"]
-
-
-def test_files_go_to_the_loggers_folder(machine: Any, tmp_path: Path) -> None:
-    _trainer(tmp_path, MemoryMonitor(), logger=CSVLogger(tmp_path, name="n", version="v")).fit(
-        Model()
-    )
-    assert list(tmp_path.rglob("*.png")) == [tmp_path / "n" / "v" / "memory.png"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lit_data.batch_form import cut_evenly
-from lit_data.callbacks.adaptive.active_batch import describe_shapes, mean, merge_outputs
+from lit_data.callbacks.adaptive.active_batch import describe_shapes, merge_outputs
 
 
 class Pair(NamedTuple):
@@ -30,23 +30,6 @@ def _counting(samples: int, *shape: int) -> Tensor:
     return torch.arange(samples).reshape(samples, *[1] * len(shape)).expand(samples, *shape).clone()
 
 
-@pytest.mark.parametrize(
-    ("samples", "size", "expected"),
-    [
-        (9, 8, [5, 4]),
-        (1, 8, [1]),
-        (8, 8, [8]),
-        (10, 4, [4, 3, 3]),
-        (11, 4, [4, 4, 3]),
-        (3, 1, [1, 1, 1]),
-        (256, 100, [86, 85, 85]),
-        (5, 10**18, [5]),
-    ],
-)
-def test_pieces_are_the_fewest_and_even(samples: int, size: int, expected: list[int]) -> None:
-    assert [stop - start for start, stop in cut_evenly(samples, size)] == expected
-
-
 def test_pieces_of_every_number_and_size() -> None:
     for samples, size in itertools.product(range(1, 130), range(1, 140)):
         pieces = cut_evenly(samples, size)
@@ -57,13 +40,6 @@ def test_pieces_of_every_number_and_size() -> None:
         assert size >= counts[0] == max(counts)
         assert max(counts) - min(counts) <= 1
         assert counts == sorted(counts, reverse=True)
-
-
-@pytest.mark.parametrize("size", range(2, 10))
-def test_no_piece_of_one_sample_where_there_can_be_more(size: int) -> None:
-    for samples in range(size + 1, 20 * size, size):  # a remainder of one
-        least = min(stop - start for start, stop in cut_evenly(samples, size))
-        assert least >= (2 if size > 2 or samples % 2 == 0 else 1)
 
 
 OUTPUTS = {
@@ -128,26 +104,10 @@ def test_outputs_of_pieces_are_those_of_the_batch(name: str) -> None:
     assert _is_same(merge_outputs([make(3, 0), make(2, 3)], [3, 2]), expected)
 
 
-@pytest.mark.parametrize(
-    "name",
-    sorted(OUTPUTS.keys() - {"nothing", "count", "matrix", "number", "scalar", "text", "odd key"}),
-)
-def test_outputs_of_one_piece_stay(name: str) -> None:
-    make, _ = OUTPUTS[name]
-    assert _is_same(merge_outputs([make(3, 0)], [3]), make(3, 0))
-
-
 def test_a_pair_of_tensors_stays_a_pair_where_pieces_have_two_samples() -> None:
     outputs = [(torch.tensor(1.0), torch.ones(2)), (torch.tensor(3.0), torch.zeros(2))]
     assert _is_same(
         merge_outputs(outputs, [2, 2]), (torch.tensor(2.0), torch.tensor([1.0, 1, 0, 0]))
-    )
-
-
-def test_a_mean_counts_samples() -> None:
-    assert mean([1.0, 5.0], [3, 1]) == 2.0
-    assert torch.equal(
-        mean([torch.tensor([1.0, 0]), torch.tensor([5.0, 4])], [3, 1]), torch.tensor([2.0, 1])
     )
 
 

@@ -157,32 +157,12 @@ def test_the_text_says_what_failed_where_and_who_held_what(
     assert "cpu: 3.0 GiB allocated, 4.0 GiB reserved, peak 5.0 GiB, limit 8.0 GiB\n" in text
     assert "train batch 7: 8 samples: [8, 3, 4, 4] float32, [8] int64\n" in text
     rows = [line.split() for line in text.splitlines()]
-    assert [
-        "72.3",
-        "KiB",
-        "3",
-        "x",
-        "[1234,",
-        "5]",
-        "float32",
-        "cpu",
-        "activation",
-        "or",
-        "other",
-    ] in rows
-    assert [
-        "83.2",
-        "KiB",
-        "1",
-        "x",
-        "[211,",
-        "101]",
-        "float32",
-        "cpu",
-        "parameter",
-        "first.weight",
-    ] in rows
-    assert ["83.2", "KiB", "1", "x", "cpu", "parameters"] in rows
+    for row in (
+        "72.3 KiB 3 x [1234, 5] float32 cpu activation or other",
+        "83.2 KiB 1 x [211, 101] float32 cpu parameter first.weight",
+        "83.2 KiB 1 x cpu parameters",
+    ):
+        assert row.split() in rows
     assert "allocator" not in text
     assert len(kept) == 3
 

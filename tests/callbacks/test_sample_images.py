@@ -10,7 +10,7 @@ from lightning.pytorch.demos.boring_classes import BoringModel
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lit_data.callbacks import EmptyCache, SampleImages
+from lit_data.callbacks import SampleImages
 from lit_data.callbacks.pictures import draw_grid, read_images
 from lit_data.errors import ConfigError
 from lit_data.testing import QUIET
@@ -114,17 +114,6 @@ def test_it_goes_on_after_a_resume(tmp_path: Path) -> None:
     callback = SampleImages(every_n_steps=4)
     _fit(tmp_path, Painter(), callback, max_epochs=2, ckpt_path=str(tmp_path / "last.ckpt"))
     assert _names(tmp_path) == [f"step-{step:06d}.png" for step in (4, 6, 8, 12)]
-
-
-def test_empty_cache_can_release_after_sampling(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(
-        EmptyCache, "can_afford", lambda *_: True
-    )  # steps of nothing can afford nothing
-    cache = EmptyCache(after=["sample_images"], around_validation=False)
-    _fit(tmp_path, Painter(), SampleImages(every_n_steps=2), cache)
-    assert cache.summary()["cache/releases"] == 3
 
 
 @pytest.mark.parametrize(

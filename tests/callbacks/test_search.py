@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from lit_data.batch_form import cut_evenly
-from lit_data.callbacks.adaptive.search import SizeSearch
+from lit_data.size_search import SizeSearch
 
 LIMIT_BYTES = 1000
 
@@ -61,20 +61,6 @@ def test_after_a_failure(size: int, fits: int, failed: int, expected: int) -> No
     )
 
 
-def test_never_below_the_smallest_size() -> None:
-    search = SizeSearch(10, min_size=8)
-    search.fail(10, LIMIT_BYTES)
-    assert search.size == 8
-
-
-def test_the_smallest_failure_counts() -> None:
-    search = SizeSearch(64, fails=50)
-    search.fail(64, LIMIT_BYTES)
-    assert search.fails == 50
-    search.fail(20, LIMIT_BYTES)
-    assert search.fails == 20
-
-
 def test_at_most_one_retry_more_than_halvings_whatever_fitted_before() -> None:
     for batch in range(1, 301):
         for fits in {0, 1, batch // 3, batch // 2, batch - 2, batch - 1} & set(range(batch)):
@@ -117,12 +103,6 @@ def test_a_tenth_of_what_fits_is_left_unused_at_most(first: int) -> None:
             _run_batch(search, search.size, capacity)
             search.grow()
         assert 0.9 * capacity <= search.size <= capacity
-
-
-def test_it_settles_soon() -> None:
-    for batch in range(1, 301, 3):
-        for capacity in range(1, batch, 5):
-            assert _settle(SizeSearch(batch), batch, capacity) <= 12, (batch, capacity)
 
 
 def test_a_failed_size_is_never_tried_again() -> None:

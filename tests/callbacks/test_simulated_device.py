@@ -89,14 +89,6 @@ def test_it_settles_on_the_fewest_pieces_that_fit(fits: int, grow_after: int, fi
     assert max(rows.sizes()) <= fits
 
 
-def test_what_fits_is_left_alone(fit: Fit) -> None:
-    device = _device(300)
-    _, rows, _ = fit(device, AdaptiveBatchSize(grow_after=1), 12)
-    assert set(rows.sizes()) == {256}
-    assert device.pieces == [256] * 12
-    assert {row["batch/ooms"] for row in rows.rows} == {0}
-
-
 def test_it_follows_when_memory_goes_and_comes(fit: Fit) -> None:
     device = _device(300)
 

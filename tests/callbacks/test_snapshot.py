@@ -1,5 +1,4 @@
 import random
-from typing import Any
 
 import lightning as L
 import numpy as np
@@ -14,7 +13,6 @@ from lit_data.callbacks.adaptive.snapshot import (
     NumpyRandom,
     StepSnapshot,
     renew,
-    save_gradients,
     save_random_state,
 )
 
@@ -152,32 +150,3 @@ def test_a_snapshot_is_used_again_while_the_buffers_are_the_same() -> None:
     assert second is not first
     module.register_buffer("another", torch.ones(1))
     assert renew(second, module, results) is not second
-
-
-def test_logged_values_go_back() -> None:
-    results: dict[str, Any] = {"kept": MeanMetric()}
-    results["kept"].update(1.0)
-    snapshot = StepSnapshot(Module(), results)
-    results["kept"].mean_value = torch.tensor(9.0)
-    results["new"] = MeanMetric()
-    snapshot.restore()
-    assert list(results) == ["kept"]
-    assert results["kept"].compute() == 1
-
-
-@pytest.mark.parametrize("change", ["add", "drop", "new"])
-def test_gradients_go_back(change: str) -> None:
-    with_grad, without = nn.Parameter(torch.ones(2)), nn.Parameter(torch.ones(2))
-    with_grad.grad = torch.full((2,), 3.0)
-    expected = with_grad.grad.clone()
-    restore = save_gradients([with_grad, without])
-    for _ in range(2):
-        if change == "add":
-            with_grad.grad += 1
-        else:
-            with_grad.grad = {"drop": None, "new": torch.rand(2)}[change]
-        without.grad = torch.rand(2)
-        restore()
-        assert with_grad.grad is not None
-        assert torch.equal(with_grad.grad, expected)
-        assert without.grad is None

@@ -14,10 +14,10 @@ from omegaconf import DictConfig
 
 from lit_data.cli import main
 from lit_data.commands.benchmarks.compare import build_candidates
-from lit_data.commands.benchmarks.feeds import Candidate
-from lit_data.commands.benchmarks.headroom import ReplayLoader
+from lit_data.commands.benchmarks.measure import Candidate
 from lit_data.commands.benchmarks.options import BenchmarkOptions
-from lit_data.commands.benchmarks.rows import COLUMNS, MEASURED, METHODS, OURS
+from lit_data.commands.benchmarks.table import COLUMNS, MEASURED, METHODS, OURS
+from lit_data.commands.benchmarks.training import ReplayLoader
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.errors import ConfigError

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from lit_data.commands.benchmarks.compare import recommend
-from lit_data.commands.benchmarks.feeds import BareCopy, Candidate
-from lit_data.commands.benchmarks.headroom import TrainingClock
-from lit_data.commands.benchmarks.measure import Limits, measure, measure_rows
+from lit_data.commands.benchmarks.measure import BareCopy, Candidate, Limits, measure, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
-from lit_data.commands.benchmarks.rows import (
+from lit_data.commands.benchmarks.table import (
     COLUMNS,
     HEADINGS,
     Lap,
@@ -23,12 +21,13 @@ from lit_data.commands.benchmarks.rows import (
     collect_metrics,
     find_best,
     list_rows,
+    show_lines,
     tabulate,
+    write_lines,
 )
-from lit_data.commands.benchmarks.table import show_lines, write_lines
+from lit_data.commands.benchmarks.training import TrainingClock
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.diagnosis.machine import describe_machine, print_machine
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.types import Batch
@@ -212,7 +211,7 @@ def test_rows_are_measured_in_turn_and_a_failing_one_has_a_note(
             yield from [{"image": torch.zeros(4)}] * 2
 
     monkeypatch.setattr(
-        "lit_data.commands.benchmarks.feeds.make_torch_loader",
+        "lit_data.commands.benchmarks.measure.make_torch_loader",
         lambda row, candidate, seed: Feed(row),
     )
     rows = [Row(method, 4, 0, 4) for method in ("original", "textbook", "dataloader", "improved")]
@@ -352,21 +351,6 @@ def test_the_device_is_recommended_only_where_it_is_clearly_faster() -> None:
 
 
 # the rest
-
-
-def test_the_machine_is_described() -> None:
-    machine = describe_machine(CPU)
-    assert list(machine) == [
-        "cores",
-        "cpu",
-        "memory_bytes",
-        "device",
-        "python",
-        "torch",
-        "numpy",
-        "lightning",
-    ]
-    assert print_machine(machine).startswith(f"{machine['cores']} cores of {machine['cpu']}, ")
 
 
 def test_the_step_clock_leaves_out_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lit_data.cli import main
-from lit_data.commands.completion import complete
+from lit_data.commands.configuration.help import complete
 
 
 @pytest.mark.parametrize(

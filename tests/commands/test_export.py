@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from lit_data.augment import StripeAugment
 from lit_data.cli import main
-from lit_data.commands.export import export_set
+from lit_data.commands.prepare import export_set
 from lit_data.datamodules import StripeDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions

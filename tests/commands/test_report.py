@@ -157,10 +157,7 @@ def test_best_of_each_figure_is_marked(tmp_path: Path) -> None:
         found["data-value"]
         for tag, found in page.elements
         if tag == "td" and found.get("class") == "best"
-    ] == [
-        "0.9",
-        "20.0",
-    ]
+    ] == ["0.9", "20.0"]
 
 
 def test_several_folders_give_one_page_where_they_meet(

@@ -93,7 +93,8 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
     assert (
-        f"experiment inspection, trained on {trained}/set, 1 epochs; val/average_precision" in said
+        f"experiment segmentation, trained on {trained}/set, 1 epochs; val/average_precision"
+        in said
     )
     assert (
         "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9"

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
-from lit_data.commands.export import export_set
+from lit_data.commands.prepare import export_set
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError

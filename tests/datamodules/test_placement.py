@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from lit_data.datamodules import placement as backend
-from lit_data.datamodules.placement import DrawingBackend, Places, choose_drawing
+from lit_data.datamodules.placement import DrawingBackend, choose_drawing
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.datasets.writers import DefectWriter
@@ -19,7 +19,16 @@ from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.canvas import ValueRange
 
-CPU = torch.device("cpu")
+
+def make_trainer(device: str = "cpu", ranks: int = 1) -> Any:
+    """Return what is asked of a Trainer."""
+    return SimpleNamespace(
+        world_size=ranks, strategy=SimpleNamespace(root_device=torch.device(device))
+    )
+
+
+def options(batch_size: int) -> LoaderOptions:
+    return LoaderOptions(batch_size=batch_size, num_workers=2)
 
 
 class Bank(list[Any]):
@@ -62,7 +71,7 @@ def test_on_the_same_cores_the_cheaper_one_draws(
 ) -> None:
     _pretend(monkeypatch, cpu_us, device_us)
     with caplog.at_level(logging.INFO):
-        choice = choose_drawing(dataset, writer, 8, Places(2, CPU, 1))
+        choice = choose_drawing(dataset, writer, options(8), make_trainer())
     assert (choice.backend, choice.cpu_us, choice.device_us) == (chosen, cpu_us, device_us)
     name = "workers" if chosen == "cpu" else "device"
     assert (
@@ -73,7 +82,7 @@ def test_on_the_same_cores_the_cheaper_one_draws(
 
 def test_both_are_really_measured(dataset: PatchDataset, writer: DefectWriter) -> None:
     before = dataset.cut(np.array([0]), np.array([[0, 0]]))
-    choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 1))
+    choice = choose_drawing(dataset, writer, options(4), make_trainer())
     assert choice.cpu_us is not None
     assert choice.device_us is not None
     assert choice.backend == ("cpu" if choice.cpu_us <= choice.device_us else "device")
@@ -81,7 +90,7 @@ def test_both_are_really_measured(dataset: PatchDataset, writer: DefectWriter) -
 
 
 def test_ranks_do_not_measure(dataset: PatchDataset, writer: DefectWriter) -> None:
-    choice = choose_drawing(dataset, writer, 4, Places(2, CPU, 2))
+    choice = choose_drawing(dataset, writer, options(4), make_trainer(ranks=2))
     assert (choice.backend, choice.cpu_us) == ("cpu", None)
     assert "2 ranks must agree" in choice.reason
 
@@ -116,7 +125,7 @@ def test_workers_that_cannot_draw(dataset: PatchDataset, writer: DefectWriter) -
 
 @pytest.mark.gpu
 def test_a_gpu_draws_large_batches(dataset: PatchDataset, writer: DefectWriter) -> None:
-    choice = choose_drawing(dataset, writer, 18, Places(1, torch.device("cuda"), 1))
+    choice = choose_drawing(dataset, writer, options(18), make_trainer("cuda"))
     assert choice.device_us is not None
     assert choice.device_us > 0
     assert choice.cpu_us is not None

@@ -1,9 +1,16 @@
-"""Nets and images for the tests of prediction."""
+"""Nets, images and predictions for the tests of prediction."""
+
+from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+
+from lit_data.inference import TiledPredictor
+
+Found = list[tuple[int, Tensor]]
 
 REACH_PX = 5
 """Of `make_net`: a pixel's value depends on so many pixels to each side."""
@@ -44,3 +51,36 @@ def make_images(*sizes: tuple[int, int], channels: int = 1) -> list[NDArray[np.f
 def predict_whole(net: nn.Module, image: NDArray[np.float32]) -> Tensor:
     with torch.inference_mode():
         return net(torch.from_numpy(image)[None])[0]
+
+
+class Counting(nn.Module):
+    """Notes the shapes of its batches and gives the images back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.shapes: list[tuple[int, ...]] = []
+        self.modes: list[bool] = []
+
+    def forward(self, images: Tensor) -> Tensor:
+        self.shapes.append(tuple(images.shape))
+        self.modes.append(self.training)
+        return images
+
+
+def predict(
+    net: nn.Module, images: Any, *, on_bad: Any = None, on_tiles: Any = None, **options: Any
+) -> Found:
+    """Predict images in tiles of 8 px without overlap, or as the options say."""
+    predictor = TiledPredictor(net, **({"tile_px": 8, "overlap_px": 0} | options))
+    return list(predictor.predict(images, on_bad=on_bad, on_tiles=on_tiles))
+
+
+def assert_same(found: Found, expected: Iterable[tuple[int, Tensor]], atol: float = 1e-6) -> None:
+    expected = list(expected)
+    assert [number for number, _ in found] == [number for number, _ in expected]
+    for (_, values), (_, wanted) in zip(found, expected, strict=True):
+        torch.testing.assert_close(values, wanted, rtol=0, atol=atol)
+
+
+def predict_all_whole(net: nn.Module, images: list[NDArray[np.float32]]) -> Found:
+    return list(enumerate(predict_whole(net, image) for image in images))

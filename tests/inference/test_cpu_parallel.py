@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import count_weight_bytes
-from lit_data.inference.cpu_parallel import InferenceThreads, choose_threads
-from tests.inference.nets import make_images, make_net
+from lit_data.inference.forward import InferenceThreads, choose_threads
+from tests.inference.nets import Found, assert_same, make_images, make_net, predict
 from tests.limited_memory import out_of_memory
 
 pytestmark = [
@@ -73,27 +73,13 @@ class Watched(nn.Module):
                 self.inside -= 1
 
 
-def _predict(
-    net: nn.Module,
-    sizes: list[tuple[int, int]] = SIZES,
-    *,
-    threads: int = 2,
-    batch_size: int = 3,
-    **options: Any,
-) -> list[tuple[int, Tensor]]:
-    predictor = TiledPredictor(
-        net, tile_px=16, overlap_px=4, batch_size=batch_size, threads=threads, **options
-    )
-    return list(predictor.predict(make_images(*sizes)))
+def _predict(net: nn.Module, sizes: list[tuple[int, int]] = SIZES, **options: Any) -> Found:
+    defaults = {"tile_px": 16, "overlap_px": 4, "batch_size": 3, "threads": 2}
+    return predict(net, make_images(*sizes), **(defaults | options))
 
 
-def _assert_same(
-    found: list[tuple[int, Tensor]], sizes: list[tuple[int, int]] = SIZES, **options: Any
-) -> None:
-    expected = _predict(make_net(), sizes, threads=1, **options)
-    assert [number for number, _ in found] == [number for number, _ in expected]
-    for (_, values), (_, wanted) in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
+def _assert_same(found: Found, sizes: list[tuple[int, int]] = SIZES, **options: Any) -> None:
+    assert_same(found, _predict(make_net(), sizes, threads=1, **options))
 
 
 @pytest.mark.parametrize("threads", [2, 3])
@@ -106,10 +92,7 @@ def test_the_same_batches_give_the_same_bits_in_the_same_order(
         _predict(make_net(), sizes, threads=count, batch_size=batch_size, blend=blend)
         for count in (1, threads)
     )
-    assert [number for number, _ in many] == list(range(len(sizes)))
-    assert all(
-        torch.equal(values, wanted) for (_, values), (_, wanted) in zip(many, one, strict=True)
-    )
+    assert_same(many, one, atol=0)
 
 
 @pytest.mark.parametrize("threads", [2, 3])

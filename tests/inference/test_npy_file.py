@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, StoreSpaceError
-from lit_data.inference import Progress, TiledPredictor
+from lit_data.inference import TiledPredictor
 from lit_data.inference.predictor import FileDtype, encode
 from lit_data.inference.tiling import Blend
 from tests.inference.nets import make_images, make_net
@@ -118,13 +118,12 @@ def test_other_errors_of_the_disk_come_through(tmp_path: Path) -> None:
         predictor.predict_to_file(np.zeros((1, 8, 8), np.uint8), tmp_path / "none" / "map.npy")
 
 
-def test_progress_of_one_image(tmp_path: Path) -> None:
-    told: list[Progress] = []
+def test_tiles_of_one_image_are_counted(tmp_path: Path) -> None:
+    tiles: list[int] = []
     predictor = TiledPredictor(nn.Identity(), tile_px=8, overlap_px=0, batch_size=3)
-    predictor.predict_to_file(
-        np.zeros((1, 16, 16), np.uint8), tmp_path / "map.npy", on_progress=told.append
-    )
-    assert [(one.images, one.tiles) for one in told] == [(0, 3), (0, 4), (1, 4)]
+    image = np.zeros((1, 16, 16), np.uint8)
+    predictor.predict_to_file(image, tmp_path / "map.npy", on_tiles=tiles.append)
+    assert tiles == [3, 1]
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,12 +14,11 @@ from lit_data.errors import BatchMemoryError, ConfigError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.batch_size_table import (
     GROW_AFTER,
-    BatchRange,
     BatchSize,
     count_weight_bytes,
     measure_peak_bytes,
 )
-from tests.inference.nets import make_images, make_net
+from tests.inference.nets import Found, assert_same, make_images, make_net, predict
 from tests.limited_memory import out_of_memory
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
@@ -42,16 +42,13 @@ class Limited(nn.Module):
         return values
 
 
-def _predict(net: nn.Module, batch_size: int = 6, **sizes: int) -> list[tuple[int, Tensor]]:
-    predictor = TiledPredictor(net, tile_px=16, overlap_px=4, batch_size=batch_size, **sizes)  # type: ignore[arg-type]
-    return list(predictor.predict(make_images(*SIZES)))
+def _predict(net: nn.Module, batch_size: int = 6, **sizes: int | None) -> Found:
+    images = make_images(*SIZES)
+    return predict(net, images, tile_px=16, overlap_px=4, batch_size=batch_size, **sizes)
 
 
-def _assert_same(found: list[tuple[int, Tensor]]) -> None:
-    expected = _predict(make_net())
-    assert [number for number, _ in found] == [number for number, _ in expected]
-    for (_, values), (_, wanted) in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
+def _assert_same(found: Found) -> None:
+    assert_same(found, _predict(make_net()))
 
 
 @pytest.mark.parametrize("call", range(5))
@@ -94,7 +91,9 @@ def test_any_other_error_comes_through() -> None:
         )
 
 
-@pytest.mark.parametrize(("smallest", "calls"), [(1, [6, 3, 1, 1]), (2, [6, 3, 2, 2]), (6, [6, 6])])
+@pytest.mark.parametrize(
+    ("smallest", "calls"), [(1, [6, 3, 2, 1, 1]), (2, [6, 3, 2, 2]), (6, [6, 6])]
+)
 def test_the_smallest_batch_that_does_not_fit_ends_the_prediction(
     smallest: int, calls: list[int]
 ) -> None:
@@ -131,14 +130,14 @@ def test_no_tensor_of_a_failed_batch_lives_on() -> None:
 
 
 def test_a_size_grows_while_batches_go_well_and_never_reaches_what_failed() -> None:
-    size = BatchSize(BatchRange(2, 1, 64))
+    size = BatchSize(2, 1, 64)
     tried = []
     for _ in range(200):
         tried.append(size.size)
         if size.size >= 13:
-            assert size.fail(size.size)
+            assert size.shrink(size.size)
         else:
-            size.succeed(size.size)
+            size.count_batch(size.size)
     sizes = list(dict.fromkeys(tried))
     assert sizes == [2, 4, 8, 16, 12, 14, 13]
     assert tried.count(16) == 1
@@ -147,20 +146,20 @@ def test_a_size_grows_while_batches_go_well_and_never_reaches_what_failed() -> N
 
 
 def test_short_batches_do_not_count_as_full_ones() -> None:
-    size = BatchSize(BatchRange(4, 1, 8))
+    size = BatchSize(4, 1, 8)
     for _ in range(5 * GROW_AFTER):
-        size.succeed(3)
+        size.count_batch(3)
     assert size.size == 4
 
 
 def test_what_fitted_before_may_fail_later() -> None:
-    size = BatchSize(BatchRange(8))
-    size.succeed(8)
-    assert size.fail(8)
+    size = BatchSize(8, max_size=8)
+    size.count_batch(8)
+    assert size.shrink(8)
     assert size.size == 4
-    assert size.fail(3)
-    assert size.size == 1
-    assert not size.fail(1)
+    assert size.shrink(3)
+    assert size.size == 2
+    assert not size.shrink(1)
     assert size.fails == 3  # so a single tile that failed once does not hold back what follows
 
 
@@ -172,7 +171,7 @@ def test_sizes_out_of_order_are_refused(start: int, smallest: int, largest: int 
         ConfigError,
         match=f"min_batch_size={smallest}, batch_size={start}, max_batch_size={largest}",
     ):
-        BatchRange(start, smallest, largest)
+        _predict(make_net(), start, min_batch_size=smallest, max_batch_size=largest)
 
 
 def test_the_peak_of_a_call_is_what_lives_at_one_time() -> None:
@@ -212,19 +211,11 @@ def test_a_limit_that_holds_no_tile_is_refused() -> None:
 def test_nor_do_the_margins_change(call: int) -> None:
     """The first call measures how far the net sees."""
     images = make_images((40, 30), (16, 33))
-    expected = TiledPredictor(make_net(), tile_px=16, overlap_px=11, blend="gaussian").predict(
-        images
-    )
+    tiles: dict[str, Any] = {"tile_px": 16, "overlap_px": 11, "blend": "gaussian"}
     net = Limited(lambda number, tiles: number != call)
-    found = TiledPredictor(net, tile_px=16, overlap_px=11, blend="gaussian").predict(images)
-    for (_, values), (_, wanted) in zip(found, expected, strict=True):
-        torch.testing.assert_close(values, wanted, rtol=0, atol=1e-6)
+    assert_same(predict(net, images, **tiles), predict(make_net(), images, **tiles))
     with pytest.raises(BatchMemoryError, match="a single tile of 1x16x16 does not fit into memory"):
-        next(
-            TiledPredictor(
-                Limited(lambda *_: False), tile_px=16, overlap_px=11, blend="gaussian"
-            ).predict(images)
-        )
+        predict(Limited(lambda *_: False), images, **tiles)
 
 
 def test_memory_runs_out_in_a_large_image_too(tmp_path: Path) -> None:

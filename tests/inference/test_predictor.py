@@ -1,6 +1,7 @@
 import functools
 import tracemalloc
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,9 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.inference import Progress, TiledPredictor
+from lit_data.inference import TiledPredictor
 from lit_data.inference.tiling import Blend
-from tests.inference.nets import REACH_PX, HalvingNet, make_images, make_net, predict_whole
+from tests.inference.nets import (
+    REACH_PX,
+    Counting,
+    HalvingNet,
+    assert_same,
+    make_images,
+    make_net,
+    predict,
+    predict_all_whole,
+    predict_whole,
+)
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
@@ -31,19 +42,9 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
     blend: Blend, overlap: int, margin: int | None, batch_size: int
 ) -> None:
     net, images = make_net(), make_images(*SIZES)
-    predictor = TiledPredictor(
-        net,
-        tile_px=(32, 28),
-        overlap_px=overlap,
-        blend=blend,
-        margin_px=margin,
-        round_px=1,
-        batch_size=batch_size,
-    )
-    found = list(predictor.predict(images))
-    assert [number for number, _ in found] == list(range(len(images)))
-    for (_, values), image in zip(found, images, strict=True):
-        torch.testing.assert_close(values, predict_whole(net, image), rtol=0, atol=1e-5)
+    tiles: dict[str, Any] = {"tile_px": (32, 28), "overlap_px": overlap, "margin_px": margin}
+    found = predict(net, images, blend=blend, round_px=1, batch_size=batch_size, **tiles)
+    assert_same(found, predict_all_whole(net, images), 1e-5)
 
 
 @pytest.mark.parametrize(
@@ -52,8 +53,9 @@ def test_a_net_whose_field_the_overlap_holds_gives_what_it_gives_for_the_whole_i
 )
 def test_a_smaller_overlap_does_not(blend: Blend, overlap: int, margin: int | None) -> None:
     net, images = make_net(), make_images((104, 104))  # 3 * 24 + 32
-    predictor = TiledPredictor(net, tile_px=32, overlap_px=overlap, blend=blend, margin_px=margin)
-    _, values = next(predictor.predict(images))
+    ((_, values),) = predict(
+        net, images, tile_px=32, overlap_px=overlap, blend=blend, margin_px=margin
+    )
     assert float((values - predict_whole(net, images[0])).abs().max()) > 1e-4
 
 
@@ -61,44 +63,25 @@ def test_a_smaller_overlap_does_not(blend: Blend, overlap: int, margin: int | No
 @pytest.mark.parametrize("multiple", [1, 2])
 def test_a_net_with_a_stride_needs_tiles_at_its_multiples(blend: Blend, multiple: int) -> None:
     net, images = HalvingNet(), make_images((58, 94))
-    predictor = TiledPredictor(
-        net, tile_px=24, overlap_px=8, margin_px=4, blend=blend, multiple_px=multiple
-    )
-    _, values = next(predictor.predict(images))
+    tiles = {"tile_px": 24, "overlap_px": 8, "margin_px": 4, "multiple_px": multiple}
+    ((_, values),) = predict(net, images, blend=blend, **tiles)
     same = torch.allclose(values, predict_whole(net, images[0]), rtol=0, atol=1e-5)
     assert same == (multiple == 2)
 
 
 def test_sides_that_are_no_multiple_are_filled_and_cut_back() -> None:
     net, images = HalvingNet(), make_images((51, 19))
-    _, values = next(TiledPredictor(net, tile_px=64, overlap_px=0, multiple_px=2).predict(images))
-    padded = np.pad(
-        images[0], ((0, 0), (0, 5), (0, 5)), mode="edge"
-    )  # 56 and 24, multiples of 64 / 8
+    ((_, values),) = predict(net, images, tile_px=64, multiple_px=2)
+    # To 56 and 24, multiples of 64 / 8.
+    padded = np.pad(images[0], ((0, 0), (0, 5), (0, 5)), mode="edge")
     torch.testing.assert_close(values, predict_whole(net, padded)[:, :51, :19], rtol=0, atol=1e-6)
-
-
-class Counting(nn.Module):
-    """Notes the shapes of its batches and gives the images back."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.shapes: list[tuple[int, ...]] = []
-        self.modes: list[bool] = []
-
-    def forward(self, images: Tensor) -> Tensor:
-        self.shapes.append(tuple(images.shape))
-        self.modes.append(self.training)
-        return images
 
 
 @pytest.mark.parametrize("blend", ["constant", "gaussian"])
 def test_images_of_mixed_sizes_share_batches_and_come_back_in_order(blend: Blend) -> None:
     net, images = Counting(), make_images((40, 16), (16, 16), (15, 16), (16, 64), (10, 16))
-    predictor = TiledPredictor(
-        net, tile_px=16, overlap_px=4, blend=blend, margin_px=1, batch_size=4
-    )
-    found = list(predictor.predict(images))
+    tiles = {"tile_px": 16, "overlap_px": 4, "margin_px": 1, "batch_size": 4}
+    found = predict(net, images, blend=blend, **tiles)
     # 3 + 1 + 1 + 5 tiles, and one of 10 rows
     assert net.shapes == [(4, 1, 16, 16)] * 2 + [(2, 1, 16, 16), (1, 1, 10, 16)]
     for (_, values), image in zip(found, images, strict=True):
@@ -134,14 +117,6 @@ def test_memory_does_not_grow_with_the_number_of_images() -> None:
     assert peak(200) < peak(20) + 4 * image.nbytes
 
 
-class Bank:
-    def __len__(self) -> int:
-        return 3
-
-    def __getitem__(self, index: int) -> np.ndarray:
-        return np.full((1, 4, 5), 51 * index, np.uint8)
-
-
 @pytest.mark.parametrize(
     ("image", "value"),
     [
@@ -158,18 +133,20 @@ class Bank:
     ],
 )
 def test_kinds_of_images(image: object, value: float) -> None:
-    _, values = next(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict([image]))  # type: ignore[list-item]
+    ((_, values),) = predict(Counting(), [image])
     torch.testing.assert_close(values, torch.full((1, 4, 4), value), rtol=0, atol=1e-6)
 
 
 def test_a_bank() -> None:
-    found = list(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict(Bank()))  # type: ignore[arg-type]
-    assert [(number, round(float(values.mean()), 3)) for number, values in found] == [
-        (0, 0),
-        (1, 0.2),
-        (2, 0.4),
-    ]
-    assert found[0][1].shape == (1, 4, 5)
+    class Bank:
+        def __len__(self) -> int:
+            return 3
+
+        def __getitem__(self, index: int) -> np.ndarray:
+            return np.full((1, 4, 5), 51 * index, np.uint8)
+
+    expected = [(number, torch.full((1, 4, 5), 0.2 * number)) for number in range(3)]
+    assert_same(predict(Counting(), Bank()), expected)
 
 
 def test_images_of_several_kinds_in_one_call() -> None:
@@ -178,17 +155,17 @@ def test_images_of_several_kinds_in_one_call() -> None:
         np.full((1, 4, 4), 0.2, np.float32),
         np.full((2, 4, 4), 51, np.uint8),
     ]
-    found = list(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict(images))
+    found = predict(Counting(), images)
     assert [tuple(values.shape) for _, values in found] == [(1, 4, 4), (1, 4, 4), (2, 4, 4)]
     assert all(float((values - 0.2).abs().max()) < 1e-6 for _, values in found)
 
 
 def test_a_range_of_values() -> None:
     image = np.array([[[-100, 0, 100, 300]]], np.int16)
-    predictor = TiledPredictor(Counting(), tile_px=8, overlap_px=0, value_range=(-100, 100))
-    assert next(predictor.predict([image]))[1].flatten().tolist() == [0, 0.5, 1, 1]
+    ((_, values),) = predict(Counting(), [image], value_range=(-100, 100))
+    assert values.flatten().tolist() == [0, 0.5, 1, 1]
     with pytest.raises(ConfigError, match="int16 pixels have no natural range"):
-        next(TiledPredictor(Counting(), tile_px=8, overlap_px=0).predict([image]))
+        predict(Counting(), [image])
 
 
 @pytest.mark.parametrize(
@@ -201,30 +178,25 @@ def test_a_range_of_values() -> None:
     ],
 )
 def test_bad_images_are_refused_or_left_out(image: object, message: str) -> None:
-    predictor, good = (
-        TiledPredictor(Counting(), tile_px=8, overlap_px=0),
-        np.zeros((1, 4, 4), np.uint8),
-    )
+    good = np.zeros((1, 4, 4), np.uint8)
     images = [good, image, good]
     with pytest.raises(DataError, match=message):
-        list(predictor.predict(images))  # type: ignore[arg-type]
-    bad: list[tuple[int, str]] = []
-    found = predictor.predict(images, on_bad=lambda number, error: bad.append((number, str(error))))  # type: ignore[arg-type]
+        predict(Counting(), images)
+    bad: list[int] = []
+    found = predict(Counting(), images, on_bad=lambda number, error: bad.append(number))
     assert [number for number, _ in found] == [0, 2]
-    assert [number for number, _ in bad] == [1]
+    assert bad == [1]
 
 
 def test_what_loading_raises_comes_through() -> None:
     def load() -> np.ndarray:
         raise DataError("a.png: cut short")
 
-    predictor, bad = TiledPredictor(Counting(), tile_px=8, overlap_px=0), []
-    assert (
-        list(predictor.predict([load], on_bad=lambda number, error: bad.append(str(error)))) == []
-    )
+    bad: list[str] = []
+    assert predict(Counting(), [load], on_bad=lambda _, error: bad.append(str(error))) == []
     assert bad == ["a.png: cut short"]
     with pytest.raises(ZeroDivisionError):
-        list(predictor.predict([lambda: 1 / 0], on_bad=lambda *_: None))  # type: ignore[list-item,return-value]
+        predict(Counting(), [lambda: 1 / 0], on_bad=lambda *_: None)
 
 
 def test_the_model_is_as_before_between_the_images() -> None:
@@ -265,19 +237,14 @@ class Refusing(nn.Module):
 def test_an_answer_that_is_no_map_is_refused(answer: object, message: str) -> None:
     net = Refusing(answer).train()
     with pytest.raises(ConfigError, match=message):
-        next(TiledPredictor(net, tile_px=8, overlap_px=0).predict(make_images((8, 8))))
+        predict(net, make_images((8, 8)))
     assert net.training
 
 
-def test_progress_tells_images_and_tiles() -> None:
-    told: list[Progress] = []
-    predictor = TiledPredictor(Counting(), tile_px=8, overlap_px=0, batch_size=2)
-    for _ in predictor.predict(make_images((8, 8), (16, 8), (8, 8)), on_progress=told.append):
-        pass
-    assert [(one.images, one.tiles) for one in told] == [(0, 2), (1, 2), (1, 4), (2, 4), (3, 4)]
-    assert Progress(6, 30, 2.0).images_per_s == 3
-    assert Progress(6, 30, 2.0).tiles_per_s == 15
-    assert Progress(0, 0, 0.0).images_per_s == 0
+def test_tiles_are_counted_batch_by_batch() -> None:
+    tiles: list[int] = []
+    predict(Counting(), make_images((8, 8), (16, 8), (8, 8)), on_tiles=tiles.append, batch_size=2)
+    assert tiles == [2, 2]
 
 
 def test_images_may_come_from_a_generator_that_is_left_early() -> None:
@@ -300,4 +267,4 @@ def test_images_may_come_from_a_generator_that_is_left_early() -> None:
 
 def test_readers_are_at_least_one() -> None:
     with pytest.raises(ConfigError, match="readers=0 must be at least 1"):
-        TiledPredictor(Counting(), tile_px=8, overlap_px=0, readers=0)
+        predict(Counting(), [], readers=0)

@@ -1,8 +1,16 @@
+"""Where tiles lie, what counts of them, how far nets see, and the defects of a map."""
+
 import numpy as np
 import pytest
+import torch
+from torch import Tensor, nn
 
 from lit_data.errors import ConfigError
+from lit_data.inference import find_defects, measure_reach_px
 from lit_data.inference.tiling import Blend, TileAxis, Tiling
+from tests.inference.nets import REACH_PX, HalvingNet, make_net
+
+pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 
 
 def _sum_weights(axis: TileAxis) -> tuple[np.ndarray, np.ndarray]:
@@ -78,3 +86,44 @@ def test_a_short_side_is_filled_as_far_as_is_asked_for() -> None:
 def test_sizes_that_do_not_fit_are_refused(tiling: object, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         tiling()  # type: ignore[operator]
+
+
+class Mean(nn.Module):
+    def forward(self, images: Tensor) -> Tensor:
+        return images - images.mean((2, 3), keepdim=True)
+
+
+@pytest.mark.parametrize(
+    ("net", "channels", "multiple", "reach"),
+    [
+        (make_net(), 1, 1, REACH_PX),
+        (make_net(3), 3, 1, REACH_PX),
+        (nn.Identity(), 2, 1, 0),
+        (nn.Conv2d(1, 1, (1, 7), padding=(0, 3)), 1, 1, 3),
+        (nn.Conv2d(1, 1, (7, 1), padding=(3, 0)), 1, 1, 3),
+        (nn.MaxPool2d(5, 1, 2), 1, 1, 2),
+        (HalvingNet(), 1, 2, 4),  # to the end of the next pair, and one
+        (nn.Conv2d(1, 1, 17, padding=8), 1, 1, None),
+        (Mean(), 1, 1, None),
+    ],
+)
+def test_how_far_nets_see(net: nn.Module, channels: int, multiple: int, reach: int | None) -> None:
+    with torch.inference_mode():
+        assert measure_reach_px(net, channels, (16, 20), multiple_px=multiple) == reach
+
+
+def test_regions_are_measured_and_sorted() -> None:
+    probability = np.zeros((10, 12), np.float32)
+    probability[1:3, 1:4] = 0.6
+    probability[5, 5] = probability[6, 6] = 0.9
+    probability[9, 11] = 0.7
+    probability[0, 11] = 0.4
+    defects = find_defects(probability, threshold=0.5)
+    assert [(d.y, d.x, d.height_px, d.width_px, d.area_px) for d in defects] == [
+        (5.5, 5.5, 2, 2, 2),
+        (9.0, 11.0, 1, 1, 1),
+        (1.5, 2.0, 2, 3, 6),
+    ]
+    assert [round(d.score, 3) for d in defects] == [0.9, 0.7, 0.6]
+    assert len(find_defects(probability, threshold=0.5, min_area_px=2)) == 2
+    assert find_defects(np.zeros((4, 4), np.float32)) == []

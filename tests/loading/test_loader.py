@@ -32,18 +32,6 @@ class Numbers:
         rows["index"][:] = indices
 
 
-class Failing(Numbers):
-    def write_into(
-        self, rows: Mapping[str, NDArray[Any]], indices: NDArray[np.int64], epoch: int
-    ) -> None:
-        if 13 in indices:
-            raise OSError("sample 13 is gone")
-        super().write_into(rows, indices, epoch)
-
-    def describe_sample(self, index: int) -> str:
-        return f"images/{index}.png"
-
-
 class Stuck(Numbers):
     def __init__(self, length: int) -> None:
         super().__init__(length)
@@ -203,13 +191,6 @@ def test_no_workers_means_the_main_thread(options: dict[str, Any]) -> None:
     dataset = Numbers(20)
     _stream(MicroBatchLoader(dataset, LoaderOptions(**options)))
     assert dataset.threads == {"MainThread"}
-
-
-@pytest.mark.parametrize("kind", KINDS, ids=str)
-def test_an_error_in_a_worker_arrives_as_itself_with_its_sample(kind: dict[str, Any]) -> None:
-    with pytest.raises(OSError, match="sample 13 is gone") as caught:
-        _stream(MicroBatchLoader(Failing(40), LoaderOptions(batch_size=8, **kind)))
-    assert "while loading sample 13 (images/13.png)" in caught.value.__notes__[0]
 
 
 def test_a_stuck_thread_is_reported() -> None:

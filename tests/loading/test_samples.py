@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions, MicroBatchLoader
@@ -109,13 +109,6 @@ def test_a_dataset_that_reads_many_at_once_is_asked_so() -> None:
     assert dataset.asked == [[0, 1, 2, 3], [4, 5], [6, 7, 8, 9]]
 
 
-def test_a_dataset_of_torch_works() -> None:
-    dataset = TensorDataset(torch.arange(20.0).reshape(10, 2), torch.arange(10))
-    loader = MicroBatchLoader(dataset, LoaderOptions(batch_size=4), shuffle=True)
-    seen = torch.cat([label for _, label in loader])
-    assert sorted(seen.tolist()) == list(range(10))
-
-
 def _draw(index: int) -> tuple[torch.Tensor, float, float]:
     if index % 5 == 0:  # sample 0 draws, most do not
         return torch.rand(2), float(np.random.rand()), random.random()  # noqa: NPY002
@@ -146,14 +139,6 @@ def test_what_a_dataset_draws_from_global_generators_depends_on_the_sample_alone
         forked = {"worker_kind": "process", "num_workers": 2, "start_method": "fork"}
         assert read(**forked, batch_size=batch_size, micro_batch_size=micro) == expected
     assert read(1, worker_kind="inline") != expected
-
-
-def test_the_main_process_draws_as_if_no_dataset_had() -> None:
-    states = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()  # type: ignore[index]  # noqa: NPY002
-    list(MicroBatchLoader(Made(_draw_late), LoaderOptions(worker_kind="inline")))
-    assert torch.equal(torch.get_rng_state(), states[0])
-    assert np.random.get_state()[1].tolist() == states[1]  # type: ignore[index]  # noqa: NPY002
-    assert random.getstate() == states[2]
 
 
 def test_set_epoch_reaches_the_dataset_in_workers_that_stay() -> None:
@@ -212,10 +197,6 @@ def test_samples_of_another_form_are_named(make: Any, message: str, kind: dict[s
 def test_what_cannot_be_put_into_a_batch_is_refused(value: Any, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         SampleWriter(Made(lambda index: value), seed=0)
-
-
-def test_structures_are_those_of_default_collate() -> None:
-    assert type(default_collate([(1, 2), (3, 4)])) is list  # what SampleWriter follows
 
 
 # --- samples of several sizes

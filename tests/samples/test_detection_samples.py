@@ -1,6 +1,3 @@
-import hashlib
-import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from lit_data.datasets.detection.files import find_detection_files
-from lit_data.errors import ConfigError, StoreError
-from lit_data.samples import detection as detection_samples
 from lit_data.samples import detection as detection_scene
 from lit_data.samples.detection import (
     CLASSES,
@@ -21,31 +16,6 @@ from lit_data.samples.detection import (
 )
 
 SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80), "progress": False}
-
-
-def digests(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
-
-
-def test_equal_arguments_give_equal_bytes_and_another_seed_other_images(tmp_path: Path) -> None:
-    one = digests(ensure_detection_samples(tmp_path / "a", **SMALL))
-    two = digests(ensure_detection_samples(tmp_path / "b", **SMALL))
-    other = digests(ensure_detection_samples(tmp_path / "a", **SMALL, seed=1))
-    assert one == two
-    images = [name for name in one if name.endswith(".png")]
-    assert len(images) == 14
-    assert all(one[name] != other[name] for name in images)
-
-
-def test_an_image_depends_on_its_number_not_on_the_count(tmp_path: Path) -> None:
-    few = digests(ensure_detection_samples(tmp_path, **SMALL))
-    more = digests(ensure_detection_samples(tmp_path, **{**SMALL, "count": 15}))
-    for name in ("images/train/detection_0002.png", "labels/train/detection_0002.txt"):
-        assert few[name] == more[name]
 
 
 def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
@@ -133,77 +103,3 @@ def test_boxes_are_the_pixels_that_objects_change(
 def _extents(mask: NDArray[np.bool_]) -> tuple[int, int, int, int]:
     rows, columns = np.nonzero(mask)
     return int(rows.min()), int(columns.min()), int(rows.max()) + 1, int(columns.max()) + 1
-
-
-def test_a_complete_set_is_used_as_it_is_and_a_damaged_one_is_made_again(tmp_path: Path) -> None:
-    root = ensure_detection_samples(tmp_path, **SMALL)
-    before = digests(root)
-    stamp = (root / "data.yaml").stat().st_mtime_ns
-    assert ensure_detection_samples(tmp_path, **SMALL) == root
-    assert (root / "data.yaml").stat().st_mtime_ns == stamp
-    next(root.glob("labels/train/*.txt")).unlink()
-    ensure_detection_samples(tmp_path, **SMALL)
-    assert digests(root) == before
-    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".build-")] == []
-
-
-def test_a_broken_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*args: object, **kwargs: object) -> None:
-        raise RuntimeError("killed")
-
-    monkeypatch.setattr(detection_samples, "render_scene", fail)
-    with pytest.raises(RuntimeError, match="killed"):
-        ensure_detection_samples(tmp_path, **SMALL)
-    assert not list(tmp_path.glob("detection*"))
-    assert not list(tmp_path.glob(".build*"))
-
-
-def test_another_format_version_makes_the_set_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = ensure_detection_samples(tmp_path, **SMALL)
-    monkeypatch.setattr(detection_samples, "FORMAT_VERSION", 99)
-    ensure_detection_samples(tmp_path, **SMALL)
-    assert json.loads((root / "samples.json").read_text())["format"] == 99
-
-
-@pytest.mark.timeout(60)
-def test_two_processes_at_once_end_with_one_set(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("fork")
-    both = [
-        context.Process(target=ensure_detection_samples, args=(tmp_path,), kwargs=SMALL)
-        for _ in range(2)
-    ]
-    for process in both:
-        process.start()
-    for process in both:
-        process.join()
-    assert [process.exitcode for process in both] == [0, 0]
-    assert len(digests(tmp_path / "detection-14x64x80-seed0")) == 14 * 2 + 3
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        ({"count": 2}, "count is 2; allowed: an integer from 3 to 9999"),
-        ({"count": 3.0}, "count is 3.0"),
-        ({"size_px": 64}, r"size_px is 64; allowed: \(height, width\)"),
-        ({"size_px": (64,)}, "size_px is"),
-        ({"size_px": (63, 64)}, "a side of size_px is 63"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_written(
-    tmp_path: Path, wrong: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ConfigError, match=match):
-        ensure_detection_samples(tmp_path / "new", **{**SMALL, **wrong})
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        StoreError, match=r"cannot make the detection samples in .*file.*name another folder"
-    ):
-        ensure_detection_samples(tmp_path / "file", **SMALL)

@@ -1,4 +1,3 @@
-import hashlib
 import json
 import multiprocessing
 import subprocess
@@ -11,43 +10,15 @@ import numpy as np
 import pytest
 import tifffile
 
-from lit_data.errors import ConfigError, StoreError
 from lit_data.io.temp import temp_folder
 from lit_data.samples import sample_set
 from lit_data.samples import stripes as stripe_samples
 from lit_data.samples.stripe_drawing import LEAST_CHANGE
 from lit_data.samples.stripes import ensure_stripe_samples, render_sample
+from tests.samples.test_sample_sets import digests, stamps
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112, "progress": False}
 SHAPE = (128, 112)
-
-
-def digests(root: Path) -> dict[str, str]:
-    files = sorted(path for path in root.rglob("*") if path.is_file())
-    return {
-        path.relative_to(root).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in files
-    }
-
-
-def stamps(root: Path) -> dict[Path, int]:
-    return {path: path.stat().st_mtime_ns for path in [root, *root.rglob("*")]}
-
-
-def test_equal_arguments_give_equal_bytes_and_another_seed_other_images(tmp_path: Path) -> None:
-    one = digests(ensure_stripe_samples(tmp_path / "a", **SMALL))
-    two = digests(ensure_stripe_samples(tmp_path / "b", **SMALL))
-    other = digests(ensure_stripe_samples(tmp_path / "a", **SMALL, seed=1))
-    assert one == two
-    images = [name for name in one if name.startswith(("train", "val", "test/"))]
-    assert len(images) == 6
-    assert all(one[name] != other[name] for name in images)
-
-
-def test_an_image_depends_on_its_number_not_on_the_count(tmp_path: Path) -> None:
-    few = digests(ensure_stripe_samples(tmp_path, **SMALL))
-    more = digests(ensure_stripe_samples(tmp_path, **{**SMALL, "count": 7}))
-    assert few["train/stripe_0002.png"] == more["train/stripe_0002.png"]
 
 
 def test_layout_of_a_png_set(tmp_path: Path) -> None:
@@ -270,33 +241,3 @@ def test_a_set_published_by_another_without_a_lock_is_used(
     monkeypatch.setattr(stripe_samples, "write_set", be_overtaken)
     root = ensure_stripe_samples(tmp_path, **SMALL)
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == [root]
-
-
-@pytest.mark.parametrize(
-    ("wrong", "match"),
-    [
-        # numbers out of range
-        ({"count": 2}, "count is 2; allowed: an integer from 3 to 9999"),
-        ({"height_px": 111}, "height_px is 111; allowed: an integer from 112 to 32768"),
-        ({"width_px": 40000}, "width_px is 40000; allowed: an integer from 112 to 32768"),
-        ({"seed": -1}, "seed is -1; allowed: an integer from 0 to 9223372036854775807"),
-        # wrong types
-        ({"count": 6.0}, "count is 6.0; allowed: an integer"),
-        ({"seed": True}, "seed is True; allowed: an integer"),
-        ({"dtype": "uint16"}, "dtype is 'uint16'; allowed: uint8, float32"),
-    ],
-)
-def test_wrong_arguments_are_refused_before_anything_is_written(
-    tmp_path: Path, wrong: dict[str, Any], match: str
-) -> None:
-    with pytest.raises(ConfigError, match=match):
-        ensure_stripe_samples(tmp_path / "new", **{**SMALL, **wrong})
-    assert not (tmp_path / "new").exists()
-
-
-def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("in the way")
-    with pytest.raises(
-        StoreError, match=r"cannot make the stripe samples in .*file.*name another folder"
-    ):
-        ensure_stripe_samples(tmp_path / "file", **SMALL)

@@ -52,3 +52,17 @@ def test_float_pixels_add_up() -> None:
         torch.tensor([0, 0, 3, 2]), torch.tensor([0.9, -0.5, 0.0, -0.25])
     )
     torch.testing.assert_close(images.view(-1), torch.tensor([0.9, 0.25, 0.75, 0.0]))
+
+
+@pytest.mark.parametrize(
+    ("values", "scale", "bounds"),
+    [
+        (ValueRange(), 1.0, (0.0, 1.0)),
+        (ValueRange(10.5, 20.25), 9.75, (10.5, 20.25)),
+        (ValueRange(10.5, 20.25, whole=True), 9.75, (11, 20)),
+    ],
+)
+def test_bounds_of_whole_values_are_whole(
+    values: ValueRange, scale: float, bounds: tuple[float, float]
+) -> None:
+    assert (values.scale, values.bounds) == (scale, bounds)

@@ -1,9 +1,6 @@
 import numpy as np
-import torch
 
-from lit_data.synthesis.canvas import Canvas, ValueRange
-from lit_data.synthesis.outlines import FIELD_PX, look_up, smooth_field
-from lit_data.synthesis.windows import Surroundings, Windows
+from lit_data.synthesis.outlines import FIELD_PX, smooth_field
 
 # A field that changes changes every sample with a wavy outline.
 PLACES = [
@@ -29,20 +26,3 @@ def test_the_field_is_smooth_and_repeats() -> None:
 def test_the_field_stays_as_it_is() -> None:
     places = smooth_field()[::128, ::128]
     np.testing.assert_allclose(places, PLACES, atol=1e-4)
-
-
-def test_a_place_of_the_field_is_seen_through_a_window() -> None:
-    canvas = Canvas(torch.zeros(1, 1, 20, 20), ValueRange())
-    centre = torch.tensor([10.0])
-    windows = Windows(
-        Surroundings(canvas, torch.tensor([0]), centre, centre),
-        torch.ones(1),
-        slice(0, 1),
-        (16, 16),
-    )
-    top, left, scale = (torch.full((1, 1, 1), value) for value in (0.25, 0.5, 2.0))
-    rows = (128 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
-    columns = (256 + (np.arange(16) - 7 + FIELD_PX) * 2) % FIELD_PX
-    np.testing.assert_array_equal(
-        look_up(windows, top, left, scale)[0], smooth_field()[rows[:, None], columns]
-    )

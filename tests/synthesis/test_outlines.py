@@ -4,13 +4,8 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas, ValueRange
-from lit_data.synthesis.outlines import WOBBLE, band, blob
+from lit_data.synthesis.outlines import WOBBLE, blob
 from lit_data.synthesis.windows import Surroundings, Windows
-
-
-def test_a_band_has_an_edge_of_one_pixel() -> None:
-    distance = torch.tensor([0.0, 1.0, -1.25, 1.5, -2.0, 5.0])
-    assert band(distance, torch.tensor(1.5)).tolist() == [1.0, 1.0, 0.75, 0.5, 0.0, 0.0]
 
 
 def _blob(half_px: float, half_across_px: float, angle: float, soft: float) -> torch.Tensor:

@@ -116,37 +116,6 @@ def test_spots_are_those_of_earlier_releases() -> None:
     assert digest.hexdigest() == GOLDEN_PIXELS
 
 
-@pytest.mark.parametrize("spot", [0, 1, 2])
-@pytest.mark.parametrize(("y", "x"), [(5.0, 6.0), (5.375, 6.5), (4.5, 5.875)])
-def test_a_spot_is_its_formula(spot: int, y: float, x: float) -> None:
-    plan = _one(y, x, spot)
-    images = torch.full((1, 3, 12, 14), 0.5)
-    expected_image, expected_mask = _draw_slowly(images, plan)
-    after, mask = render(images, plan)
-    torch.testing.assert_close(after, expected_image, rtol=0, atol=1e-6)
-    torch.testing.assert_close(mask, expected_mask, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(
-    ("y", "x", "pixels"), [(0, 0, 4), (0, 11, 4), (9, 0, 4), (9, 11, 4), (0, 5, 6), (9, 5, 6)]
-)
-def test_spots_are_cut_at_the_edges_and_never_wrap(y: int, x: int, pixels: int) -> None:
-    image, mask = render(torch.zeros(1, 3, 10, 12), _one(y, x))
-    assert int(mask.sum()) == pixels
-    assert int((image[0, 0] > 0).sum()) == pixels
-    torch.testing.assert_close(
-        image, _draw_slowly(torch.zeros(1, 3, 10, 12), _one(y, x))[0], rtol=0, atol=1e-6
-    )
-
-
-def test_distractors_are_drawn_and_not_marked() -> None:
-    image, mask = render(torch.zeros(1, 3, 10, 10), _one(5, 5, channels=(True, False, True)))
-    assert image[0, 0].any()
-    assert not image[0, 1].any()
-    assert image[0, 2].any()
-    assert not mask.any()
-
-
 @pytest.mark.parametrize("batch", [1, 2, 7, 40])
 @pytest.mark.parametrize("shape", [(3, 16, 16), (3, 40, 8), (1, 8, 40), (5, 12, 12)])
 def test_batches_of_spots_agree_with_the_definition(

@@ -25,74 +25,7 @@ from tests.synthesis.placing import NAMES
         ({"families": ()}, r"families is empty"),
         ({"families": {"spot": None}}, r"families is empty"),
         ({"families": {"scrach": {}}}, r"families.scrach is unknown: choose from spot, scratch"),
-        (
-            {"families": {"spot": {"shape": ()}}},
-            r"families.spot={'shape': \(\)}: its options are weight, .*shapes",
-        ),
         ({"families": {"blur": 3}}, r"families.blur=3: its options are weight"),
-        ({"families": {"spot": {"shapes": ()}}}, r"spot.shapes is empty"),
-        (
-            {
-                "families": {
-                    "spot": {
-                        "shapes": [
-                            {"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1}
-                        ]
-                    }
-                }
-            },
-            r"height_px=0 of a spot",
-        ),
-        ({"families": {"stain": {"weight": 0}}}, r"weight=0 of stain must be greater than 0"),
-        (
-            {"families": {"stain": {"weight": "often"}}},
-            r"weight='often' of stain must be greater than 0",
-        ),
-        (
-            {"families": {"stain": {"size_px": ["6", "28"]}}},
-            r"stain.size_px=\['6', '28'\] is not a range",
-        ),
-        ({"families": {"stain": {"size_px": [9, 4]}}}, r"stain.size_px=\[9, 4\] is not a range"),
-        (
-            {"families": {"stain": {"size_px": [0, 4]}}},
-            r"stain.size_px=\[0, 4\] must lie between 0.1 and inf",
-        ),
-        (
-            {"families": {"stain": {"elongation": [0.5, 2]}}},
-            r"stain.elongation=\[0.5, 2\] must lie between 1 and inf",
-        ),
-        (
-            {"families": {"blur": {"sigma_px": [0, 1]}}},
-            r"blur.sigma_px=\[0, 1\] must lie between 0.1 and inf",
-        ),
-        (
-            {"families": {"nick": {"opacity": [0.5, 1.5]}}},
-            r"nick.opacity=\[0.5, 1.5\] must lie between 0 and 1",
-        ),
-        (
-            {"families": {"scratch": {"taper": [0, 2]}}},
-            r"scratch.taper=\[0, 2\] must lie between 0 and 1",
-        ),
-        (
-            {"families": {"scratch": {"interrupted": 2}}},
-            r"scratch.interrupted=2 must lie between 0 and 1",
-        ),
-        (
-            {"families": {"line": {"along": "rows "}}},
-            r"line.along='rows ' is unknown: choose one of rows, columns",
-        ),
-        (
-            {"families": {"line": {"width_px": [1.5, 2]}}},
-            r"line.width_px=\[1.5, 2\] must be whole numbers from 1",
-        ),
-        (
-            {"families": {"stripe_break": {"reach_px": 0}}},
-            r"stripe_break.reach_px=0 must be at least 1",
-        ),
-        (
-            {"families": {"relief": {"contrast": [2, 1]}}},
-            r"relief.contrast=\[2, 1\] is not a range",
-        ),
     ],
 )
 def test_bad_specifications(options: dict[str, Any], message: str) -> None:
@@ -100,8 +33,38 @@ def test_bad_specifications(options: dict[str, Any], message: str) -> None:
         DefectSpec(**options)
 
 
+SHAPE = {"height_px": 0, "width_px": 3, "sigma_y_px": 1, "sigma_x_px": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "option", "value", "message"),
+    [
+        ("spot", "shape", (), r"families.spot={'shape': \(\)}: its options are weight, .*shapes"),
+        ("spot", "shapes", (), r"spot.shapes is empty"),
+        ("spot", "shapes", [SHAPE], r"height_px=0 of a spot"),
+        ("stain", "weight", 0, r"weight=0 of stain must be greater than 0"),
+        ("stain", "weight", "often", r"weight='often' of stain must be greater than 0"),
+        ("stain", "size_px", ["6", "28"], r"stain.size_px=\['6', '28'\] is not a range"),
+        ("stain", "size_px", [9, 4], r"stain.size_px=\[9, 4\] is not a range"),
+        ("stain", "size_px", [0, 4], r"stain.size_px=\[0, 4\] must lie between 0.1 and inf"),
+        ("stain", "elongation", [0.5, 2], r"stain.elongation=.* must lie between 1 and inf"),
+        ("blur", "sigma_px", [0, 1], r"blur.sigma_px=\[0, 1\] must lie between 0.1 and inf"),
+        ("nick", "opacity", [0.5, 1.5], r"nick.opacity=.* must lie between 0 and 1"),
+        ("scratch", "taper", [0, 2], r"scratch.taper=\[0, 2\] must lie between 0 and 1"),
+        ("scratch", "interrupted", 2, r"scratch.interrupted=2 must lie between 0 and 1"),
+        ("line", "along", "rows ", r"line.along='rows ' is unknown: choose one of rows, columns"),
+        ("line", "width_px", [1.5, 2], r"line.width_px=.* must be whole numbers from 1"),
+        ("stripe_break", "reach_px", 0, r"stripe_break.reach_px=0 must be at least 1"),
+        ("relief", "contrast", [2, 1], r"relief.contrast=\[2, 1\] is not a range"),
+    ],
+)
+def test_bad_options_of_families(family: str, option: str, value: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        DefectSpec(families={family: {option: value}})
+
+
 def test_what_a_configuration_gives() -> None:
-    shape = {"height_px": 3, "width_px": 3, "sigma_y_px": 1.0, "sigma_x_px": 1.0}
+    shape = SHAPE | {"height_px": 3}
     spec = DefectSpec(
         count=[1, 2],
         families={"spot": {"shapes": [shape]}, "blur": Blur(sigma_px=(1, 2)), "line": None},

@@ -14,10 +14,10 @@ import torch
 from lit_data.datamodules import DetectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import Predicted, PredictOptions, PredictRun, find_task
-from lit_data.tasks.boxes import draw_found_boxes, find_true
-from lit_data.testing import QUIET
+from lit_data.tasks import Predicted, find_task
+from lit_data.tasks.boxes import find_true
 from lit_data.types import Batch
+from tests.tasks.running import predict
 
 Answer = Any
 
@@ -30,11 +30,9 @@ class Oracle(L.LightningModule):
         self.says = says
 
     def predict_step(self, batch: Batch, batch_idx: int) -> Answer:
-        return (
-            self.says
-            if self.says is not None
-            else [_answer(batch, row) for row in range(len(batch["image"]))]
-        )
+        if self.says is not None:
+            return self.says
+        return [_answer(batch, row) for row in range(len(batch["image"]))]
 
 
 def _answer(batch: Batch, row: int) -> dict[str, torch.Tensor]:
@@ -62,13 +60,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> DetectionDataModule:
 def _predict(
     data: DetectionDataModule, folder: Path, model: L.LightningModule | None = None, **options: Any
 ) -> Predicted:
-    run = PredictRun(
-        folder=folder,
-        identity={"weights": 1},
-        make_trainer=lambda callbacks: L.Trainer(callbacks=list(callbacks), **QUIET),
-    )
     limits: dict[str, Any] = {"threshold": 0.0, "min_area_px": 0}
-    return find_task(data).predict(model or Oracle(), run, PredictOptions(**(limits | options)))
+    return predict(data, model or Oracle(), folder, **(limits | options))
 
 
 def test_what_is_found_is_written_in_the_coordinates_of_the_files(
@@ -161,7 +154,7 @@ def test_the_rectangle_of_a_picture_lies_at_the_edge_of_its_box(
         ([{"boxes": 1}], "must return a list"),
         (
             [{"boxes": torch.ones(1, 4), "classes": torch.tensor([3]), "scores": torch.ones(1)}],
-            r"finds class 3, and the set has 3, from 0: set model\.net\.classes",
+            r"finds class 3, and the dataset has 3, from 0: set model\.net\.classes",
         ),
     ],
 )
@@ -175,9 +168,11 @@ def test_answers_of_another_kind_are_refused(
 def test_pictures_need_objects(data: DetectionDataModule, tmp_path: Path) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(5), 0), "predict")
     path = tmp_path / "found.png"
-    assert not draw_found_boxes(data, Oracle([{"no": "boxes"}]), batch, path, "title", count=3)
+    assert not find_task(data).draw_predictions(
+        Oracle([{"no": "boxes"}]), batch, path, "title", count=3
+    )
     assert not path.exists()
-    assert draw_found_boxes(data, Oracle(), batch, path, "title", count=3)
+    assert find_task(data).draw_predictions(Oracle(), batch, path, "title", count=3)
     assert cv2.imread(str(path)).shape[1] > 1000
 
 
@@ -186,7 +181,9 @@ def test_a_class_that_the_set_does_not_know_is_named_by_its_number(
 ) -> None:
     batch = data.transform(data.make_loader("predict").read(np.arange(1), 0), "predict")
     strange = [{"boxes": torch.ones(1, 4), "classes": torch.tensor([9]), "scores": torch.ones(1)}]
-    assert draw_found_boxes(data, Oracle(strange), batch, tmp_path / "found.png", "title", count=1)
+    assert find_task(data).draw_predictions(
+        Oracle(strange), batch, tmp_path / "found.png", "title", count=1
+    )
 
 
 class Fails(Oracle):

@@ -17,9 +17,9 @@ from lit_data.inference.export.onnx_file import OnnxFile
 from lit_data.modules import SegmentationModule, UNet
 from lit_data.tasks import nets as predict_convert
 from lit_data.tasks import watermarks as watermark_predict
+from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import convert_net, read_tiles
 from lit_data.tasks.options import PredictOptions
-from lit_data.tasks.whole_images import WholeImages
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 

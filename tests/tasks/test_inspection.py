@@ -1,6 +1,5 @@
 """Predictions of single images: verdicts, and the classes of defects where they are told apart."""
 
-import csv
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,8 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.tasks import find_task
-from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.testing import QUIET
+from tests.tasks.running import predict, read_rows
 
 
 class _Levels(L.LightningModule):
@@ -42,21 +40,14 @@ def _predict(tmp_path: Path, **options: Any) -> Path:
     )
     data.prepare_data()
     data.setup("predict")
-    folder = tmp_path / "out"
-    run = PredictRun(folder=folder, identity={}, make_trainer=lambda _: L.Trainer(**QUIET))
-    find_task(data).predict(_Levels(), run, PredictOptions(tile_px=64, **options))
-    return folder
-
-
-def _rows(path: Path) -> list[dict[str, str]]:
-    with path.open(newline="") as file:
-        return list(csv.DictReader(file))
+    predict(data, _Levels(), tmp_path / "out", tile_px=64, **options)
+    return tmp_path / "out"
 
 
 def test_each_defect_has_its_class_and_each_image_a_map_of_them(tmp_path: Path) -> None:
     for large_px in (50_000_000, 10):  # also through a temporary file
         folder = _predict(tmp_path / str(large_px), large_px=large_px)
-        defects = _rows(folder / "defects.csv")
+        defects = read_rows(folder / "defects.csv")
         assert sorted((row["image"], row["class"], row["area_px"]) for row in defects) == [
             ("1.png", "dent", "100"),
             ("2.png", "dent", "100"),
@@ -66,7 +57,7 @@ def test_each_defect_has_its_class_and_each_image_a_map_of_them(tmp_path: Path) 
         assert classes.dtype == np.uint8
         assert (classes == 1).sum() == 100
         assert (classes[40:60, 30:50] == 2).all()
-        assert [row["verdict"] for row in _rows(folder / "images.csv")] == [
+        assert [row["verdict"] for row in read_rows(folder / "images.csv")] == [
             "good",
             "defect",
             "defect",
@@ -82,7 +73,7 @@ def test_the_verdict_is_that_of_the_score_where_images_have_a_threshold(tmp_path
             image_threshold=threshold,
             large_px=10,
         )
-        rows = _rows(folder / "images.csv")
+        rows = read_rows(folder / "images.csv")
         scores.append([float(row["score"]) for row in rows])
         by_score = [score >= (threshold or 0) for score in scores[-1]]
         by_defects = [row["defects"] != "0" for row in rows]
@@ -144,13 +135,10 @@ def test_images_score_in_prediction_as_in_validation(tmp_path: Path, fraction: f
         metric.update(found, finished["mask"], batch["image_index"], batch["position"])
     L.Trainer(**QUIET).validate(model, data, verbose=False)
     data.setup("predict")
-    run = PredictRun(
-        folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET)
-    )
     threshold = float(model.image_threshold)
-    chosen = PredictOptions(image_score_fraction=fraction, image_threshold=threshold, tile_px=64)
-    predicted = find_task(data).predict(model, run, chosen).metrics
-    rows = _rows(tmp_path / "out" / "images.csv")
+    chosen = {"image_score_fraction": fraction, "image_threshold": threshold, "tile_px": 64}
+    predicted = predict(data, model, tmp_path / "out", **chosen).metrics
+    rows = read_rows(tmp_path / "out" / "images.csv")
     numbers, scores, _ = metric.score_images()
     in_prediction = {row["image"]: float(row["score"]) for row in rows}
     in_validation = {
@@ -194,12 +182,9 @@ def test_what_is_found_in_scaled_images_lies_where_it_is_in_their_files(
     )
     data.prepare_data()
     data.setup("predict")
-    run = PredictRun(
-        folder=tmp_path / "out", identity={}, make_trainer=lambda _: L.Trainer(**QUIET)
-    )
-    found = find_task(data).predict(_Bright(), run, PredictOptions(large_px=large_px)).metrics
+    found = predict(data, _Bright(), tmp_path / "out", large_px=large_px).metrics
     assert (found["predict/missed"], found["predict/false_alarms"]) == (0, 0)
-    defects = _rows(tmp_path / "out" / "defects.csv")
+    defects = read_rows(tmp_path / "out" / "defects.csv")
     assert [row["image"] for row in defects] == ["a.png", "b.png", "c.png"]
     for row in defects:
         size = sizes[row["image"][0]]

@@ -1,7 +1,6 @@
 """``predict`` for stripes: whole images get what their patches got, whatever their layout and dtype."""
 
-import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,43 +16,32 @@ from lit_data.datamodules import StripeDataModule, WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.inference import find_defects
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import find_task
+from lit_data.tasks import Predicted
 from lit_data.tasks import maps as patch_predict
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
+from tests.tasks.running import Marker, predict, read_rows
 
 SIZE = (48, 80)
 """Of an image and, for the old way, of its one patch."""
 
 
-class Marker(L.LightningModule):
-    """Two convolutions over all three channels; sees 2 px to each side."""
-
-    def __init__(self, **says: Any) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)
-        )
-        self.says = says
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        return {"probability": (4 * self.net(batch["image"])).sigmoid()}
+ANSWERS: dict[str, Callable[[Tensor], Any]] = {
+    "vector": lambda images: images[:, 0, 0],
+    "nothing": lambda images: None,
+    "other": lambda images: {"probability": images, "mask": 1},
+    "logits": lambda images: {"probability": 9 * images[:, :1] - 3},
+}
 
 
 class Forgetful(Marker):
     """Answers with something else than what is asked for."""
 
+    def __init__(self, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+
     def predict_step(self, batch: Batch, batch_idx: int) -> Any:
-        images = batch["image"]
-        answers = {
-            "vector": images[:, 0, 0],
-            "nothing": None,
-            "other": {"probability": images, "mask": 1},
-            "logits": {"probability": 9 * images[:, :1] - 3},
-        }
-        return answers[self.says["kind"]]
+        return ANSWERS[self.kind](batch["image"])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -63,41 +51,32 @@ def few_pictures() -> Iterator[None]:
         yield
 
 
-def _trainer(folder: Path) -> L.Trainer:
-    return L.Trainer(default_root_dir=folder, **QUIET)
-
-
 def _predict(
     data: StripeDataModule, model: L.LightningModule, folder: Path, **options: Any
 ) -> Predicted:
-    run = PredictRun(
-        folder=folder, identity={"weights": 1}, make_trainer=lambda callbacks: _trainer(folder)
-    )
-    chosen = {"tile_px": 32, "multiple_px": 1, "readers": 1} | options
-    return find_task(data).predict(model, run, PredictOptions(**chosen))
+    return predict(data, model, folder, **({"tile_px": 32, "multiple_px": 1} | options))
 
 
-def _write_images(folder: Path, layout: str, dtype: str, *, count: int = 2) -> None:
+def _write_images(folder: Path, layout: str = "channels", dtype: str = "uint8") -> Path:
     rng, top = np.random.default_rng(0), 1 if dtype == "float32" else np.iinfo(dtype).max
-    for number in range(count):
+    folder.mkdir()
+    for number in range(2):
         pixels = (rng.random((3, *SIZE)) * top).astype(dtype)
-        folder.mkdir(exist_ok=True)
         if layout == "channels":
-            tifffile.imwrite(
-                folder / f"{number}.tif", np.moveaxis(pixels, 0, -1), photometric="rgb"
-            )
-        for role, channel in zip(
-            "abc" if layout in ("files", "pairs") else "", pixels, strict=False
-        ):
-            tifffile.imwrite(folder / f"{number}_{role}.tif", channel)
-        if layout == "single":
+            stacked = np.moveaxis(pixels, 0, -1)
+            tifffile.imwrite(folder / f"{number}.tif", stacked, photometric="rgb")
+        elif layout == "single":
             tifffile.imwrite(folder / f"{number}.tif", pixels[0])
+        else:
+            for role, channel in zip("abc", pixels, strict=True):
+                tifffile.imwrite(folder / f"{number}_{role}.tif", channel)
+    return folder
 
 
-def _open(root: Path, cache: Path, **options: Any) -> StripeDataModule:
+def _open(root: Path, **options: Any) -> StripeDataModule:
     data = StripeDataModule(
         str(root),
-        cache_dir=str(cache),
+        cache_dir=str(root.parent / "cache"),
         patch_px=SIZE,
         splits={"train": 1.0},
         loader=LoaderOptions(batch_size=2, worker_kind="inline"),
@@ -129,16 +108,10 @@ def _read_map(folder: Path, name: str) -> Array:
 def test_tiles_of_whole_images_say_what_patches_said(
     layout: str, dtype: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    _write_images(tmp_path / "set", layout, dtype)
+    root = _write_images(tmp_path / "set", layout, dtype)
     roles = {"files": ("target", "ref1", "ref2"), "pairs": ("target", "ref1")}.get(layout, ())
     files = {role: f"*_{letter}.tif" for role, letter in zip(roles, "abc", strict=False)}
-    data = _open(
-        tmp_path / "set",
-        tmp_path / "cache",
-        layout=layout,
-        **({"files": files} if files else {}),
-        **options,
-    )
+    data = _open(root, layout=layout, **({"files": files} if files else {}), **options)
     model = Marker()
     found = _predict(data, model, tmp_path / "run")
     assert (found.metrics["predict/images"], found.bad) == (2, [])
@@ -153,8 +126,7 @@ def test_tiles_of_whole_images_say_what_patches_said(
 
 
 def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
-    _write_images(tmp_path / "set", "channels", "uint8")
-    data = _open(tmp_path / "set", tmp_path / "cache")
+    data = _open(_write_images(tmp_path / "set"))
     _predict(data, Marker(), tmp_path / "run")
     maps = {
         name: _read_map(tmp_path / "run", name).astype(np.float32) for name in ("0.tif", "1.tif")
@@ -162,8 +134,7 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
     level = np.floor(np.quantile(np.stack(list(maps.values())), 0.9) * 65535)
     threshold = float((level + 0.5) / 65535)  # between two levels of a map, which is rounded
     metrics, _ = _predict(data, Marker(), tmp_path / "run", threshold=threshold, min_area_px=2)
-    with (tmp_path / "run" / "defects.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = read_rows(tmp_path / "run" / "defects.csv")
     assert list(rows[0]) == ["image", "y", "x", "area_px", "score", "height_px", "width_px"]
     shown = [
         (name, f"{defect.y:.2f}", defect.height_px)
@@ -196,10 +167,9 @@ def test_the_table_holds_what_the_maps_show(tmp_path: Path) -> None:
 def test_modules_that_answer_something_else_are_told_what_to_answer(
     kind: str, match: str, tmp_path: Path
 ) -> None:
-    _write_images(tmp_path / "set", "channels", "uint8")
-    data = _open(tmp_path / "set", tmp_path / "cache")
+    data = _open(_write_images(tmp_path / "set"))
     with pytest.raises(ConfigError, match=match):
-        _predict(data, Forgetful(kind=kind), tmp_path / "run")
+        _predict(data, Forgetful(kind), tmp_path / "run")
 
 
 def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
@@ -207,27 +177,18 @@ def test_modules_get_the_format_they_were_written_for(tmp_path: Path) -> None:
         def on_after_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
             return {"image": torch.cat(batch, 1)[:, [2, 0, 1]]}
 
-    _write_images(tmp_path / "set", "channels", "uint8")
-    plain = _open(tmp_path / "set", tmp_path / "cache")
-    _predict(plain, Marker(), tmp_path / "plain")
-    data = _open(
-        tmp_path / "set", tmp_path / "cache", batch_format=["ref1", "ref2", "target", "mask"]
-    )
+    root = _write_images(tmp_path / "set")
+    _predict(_open(root), Marker(), tmp_path / "plain")
+    data = _open(root, batch_format=["ref1", "ref2", "target", "mask"])
     _predict(data, Tuple(), tmp_path / "tuple")
     np.testing.assert_array_equal(
         _read_map(tmp_path / "plain", "0.tif"), _read_map(tmp_path / "tuple", "0.tif")
     )
 
 
-def test_images_of_which_no_one_knows_how_to_read_them_whole(tmp_path: Path) -> None:
-    _write_images(tmp_path / "set", "channels", "uint8")
+def test_options_and_augmentations_that_maps_cannot_have_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"predict.clean=true means nothing for maps of defects"):
-        _predict(_open(tmp_path / "set", tmp_path / "cache"), Marker(), tmp_path, clean=True)
-    marks = WatermarkDataModule(
-        augment={"predict": nn.Identity()}, cache_dir=str(tmp_path / "cache")
-    )
-    run = PredictRun(
-        folder=tmp_path, identity={}, make_trainer=lambda callbacks: _trainer(tmp_path)
-    )
+        _predict(_open(_write_images(tmp_path / "set")), Marker(), tmp_path, clean=True)
+    marks = WatermarkDataModule(augment={"predict": nn.Identity()}, cache_dir=str(tmp_path))
     with pytest.raises(ConfigError, match=r"leave predict out of data\.augment"):
-        find_task(marks).predict(Marker(), run, PredictOptions())
+        predict(marks, Marker(), tmp_path)

@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from lit_data.datamodules import WatermarkDataModule
 from lit_data.io import ImageBank
+from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import ProbabilityNet, choose_overlap_px
-from lit_data.tasks.options import PredictOptions, PredictRun
-from lit_data.tasks.tiles import predict_images
+from lit_data.tasks.options import PredictOptions
+from lit_data.tasks.predict import predict_images
 from lit_data.tasks.watermarks import MarkWriter
-from lit_data.tasks.whole_images import WholeImages
-from lit_data.testing import QUIET
 from lit_data.types import Array, Batch
+from tests.tasks.running import make_run
 
 CPU: Final = torch.device("cpu")
 
@@ -107,11 +107,7 @@ def test_batches_are_as_large_as_asked_for(
 ) -> None:
     given = dict(options)
     limit = given.pop("limit", 1.0)
-    run = PredictRun(
-        folder=tmp_path,
-        identity={},
-        make_trainer=lambda callbacks: L.Trainer(limit_predict_batches=limit, **QUIET),
-    )
+    run = make_run(tmp_path, limit_predict_batches=limit)
     model, images, chosen = Blur(1), _images(*sizes), PredictOptions(tile_px=64, **given)
     predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
     assert set(model.sizes) == tiles
@@ -124,9 +120,7 @@ def test_a_net_that_refuses_odd_sizes_gets_sides_filled_up_by_their_edge(tmp_pat
                 raise ValueError("my sides must be multiples of 16")
             return super().predict_step(batch, batch_idx)
 
-    run = PredictRun(
-        folder=tmp_path, identity={}, make_trainer=lambda callbacks: L.Trainer(**QUIET)
-    )
+    run = make_run(tmp_path)
     model, images, chosen = Halving(1), _images((40, 52)), PredictOptions(tile_px=64)
     predict_images(WatermarkDataModule(), model, MarkWriter(images, tmp_path, chosen), run, chosen)
     assert set(model.sizes) == {(1, 3, 48, 64)}

@@ -1,5 +1,4 @@
 from pathlib import Path
-from typing import Any
 
 import cv2
 import lightning as L
@@ -11,7 +10,7 @@ from lit_data.datamodules import WatermarkDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.modules import SegmentationModule
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.tasks.pixels import draw_augmented_marks, draw_mark_predictions, draw_mark_samples
+from lit_data.tasks import find_task
 from lit_data.types import Batch
 
 
@@ -38,37 +37,43 @@ def _planned(data: WatermarkDataModule) -> Batch:
 def test_samples_are_drawn_those_with_the_largest_mark_first(
     data: WatermarkDataModule, tmp_path: Path
 ) -> None:
-    batch = data.finish_batch(_planned(data), "train")
-    rows = draw_mark_samples(data, batch, tmp_path / "samples.png", "samples", count=3)
+    planned = _planned(data)
+    batch = data.finish_batch(planned, "train")
+
+    def draw(batch: Batch, name: str, count: int) -> list[int]:
+        path = tmp_path / name
+        task = find_task(data)
+        return task.draw_samples(planned, batch, path, "samples", stage="train", count=count)
+
+    rows = draw(batch, "samples.png", 3)
     sizes = batch["mask"].flatten(1).sum(1)
     assert sizes[rows].tolist() == sorted(sizes.tolist(), reverse=True)[:3]
     unmarked = {key: value for key, value in batch.items() if key not in ("mask", "clean")}
-    assert draw_mark_samples(data, unmarked, tmp_path / "plain.png", "samples", count=2) == [0, 1]
+    assert draw(unmarked, "plain.png", 2) == [0, 1]
     with_clean, plain = (cv2.imread(str(tmp_path / name)) for name in ("samples.png", "plain.png"))
     assert with_clean.shape[1] > plain.shape[1]
 
 
 def test_predictions_are_drawn_if_there_are_any(data: WatermarkDataModule, tmp_path: Path) -> None:
     batch = data.finish_batch(_planned(data), "train")
-    path: Any = tmp_path / "predictions.png"
-    assert draw_mark_predictions(data, SegmentationModule(), batch, path, "predictions", count=4)
+    path, task = tmp_path / "predictions.png", find_task(data)
+    assert task.draw_predictions(SegmentationModule(), batch, path, "predictions", count=4)
     assert cv2.imread(str(path)).shape[1] > 500
 
     class Silent(L.LightningModule):
         def predict_step(self, batch: Batch, batch_idx: int) -> None:
             return None
 
-    assert not draw_mark_predictions(
-        data, Silent(), batch, tmp_path / "none.png", "predictions", count=4
-    )
+    assert not task.draw_predictions(Silent(), batch, tmp_path / "none.png", "title", count=4)
     assert not (tmp_path / "none.png").exists()
 
 
 def test_augmentation_is_drawn_where_there_is_any(
     data: WatermarkDataModule, tmp_path: Path
 ) -> None:
-    path = tmp_path / "augment.png"
-    assert draw_augmented_marks(data, _planned(data), [0, 3], path, stage="train")
+    path, task = tmp_path / "augment.png", find_task(data)
+    task.draw_augmented(_planned(data), [0, 3], path, stage="train")
     assert cv2.imread(str(path)).shape[1] > 500
     planned = data.plan_batch(data.make_loader("val").read(np.arange(2), 0), "val")
-    assert not draw_augmented_marks(data, planned, [0], tmp_path / "none.png", stage="val")
+    task.draw_augmented(planned, [0], tmp_path / "none.png", stage="val")
+    assert not (tmp_path / "none.png").exists()

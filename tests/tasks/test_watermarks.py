@@ -1,8 +1,7 @@
 """``predict`` for watermarks: what is written, what is left out, and how an interrupted run goes on."""
 
-import csv
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,15 @@ import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lit_data.datamodules import WatermarkDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
-from lit_data.tasks import find_task
+from lit_data.tasks import Predicted
 from lit_data.tasks import watermarks as watermark_predict
-from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
-from lit_data.testing import QUIET
-from lit_data.types import Array, Batch
+from lit_data.types import Array
+from tests.tasks.running import Marker, predict, read_rows
 
 SIZES = {
     "a/page.png": (40, 50),
@@ -30,22 +28,6 @@ SIZES = {
     "d.png": (30, 1),
 }
 SIZES |= {"e.png": (130, 90), "f.png": (40, 50)}
-
-
-class Marker(L.LightningModule):
-    """Two convolutions; `before` is called with the batch."""
-
-    def __init__(self, before: Callable[[Tensor], None] = lambda images: None) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(
-            nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 1, 3, padding=1)
-        )
-        self.before = before
-
-    def predict_step(self, batch: Batch, batch_idx: int) -> dict[str, Tensor]:
-        self.before(batch["image"])
-        return {"probability": (20 * self.net(batch["image"]) - 1).sigmoid()}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -95,19 +77,8 @@ def _open(root: Path, **options: Any) -> WatermarkDataModule:
 def _predict(
     data: WatermarkDataModule, model: L.LightningModule, folder: Path, **options: Any
 ) -> Predicted:
-    run = PredictRun(
-        folder=folder,
-        identity={"weights": 1},
-        make_trainer=lambda callbacks: L.Trainer(default_root_dir=folder, **QUIET),
-    )
-    chosen = {
-        "tile_px": 48,
-        "multiple_px": 1,
-        "batch_size": 2,
-        "readers": 1,
-        "clean": True,
-    } | options
-    return find_task(data).predict(model, run, PredictOptions(**chosen))
+    defaults = {"tile_px": 48, "multiple_px": 1, "batch_size": 2, "clean": True}
+    return predict(data, model, folder, **(defaults | options))
 
 
 def _read(folder: Path) -> dict[str, bytes]:
@@ -115,11 +86,8 @@ def _read(folder: Path) -> dict[str, bytes]:
 
 
 def _read_table(folder: Path) -> list[dict[str, str]]:
-    with (folder / "marks.csv").open() as file:
-        return [
-            {key: text for key, text in row.items() if key != "seconds"}
-            for row in csv.DictReader(file)
-        ]
+    rows = read_rows(folder / "marks.csv")
+    return [{key: text for key, text in row.items() if key != "seconds"} for row in rows]
 
 
 def _read_rgb(path: Path) -> Array:
@@ -197,8 +165,8 @@ def test_bad_files_are_listed_and_stop_nothing(
     metrics, bad = _predict(_open(copy, on_bad="skip", cache=cache), Marker(), tmp_path / "run")
     assert (metrics["predict/images"], metrics["predict/images_bad"]) == (len(SIZES), 2)
     assert [Path(path).name for path, _ in bad] == ["cut.png", "dd.png"]
-    with (tmp_path / "run" / "bad.csv").open() as file:
-        assert [row["image"] for row in csv.DictReader(file)] == [path for path, _ in bad]
+    rows = read_rows(tmp_path / "run" / "bad.csv")
+    assert [row["image"] for row in rows] == [path for path, _ in bad]
     assert _read(tmp_path / "run") == _read(whole)
 
 

@@ -9,8 +9,8 @@ import pytest
 from lit_data.errors import StoreError
 from lit_data.files import plain_cell
 from lit_data.io.images.writing import write_png_parts
-from lit_data.tasks import whole_images
-from lit_data.tasks.whole_images import ProbabilityMap, slabs
+from lit_data.tasks import maps
+from lit_data.tasks.maps import ProbabilityMap, slabs
 from lit_data.types import Array
 
 
@@ -40,7 +40,7 @@ def test_a_file_that_could_not_be_finished_is_not_there(tmp_path: Path) -> None:
 
 
 def test_parts_cover_all_rows_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(whole_images, "SLAB_PX", 30)
+    monkeypatch.setattr(maps, "SLAB_PX", 30)
     assert [(part.start, part.stop) for part in slabs((7, 10))] == [(0, 3), (3, 6), (6, 7)]
     assert [(part.start, part.stop) for part in slabs((2, 100))] == [(0, 1), (1, 2)]
 

@@ -10,29 +10,26 @@ import torch
 from omegaconf import DictConfig
 from torch import Tensor
 
-from lit_data.commands.benchmarks.feeds import Candidate
-from lit_data.commands.benchmarks.measure import Limits, measure_rows
+from lit_data.commands.benchmarks.measure import Candidate, Limits, measure_rows
 from lit_data.commands.benchmarks.options import BenchmarkOptions, choose_device
-from lit_data.commands.benchmarks.rows import (
+from lit_data.commands.benchmarks.table import (
     COLUMNS,
     HEADINGS,
     METHODS,
     MICRO_BATCHED,
     NAMES,
-    OURS,
-    collect_metrics,
-    find_best,
-    list_methods,
-    list_rows,
-    tabulate,
-)
-from lit_data.commands.benchmarks.table import (
     OTHERS_COLOUR,
+    OURS,
     OURS_COLOUR,
     Line,
     Panel,
+    collect_metrics,
     draw_bars,
+    find_best,
+    list_methods,
+    list_rows,
     report_lines,
+    tabulate,
 )
 from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.base import BaseDataModule

@@ -1,25 +1,148 @@
-"""One measurement of one loader, and many in turn."""
+"""A loader as an iterable of batches, one measurement of it, and many in turn."""
 
+import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from statistics import fmean, median, pstdev
+from typing import Any
 
 import psutil
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from lit_data.batch_form import count_samples
-from lit_data.commands.benchmarks.feeds import Candidate, open_feed
-from lit_data.commands.benchmarks.rows import Lap, Result, Row
+from lit_data.commands.benchmarks.table import OURS, Lap, Result, Row
 from lit_data.errors import DataError, LitDataError
-from lit_data.io.progress import track
+from lit_data.io.progress import AHEAD, ordered_map, track
+from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.device_timer import read_clock
+from lit_data.loading.samples import SingleSamples
 from lit_data.types import Batch
 
 log = logging.getLogger(__name__)
+
+
+Step = Callable[[Batch], Batch]
+
+
+def keep(batch: Batch) -> Batch:
+    """Do nothing to a batch."""
+    return batch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """Samples that the rows of one method read, and the steps behind its loader.
+
+    Args:
+        dataset: A map-style dataset; for `copy` a tensor of ready samples.
+        plan: Work on the host before the transfer.
+        finish: Work on the device after it.
+        options: Of our loaders, beside those that a row sets.
+        make_loader: Another way to load, from a row, this candidate and a seed; None takes the
+            loader that the method of the row names.
+        has_micro_batches: That way makes batches of several parts.
+    """
+
+    dataset: Any
+    plan: Step = keep
+    finish: Step = keep
+    options: LoaderOptions = field(default_factory=LoaderOptions)
+    make_loader: "Callable[[Row, Candidate, int], Iterable[Batch]] | None" = None
+    has_micro_batches: bool = False
+
+
+@contextmanager
+def open_feed(row: Row, candidate: Candidate, *, seed: int) -> Iterator[Iterable[Batch]]:
+    """Open an iterable of batches, shuffled, an epoch long; its workers end with the block.
+
+    Args:
+        row: Method and sizes.
+        candidate: Where samples come from.
+        seed: Of the order.
+
+    Raises:
+        ConfigError: The loader refuses the row.
+    """
+    if candidate.make_loader is not None:
+        yield candidate.make_loader(row, candidate, seed)
+    elif row.method == "copy":
+        yield BareCopy(candidate.dataset, row, seed)
+    elif row.method in OURS:
+        options = _make_options(row, candidate, seed)
+        with closing(MicroBatchLoader(candidate.dataset, options, shuffle=True)) as loader:
+            yield loader
+    else:
+        yield make_torch_loader(row, candidate, seed)
+
+
+def make_torch_loader(row: Row, candidate: Candidate, seed: int) -> DataLoader[Batch]:
+    """Make a torch DataLoader as people set it up: workers that stay, pinned where there is CUDA.
+
+    Args:
+        row: Sizes.
+        candidate: Where samples come from.
+        seed: Of the order.
+    """
+    dataset = candidate.dataset
+    if not hasattr(dataset, "__getitem__"):
+        dataset = SingleSamples(dataset)
+    return DataLoader(
+        dataset,
+        row.batch_size,
+        shuffle=True,
+        num_workers=row.num_workers,
+        persistent_workers=row.num_workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        generator=torch.Generator().manual_seed(seed % 2**63),
+    )
+
+
+class BareCopy:
+    """Ready samples copied into batches by threads, each a whole batch: the most memory allows.
+
+    Args:
+        samples: [N, ...] ready samples.
+        row: Sizes.
+        seed: Of the order.
+    """
+
+    def __init__(self, samples: Tensor, row: Row, seed: int) -> None:
+        self.samples = samples
+        self.row = row
+        self.generator = torch.Generator().manual_seed(seed % 2**63)
+
+    def __iter__(self) -> Iterator[Batch]:
+        order = torch.randperm(len(self.samples), generator=self.generator)
+        parts = torch.split(order, self.row.batch_size)
+        shape = (self.row.batch_size, *self.samples.shape[1:])
+        # More than are under way, as the caller still holds the last batch.
+        count = AHEAD * self.row.num_workers + 2
+        buffers = [torch.empty(shape, dtype=self.samples.dtype) for _ in range(count)]
+        jobs = zip(parts, itertools.cycle(buffers), strict=False)
+        for copied in ordered_map(self._copy, jobs, self.row.num_workers):
+            yield {"image": copied}
+
+    def _copy(self, job: tuple[Tensor, Tensor]) -> Tensor:
+        indices, buffer = job
+        torch.set_num_threads(1)  # of this thread: the pool has as many as are measured
+        return torch.index_select(self.samples, 0, indices, out=buffer[: len(indices)])
+
+
+def _make_options(row: Row, candidate: Candidate, seed: int) -> LoaderOptions:
+    return replace(
+        candidate.options,
+        batch_size=row.batch_size,
+        micro_batch_size=row.micro_batch_size,
+        num_workers=row.num_workers,
+        worker_kind="inline" if row.method in ("inline", "device") else row.method,  # type: ignore[arg-type]
+        seed=seed,
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

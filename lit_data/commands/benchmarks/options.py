@@ -9,7 +9,7 @@ import torch
 from omegaconf import DictConfig
 
 from lit_data.checks import check_choice, check_count
-from lit_data.commands.benchmarks.rows import METHODS
+from lit_data.commands.benchmarks.table import METHODS
 from lit_data.errors import ConfigError
 
 MODES: Final = ("loaders", "headroom", "callbacks")
@@ -54,7 +54,7 @@ class BenchmarkOptions:
     Args:
         mode: `loaders` compares ways to load an experiment's samples, `headroom` training with and
             without the work of loading, `callbacks` what callbacks cost.
-        methods: Rows to measure, of `lit_data.commands.benchmarks.rows.METHODS`; `copy` comes by
+        methods: Rows to measure, of `lit_data.commands.benchmarks.table.METHODS`; `copy` comes by
             itself.
         workers: Numbers of workers to try; None for one number, that of the cores.
         micro_batch_sizes: Sizes to try, for the methods that have micro-batches.
@@ -120,6 +120,7 @@ def choose_device(name: str) -> torch.device:
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
+        # A device may be known by name and not be there: it is asked for memory.
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -141,6 +142,7 @@ _SMALLEST: Final[Mapping[str, int]] = {
 
 
 def _check_counts(name: str, value: Any, smallest: int) -> None:  # noqa: ANN401 - a user's value
+    # Null stands for the number of cores, and for no limit.
     if value is None and name in ("workers", "samples_per_row"):
         return
     is_single = value is None or isinstance(value, int | float | str)

@@ -1,5 +1,9 @@
-"""The configuration of a command, composed by Hydra and checked before anything of it runs."""
+"""The configuration of a command, composed by Hydra and checked before anything of it runs.
 
+Complaints of Hydra and OmegaConf become one line, with the nearest name.
+"""
+
+import inspect
 import math
 import re
 import warnings
@@ -12,25 +16,179 @@ from hydra._internal.hydra import Hydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.object_type import ObjectType
 from hydra.core.override_parser.types import IntervalSweep, Override
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf, open_dict, read_write
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from lit_data.checks import check_types
-from lit_data.commands.configuration.explain import (
-    explain,
-    find_unknown,
-    missing_value,
-    open_arguments,
-)
 from lit_data.commands.configuration.hydra_node import (
     check_hydra_node,
     check_places,
     check_run_name,
 )
-from lit_data.commands.configuration.names import allow_packages, check_targets, join_key
-from lit_data.commands.configuration.suggest import did_you_mean, nearest
-from lit_data.commands.configuration.tree import ConfigTree, open_hydra
+from lit_data.commands.configuration.names import (
+    allow_packages,
+    check_targets,
+    dot_indices,
+    join_key,
+    resolve_target,
+    walk,
+)
+from lit_data.commands.configuration.suggest import did_you_mean, nearest, nearest_key
+from lit_data.commands.configuration.tree import ConfigTree, list_keys, open_hydra
 from lit_data.errors import ConfigError
 from lit_data.io.remote import check_plain, check_words
+
+_UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
+_MISSING_VALUE = re.compile(r"Missing mandatory value: (\S+)")
+
+
+def explain(error: Exception, tree: ConfigTree | None = None) -> str:
+    """Return one line for an error of composing or resolving."""
+    if isinstance(error, MissingConfigException):
+        return _explain_missing_file(error)
+    # Hydra wraps the errors of OmegaConf, which know the key.
+    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else error
+    reasons = [str(reason).split("full_key:")[0] for reason in dict.fromkeys((error, cause))]
+    text = " ".join(" ".join(reasons).split())
+    if match := _MISSING_VALUE.search(text):
+        return missing_value(match[1])
+    hint = ""
+    match = _UNKNOWN_KEY.search(text)
+    if match and tree:
+        hint = did_you_mean(nearest_key(match[1], list_keys(tree.base)))
+    # The text of any other error says little without its type.
+    if not isinstance(error, HydraException | OmegaConfBaseException | YAMLError | UserWarning):
+        text = f"{type(error).__name__}: {text}"
+    key = getattr(cause, "full_key", None)
+    if key:
+        text = f"'{key}': {text}"
+    return f"{text.rstrip('.')}.{hint}"
+
+
+def find_unknown(tree: ConfigTree, words: Sequence[str]) -> str | None:
+    """Return the line for the first override of an unknown option or key; None if there is none."""
+    overrides = tree.parse(words)
+    for override in overrides:
+        if not _chooses_option(tree, override):
+            continue
+        group = override.key_or_group
+        for option in _list_options(override):
+            if not tree.has_option(group, option):
+                return unknown_option(option, group, tree.options(group))
+    for override, cfg in _list_unknown(tree, overrides):
+        key = dot_indices(override.key_or_group)
+        is_hydra = key.startswith("hydra")
+        known = [name for name in list_keys(cfg) if name.startswith("hydra") == is_hydra]
+        known += tree.list_groups()
+        known += [join_key(_parent(key), name) for name in _list_arguments(cfg, key)]
+        return f"unknown key '{key}'.{did_you_mean(nearest_key(key, known))}"
+    return None
+
+
+def open_arguments(tree: ConfigTree, words: Sequence[str]) -> list[str]:
+    """Put Hydra's ``++`` before arguments that a node's class has and its file leaves out.
+
+    So ``trainer.limit_train_batches=10`` may be typed as it is.
+
+    Args:
+        tree: What the configuration is composed from.
+        words: Overrides; those of groups and of targets decide which class a node names.
+
+    Returns:
+        The overrides.
+    """
+    opened = set()
+    for override, cfg in _list_unknown(tree, tree.parse(words)):
+        if override.is_delete():
+            continue
+        key = dot_indices(override.key_or_group)
+        if key.rpartition(".")[2] in _list_arguments(cfg, key):
+            opened.add(str(override.input_line))
+    return [f"++{word}" if word in opened else word for word in words]
+
+
+def _list_unknown(
+    tree: ConfigTree, overrides: Sequence[Override]
+) -> list[tuple[Override, DictConfig]]:
+    """Plain overrides of keys that no file has, with what the files say."""
+    plain: list[Override] = []
+    deciding: list[str] = []  # which files are read, and which classes their nodes name
+    for override in overrides:
+        chooses = _chooses_option(tree, override)
+        if not chooses and not override.is_add() and not override.is_force_add():
+            plain.append(override)
+        decides = chooses or override.key_or_group.endswith("_target_")
+        if decides and not override.is_sweep_override():
+            deciding.append(str(override.input_line))
+    if not plain:
+        return []
+    try:
+        cfg = tree.compose(deciding)
+    except Exception:  # a file is at fault, not a word
+        return []
+    keys = set(list_keys(cfg))
+    return [(override, cfg) for override in plain if dot_indices(override.key_or_group) not in keys]
+
+
+def _list_arguments(cfg: DictConfig, key: str) -> list[str]:
+    """Arguments of the class that the node around a key names; none where none may be named."""
+    parent = _parent(key)
+    node = OmegaConf.select(cfg, parent) if parent else None
+    if not isinstance(node, DictConfig):
+        return []
+    target = node.get("_target_")
+    try:
+        check_targets({parent: {"_target_": target}})
+        parameters = inspect.signature(resolve_target(str(target), parent)).parameters
+    except (ConfigError, ValueError, TypeError):
+        return []
+    names = []
+    for name, parameter in parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
+            names.append(name)
+    return names
+
+
+def _parent(key: str) -> str:
+    return key.rpartition(".")[0]
+
+
+def unknown_option(option: str, group: str, options: Sequence[str]) -> str:
+    """Return the line for an option that a group does not have."""
+    line = f"unknown option '{option}' of '{group}'"
+    if group == "experiment":
+        line = f"unknown experiment '{option}'"
+    options = [name for name in options if not name.startswith("base")]  # shared by the others
+    verb = "is" if len(options) == 1 else "are"
+    near = did_you_mean(nearest(option, options))
+    return f"{line}.{near} There {verb}: {', '.join(options) or 'none'}."
+
+
+def missing_value(key: str) -> str:
+    """Return the line for a key that must be given."""
+    return f"'{key}' has no value yet: write {key}=VALUE."
+
+
+def _explain_missing_file(error: MissingConfigException) -> str:
+    group, _, option = (error.missing_cfg_file or "").rpartition("/")
+    line = unknown_option(option, group, error.options or [])
+    asking = re.match(r"In '(.+?)'", str(error))
+    return f"{line} ({asking[1]}.yaml asks for it.)" if asking else line
+
+
+def _chooses_option(tree: ConfigTree, override: Override) -> bool:
+    if override.is_delete() or not _list_options(override):
+        return False
+    return tree.is_group(override.key_or_group)
+
+
+def _list_options(override: Override) -> list[str]:
+    value = override.value()
+    options = value if isinstance(value, list) else [value]
+    return [option for option in options if isinstance(option, str)]
+
 
 _PACKAGED = Path(__file__).parents[2] / "conf"
 _LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
@@ -289,16 +447,11 @@ def _check_shadowing(cfg: DictConfig) -> None:
                 )
 
 
-def _check_numbers(node: object, key: str = "") -> None:
+def _check_numbers(job: Mapping[str, Any]) -> None:
     """Refuse NaN, which would fail late, in the middle of a run, or never."""
-    if isinstance(node, float) and math.isnan(node):
-        raise ConfigError(f"'{key}' is nan: give a number.")
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            _check_numbers(value, join_key(key, name))
-    elif isinstance(node, list):
-        for index, value in enumerate(node):
-            _check_numbers(value, join_key(key, index))
+    for key, value in walk(job):
+        if isinstance(value, float) and math.isnan(value):
+            raise ConfigError(f"'{key}' is nan: give a number.")
 
 
 def _check_top_level(tree: ConfigTree, cfg: DictConfig) -> None:

@@ -17,8 +17,8 @@ from hydra.core.hydra_config import HydraConfig
 from lit_data.commands.configuration.names import (
     check_targets,
     find_targets,
-    join_key,
     resolve_target,
+    walk,
 )
 from lit_data.errors import ConfigError
 
@@ -98,6 +98,7 @@ def check_hydra_node(hydra: Mapping[str, Any], typed: Sequence[str] = ()) -> Non
                 )
     _check_output_subdir(hydra, typed)
     _check_log_files(hydra, typed)
+    # Variables of the run: most programs that it starts read some of them.
     for name in hydra.get("job", {}).get("env_set") or {}:
         _check_variable(str(name), typed)
 
@@ -196,6 +197,7 @@ def check_places(
         ConfigError: names the key and the value.
     """
     paths = job.get("paths") or {}
+    # All other places are held against this one, so it is looked at first.
     if paths.get("runs") != packaged_runs and not _is_typed("paths.runs", typed):
         raise _untyped("paths.runs", paths.get("runs"), "choose where results go")
     # What passes here may hold what comes behind it.
@@ -232,6 +234,7 @@ def _check_text(key: str, text: str, roots: Sequence[object], typed: Sequence[st
     name = re.sub(r"\[\d+\]", "", key).rpartition(".")[2]
     if not text or name in _READ or _is_typed(key, typed):
         return
+    # A database or store on this disk is a folder in another spelling.
     local = next((text.removeprefix(start) for start in _LOCAL if text.startswith(start)), text)
     if _is_below(local, roots):
         return
@@ -242,17 +245,15 @@ def _check_text(key: str, text: str, roots: Sequence[object], typed: Sequence[st
 
 
 def _list_texts(node: object, key: str = "", *, writes: bool = False) -> Iterator[tuple[str, str]]:
-    """Yield texts below the nodes of what writes or sends."""
-    inner_writes = writes or key in _SECTIONS
-    if isinstance(node, Mapping):
-        inner_writes = inner_writes or str(node.get("_target_", "")).startswith(_WRITERS)
-        for name, value in node.items():
-            yield from _list_texts(value, join_key(key, name), writes=inner_writes)
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        for index, value in enumerate(node):
-            yield from _list_texts(value, f"{key}[{index}]", writes=inner_writes)
-    elif writes and isinstance(node, str):
-        yield key, node
+    """Yield texts below the nodes of what writes or sends; `writes` if the node itself does."""
+    writers = [key] if writes else []
+    for inner_key, value in walk(node, key):
+        target = value.get("_target_", "") if isinstance(value, Mapping) else ""
+        if inner_key in _SECTIONS or str(target).startswith(_WRITERS):
+            writers.append(inner_key)
+        is_below = any(inner_key.startswith((f"{writer}.", f"{writer}[")) for writer in writers)
+        if is_below and isinstance(value, str):
+            yield inner_key, value
 
 
 def _is_below(path: str, roots: Sequence[object]) -> bool:
@@ -327,14 +328,8 @@ def _check_sweeper(sweeper: Mapping[str, Any]) -> None:
 
 
 def _find_factories(node: object, key: str) -> Iterator[tuple[str, object]]:
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            if name in _FACTORY_KEYS:
-                yield f"{key}.{name}", value
-            else:
-                yield from _find_factories(value, f"{key}.{name}")
-    elif isinstance(node, Sequence) and not isinstance(node, str):
-        for index, value in enumerate(node):
-            yield from _find_factories(value, f"{key}[{index}]")
-    elif isinstance(node, str) and "://" in node:
-        yield key, node
+    """Yield what a logging configuration would import, by its keys and by addresses of objects."""
+    for inner_key, value in walk(node, key):
+        is_address = isinstance(value, str) and "://" in value
+        if is_address or inner_key.rpartition(".")[2] in _FACTORY_KEYS:
+            yield inner_key, value

@@ -179,14 +179,40 @@ def resolve_target(target: str, key: str) -> Callable[..., Any]:
 
 def find_targets(plain: object, key: str = "") -> Iterator[tuple[str, object]]:
     """Yield every ``_target_`` of plain data, with its own dotted key, which starts with `key`."""
+    for node_key, node in walk(plain, key):
+        if isinstance(node, Mapping) and "_target_" in node:
+            yield join_key(node_key, "_target_"), node["_target_"]
+
+
+def walk(plain: object, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every node and value of plain data with its key, such as ``a.b[0].c``; outer ones first.
+
+    Args:
+        plain: Dicts, lists and values.
+        key: Of the data as a whole, which comes first.
+    """
+    yield key, plain
     if isinstance(plain, Mapping):
-        if "_target_" in plain:
-            yield join_key(key, "_target_"), plain["_target_"]
         for name, value in plain.items():
-            yield from find_targets(value, join_key(key, name))
+            yield from walk(value, join_key(key, name))
     elif isinstance(plain, Sequence) and not isinstance(plain, str | bytes):
         for index, value in enumerate(plain):
-            yield from find_targets(value, f"{key}[{index}]")
+            yield from walk(value, f"{key}[{index}]")
+
+
+def flatten(plain: Any, key: str = "") -> dict[str, Any]:  # noqa: ANN401 - what YAML may hold
+    """Return the values of plain data by their dotted keys; a list is one value."""
+    if not isinstance(plain, Mapping):
+        return {key: plain}
+    leaves: dict[str, Any] = {}
+    for name, value in plain.items():
+        leaves |= flatten(value, join_key(key, name))
+    return leaves
+
+
+def dot_indices(key: str) -> str:
+    """Return a key with the numbers of lists as parts of their own: ``a[0].b`` is a.0.b."""
+    return re.sub(r"\[(\w+)\]", r".\1", key)
 
 
 def join_key(key: str, name: object) -> str:

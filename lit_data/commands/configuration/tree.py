@@ -1,11 +1,11 @@
 """Hydra's engine on the packaged configuration: its groups, options and keys."""
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Self, cast
 
 from hydra import version
 from hydra._internal.config_loader_impl import ConfigLoaderImpl
@@ -26,7 +26,7 @@ from omegaconf import Container, DictConfig, OmegaConf
 from typing_extensions import override
 
 from lit_data.commands.configuration.installed import list_conf_packages
-from lit_data.commands.configuration.names import join_key
+from lit_data.commands.configuration.names import dot_indices, walk
 from lit_data.errors import ConfigError
 
 
@@ -207,14 +207,6 @@ def walk_leaves(cfg: Container) -> dict[str, object]:
 
 
 def _walk(cfg: Container) -> Iterator[tuple[str, object]]:
-    stack: list[tuple[str, object]] = [("", OmegaConf.to_container(cfg, resolve=False))]
-    while stack:
-        key, value = stack.pop()
+    for key, value in walk(OmegaConf.to_container(cfg, resolve=False)):
         if key:
-            yield key, value
-        inner: Iterable[tuple[Any, object]] = ()
-        if isinstance(value, Mapping):
-            inner = value.items()
-        elif isinstance(value, list):
-            inner = enumerate(value)
-        stack += [(join_key(key, name), item) for name, item in inner]
+            yield dot_indices(key), value

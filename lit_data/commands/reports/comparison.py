@@ -4,11 +4,17 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
-from lit_data.commands.reports.curves import cut_final_score, find_chart
-from lit_data.commands.reports.results import find_scores, find_sign, read_number
+from lit_data.commands.configuration.names import flatten
+from lit_data.commands.reports.curves import (
+    Chart,
+    ChartLine,
+    cut_final_score,
+    draw_chart,
+    find_chart,
+)
+from lit_data.commands.reports.results import find_scores, find_sign
 from lit_data.commands.reports.runs import Run
-from lit_data.commands.reports.settings import flatten
+from lit_data.commands.result import read_number
 
 _MOST_SCORES: Final = 4
 _MOST_COLUMNS: Final = 8
@@ -31,34 +37,41 @@ def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     typed_keys: dict[str, None] = {}  # in the order of the command lines
     for run in runs:
         typed_keys |= dict.fromkeys(map(_read_key, run.settings.overrides))
-    values = {}
-    for key in typed_keys:
-        pairs = zip(runs, leaves_of, strict=True)
-        values[key] = [_look_up(run, leaves, key) for run, leaves in pairs]
-    differing = _keep_differing(values)
+    typed: list[dict[str, str]] = []
+    for run, leaves in zip(runs, leaves_of, strict=True):
+        typed.append({key: _look_up(run, leaves, key) for key in typed_keys})
+    differing = _leave_out_paths(find_differing(typed))
     if not differing:
-        differing = _keep_differing(_tabulate(leaves_of))
+        differing = _leave_out_paths(find_differing(leaves_of))
     return dict(list(differing.items())[:_MOST_COLUMNS])
 
 
-def _tabulate(leaves_of: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
-    """Return by each key of any configuration its value in each of them."""
-    all_keys: dict[str, None] = {}
-    for leaves in leaves_of:
-        all_keys |= dict.fromkeys(leaves)
-    values: dict[str, list[str]] = {key: [] for key in all_keys}
-    for key, of_runs in values.items():
-        for leaves in leaves_of:
-            of_runs.append(_format(leaves[key]) if key in leaves else "-")
-    return values
+def find_differing(
+    options: Sequence[Mapping[str, Any]], *, missing: str = "-"
+) -> dict[str, list[str]]:
+    """Return the values of those keys that are not the same in all mappings.
 
+    Args:
+        options: Of each run or job, by key.
+        missing: Stands for the value where one has no such key.
 
-def _keep_differing(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    Returns:
+        By key, the value in each mapping.
+    """
+    all_keys: dict[str, None] = {}  # in the order of the mappings
+    for one in options:
+        all_keys |= dict.fromkeys(one)
     differing = {}
-    for key, of_runs in values.items():
-        if not key.startswith(_NO_OPTION) and len(set(of_runs)) > 1:
-            differing[key] = of_runs
+    for key in all_keys:
+        values = [_format(one[key]) if key in one else missing for one in options]
+        if len(set(values)) > 1:
+            differing[key] = values
     return differing
+
+
+def _leave_out_paths(values: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    """Leave out where runs lie: it differs between all of them and changes no figure."""
+    return {key: of_runs for key, of_runs in values.items() if not key.startswith(_NO_OPTION)}
 
 
 def _read_key(override: str) -> str:

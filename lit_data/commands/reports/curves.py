@@ -1,18 +1,24 @@
-"""Metrics that the CSV logger wrote: one series for each."""
+"""Metrics that the CSV logger wrote, and their curves as SVG, which the page turns dark by a filter."""
 
 import csv
 import io
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, TextIO
+from typing import Any, Final, Literal, TextIO
+from urllib.parse import quote
 
+import matplotlib
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, LogLocator, MaxNLocator, ScalarFormatter
 from numpy.typing import NDArray
 
 from lit_data.commands.reports.untrusted import open_inside
-from lit_data.commands.result import split_stage
+from lit_data.commands.result import choose_scale, find_unit, format_value, split_stage
 
 _FILES: Final = (
     "csv/metrics.csv",
@@ -21,12 +27,12 @@ _FILES: Final = (
     "*/metrics.csv",
     "*/*/metrics.csv",
 )
-_MOST_BYTES: Final = 2**30
+_MOST_LOG_BYTES: Final = 2**30
 _MOST_STEPS: Final = 2**53
 _NOT_METRICS: Final = ("step", "epoch")
 _BASELINE: Final = "_baseline"
 _LIMITS: Final = ("memory/free_bytes", "memory/limit_bytes")
-_MACHINE: Final = ("amp", "batch", "cache", "data", "memory", "time")
+_MACHINE_GROUPS: Final = ("amp", "batch", "cache", "data", "memory", "time")
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,8 @@ def read_log(folder: Path, notes: list[str]) -> Log:
         folder: Of the run.
         notes: Gets a sentence on what cannot be read.
     """
-    paths = _find_files(folder)
+    matches = [list(folder.glob(pattern)) for pattern in _FILES]
+    paths = next(filter(None, matches), [])
     if not paths:
         return Log()
     # A training that went on has begun another file.
@@ -94,7 +101,7 @@ def read_log(folder: Path, notes: list[str]) -> Log:
     ends: dict[int, int] = {}
     try:
         with (
-            open_inside(folder, path, most_bytes=_MOST_BYTES) as raw,
+            open_inside(folder, path, most_bytes=_MOST_LOG_BYTES) as raw,
             io.TextIOWrapper(raw, "utf-8", "replace", newline="") as file,
         ):
             for step, epoch, values in _read_rows(file, name, notes):
@@ -106,14 +113,6 @@ def read_log(folder: Path, notes: list[str]) -> Log:
         notes.append(f"{name} cannot be read: {error.strerror}")
     series = {metric: _make_series(rows) for metric, rows in points.items()}
     return Log(series, dict(sorted(ends.items())), path)
-
-
-def _find_files(folder: Path) -> list[Path]:
-    for pattern in _FILES:
-        paths = list(folder.glob(pattern))
-        if paths:
-            return paths
-    return []
 
 
 def cut_final_score(series: Series) -> Series:
@@ -243,5 +242,253 @@ def find_chart(name: str) -> ChartOf:
         return ChartOf("machine", "memory in use", last.removesuffix("_bytes"))
     if group == "time" and last.endswith("_s"):
         return ChartOf("machine", "time of a step", last.removesuffix("_s"))
-    is_of_machine = group in _MACHINE and last != ""
+    is_of_machine = group in _MACHINE_GROUPS and last != ""
     return ChartOf("machine" if is_of_machine else "model", name, name)
+
+
+COLOURS: Final = (
+    "#1f5fa8",
+    "#d9730d",
+    "#2a8a57",
+    "#8250c4",
+    "#c2255c",
+    "#0b8a9a",
+    "#8a6d1d",
+    "#64748b",
+)
+"""Of lines, by their numbers; those of page.css."""
+_SOFT, _RULE = "#5a6576", "#e1e5ea"
+_WIDTH_PX, _HEIGHT_PX = 400, 214
+_PX: Final = 1 / 72  # of the figure: a point of SVG is a pixel of ours
+_DASHES: Final[tuple[Any, ...]] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
+
+_LOG_RANGE: Final = 300.0  # largest by smallest value from which an axis is logarithmic
+_MOST: Final = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
+_LEAST: Final = 1e-60
+_FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
+_MOST_EPOCHS: Final = 8
+
+
+@dataclass(frozen=True)
+class ChartLine:
+    """A line of a chart.
+
+    Attributes:
+        name: Of the metric, which tells the unit.
+        label: In the legend.
+        series: At least one point.
+        look: Number of the colour; from as many as there are on, the line is dashed.
+        is_dashed: Dashed whatever the number.
+    """
+
+    name: str
+    label: str
+    series: Series
+    look: int
+    is_dashed: bool = False
+
+    @property
+    def colour(self) -> int:
+        """Number of the colour."""
+        return self.look % len(COLOURS)
+
+    @property
+    def dash(self) -> int:
+        """0 for a whole line, 1 for a dashed one, 2 for dots."""
+        rounds = min(self.look // len(COLOURS), 2)
+        return rounds or int(self.is_dashed)
+
+    @property
+    def end(self) -> str:
+        """Its last value, and a remark where it ends in values that are no numbers."""
+        if not len(self.series.finite):
+            return "no number"
+        last = format_value(self.name, self.series.last)
+        return last if np.isfinite(self.series.values[-1]) else f"{last}, then not a number"
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A chart for the page.
+
+    Attributes:
+        title: Of the figure.
+        unit: Of the numbers, and a remark where the axis is logarithmic.
+        lines: For the legend.
+        uri: The picture.
+        description: The same in words.
+        has_legend: Lines are named below.
+    """
+
+    title: str
+    unit: str
+    lines: Sequence[ChartLine]
+    uri: str
+    description: str
+    has_legend: bool
+
+
+@dataclass(frozen=True)
+class AxisRange:
+    """The upright axis, in the unit that is read."""
+
+    low: float
+    high: float
+    divisor: float = 1.0
+    unit: str = ""
+    is_log: bool = False
+
+
+def draw_chart(
+    title: str,
+    lines: Sequence[ChartLine],
+    *,
+    epoch_ends: Mapping[int, int] | None = None,
+    most_points: int = 240,
+    has_legend: bool = True,
+) -> Chart:
+    """Draw curves. Values that are no numbers leave gaps.
+
+    Args:
+        title: Of the figure.
+        lines: At least one.
+        epoch_ends: The last step of each epoch, to mark them.
+        most_points: Of each line; neighbours become their mean, with a band from the lowest to the
+            highest.
+        has_legend: Name the lines below, with their last values.
+    """
+    values = np.concatenate([line.series.values for line in lines])
+    axis_range = _choose_range(values, find_unit(lines[0].name))
+    first_step = min(int(line.series.steps[0]) for line in lines)
+    last_step = max(int(line.series.steps[-1]) for line in lines)
+    with matplotlib.rc_context({"svg.fonttype": "none", "font.size": 11.3}):
+        figure = Figure(figsize=(_WIDTH_PX * _PX, _HEIGHT_PX * _PX), layout="constrained")
+        axes = _open_axes(figure, axis_range)
+        axes.set_xlim(first_step, max(last_step, first_step + 1))
+        _mark_epochs(axes, epoch_ends or {}, first_step, last_step)
+        for line in lines:
+            _draw_line(axes, line, axis_range, most_points)
+        uri = _write_svg(figure)
+    units = [axis_range.unit] if axis_range.unit else []
+    if axis_range.is_log:
+        units.append("logarithmic")
+    return Chart(
+        title=title,
+        unit=", ".join(units),
+        lines=lines,
+        uri=uri,
+        description=_describe(title, lines),
+        has_legend=has_legend,
+    )
+
+
+def _choose_range(values: NDArray[np.float64], unit: str) -> AxisRange:
+    drawable = values[np.abs(values) < _MOST]
+    low, high = 0.0, 1.0
+    if len(drawable):
+        low, high = float(drawable.min()), float(drawable.max())
+    divisor, name = choose_scale(unit, max(abs(low), abs(high)))
+    # Losses and learning rates; bytes, seconds and fractions are compared by their lengths.
+    if not unit and low > _LEAST and high / low > _LOG_RANGE:
+        return AxisRange(low / 1.2, high * 1.2, is_log=True)
+    if unit in _FROM_ZERO and low >= 0:
+        low = 0.0
+    margin = 0.06 * (high - low) or 0.5 * abs(high) or 1.0
+    # Next to numbers that large a smaller margin would be rounded away.
+    margin = max(margin, 1e-9 * abs(high), _LEAST)
+    bottom = low - margin if low else low
+    return AxisRange(bottom / divisor, (high + margin) / divisor, divisor, name)
+
+
+def _open_axes(figure: Figure, axis_range: AxisRange) -> Axes:
+    axes = figure.subplots()
+    axes.set_ylim(axis_range.low, axis_range.high)
+    axes.spines[["top", "left", "right"]].set_visible(False)
+    axes.spines["bottom"].set_color(_SOFT)
+    axes.set_xlabel("step", loc="right", color=_SOFT, labelpad=1)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+    if axis_range.is_log:
+        axes.set_yscale("log", nonpositive="mask")
+        axes.set_ylim(axis_range.low, axis_range.high)
+        axes.yaxis.set_major_locator(LogLocator(numticks=5))
+        axes.yaxis.set_major_formatter(LogFormatter(labelOnlyBase=False))
+    else:
+        # It gives as many digits as neighbouring ticks differ in.
+        axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
+        axes.yaxis.set_major_formatter(ScalarFormatter(useOffset=False))
+        axes.ticklabel_format(axis="y", scilimits=(-4, 5))
+    axes.minorticks_off()
+    axes.tick_params(length=0, colors=_SOFT, pad=5)
+    axes.grid(axis="y", color=_RULE)
+    axes.set_axisbelow(True)
+    return axes
+
+
+def _mark_epochs(
+    axes: Axes, epoch_ends: Mapping[int, int], first_step: int, last_step: int
+) -> None:
+    """Mark where each epoch ends; of many epochs, where some do."""
+    ends = [(epoch, step) for epoch, step in epoch_ends.items() if first_step < step <= last_step]
+    if len(ends) > 1 and ends[-1][1] - ends[-2][1] == 1:
+        ends.pop()  # the scores after training, which stand in an epoch of their own
+    every = max(1, -(-len(ends) // _MOST_EPOCHS))
+    for epoch, step in ends[every - 1 :: every]:
+        text = f"epoch {epoch + 1}" if len(ends) < 6 else f"{epoch + 1}"
+        axes.axvline(step, color=_SOFT, linewidth=1, linestyle=(0, (2, 4)), alpha=0.5)
+        axes.annotate(
+            text,
+            (step, 1),
+            xycoords=("data", "axes fraction"),
+            ha="right",
+            va="bottom",
+            color=_SOFT,
+        )
+
+
+def _draw_line(axes: Axes, line: ChartLine, axis_range: AxisRange, most_points: int) -> None:
+    mean, low, high = thin(line.series, most_points)
+    colour = COLOURS[line.colour]
+    if len(mean.values) < len(line.series.values):
+        lower, upper = clip_line(low, axis_range), clip_line(high, axis_range)
+        axes.fill_between(mean.steps, lower, upper, color=colour, alpha=0.16, linewidth=0)
+    values = clip_line(mean.values, axis_range)
+    style = {"color": colour, "clip_on": False}  # the frame would cut a line on its edge in half
+    axes.plot(mean.steps, values, linewidth=2.1, linestyle=_DASHES[line.dash], **style)  # type: ignore[arg-type]
+    if np.isfinite(values).sum() == 1:  # which makes no line
+        axes.plot(mean.steps, values, "o", markersize=6, **style)  # type: ignore[arg-type]
+
+
+def clip_line(values: NDArray[np.float64], axis_range: AxisRange) -> NDArray[np.float64]:
+    """Return values in the unit that is read; NaN for those that the axis has no room for."""
+    with np.errstate(invalid="ignore"):
+        is_shown = np.abs(values) < _MOST
+        if axis_range.is_log:
+            is_shown &= values > 0
+        return np.where(is_shown, values / axis_range.divisor, np.nan)
+
+
+def _write_svg(figure: Figure) -> str:
+    """Return the figure as a data URI, without what only makes it longer."""
+    text = io.StringIO()
+    no_metadata = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(text, format="svg", transparent=True, metadata=no_metadata)
+    svg = text.getvalue()
+    svg = re.sub(r"\s+", " ", svg[svg.index("<svg") :])
+    # A page may have hundreds of charts: tenths of a pixel do, but in labels, which end in <.
+    svg = re.sub(r"(\d\.\d)\d{3,}(?!\d*<)", r"\1", svg)
+    return f"data:image/svg+xml,{quote(svg, safe=' =:/;,.()-')}"
+
+
+def _describe(title: str, lines: Sequence[ChartLine]) -> str:
+    """Return the chart in words, of many lines the first ones."""
+    texts = []
+    for line in lines[: len(COLOURS)]:
+        finite = line.series.finite
+        if len(finite):
+            first, last = format_value(line.name, finite[0]), format_value(line.name, finite[-1])
+            course = last if len(finite) == 1 else f"from {first} to {last}"
+            texts.append(f"{line.label}: {course}")
+    left_out = len(lines) - len(COLOURS)
+    more = f"; and {left_out} more" if left_out > 0 else ""
+    return f"{title} over the steps of training. {'; '.join(texts) or 'no numbers'}{more}"

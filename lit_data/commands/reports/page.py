@@ -9,22 +9,29 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jinja2
+import yaml
 from markupsafe import Markup
 
 import lit_data
-from lit_data.commands.reports.charts import Chart, ChartLine, draw_chart
 from lit_data.commands.reports.comparison import (
     draw_overlays,
     find_best,
     find_differences,
     shorten_keys,
 )
-from lit_data.commands.reports.curves import ChartOf, Series, cut_final_score, find_chart
-from lit_data.commands.reports.pictures import Picture
-from lit_data.commands.reports.results import list_results, list_tiles, read_number
+from lit_data.commands.reports.curves import (
+    Chart,
+    ChartLine,
+    ChartOf,
+    Series,
+    cut_final_score,
+    draw_chart,
+    find_chart,
+)
+from lit_data.commands.reports.results import list_results, list_tiles
 from lit_data.commands.reports.runs import Run, describe_age
-from lit_data.commands.reports.settings import write_yaml
-from lit_data.commands.reports.units import find_direction, format_value
+from lit_data.commands.reports.untrusted import Picture
+from lit_data.commands.result import find_direction, format_value, read_number
 
 _MOST_CHARTS: Final = 40
 _POINTS_ALONE: Final = 300
@@ -61,6 +68,7 @@ def make_page(
         notes: Sentences below the title.
         lost: Number, status and reason of jobs of a sweep that left no folder.
     """
+    # A sweep of which one job left a folder is a comparison too.
     several = len(runs) > 1 or bool(lost)
     views = [RunView(run, index, several=several) for index, run in enumerate(runs)]
     style, script = _read("page.css"), _read("page.js")
@@ -118,9 +126,11 @@ class RunView:
         self.look = look
         self.tiles = list_tiles(run)
         self.results = list_results(run)
+        # A page of many runs would be too large with curves of full length.
         most_points = _POINTS_OF_MANY if several else _POINTS_ALONE
         self.charts = draw_curves(run, most_points)
         self.same = ", ".join(_list_idle(run))
+        # loader.json may be anybody's: entries of another form are left out.
         self.loaders = {}
         for stage, entry in run.loaders.items():
             if isinstance(entry, Mapping):
@@ -233,16 +243,21 @@ def _read_template() -> jinja2.Template:
         "number": read_number,
         "age": describe_age,
         "begin": _begin,
-        "yaml": write_yaml,
+        "yaml": _write_yaml,
         "without_hydra": _leave_out_hydra,
         "break_name": _break_name,
     }
+    # Colour and word of a state, which macros need wherever they are called.
     environment.globals["states"] = _STATES
     return environment.get_template("page.html")
 
 
 def _show_value(value: object, name: str) -> str:
     return "-" if isinstance(value, jinja2.Undefined) else format_value(name, value)
+
+
+def _write_yaml(tree: object) -> str:
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True, width=100) if tree else ""
 
 
 def _begin(sentence: str) -> str:

@@ -1,13 +1,12 @@
 """Top of a run's page: headline figures, tables of scores, images, thresholds, confusions."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from lit_data.commands.reports.runs import Run
-from lit_data.commands.reports.units import find_direction, format_value
-from lit_data.commands.result import is_score, split_stage
+from lit_data.commands.result import find_direction, format_value, is_score, split_stage
 
 _MOST_TILES: Final = 4
 _MOST_CLASSES: Final = 30  # rows and columns of a table
@@ -95,6 +94,7 @@ def list_tiles(run: Run) -> list[Tile]:
 
 
 def _make_tile(title: str, value: str, below: str) -> Tile:
+    # "0.75" is a number alone, "46.8 s" and "1.05 %" have a unit behind a space.
     has_unit = value[-1:].isalpha() or value.endswith("%")
     number, _, unit = value.rpartition(" ") if has_unit else (value, "", "")
     if not number:  # a text of one word
@@ -145,6 +145,7 @@ def tabulate_images(run: Run) -> ResultTable:
     """Return how many images of each class the splits have."""
     counts = Counter(run.splits)
     splits = [split for split in _SPLITS if any(split == known for known, _ in counts)]
+    # Good images first, then the classes of defects by name.
     classes = sorted({kind for _, kind in counts}, key=lambda kind: (kind != "good", kind))
     rows = []
     for kind in classes[:_MOST_CLASSES]:
@@ -201,6 +202,7 @@ def tabulate_confusion(run: Run) -> ResultTable:
 
 
 def _describe_confusion(run: Run) -> str:
+    # Models of good images alone have a threshold of their own, which the table below names.
     threshold = run.values.get("val/image_f1_max_threshold")
     if threshold is None or run.values.get(_OF_GOOD_IMAGES) is not None:
         return "numbers of images"
@@ -227,16 +229,9 @@ def _spell(metric: str) -> str:
     return metric.replace("_", " ")
 
 
-def read_number(values: Mapping[str, Any], name: str) -> float | None:
-    """Return a figure of a summary; None where it is no number."""
-    value = values.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    return float(value)
-
-
 def find_sign(runs: Sequence[Run], name: str) -> int:
     """Return 1 if more of a metric is better, -1 if less is, 0 where nothing tells."""
+    # The checkpoint callback of any of the runs knows better than the name of the metric.
     for run in runs:
         monitored, sign = run.monitor
         if monitored == name and sign:

@@ -1,22 +1,32 @@
 """Everything that a run folder holds, read as far as it is there."""
 
-import csv
-import io
+import re
+import shlex
+import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from lit_data.commands.configuration.names import flatten
 from lit_data.commands.reports.curves import Log, read_log
-from lit_data.commands.reports.journal import RunLog, read_journal
-from lit_data.commands.reports.pictures import Picture, read_pictures
-from lit_data.commands.reports.settings import Settings, flatten, read_settings
-from lit_data.commands.reports.units import find_direction
-from lit_data.commands.reports.untrusted import Masker, parse_json, read_text
+from lit_data.commands.reports.untrusted import (
+    Masker,
+    Picture,
+    as_dict,
+    find_config_dir,
+    load,
+    open_inside,
+    parse_csv,
+    parse_json,
+    parse_yaml,
+    read_text,
+)
+from lit_data.commands.result import FAILURE, find_direction, find_monitor
 
-Status = Literal["done", "failed", "unfinished"]
+State = Literal["done", "failed", "unfinished"]
 
 _FAILED: Final = ("failed", "out of memory", "killed", "interrupted")
 _MOST_TEXTS: Final = 5
@@ -30,6 +40,75 @@ _SAME_ON_A_CPU: Final = (
 )
 """Figures of a device's memory: on a CPU they are those of the resident memory again."""
 
+_REFERENCE: Final = re.compile(r"\$\{((?:hydra:)?[\w.]+)\}")
+_DEEPEST_REFERENCE: Final = 3
+_MOST_REFERENCES: Final = 1000
+_MOST_IN_A_TEXT: Final = 20
+
+_LINE: Final = re.compile(
+    r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ([\w.]+): (.*)$"
+)
+_MOST_LOG_BYTES: Final = 4 * 2**20  # of the begin of a log and of its end
+_MOST_ENTRY_CHARACTERS: Final = 4000
+_MOST_WARNINGS: Final = 100
+_LIMITED: Final = "DataWaitMonitor: "
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Configuration and command line of a run, without secrets.
+
+    Attributes:
+        config: The configuration with references within it filled in. Environment variables stay as
+            they were written: their values now need not be those of then.
+        overrides: Of the command line.
+        choices: The option chosen of each group.
+        command_line: The one that would start the run again.
+    """
+
+    config: Mapping[str, Any] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    choices: Mapping[str, str] = field(default_factory=dict)
+    command_line: str = ""
+
+
+@dataclass
+class LogEntry:
+    """A line of the log, with the lines below it that belong to it.
+
+    Attributes:
+        time: Date and time as logged.
+        level: ``INFO`` and so on.
+        text: Without secrets.
+    """
+
+    time: str
+    level: str
+    text: str
+
+
+@dataclass
+class RunLog:
+    """The log of a run.
+
+    Attributes:
+        began: Date and time of the first line; empty without a log.
+        limited_by: Cause that limited the training, as `DataWaitMonitor` said last.
+        warnings: Warnings and errors in the order of the file, the last 100.
+    """
+
+    began: str = ""
+    limited_by: str = ""
+    warnings: list[LogEntry] = field(default_factory=list)
+
+    @property
+    def last_error(self) -> str:
+        """The last error that was logged; empty if none was."""
+        for entry in reversed(self.warnings):
+            if entry.level in ("ERROR", "CRITICAL"):
+                return entry.text
+        return ""
+
 
 @dataclass(frozen=True)
 class Run:
@@ -37,7 +116,7 @@ class Run:
 
     Attributes:
         folder: Of the run.
-        number: Its place on the page, from 1.
+        number: Its position on the page, from 1.
         label: A short name that no other run of the page has.
         settings: Configuration and command line.
         summary: summary.json; none if the run did not come to its end.
@@ -77,7 +156,7 @@ class Run:
         return f"run-{self.number}"
 
     @property
-    def status(self) -> Status:
+    def status(self) -> State:
         """State of the run; ``unfinished``: broken off, or still running."""
         if self.summary is not None:
             return "done"
@@ -113,12 +192,11 @@ class Run:
     @property
     def monitor(self) -> tuple[str, int]:
         """Metric that chose the best checkpoint, and 1 if more of it is better or -1 if less is."""
-        leaves = flatten(self.settings.config.get("callbacks") or {})
-        for key, value in leaves.items():
-            if key.endswith(".monitor") and isinstance(value, str):
-                mode = leaves.get(f"{key.removesuffix('monitor')}mode")  # of the same callback
-                return value, {"max": 1, "min": -1}.get(str(mode), find_direction(value))
-        return "", 0
+        metric, mode = find_monitor(as_dict(self.settings.config.get("callbacks")))
+        if metric is None:
+            return "", 0
+        signs = {"max": 1, "min": -1, None: find_direction(metric)}
+        return metric, signs[mode]
 
     def repeats(self, name: str) -> bool:
         """Return True if a figure is the host's memory again under the name of a device's."""
@@ -135,18 +213,19 @@ def read_run(folder: Path, number: int, label: str) -> Run:
 
     Args:
         folder: Of the run; any part of it may be missing or damaged.
-        number: Its place on the page.
+        number: Its position on the page.
         label: A short name.
     """
     notes: list[str] = []
     masker = Masker()
     settings = read_settings(folder, masker, notes)  # first: the masker learns its secrets
-    summary = _read_json(folder / "summary.json", masker, notes)
+    summary = _read_json(folder, "summary.json", masker, notes)
     journal = read_journal(folder, masker, notes)
     # With a summary the run came to its end, whatever an earlier start in its folder left.
     failure = ""
     if not summary:
         failure = _find_failure(folder, masker, notes) or journal.last_error
+    rows = load(folder, "splits.csv", parse_csv, notes) or []
     return Run(
         folder=folder,
         number=number,
@@ -155,10 +234,10 @@ def read_run(folder: Path, number: int, label: str) -> Run:
         summary=summary or None,
         log=read_log(folder, notes),
         journal=journal,
-        splits=tuple(_read_splits(folder, notes)),
-        confusion=_read_json(folder / "confusion.json", masker, notes),
-        loaders=_read_json(folder / "loader.json", masker, notes),
-        machine=_read_json(folder / "machine.json", masker, notes),
+        splits=tuple((str(row.get("split") or ""), str(row.get("class") or "")) for row in rows),
+        confusion=_read_json(folder, "confusion.json", masker, notes),
+        loaders=_read_json(folder, "loader.json", masker, notes),
+        machine=_read_json(folder, "machine.json", masker, notes),
         post_mortems=tuple(_read_texts(folder, masker)),
         notes=tuple(masker.mask_text(note) for note in notes),
         failure=failure,
@@ -166,61 +245,31 @@ def read_run(folder: Path, number: int, label: str) -> Run:
     )
 
 
-def add_pictures(run: Run, width_px: int) -> Run:
-    """Return the run with its pictures.
-
-    Args:
-        run: Without.
-        width_px: What is wider is scaled down; 0 leaves all of them out.
-    """
-    notes = list(run.notes)
-    pictures = tuple(read_pictures(run.folder, notes, width_px=width_px))
-    return replace(run, pictures=pictures, notes=tuple(notes))
-
-
 def describe_age(written_s: float, now_s: float | None = None) -> str:
     """Return when something was written, in local time and in words."""
     now_s = time.time() if now_s is None else now_s
     ago_s = max(0.0, now_s - written_s)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
-    for unit_s, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+    age = f"{ago_s:.0f} seconds"
+    for unit_s, unit in ((60, "minutes"), (3600, "hours"), (86400, "days")):
         if ago_s >= 2 * unit_s:
-            return f"{when}, {ago_s / unit_s:.0f} {unit} before this page was written"
-    return f"{when}, {ago_s:.0f} seconds before this page was written"
+            age = f"{ago_s / unit_s:.0f} {unit}"
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(written_s))
+    return f"{when}, {age} before this page was written"
 
 
-def _read_json(path: Path, masker: Masker, notes: list[str]) -> dict[str, Any]:
+def _read_json(folder: Path, name: str, masker: Masker, notes: list[str]) -> dict[str, Any]:
     """Return a JSON object; an empty one where there is none."""
-    try:
-        content = parse_json(read_text(path.parent, path))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError, RecursionError) as error:
-        notes.append(f"{path.name} cannot be read: {error}")
-        return {}
-    if not isinstance(content, dict):
-        notes.append(f"{path.name} is not an object of JSON")
-        return {}
-    masked: dict[str, Any] = masker.mask_tree(content)
+    content = load(folder, name, parse_json, notes)
+    if content is not None and not isinstance(content, dict):
+        notes.append(f"{name} is not an object of JSON")
+    masked: dict[str, Any] = masker.mask_tree(as_dict(content))
     return masked
 
 
-def _read_splits(folder: Path, notes: list[str]) -> list[tuple[str, str]]:
-    try:
-        text = read_text(folder, folder / "splits.csv")
-        rows = list(csv.DictReader(io.StringIO(text, newline="")))
-    except FileNotFoundError:
-        return []
-    except (OSError, csv.Error) as error:
-        notes.append(f"splits.csv cannot be read: {error}")
-        return []
-    return [(str(row.get("split") or ""), str(row.get("class") or "")) for row in rows]
-
-
 def _find_failure(folder: Path, masker: Masker, notes: list[str]) -> str:
-    """Return why a run failed, from its own record or from that of its sweep."""
-    for name in ("job.json", "failure.json"):
-        record = _read_json(folder / name, masker, notes)
+    """Return why a run failed, from the record of its sweep or from its own."""
+    for name in ("job.json", FAILURE):
+        record = _read_json(folder, name, masker, notes)
         if record.get("status") in _FAILED:
             reason = str(record.get("reason") or "no reason is on record")
             return reason if record["status"] == "failed" else f"{record['status']}: {reason}"
@@ -237,8 +286,133 @@ def _read_texts(folder: Path, masker: Masker) -> list[tuple[str, str]]:
 
 
 def _find_last_change(folder: Path) -> float:
-    times = []
+    times_s = []
     for path in (folder, *folder.glob("*"), *folder.glob("*/*")):
         if path.exists():  # a broken link does not
-            times.append(path.stat().st_mtime)
-    return max(times)
+            times_s.append(path.stat().st_mtime)
+    return max(times_s)
+
+
+def read_settings(folder: Path, masker: Masker, notes: list[str]) -> Settings:
+    """Read ``.hydra``; what is missing or damaged is noted and left empty.
+
+    Args:
+        folder: Of the run.
+        masker: It learns the secrets of this run.
+        notes: Gets a sentence for each file that cannot be used.
+    """
+    config = _read_yaml(folder, "config", notes)
+    hydra = as_dict(_read_yaml(folder, "hydra", notes).get("hydra"))
+    # Learn before anything is shown: the same secret may stand in a reference or an override.
+    masker.mask_tree(config)
+    words = as_dict(hydra.get("overrides")).get("task")
+    overrides = []
+    if isinstance(words, list):
+        overrides = [masker.mask_text(str(word)) for word in words]
+    choices = as_dict(as_dict(hydra.get("runtime")).get("choices"))
+    line = ""
+    if overrides or config:
+        command = str(config.get("command", "fit"))
+        start = ["python", "-m", "lit_data", command, *find_config_dir(hydra)]
+        line = shlex.join([*map(masker.mask_text, start), *overrides])
+    return Settings(
+        config=masker.mask_tree(_fill_references(config, hydra)),
+        overrides=tuple(overrides),
+        choices={str(group): str(option) for group, option in choices.items()},
+        command_line=line,
+    )
+
+
+def _fill_references(config: dict[str, Any], hydra: dict[str, Any]) -> dict[str, Any]:
+    """Fill in references to values, as deep as a configuration of ours has them.
+
+    OmegaConf would ask the environment, and a hostile configuration refers to itself ten times over.
+    """
+    for _ in range(_DEEPEST_REFERENCE):
+        values = flatten(config)
+        values |= {f"hydra:{key}": value for key, value in flatten(hydra).items()}
+        references = [value for value in values.values() if "${" in str(value)]
+        if len(references) > _MOST_REFERENCES:
+            break
+        config = _replace_references(config, values)
+    return config
+
+
+def _replace_references(node: Any, values: Mapping[str, Any]) -> Any:  # noqa: ANN401 - YAML data
+    """Replace each reference once, but for those to lists and to what is unknown."""
+    if isinstance(node, dict):
+        return {key: _replace_references(value, values) for key, value in node.items()}
+    if isinstance(node, list):
+        return [_replace_references(value, values) for value in node]
+    if not isinstance(node, str) or len(node) > _MOST_CHARACTERS:
+        return node
+    reference = _REFERENCE.fullmatch(node)  # which may stand for a number
+    if reference:
+        value = values.get(reference[1], node)
+        return node if isinstance(value, list) else value
+    text = _REFERENCE.sub(
+        lambda match: str(values.get(match[1], match[0])), node, count=_MOST_IN_A_TEXT
+    )
+    return text[:_MOST_CHARACTERS]
+
+
+def _read_yaml(folder: Path, name: str, notes: list[str]) -> dict[str, Any]:
+    path = f".hydra/{name}.yaml"
+    if not (folder / path).exists():
+        notes.append(f"there is no {path}, so the configuration is not known")
+    return as_dict(load(folder, path, parse_yaml, notes))
+
+
+def read_journal(folder: Path, masker: Masker, notes: list[str]) -> RunLog:
+    """Read the newest text log of a run folder, of a long one its begin and its end.
+
+    Args:
+        folder: Of the run.
+        masker: That of the run.
+        notes: Gets a sentence if something is left out.
+    """
+    journal = RunLog()
+    paths = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime)
+    if not paths:
+        return journal
+    try:
+        lines = _read_ends(folder, paths[-1], notes)
+    except OSError as error:
+        notes.append(f"{paths[-1].name} cannot be read: {error.strerror}")
+        return journal
+    entries = _read_entries(lines, masker)
+    if entries:
+        journal.began = entries[0].time
+    for entry in entries:
+        if entry.level not in ("DEBUG", "INFO"):
+            journal.warnings.append(entry)
+        if entry.text.startswith(_LIMITED):
+            journal.limited_by = entry.text.removeprefix(_LIMITED)
+    journal.warnings = journal.warnings[-_MOST_WARNINGS:]
+    return journal
+
+
+def _read_ends(folder: Path, path: Path, notes: list[str]) -> list[str]:
+    size_bytes = path.stat().st_size
+    with open_inside(folder, path, most_bytes=sys.maxsize) as file:
+        content = file.read(2 * _MOST_LOG_BYTES)
+        if size_bytes > len(content):
+            size = f"{size_bytes / 2**20:.0f} MiB"
+            notes.append(f"{path.name} has {size}: only its begin and its end are read")
+            file.seek(-_MOST_LOG_BYTES, 2)
+            # The lines at the cut are no whole ones.
+            content = content[:_MOST_LOG_BYTES] + b"\n" + file.read(_MOST_LOG_BYTES)
+    return content.decode("utf-8", "replace").splitlines()
+
+
+def _read_entries(lines: Iterable[str], masker: Masker) -> list[LogEntry]:
+    entries: list[LogEntry] = []
+    for line in lines:
+        match = _LINE.match(line)
+        if match:  # other lines belong to the one above, such as those of a traceback
+            text = masker.mask_text(match[4][:_MOST_ENTRY_CHARACTERS])
+            entries.append(LogEntry(match[1], match[2], text))
+        elif entries and line.strip() and len(entries[-1].text) < _MOST_ENTRY_CHARACTERS:
+            longer = f"{entries[-1].text}\n{masker.mask_text(line)}"
+            entries[-1].text = longer[:_MOST_ENTRY_CHARACTERS]
+    return entries

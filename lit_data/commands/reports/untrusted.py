@@ -1,10 +1,18 @@
-"""Files of a run folder that may be anybody's, of bounded size and depth, without secrets."""
+"""Files of a run folder that may be anybody's: texts, data and pictures of bounded size.
 
+Secrets are taken out of them.
+"""
+
+import base64
+import csv
 import errno
+import io
 import json
 import os
 import re
 import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -202,3 +210,181 @@ def parse_json(text: str) -> Any:  # noqa: ANN401 - what JSON may hold
 
 def _read_integer(digits: str) -> int | None:
     return int(digits) if len(digits) <= _MOST_DIGITS else None
+
+
+def load(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str]) -> Any | None:  # noqa: ANN401 - what a file may hold
+    """Return what a file of a folder holds; None where it is missing or cannot be read.
+
+    Args:
+        folder: Of a run or a sweep.
+        name: Of the file below it.
+        parse: Makes data of its text.
+        notes: Gets a sentence if there is a file that cannot be read.
+    """
+    try:
+        return parse(read_text(folder, folder / name))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
+        notes.append(f"{name} cannot be read: {str(error).splitlines()[0]}")
+        return None
+
+
+def parse_csv(text: str) -> list[dict[str, str]]:
+    """Return the rows of a table.
+
+    Raises:
+        csv.Error: It is none.
+    """
+    return list(csv.DictReader(io.StringIO(text, newline="")))
+
+
+def as_dict(node: Any) -> dict[str, Any]:  # noqa: ANN401 - a part of plain data
+    """Return a node of YAML or JSON that is a mapping; an empty one for any other."""
+    return node if isinstance(node, dict) else {}
+
+
+def find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
+    """Return the options of the command line that name the user's own folders of configurations."""
+    sources = as_dict(hydra.get("runtime")).get("config_sources")
+    options: list[str] = []
+    for source in sources if isinstance(sources, list) else ():
+        entry = as_dict(source)
+        if entry.get("schema") == "file" and entry.get("path"):
+            options += ["--config-dir", str(entry["path"])]
+    return options
+
+
+_QUALITY: Final = 80
+_MOST_PICTURES: Final = 12
+_MOST_PICTURE_BYTES: Final = 2**27
+_MOST_PX: Final = 10**8
+_MOST_HEIGHT_PX: Final = 8000
+_CAPTIONS: Final = {
+    "samples": "Samples as the model sees them",
+    "predictions": "Samples, their masks, and what the best checkpoint finds",
+    "worst": "Defects of the lowest scores, and below good images of the highest scores",
+    "families": "Each family of defects on its own",
+    "augment": "Samples before and after augmentation",
+    "memory": "Memory and batch size over time, with what happened meanwhile",
+    "throughput": "Samples per second, batch size, and where the time of each step goes",
+    "sweep": "The jobs of the sweep",
+}
+_ENDINGS: Final = (".png", ".jpg", ".jpeg")
+_TIMELINES: Final = ("memory", "throughput")
+_DIAGRAMS: Final = (*_TIMELINES, "sweep")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that stands in the page.
+
+    Attributes:
+        name: Its file, without folder and ending.
+        uri: All of it, as a data URI.
+        width_px: As it stands in the page.
+        height_px: As it stands in the page.
+        original_px: Width of the file.
+    """
+
+    name: str
+    uri: str
+    width_px: int
+    height_px: int
+    original_px: int
+
+    @property
+    def is_timeline(self) -> bool:
+        """Return True if it is of the machine and not of samples."""
+        return self.name in _TIMELINES
+
+    @property
+    def is_diagram(self) -> bool:
+        """Return True if it is drawn on white with few colours, so that it can be turned dark."""
+        return self.name in _DIAGRAMS
+
+    @property
+    def caption(self) -> str:
+        """Sentence on what it shows."""
+        return _CAPTIONS.get(self.name, self.name)
+
+    @property
+    def is_scaled(self) -> bool:
+        """Return True if the file is larger."""
+        return self.original_px > 1.1 * self.width_px
+
+
+def read_pictures(
+    folder: Path, notes: list[str], *, width_px: int, names: Sequence[str] | None = None
+) -> list[Picture]:
+    """Read the pictures of a folder, the known ones first.
+
+    Args:
+        folder: Of a run or a sweep.
+        notes: Gets a sentence for each picture that cannot be read or is left out.
+        width_px: What is wider is scaled down; 0 leaves all of them out.
+        names: Only these, without their endings.
+    """
+    if not width_px:
+        return []
+    paths = _list_pictures(folder)
+    if names is not None:
+        paths = [path for path in paths if path.stem in names]
+    if len(paths) > _MOST_PICTURES:
+        notes.append(f"{len(paths) - _MOST_PICTURES} more pictures lie in the folder")
+    pictures = []
+    for path in paths[:_MOST_PICTURES]:
+        try:
+            pictures.append(_read_picture(folder, path, width_px))
+        except Exception as error:  # of a damaged file any library may raise anything
+            reason = str(error).partition("\n")[0] or type(error).__name__
+            notes.append(f"{path.name} cannot be shown: {reason}")
+    return pictures
+
+
+def _list_pictures(folder: Path) -> list[Path]:
+    """Return the pictures of a folder, those that we know first."""
+    paths = [path for path in folder.glob("*") if path.suffix.lower() in _ENDINGS]
+    paths += _find_latest(folder / "images")
+    known = list(_CAPTIONS)
+    ranks = {}
+    for path in paths:
+        rank = known.index(path.stem) if path.stem in known else len(known)
+        ranks[path] = (rank, path.name)
+    return sorted(paths, key=lambda path: ranks[path])
+
+
+def _find_latest(folder: Path) -> list[Path]:
+    """Return the last of each kind that is drawn every so many steps, as ``step-500.png``."""
+    latest: dict[str, tuple[int, Path]] = {}
+    for path in folder.glob("*-*.png"):
+        kind, _, number = path.stem.rpartition("-")
+        if number.isdecimal() and int(number) >= latest.get(kind, (-1, path))[0]:
+            latest[kind] = (int(number), path)
+    return [path for _, path in latest.values()]
+
+
+def _read_picture(folder: Path, path: Path, width_px: int) -> Picture:
+    from PIL import Image
+
+    with (
+        open_inside(folder, path, most_bytes=_MOST_PICTURE_BYTES) as raw,
+        Image.open(raw, formats=("PNG", "JPEG")) as file,  # no rare decoder for anybody's file
+    ):
+        original_px = file.width
+        if file.width * file.height > _MOST_PX:
+            raise ValueError(f"{file.width} x {file.height} pixels are too many")
+        rgba = file.convert("RGBA")
+    # Transparent diagrams are meant for white.
+    picture = Image.new("RGB", rgba.size, "white")
+    picture.paste(rgba, mask=rgba.getchannel("A"))
+    scale = min(1.0, width_px / picture.width, _MOST_HEIGHT_PX / picture.height)
+    if scale < 1:
+        width = max(1, round(picture.width * scale))
+        height = max(1, round(picture.height * scale))
+        picture = picture.resize((width, height), Image.Resampling.LANCZOS)
+    buffer = io.BytesIO()
+    picture.save(buffer, "WEBP", quality=_QUALITY, method=2)
+    data = base64.b64encode(buffer.getvalue()).decode("ascii")
+    uri = f"data:image/webp;base64,{data}"
+    return Picture(path.stem, uri, picture.width, picture.height, original_px)

@@ -1,4 +1,4 @@
-"""One job of a sweep, as Hydra's launcher calls it: skip it, go on with it or run it."""
+"""Options of a sweep, and one job of it as the launcher of Hydra calls it: skip it, go on with it or run it."""
 
 import gc
 import json
@@ -8,20 +8,27 @@ import sys
 import time
 import traceback
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 
+from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.job import list_job_words, run_job
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.result import KEYS
-from lit_data.commands.sweeps.options import SweepOptions, find_monitor, optimized_metric
-from lit_data.commands.sweeps.process import Outcome, Status, describe_failure, run_process
+from lit_data.commands.result import (
+    Outcome,
+    Status,
+    describe_failure,
+    find_monitor,
+    find_summary,
+    read_number,
+)
+from lit_data.commands.sweeps.process import run_process
 from lit_data.errors import (
     BatchMemoryError,
     ConfigError,
@@ -35,16 +42,155 @@ from lit_data.files import write_json
 log = logging.getLogger(__name__)
 
 
+Direction = Literal["min", "max"]
+
+_DIRECTIONS: Final[dict[str, Direction]] = {"minimize": "min", "maximize": "max"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class SweepOptions:
+    """Options of how the jobs of a sweep run and are compared.
+
+    Args:
+        metric: key of summary.json that table, plot and sweeper look at; None: what the checkpoint
+            callback monitors, else the first metric of the test split.
+        mode: ``min`` if the least value is the best, ``max`` if the largest is; ``auto``: as the
+            checkpoint callback says, where it monitors this metric.
+        columns: further keys of summary.json in the table.
+        isolate: ``process``: each job in a process of its own; ``none``: one after the other in
+            this one.
+        resume: folder of a sweep to go on with, or ``latest``.
+
+    Raises:
+        ConfigError: an option is out of its range.
+    """
+
+    metric: str | None = None
+    mode: Literal["auto", "min", "max"] = "auto"
+    columns: Sequence[str] | None = ()
+    isolate: Literal["process", "none"] = "process"
+    resume: str | None = None
+
+    def __post_init__(self) -> None:
+        if "" in (self.metric, self.resume):
+            options = f"sweep.metric={self.metric!r}, sweep.resume={self.resume!r}"
+            raise ConfigError(f"{options}: give text or null")
+
+
+def choose_metric(
+    options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
+) -> str | None:
+    """Return the key of summary.json to compare jobs by, or None where a job has none."""
+    if options.metric is not None:
+        return options.metric
+    test_metrics = [key for key in metrics if key.startswith(("test/", "test_"))]
+    for name in (monitor, *test_metrics):
+        if read_number(metrics, name) is not None:
+            return name
+    return None
+
+
+def choose_direction(
+    options: SweepOptions, metric: str | None, monitored: tuple[str | None, Direction | None]
+) -> Direction | None:
+    """Return which values of the metric are good, or None where nothing says so."""
+    if options.mode != "auto":
+        return options.mode
+    return monitored[1] if metric is not None and metric == monitored[0] else None
+
+
+def settle_direction(cfg: DictConfig, options: SweepOptions) -> tuple[SweepOptions, list[str]]:
+    """Settle one direction for the sweeper and for the table.
+
+    Of `hydra.sweeper.direction` and `sweep.mode`, either decides.
+
+    Args:
+        cfg: The configuration of the first job, with Hydra's node.
+        options: Of the sweep.
+
+    Returns:
+        The options, and the override that tells the sweeper; none where it asks for no direction,
+        or for several.
+
+    Raises:
+        ConfigError: The two contradict each other, or nothing says which values are good.
+    """
+    sweeper = cfg.hydra.sweeper
+    typed = sweeper.get("direction")
+    if "direction" not in sweeper or not (typed is None or isinstance(typed, str)):
+        return options, []
+    direction = _DIRECTIONS.get(str(typed))
+    if typed is not None and direction is None:
+        raise ConfigError(
+            f"hydra.sweeper.direction={typed} is unknown: choose minimize or maximize, or leave it "
+            "out"
+        )
+    if direction is not None and options.mode not in ("auto", direction):
+        raise ConfigError(
+            f"sweep.mode={options.mode} and hydra.sweeper.direction={typed} contradict each other: "
+            "leave out one"
+        )
+    monitored = find_monitor(cfg.get("callbacks") or {})
+    metric = options.metric or monitored[0]
+    mode = direction or choose_direction(options, metric, monitored)
+    if mode is None:
+        name = options.metric or "the metric"
+        raise ConfigError(f"which values of {name} are good? Say sweep.mode=min or sweep.mode=max")
+    word = "minimize" if mode == "min" else "maximize"
+    return replace(options, mode=mode), [f"hydra.sweeper.direction={word}"]
+
+
+def optimized_metric(
+    options: SweepOptions, monitor: str | None, metrics: Mapping[str, Any]
+) -> float | None:
+    """Return the value that a sweeper such as Optuna's learns from.
+
+    Args:
+        options: name the metric.
+        monitor: what the checkpoint callback monitors.
+        metrics: of the job's summary.json.
+
+    Returns:
+        The value; None where no metric was asked for and the job has none to choose.
+
+    Raises:
+        ConfigError: the job has no such metric, or its value is not a number.
+    """
+    name = choose_metric(options, monitor, metrics)
+    if name is None:
+        return None
+    value = read_number(metrics, name)
+    if value is None:
+        raise ConfigError(explain_metric(name, metrics))
+    return value
+
+
+def explain_metric(name: str, metrics: Mapping[str, Any]) -> str:
+    """Return the message on a metric that a job does not have."""
+    if name in metrics:
+        value = f"sweep.metric={name} is {metrics[name]!r}"
+        return f"{value} in the job's summary.json, which is not a number"
+    known = [key for key in metrics if read_number(metrics, key) is not None]
+    suggestion = did_you_mean(nearest(name, known))
+    return f"the job's summary.json holds no {name!r}, which sweep.metric names.{suggestion}"
+
+
+def split_overrides(overrides: Sequence[str]) -> dict[str, str]:
+    """Return overrides by their keys, without a leading +."""
+    values = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        values[key.lstrip("+")] = value
+    return values
+
+
 _ERRORS: Final = {
     error.exit_code: error
     for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
 }
 _SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-_WHOLE_STATES: Final = (
-    "last.ckpt",
-    "interrupted.ckpt",
-    "step.ckpt",
-)  # a training goes on from them
+_WHOLE_STATES: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
+"""Checkpoints that a training goes on from."""
 _FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
@@ -144,16 +290,7 @@ def read_records(folder: Path) -> list[tuple[Path, JobRecord]]:
         # Jobs whose values a search has dropped lie in `replaced`.
         if record is not None and "replaced" not in path.relative_to(folder).parts:
             records.append((path.parent, record))
-    return sorted(records, key=lambda found: found[1].number)
-
-
-def read_summary(folder: Path) -> dict[str, Any] | None:
-    """Return the figures of a job; None where there is no whole summary.json."""
-    try:
-        summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return summary if isinstance(summary, dict) and set(KEYS) <= summary.keys() else None
+    return sorted(records, key=lambda entry: entry[1].number)
 
 
 def keep_computing(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -193,7 +330,7 @@ def run_sweep_job(cfg: DictConfig, *, sweep: Sweep) -> float | None:
     label = f"job {record.number} ({record.number + 1} of {sweep.total})"
     described = _describe(record, sweep)
     before = _find_earlier(folder, record, sweep)
-    if before is not None and before.status == "done" and read_summary(folder) is not None:
+    if before is not None and before.status == "done" and find_summary(folder) is not None:
         log.info("%s: done before: %s", label, described)
         return _answer(cfg, before, sweep, folder)
     if before is not None and cfg.command == "fit":
@@ -317,9 +454,9 @@ def _answer(cfg: DictConfig, record: JobRecord, sweep: Sweep, folder: Path) -> f
         raise make_error(record.exit_code or 1, record.reason)
     if not is_first_rank():
         return None
-    summary = read_summary(folder) or {}
+    summary = find_summary(folder) or {}
     try:
-        return optimized_metric(sweep.options, find_monitor(cfg)[0], summary)
+        return optimized_metric(sweep.options, find_monitor(cfg.get("callbacks") or {})[0], summary)
     except ConfigError:
         if sweep.is_fixed:  # the table says it once
             return None

@@ -15,41 +15,22 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import psutil
 
 from lit_data.child_process import python_command, python_environment
-from lit_data.errors import (
-    BatchMemoryError,
-    LitDataError,
-    WorkerDiedError,
-    find_headline,
-    settle_lines,
-)
+from lit_data.commands.result import FAILURE, Outcome, describe_failure, name_failure, read_failure
+from lit_data.errors import WorkerDiedError
 
-Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
-
-_VARIABLE: Final = (
-    "LIT_DATA_SWEEP_JOB"  # in a job's environment: the file for the reason of a failure
-)
-_SAVING_S: Final = (
-    120.0  # for a job that is told to stop: to finish its step and write a checkpoint
-)
+_VARIABLE: Final = "LIT_DATA_SWEEP_JOB"  # in a job's environment: its folder
+_SAVING_S: Final = 120.0  # for a job that is to stop: to finish its step and write a checkpoint
 LEFTOVERS_S = 5.0  # how long processes may outlive the one that started them
 _KILLED_S: Final = 1.0  # until a killed process is gone
+_STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 OUT_OF_MEMORY_EVENTS = Path("/sys/fs/cgroup/memory.events")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Outcome:
-    """End of a job: its status, exit code, and one line that says why."""
-
-    status: Status
-    exit_code: int = 0
-    reason: str = ""
 
 
 def run_process(words: Sequence[str], folder: Path) -> Outcome:
@@ -57,18 +38,17 @@ def run_process(words: Sequence[str], folder: Path) -> Outcome:
 
     Args:
         words: the rest of the command line.
-        folder: an existing folder for the message about a failure.
+        folder: of the job; it exists.
 
     Raises:
         KeyboardInterrupt, SystemExit: this process was told to stop; the job was told as well, and
             has ended.
     """
-    report = folder / ".failure.json"
-    report.unlink(missing_ok=True)
+    (folder / FAILURE).unlink(missing_ok=True)
     kills = _count_kernel_kills()
     process = subprocess.Popen(
         python_command("-m", "lit_data", *words),
-        env=python_environment({_VARIABLE: str(report)}),
+        env=python_environment({_VARIABLE: str(folder)}),
         stdin=subprocess.PIPE,  # closes with this process, at which the job ends
         start_new_session=True,
     )
@@ -76,26 +56,11 @@ def run_process(words: Sequence[str], folder: Path) -> Outcome:
         _wait(process)
     finally:
         _end_session(process)
+    if process.returncode == 0:
+        return Outcome(status="done")
     is_by_kernel = _count_kernel_kills() > kills
-    outcome = _read_outcome(process.returncode, report, is_by_kernel=is_by_kernel)
-    report.unlink(missing_ok=True)
-    return outcome
-
-
-def describe_failure(error: Exception) -> Outcome:
-    """Return the outcome of a job that raised an error."""
-    code, name = 1, f"{type(error).__name__}: "
-    if isinstance(error, LitDataError):
-        code, name = error.exit_code, ""
-    if code == 1 and _ran_out_of_memory(error):
-        code = BatchMemoryError.exit_code
-    line = settle_lines(find_headline(str(error)))
-    reason = f"{name}{line}".rstrip(": ")
-    return Outcome(status=_name_failure(code), exit_code=code, reason=reason)
-
-
-def _name_failure(code: int) -> Status:
-    return "out of memory" if code == BatchMemoryError.exit_code else "failed"
+    failure = read_failure(folder)
+    return failure or _describe_end(process.returncode, is_by_kernel=is_by_kernel)
 
 
 @contextmanager
@@ -104,26 +69,40 @@ def reporting_to_sweep() -> Iterator[None]:
 
     For a job's process and its ranks; it does nothing in a process that no sweep started.
     """
-    report = os.environ.get(_VARIABLE, "")
-    if report and os.getsid(0) == os.getpid():  # the job, not one of its ranks
+    folder = os.environ.get(_VARIABLE, "")
+    if folder and os.getsid(0) == os.getpid():  # the job, not one of its ranks
         threading.Thread(target=_end_with_sweep, name="end-with-sweep", daemon=True).start()
         with suppress(ValueError):  # not in the main thread
             # SLURM announces so, to all processes, that the time of submitit's job is nearly over.
             signal.signal(signal.SIGUSR2, _stop_soon)
     try:
         yield
-    except Exception as error:
-        if report:
-            _write_report(Path(report), describe_failure(error))
+    except (Exception, SystemExit) as error:
+        # Hydra's job is left by SystemExit, whose cause is the error.
+        cause = error.__cause__ if isinstance(error, SystemExit) else error
+        if folder and isinstance(cause, Exception):
+            _note_failure(Path(folder), cause)
         raise
-    except SystemExit as stop:
-        if report and isinstance(stop.__cause__, Exception):
-            _write_report(Path(report), describe_failure(stop.__cause__))
-        raise
+
+
+def _note_failure(folder: Path, error: Exception) -> None:
+    """Write failure.json, where the command itself came no further than its command line."""
+    # Of several ranks, the first one knows why: a file that is there stays.
+    with suppress(OSError), (folder / FAILURE).open("x", encoding="utf-8") as file:
+        json.dump(asdict(describe_failure(error)), file)
 
 
 def _stop_soon(number: int, frame: object) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _end_with_sweep() -> None:
+    """Wait for the end of standard input, then let the job save, and kill what is left."""
+    while os.read(sys.__stdin__.fileno() if sys.__stdin__ else 0, 1):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)  # what trains saves a checkpoint first
+    time.sleep(_SAVING_S)
+    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def end_descendants() -> None:
@@ -135,12 +114,11 @@ def end_descendants() -> None:
         for child in group:
             with suppress(psutil.NoSuchProcess):
                 child.terminate()
-        for child in psutil.wait_procs(group, timeout=wait_s)[1]:
-            with suppress(psutil.NoSuchProcess):
-                child.kill()
+        _kill_after(group, wait_s)
 
 
 def _wait(process: subprocess.Popen[bytes]) -> None:
+    """Wait for a job; a stop of this process is handed on, and the job may save."""
     try:
         process.wait()
     except (KeyboardInterrupt, SystemExit) as stop:
@@ -152,16 +130,22 @@ def _wait(process: subprocess.Popen[bytes]) -> None:
 
 
 def _end_session(process: subprocess.Popen[bytes]) -> None:
+    """Kill a job that is still there, and all that its session left behind."""
     if process.poll() is None:
         process.kill()
         process.wait()
     if process.stdin is not None:
         process.stdin.close()
     leftovers = [one for one in psutil.process_iter() if _session_of(one.pid) == process.pid]
-    stubborn = psutil.wait_procs(leftovers, timeout=LEFTOVERS_S)[1]
-    for other in stubborn:
+    _kill_after(leftovers, LEFTOVERS_S)
+
+
+def _kill_after(processes: Sequence[psutil.Process], wait_s: float) -> None:
+    """Give processes some time to end, then kill those that are left."""
+    stubborn = psutil.wait_procs(processes, timeout=wait_s)[1]
+    for process in stubborn:
         with suppress(psutil.NoSuchProcess):
-            other.kill()
+            process.kill()
     psutil.wait_procs(stubborn, timeout=_KILLED_S)
 
 
@@ -180,40 +164,14 @@ def _is_tracker(process: psutil.Process) -> bool:
         return True
 
 
-def _read_outcome(code: int, report: Path, *, is_by_kernel: bool) -> Outcome:
-    if code == 0:
-        return Outcome(status="done")
-    reported = _read_report(report)
-    if reported is not None:
-        return reported
-    if code >= 0 and code not in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        reason = "its messages say why"
-        return Outcome(status=_name_failure(code), exit_code=code, reason=reason)
+def _describe_end(code: int, *, is_by_kernel: bool) -> Outcome:
+    """Describe the end of a process that noted no failure: it was killed, or failed too early."""
+    if code >= 0 and code not in _STOPPED:
+        return Outcome(status=name_failure(code), exit_code=code, reason="its messages say why")
     reason = f"ended by {_name_signal(-code if code < 0 else code - 128)}"
     if is_by_kernel:
         reason += ", while the kernel ended processes for want of memory"
     return Outcome(status="killed", exit_code=WorkerDiedError.exit_code, reason=reason)
-
-
-def _read_report(report: Path) -> Outcome | None:
-    try:
-        return Outcome(**json.loads(report.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):
-        return None
-
-
-def _write_report(report: Path, outcome: Outcome) -> None:
-    # Of several ranks, the first one knows why: a file that is there stays.
-    with suppress(OSError), report.open("x", encoding="utf-8") as file:
-        json.dump(asdict(outcome), file)
-
-
-def _end_with_sweep() -> None:
-    while os.read(sys.__stdin__.fileno() if sys.__stdin__ else 0, 1):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)  # what trains saves a checkpoint first
-    time.sleep(_SAVING_S)
-    os.killpg(os.getpgid(0), signal.SIGKILL)
 
 
 def _name_signal(number: int) -> str:
@@ -221,14 +179,6 @@ def _name_signal(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _ran_out_of_memory(error: Exception) -> bool:
-    if "torch" not in sys.modules:
-        return isinstance(error, MemoryError)
-    from lit_data.out_of_memory import is_out_of_memory
-
-    return is_out_of_memory(error)
 
 
 def _count_kernel_kills() -> int:

@@ -1,7 +1,5 @@
 """End of a sweep: a table on the console, sweep.csv, sweep.png and sweep.json."""
 
-import csv
-import io
 import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -17,31 +15,24 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_data.commands.report import add_report
-from lit_data.commands.reports.comparison import shorten_keys
-from lit_data.commands.result import KEYS
-from lit_data.commands.sweeps.job import JobRecord, Sweep, read_records, read_summary
-from lit_data.commands.sweeps.options import (
-    Direction,
+from lit_data.commands.reports.comparison import find_differing, shorten_keys
+from lit_data.commands.result import KEYS, find_monitor, find_summary, read_number
+from lit_data.commands.sweeps.job import (
+    JobRecord,
+    Sweep,
     choose_direction,
     choose_metric,
     explain_metric,
-    find_monitor,
-    is_number,
+    read_records,
     split_overrides,
 )
 from lit_data.errors import WorkerDiedError
-from lit_data.files import plain_cell, write_json, write_text
+from lit_data.files import write_json, write_table
 
 log = logging.getLogger(__name__)
 
-
 _STATUSES: Final = ("done", "failed", "out_of_memory", "killed", "interrupted", "not_run")
-_COLOURS: Final = {
-    "done": "green",
-    "not run": "dim",
-    "interrupted": "yellow",
-    "running": "yellow",
-}
+_COLOURS: Final = {"done": "green", "not run": "dim", "interrupted": "yellow", "running": "yellow"}
 """Of statuses in the table; the rest is red."""
 _MOST_ROWS: Final = 60  # of the picture: more jobs have no labels in it
 _LONGEST_LABEL: Final = 40
@@ -64,24 +55,22 @@ def collect_jobs(sweep: Sweep, *, is_stopped: bool = False) -> list[ReportedJob]
         is_stopped: the sweep was told to stop, and its launcher has ended the jobs that ran.
     """
     records: dict[int, JobRecord] = {}
-    metrics: dict[int, Mapping[str, Any]] = {}
+    for number, overrides in enumerate(sweep.jobs or ()):
+        records[number] = JobRecord(
+            number=number, command=sweep.command, overrides=overrides, status="not run"
+        )
+    summaries: dict[int, Mapping[str, Any]] = {}
     for folder, record in read_records(sweep.folder):
         records[record.number] = _settle(record, is_stopped=is_stopped)
-        metrics[record.number] = {}
         if record.status == "done":
-            metrics[record.number] = read_summary(folder) or {}
-    for number, overrides in enumerate(sweep.jobs or ()):
-        if number not in records:
-            records[number] = JobRecord(
-                number=number, command=sweep.command, overrides=overrides, status="not run"
-            )
-    overrides_of = {number: split_overrides(record.overrides) for number, record in records.items()}
-    keys = _find_swept(list(overrides_of.values()))
+            summaries[record.number] = find_summary(folder) or {}
+    ordered = [record for _, record in sorted(records.items())]
+    swept = find_differing([split_overrides(record.overrides) for record in ordered], missing="")
     jobs = []
-    for number, record in sorted(records.items()):
-        swept = {key: overrides_of[number].get(key, "") for key in keys}
-        job = ReportedJob(record=record, metrics=metrics.get(number, {}), swept=swept)
-        jobs.append(job)
+    for row, record in enumerate(ordered):
+        swept_here = {key: values[row] for key, values in swept.items()}
+        metrics = summaries.get(record.number, {})
+        jobs.append(ReportedJob(record=record, metrics=metrics, swept=swept_here))
     return jobs
 
 
@@ -91,25 +80,8 @@ def _settle(record: JobRecord, *, is_stopped: bool) -> JobRecord:
         return record
     if is_stopped:
         return replace(record, status="interrupted", reason="the sweep was told to stop")
-    return replace(
-        record,
-        status="killed",
-        exit_code=WorkerDiedError.exit_code,
-        reason="it ended without a word",
-    )
-
-
-def _find_swept(overrides: Sequence[Mapping[str, str]]) -> list[str]:
-    """Return the keys that are not the same in all jobs."""
-    all_keys: dict[str, None] = {}  # in the order of the command line
-    for of_job in overrides:
-        all_keys |= dict.fromkeys(of_job)
-    swept = []
-    for key in all_keys:
-        different_values = {of_job.get(key) for of_job in overrides}
-        if len(different_values) > 1:
-            swept.append(key)
-    return swept
+    code = WorkerDiedError.exit_code
+    return replace(record, status="killed", exit_code=code, reason="it ended without a word")
 
 
 def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, seconds: float) -> None:
@@ -125,13 +97,19 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, second
     """
     if not jobs:
         return
-    monitored = find_monitor(cfg)
-    metric = _find_metric(jobs, sweep, monitored[0])
+    monitored = find_monitor(cfg.get("callbacks") or {})
+    # That of the first job that has one.
+    metrics = [choose_metric(sweep.options, monitored[0], job.metrics) for job in jobs]
+    metric = next(filter(None, metrics), None)
     done = [job for job in jobs if job.record.status == "done"]
-    measured = [job for job in jobs if _value(job, metric) is not None]
+    measured = [job for job in jobs if read_number(job.metrics, metric) is not None]
     if metric is not None and done and not measured:
         log.warning("%s", explain_metric(metric, done[0].metrics))
-    best = _find_best(measured, metric, choose_direction(sweep.options, metric, monitored))
+    best = None
+    direction = choose_direction(sweep.options, metric, monitored)
+    if direction is not None and measured:
+        choose = min if direction == "min" else max
+        best = choose(measured, key=lambda job: read_number(job.metrics, metric) or 0.0)
     columns = [metric] if metric else []
     columns += sweep.options.columns or ()
     title = f"{sweep.command} {sweep.experiment}"
@@ -141,33 +119,10 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, second
     picture.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
     if metric is not None and measured:
         draw_sweep(picture, jobs, metric, title=title)
-    summary = {**_summarise(jobs, sweep, metric, best), "seconds": round(seconds, 3)}
+    summary = _summarise(jobs, sweep, metric, best) | {"seconds": round(seconds, 3)}
     write_json(sweep.folder / "sweep.json", summary)
     add_report(cfg, sweep.folder)
     print(sweep.folder / "sweep.json", flush=True)
-
-
-def _find_metric(jobs: Sequence[ReportedJob], sweep: Sweep, monitor: str | None) -> str | None:
-    """Return the metric that jobs are compared by: that of the first job that has one."""
-    for job in jobs:
-        metric = choose_metric(sweep.options, monitor, job.metrics)
-        if metric:
-            return metric
-    return None
-
-
-def _find_best(
-    measured: Sequence[ReportedJob], metric: str | None, direction: Direction | None
-) -> ReportedJob | None:
-    if direction is None or metric is None or not measured:
-        return None
-    choose = min if direction == "min" else max
-    return choose(measured, key=lambda job: _value(job, metric) or 0.0)
-
-
-def _value(job: ReportedJob, metric: str | None) -> float | None:
-    value: Any = job.metrics.get(metric or "")
-    return float(value) if is_number(value) else None
 
 
 def _summarise(
@@ -183,18 +138,17 @@ def _summarise(
     - ``seconds``: that this start of the sweep took
     """
     counts = Counter(job.record.status.replace(" ", "_") for job in jobs)
-    summary: dict[str, Any] = {
+    return {
         "command": sweep.command,
         "experiment": sweep.experiment,
         "jobs": len(jobs),
+        **{f"jobs_{name}": counts[name] for name in _STATUSES},
+        "job_seconds": round(sum(job.record.seconds for job in jobs), 3),
+        "metric": metric,
+        "best_job": best and best.record.number,
+        "best_value": best and best.metrics[metric or ""],
+        "best_overrides": best and " ".join(best.record.overrides),
     }
-    summary |= {f"jobs_{name}": counts[name] for name in _STATUSES}
-    summary["job_seconds"] = round(sum(job.record.seconds for job in jobs), 3)
-    summary["metric"] = metric
-    summary["best_job"] = best and best.record.number
-    summary["best_value"] = best and best.metrics[metric or ""]
-    summary["best_overrides"] = best and " ".join(best.record.overrides)
-    return summary
 
 
 def print_table(
@@ -225,10 +179,9 @@ def print_table(
             f"[{colour}]{record.status}[/]",
             f"{record.seconds:.1f}",
         ]
-        cells += [format_value(job.metrics.get(key)) for key in columns]
+        cells += [_format_value(job.metrics.get(key)) for key in columns]
         if has_failures:
-            code = "" if record.exit_code is None else str(record.exit_code)
-            cells += [code, escape(record.reason)]
+            cells += [_format_value(record.exit_code), escape(record.reason)]
         table.add_row(*cells)
     if best is not None:
         table.caption, table.caption_justify = f"* best {escape(columns[0])}", "left"
@@ -245,31 +198,24 @@ def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:
     return labels
 
 
-def format_value(value: object) -> str:
-    """Return a value of summary.json for reading."""
+def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
     return "" if value is None else escape(str(value))
 
 
 def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:
-    swept = list(jobs[0].swept)
-    known = KEYS[2:]  # without command and experiment
-    all_keys: set[str] = set()
-    for job in jobs:
-        all_keys |= job.metrics.keys()
-    more = sorted(all_keys - set(KEYS))
-    metrics = [key for key in (*known, *more) if key != "seconds"]
-    text = io.StringIO(newline="")
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["job", "status", "exit_code", "seconds", "reason", *swept, *metrics])
+    """Write a row for each job: its record, its swept overrides, and all its metrics."""
+    metrics = dict.fromkeys(KEYS[2:])  # without command and experiment
+    metrics |= dict.fromkeys(sorted(key for job in jobs for key in job.metrics if key not in KEYS))
+    columns = ["job", "status", "exit_code", "seconds", "reason", *jobs[0].swept, *metrics]
+    rows = []
     for job in jobs:
         record = job.record
-        cells = [record.number, record.status, record.exit_code, record.seconds, record.reason]
-        cells += job.swept.values()
-        cells += [job.metrics.get(key) for key in metrics]
-        rows.writerow(map(plain_cell, cells))
-    write_text(path, text.getvalue())
+        row = {**job.metrics, **job.swept, "job": record.number, "status": record.status}
+        row |= {"exit_code": record.exit_code, "seconds": record.seconds, "reason": record.reason}
+        rows.append(row)
+    write_table(path, list(dict.fromkeys(columns)), rows)
 
 
 def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: str) -> None:
@@ -281,14 +227,13 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
         metric: a key of summary.json.
         title: over the picture.
     """
-    labels = [_shorten(label) for label in _label_jobs(jobs)]
     height_inches = 0.25 * min(len(jobs), _MOST_ROWS) + 1.4
     figure = Figure(figsize=(8.0, height_inches), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     axis = figure.subplots()
     measured = 0
     for row, job in enumerate(jobs):
-        value = _value(job, metric)
+        value = read_number(job.metrics, metric)
         if value is not None:
             axis.plot(value, row, "o", color="#0a6cbd", markersize=6)
             measured += 1
@@ -297,14 +242,14 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
             transform = axis.get_yaxis_transform()
             axis.plot(0, row, "x", color="#c62828", transform=transform, clip_on=False, zorder=3)
     if len(jobs) <= _MOST_ROWS:
+        labels = [_shorten(label) for label in _label_jobs(jobs)]
         axis.set_yticks(range(len(jobs)), labels, fontsize=8)
     axis.set_ylim(len(jobs) - 0.5, -0.5)
     axis.set_xlabel(metric, fontsize=9)
     axis.tick_params(axis="x", labelsize=8)
     axis.grid(axis="both", alpha=0.3)
-    counts = f"{measured} of {len(jobs)} jobs"
     remark = " (x: no result)" if measured < len(jobs) else ""
-    figure.suptitle(f"{title}: {counts}{remark}", fontsize=11)
+    figure.suptitle(f"{title}: {measured} of {len(jobs)} jobs{remark}", fontsize=11)
     figure.savefig(path)
     log.info("picture: %s", path)
 

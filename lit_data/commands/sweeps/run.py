@@ -16,18 +16,20 @@ from hydra._internal.hydra import Hydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig
 
+from lit_data.commands.result import Status
 from lit_data.commands.sweeps.job import (
     JobRecord,
     Sweep,
+    SweepOptions,
     keep_computing,
     make_error,
     quote,
     read_record,
     read_records,
     run_sweep_job,
+    split_overrides,
 )
-from lit_data.commands.sweeps.options import SweepOptions, split_overrides
-from lit_data.commands.sweeps.process import Status, end_descendants
+from lit_data.commands.sweeps.process import end_descendants
 from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
 from lit_data.errors import ConfigError, DataError, LitDataError
 

@@ -123,7 +123,7 @@ def parse_coco(path: AnyPath, text: bytes) -> CocoFile:
 
 
 def split_by_file(files: Sequence[CocoFile], index: NameIndex) -> dict[str, list[int]]:
-    """The images of each split, for files with names such as ``instances_train.json``.
+    """Return the images of each split, for files with names such as ``instances_train.json``.
 
     Raises:
         DataError: Two files name the same image.
@@ -173,16 +173,18 @@ def read_coco_labels(
     """
     collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
     categories = _merge_categories(files)
-    names = (
-        tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
-        if classes is None
-        else check_classes(classes)
-    )
-    index, crowds = NameIndex([*images, *others], excluded), 0
+    if classes is None:
+        # In the order of their ids; categories of one name are one class.
+        names = tuple(dict.fromkeys(categories[key] for key in sorted(categories)))
+    else:
+        names = check_classes(classes)
+    index = NameIndex([*images, *others], excluded)
+    crowds = 0
     for file in files:
         collector.start_file(file.path)
         numbers, missing = file.match(index)
         collector.bad.extend(missing)
+        # Numbers beyond are those of images that are left out.
         numbers = {key: number for key, number in numbers.items() if number < len(images)}
         _check_sizes(collector, file, numbers, images, sizes_px)
         ids = {key: names.index(name) for key, name in file.categories.items() if name in names}
@@ -207,11 +209,8 @@ def _check_entries(
     """Refuse entries without a whole id and a name, and those that repeat one."""
     ids, names = set(), set()
     for index, entry in enumerate(entries):
-        if (
-            not isinstance(entry, dict)
-            or type(entry.get("id")) is not int
-            or not isinstance(entry.get(text), str)
-        ):
+        has_id = isinstance(entry, dict) and type(entry.get("id")) is int
+        if not has_id or not isinstance(entry.get(text), str):
             raise DataError(
                 f"{key}[{index}] must have a whole number 'id' and a text {text!r}, found {quote(entry)}"
             )
@@ -282,7 +281,8 @@ def _add_boxes(
     collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]
 ) -> int:
     """Add all boxes of a file but those of crowds, and count these."""
-    crowds, known = 0, {entry["id"] for entry in file.images}
+    crowds = 0
+    known = {entry["id"] for entry in file.images}
     for index, entry in enumerate(file.annotations):
         if not isinstance(entry, dict):
             collector.reject(index, f"{quote(entry)} is no annotation")
@@ -290,12 +290,10 @@ def _add_boxes(
             crowds += 1
         elif wrong := next(_find_faults(entry, known, ids, file), ""):
             collector.reject(index, wrong)
-        elif (
-            entry["image_id"] in numbers
-        ):  # an image that is not there is named once, not for each of its boxes
-            collector.add(
-                numbers[entry["image_id"]], index, ids[entry["category_id"]], entry["bbox"]
-            )
+        elif entry["image_id"] in numbers:
+            # An image that is not there is named once, not for each of its boxes.
+            image = numbers[entry["image_id"]]
+            collector.add(image, index, ids[entry["category_id"]], entry["bbox"])
     return crowds
 
 
@@ -306,11 +304,9 @@ def _find_faults(
     if type(image) is not int or image not in known:
         yield f"image_id {quote(image)} is none of the {len(known)} images of the file"
     if type(category) is not int or category not in ids:
-        name = (
-            f" ({quote(file.categories[category])})"
-            if type(category) is int and category in file.categories
-            else ""
-        )
+        name = ""
+        if type(category) is int and category in file.categories:  # True is no 1 here
+            name = f" ({quote(file.categories[category])})"
         allowed = ", ".join(map(str, sorted(ids)))
         yield f"category_id {quote(category)}{name} is not allowed; allowed are {allowed}"
     if (
@@ -322,5 +318,5 @@ def _find_faults(
 
 
 def quote(value: object) -> str:
-    """A value of a file for a message: short, and without control characters."""
+    """Return a value of a file for a message: short, and without control characters."""
     return escape(repr(value)[:80])

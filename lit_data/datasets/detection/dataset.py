@@ -27,7 +27,7 @@ class BatchMosaics(NamedTuple):
     places_px: Ints
     """[B, 4] (top, left, bottom, right) of each image in its own sample."""
     boxes: NDArray[np.float32]
-    """[N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the rows."""
+    """[N, 6] (row, class, cx, cy, w, h), the last four in fractions of H and W, in the order of the rows."""
     counts: Ints
     """[B] how many boxes each sample has."""
 
@@ -39,7 +39,7 @@ class DetectionDataset(BankDataset):
 
     - ``image`` [3, H, W] uint8: the image as large as it fits, in the middle of grey; or a mosaic
       of several;
-    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in shares of H and W; in a
+    - ``boxes`` [n, 6] float32: (0, class, cx, cy, w, h), the last four in fractions of H and W; in a
       batch they lie flat, and the first column is the row;
     - ``index`` int64: number of the image among those of *all* splits, of which its random stream
       is made;
@@ -57,8 +57,8 @@ class DetectionDataset(BankDataset):
         mosaic: How mosaics are made; none shows each image alone.
         mosaic_epochs: Mosaics are made before this epoch; none makes them in all. Samples of later
             epochs show one image as it is, with all its boxes.
-        draws_mosaics: Whether samples are mosaics; otherwise they show one image each, and
-            `plan_batch` plans mosaics of a batch of them.
+        draws_mosaics: Samples are mosaics; otherwise they show one image each, and `plan_batch`
+            plans mosaics of a batch of them.
         seed: Seed of every draw.
 
     Raises:
@@ -88,18 +88,16 @@ class DetectionDataset(BankDataset):
                 f"images are {bank.channels} channels of {bank.dtype}: detection needs three of uint8; set "
                 "data.read.gray_to_rgb=true for grey images"
             )
-        self.bank, self.labels, self.original_px = bank, labels, original_px
+        self.bank = bank
+        self.labels = labels
+        self.original_px = original_px
         self.images = np.arange(len(bank)) if images is None else np.array(images, np.int64)
-        self.size_px, self.mosaic, self.mosaic_epochs, self.seed = (
-            size_px,
-            mosaic,
-            mosaic_epochs,
-            seed,
-        )
+        self.size_px = size_px
+        self.mosaic = mosaic
+        self.mosaic_epochs = mosaic_epochs
         self.draws_mosaics = draws_mosaics
-        self._sizes_px = np.stack(
-            (np.asarray(bank.heights_px), np.asarray(bank.widths_px)), axis=1
-        ).astype(np.int64)
+        self.seed = seed
+        self._sizes_px = np.stack((bank.heights_px, bank.widths_px), axis=1).astype(np.int64)
         self.fields = self._describe()
 
     def __len__(self) -> int:
@@ -119,20 +117,20 @@ class DetectionDataset(BankDataset):
     def write_into(self, rows: Mapping[str, Array], indices: Ints, epoch: int) -> None:
         """See `BankDataset`; the number of boxes stands under ``boxes_count``."""
         images = self.images[indices]
-        plan, limits = (
-            self.plan(images, epoch),
-            self.mosaic_of(epoch) if self.draws_mosaics else None,
-        )
+        plan = self.plan(images, epoch)
         draw_tiles(rows["image"], plan, self.bank)
-        boxes, counts = self._find_boxes(
-            plan, plan.image, self._sizes_px, len(images), limits or _KEEP_ALL
-        )
-        slot = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
+        limits = self._spec_of(epoch) or _KEEP_ALL
+        boxes, counts = self._find_boxes(plan, plan.image, self._sizes_px, len(images), limits)
+        # Boxes lie flat in the order of the rows: each goes to the next place of its row.
+        box_in_row = np.arange(len(boxes)) - np.repeat(np.cumsum(counts) - counts, counts)
         row = np.repeat(np.arange(len(counts)), counts)
-        rows["boxes"][row, slot, 0], rows["boxes"][row, slot, 1:] = 0, boxes[:, 1:]
+        rows["boxes"][row, box_in_row, 0] = 0
+        rows["boxes"][row, box_in_row, 1:] = boxes[:, 1:]
         rows["boxes" + COUNT_SUFFIX][:] = counts
-        rows["index"][:] = rows["image_index"][:] = images
-        rows["shape"][:], rows["epoch"][:] = self.original_px[images], epoch
+        rows["index"][:] = images
+        rows["image_index"][:] = images
+        rows["shape"][:] = self.original_px[images]
+        rows["epoch"][:] = epoch
 
     def mosaic_of(self, epoch: int) -> MosaicSpec | None:
         """Return how samples of an epoch are put together; None if each shows one image."""
@@ -140,11 +138,19 @@ class DetectionDataset(BankDataset):
 
     def plan(self, images: Ints, epoch: int) -> MosaicPlan:
         """Plan the tiles that the samples of some images have in an epoch."""
-        spec = self.mosaic_of(epoch) if self.draws_mosaics else None
-        return self._sample(spec, epoch, images, images, self._sizes_px, self.images)
+        return sample_mosaics(
+            self._spec_of(epoch),
+            self.seed,
+            epoch,
+            images,
+            images=images,
+            sizes_px=self._sizes_px,
+            output_px=self.size_px,
+            choices=self.images,
+        )
 
     def plan_batch(self, images: Ints, spec: MosaicSpec, epoch: int) -> BatchMosaics:
-        """Mosaics of a batch of samples that show one image each.
+        """Plan mosaics of a batch of samples that show one image each.
 
         Each sample has its own random stream, as when it is written as a mosaic, but draws its
         partners from the batch: their pixels are on the device then. So it depends on the images
@@ -157,15 +163,25 @@ class DetectionDataset(BankDataset):
             spec: How mosaics are made.
             epoch: The epoch they were read for.
         """
-        rows, places_px = np.arange(len(images)), self.find_places(images)
+        rows = np.arange(len(images))
+        places_px = self.find_places(images)
         sizes_px = places_px[:, 2:] - places_px[:, :2]
-        plan = self._sample(spec, epoch, images, rows, sizes_px, rows)
+        plan = sample_mosaics(
+            spec,
+            self.seed,
+            epoch,
+            images,
+            images=rows,
+            sizes_px=sizes_px,
+            output_px=self.size_px,
+            choices=rows,
+        )
         boxes, counts = self._find_boxes(plan, images[plan.image], sizes_px, len(images), spec)
         return BatchMosaics(plan, places_px, boxes, counts)
 
     def find_places(self, images: Ints) -> Ints:
         """Locate images that are alone in their samples: [M, 4] (top, left, bottom, right) px."""
-        return self._sample(None, 0, images, images, self._sizes_px, images).window
+        return self._plan_alone(images).window
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file."""
@@ -185,43 +201,59 @@ class DetectionDataset(BankDataset):
         Returns:
             [N, 4] (left, top, right, bottom) px.
         """
-        plan = self._sample(None, 0, images, images, self._sizes_px, images)
-        limits = np.tile(self.original_px[images][:, ::-1], 2).astype(np.float64)
-        tile = boxes / plan.scale[:, None] - np.tile(plan.origin[:, ::-1], 2)
-        return np.clip(tile * limits / np.tile(self._sizes_px[images][:, ::-1], 2), 0, limits)
+        plan = self._plan_alone(images)
+        # (width, height, width, height) beside boxes of (left, top, right, bottom).
+        original_px = np.tile(self.original_px[images][:, ::-1], 2).astype(np.float64)
+        stored_px = np.tile(self._sizes_px[images][:, ::-1], 2)
+        in_tile = boxes / plan.scale[:, None] - np.tile(plan.origin[:, ::-1], 2)
+        return np.clip(in_tile * original_px / stored_px, 0, original_px)
 
-    def _sample(
-        self,
-        spec: MosaicSpec | None,
-        epoch: int,
-        index: Ints,
-        images: Ints,
-        sizes_px: Ints,
-        choices: Ints,
-    ) -> MosaicPlan:
+    def _spec_of(self, epoch: int) -> MosaicSpec | None:
+        """Return the mosaics that samples of an epoch are themselves, if any."""
+        return self.mosaic_of(epoch) if self.draws_mosaics else None
+
+    def _plan_alone(self, images: Ints) -> MosaicPlan:
+        """Plan samples that show one image each."""
+        sizes_px, output_px = self._sizes_px, self.size_px
         return sample_mosaics(
-            spec,
-            self.seed,
-            epoch,
-            index,
+            None,
+            0,
+            0,
+            images,
             images=images,
             sizes_px=sizes_px,
-            output_px=self.size_px,
-            choices=choices,
+            output_px=output_px,
+            choices=images,
         )
 
     def _find_boxes(
         self, plan: MosaicPlan, images: Ints, sizes_px: Ints, samples: int, limits: MosaicSpec
     ) -> tuple[NDArray[np.float32], Ints]:
-        return find_boxes(
-            self.labels,
-            plan,
-            images,
-            sizes_px=sizes_px,
-            size_px=self.size_px,
-            samples=samples,
-            limits=limits,
-        )
+        """Return the boxes of samples, moved and cut as their tiles are.
+
+        Args:
+            plan: T tiles.
+            images: [T] whose boxes each tile has.
+            sizes_px: [I, 2] (height, width) of the images that the plan counts.
+            samples: B, number of samples.
+            limits: Limits of the boxes that stay.
+
+        Returns:
+            [N, 6] (row, class, cx, cy, w, h), the last four in fractions of H and W, in the order
+            of the rows; and the number of boxes of each sample, [B].
+        """
+        starts = np.where(images > 0, self.labels.ends[images - 1], 0)
+        counts = self.labels.ends[images] - starts
+        tile = np.repeat(np.arange(len(plan)), counts)
+        within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
+        boxes = self.labels.boxes[np.repeat(starts, counts) + within].astype(np.float64)
+        edges, is_visible = move_boxes(boxes[:, 1:], tile, plan, sizes_px, limits)
+        low, high = edges[:, :2] / self.size_px, edges[:, 2:] / self.size_px
+        row = plan.row[tile[is_visible]]  # ascends, as tiles do
+        # From (y, x) to (x, y).
+        centres, sides = ((low + high) / 2)[:, ::-1], (high - low)[:, ::-1]
+        columns = (row[:, None], boxes[is_visible, :1], centres, sides)
+        return np.hstack(columns).astype(np.float32), np.bincount(row, minlength=samples)
 
     def _describe(self) -> dict[str, FieldSpec]:
         tiles = self.mosaic.tiles if self.mosaic and self.draws_mosaics else 1
@@ -237,42 +269,9 @@ class DetectionDataset(BankDataset):
         }
 
 
-def find_boxes(
-    labels: LabelTable,
-    plan: MosaicPlan,
-    images: Ints,
-    *,
-    sizes_px: Ints,
-    size_px: tuple[int, int],
-    samples: int,
-    limits: MosaicSpec,
-) -> tuple[NDArray[np.float32], Ints]:
-    """The boxes of samples, moved and cut as their tiles are.
-
-    Args:
-        labels: The boxes of all images.
-        plan: The tiles.
-        images: [T] whose boxes each tile has.
-        sizes_px: [I, 2] (height, width) of the images that the plan counts.
-        size_px: (H, W) of a sample.
-        samples: B, how many there are.
-        limits: Which boxes are kept.
-
-    Returns:
-        [N, 6] (row, class, cx, cy, w, h), the last four in shares of H and W, in the order of the
-        rows; and how many boxes each sample has [B].
-    """
-    starts = np.where(images > 0, labels.ends[images - 1], 0)
-    counts = labels.ends[images] - starts
-    tile = np.repeat(np.arange(len(plan)), counts)
-    within = np.arange(len(tile)) - np.repeat(np.cumsum(counts) - counts, counts)
-    boxes = labels.boxes[np.repeat(starts, counts) + within].astype(np.float64)
-    edges, is_visible = move_boxes(boxes[:, 1:], tile, plan, sizes_px, limits)
-    low, high = edges[:, :2] / size_px, edges[:, 2:] / size_px
-    row = plan.row[tile[is_visible]]  # ascends, as tiles do
-    columns = (row, boxes[is_visible, 0], *((low + high) / 2).T[::-1], *(high - low).T[::-1])
-    return np.stack(columns, axis=1).astype(np.float32), np.bincount(row, minlength=samples)
-
+# A warp of any matrix costs three times what scaling costs, whose cut of the tile and whose drawing
+# are whole pixels. So each side of a tile is moved to the nearest whole pixel of the output: less
+# than half a pixel, most often far less.
 
 _CUTS: Final = np.arange(5)
 """Tiles may be cut this many pixels further out, where that edge comes closer to a whole pixel of the output."""
@@ -298,31 +297,22 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
     sizes_px = np.array([image.shape[1:] for image in images], np.int64).reshape(-1, 2)
     cuts, drawn = _choose_cuts(plan, seen, sizes_px)
     room = np.empty((drawn[:, 2:] - drawn[:, :2]).prod(1).max(initial=0), np.uint8)
-    places = zip(
-        plan.row[seen].tolist(),
-        plan.window[seen].tolist(),
-        cuts.tolist(),
-        drawn.tolist(),
-        strict=True,
-    )
-    for image, (row, (top, left, bottom, right), cut, (up, before, down, after)) in zip(
-        images, places, strict=True
+    columns = (plan.row[seen], plan.window[seen], cuts, drawn)
+    for image, row, (top, left, bottom, right), cut, (up, before, down, after) in zip(
+        images, *(column.tolist() for column in columns), strict=True
     ):
         if row in uncovered:
             rows[row] = FILL  # just before its tiles: it is still in the core's cache then
             uncovered.remove(row)
-        part, target = (
-            image[:, cut[0] : cut[2], cut[1] : cut[3]],
-            rows[row, :, top:bottom, left:right],
-        )
+        part = image[:, cut[0] : cut[2], cut[1] : cut[3]]
+        target = rows[row, :, top:bottom, left:right]
         window = slice(top - up, bottom - up), slice(left - before, right - before)
         height, width = down - up, after - before
         if part.shape[1:] == (height, width):
             target[...] = part[:, *window]
             continue
-        scaled = room[: height * width].reshape(
-            height, width
-        )  # small enough to stay in the core's own cache
+        # One plane at a time: small enough to stay in the core's own cache.
+        scaled = room[: height * width].reshape(height, width)
         for source, plane in zip(part, target, strict=True):
             cv2.resize(source, (width, height), scaled, 0, 0, cv2.INTER_LINEAR)
             plane[...] = scaled[window]
@@ -331,7 +321,7 @@ def draw_tiles(rows: Array, plan: MosaicPlan, bank: ImageBank) -> None:
 
 
 def _find_uncovered(rows: Array, plan: MosaicPlan, seen: NDArray[np.int64]) -> set[int]:
-    """Samples that their tiles, which never overlap, do not fill."""
+    """Return the samples that their tiles, which never overlap, do not fill."""
     areas = (plan.window[seen, 2:] - plan.window[seen, :2]).prod(1)
     covered = np.bincount(plan.row[seen], areas, minlength=len(rows))
     return set(np.flatnonzero(covered < rows.shape[2] * rows.shape[3]).tolist())
@@ -357,16 +347,13 @@ def _choose_cuts(
     last = np.ceil(window[:, 2:] / scale - origin + 0.5) + _CUTS
     edges = np.concatenate((np.maximum(first, 0), np.minimum(last, sizes)), axis=1)  # [T, 4, cuts]
     exact = (edges + np.tile(origin, (1, 2, 1))) * scale
-    nearest = np.ceil(
-        exact - 0.5 - 1e-6
-    )  # as windows are rounded; half a pixel that was computed otherwise goes down
+    # As windows are rounded; half a pixel that was computed otherwise goes down.
+    nearest = np.ceil(exact - 0.5 - 1e-6)
     off_px = np.where((_CUTS > 0) & (_CUTS * scale > _BEYOND_PX), np.inf, np.abs(exact - nearest))
     best = np.maximum(off_px, _CLOSE_PX).argmin(2, keepdims=True)
-    cuts, drawn = (
-        np.take_along_axis(values, best, 2)[..., 0].astype(np.int64) for values in (edges, nearest)
-    )
-    low, high = (
-        np.minimum(drawn[:, :2], window[:, :2, 0]),
-        np.maximum(drawn[:, 2:], window[:, 2:, 0]),
-    )
+    cuts = np.take_along_axis(edges, best, 2)[..., 0].astype(np.int64)
+    drawn = np.take_along_axis(nearest, best, 2)[..., 0].astype(np.int64)
+    # What is drawn holds the whole window.
+    low = np.minimum(drawn[:, :2], window[:, :2, 0])
+    high = np.maximum(drawn[:, 2:], window[:, 2:, 0])
     return cuts, np.concatenate((low, high), axis=1)

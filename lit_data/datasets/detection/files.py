@@ -88,8 +88,15 @@ class _Folder:
     names: tuple[str, ...]  # of the images, relative to the root
     excluded: tuple[str, ...]  # lists, COCO files and label files may still name them
     exclude: tuple[str, ...]
+    allow_outside: bool
+    on_bad: OnBad
     index: NameIndex
     yaml: DataYaml
+
+    @property
+    def paths(self) -> list[Path]:
+        """Paths of the images."""
+        return [self.root / name for name in self.names]
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,37 +156,38 @@ def find_detection_files(
     check_choice("label_format", label_format, get_args(LabelFormat))
     if on_bad not in get_args(OnBad):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
-    folder = _open_folder(Path(os.path.abspath(root)), exclude, allow_outside)  # noqa: PTH100 - keeps links
-    label_files = _find_labels(
-        folder, label_format, annotations, on_bad, allow_outside, unlabelled=bool(classes)
-    )
-    fixed = _find_splits(folder, splits, label_files.coco, allow_outside)
-    members, sizes_px = _measure(
-        folder, _list_members(folder, label_files.coco, fixed), read, on_bad
-    )
-    labels = _read_labels(folder, label_files, members, sizes_px, classes, difficult, on_bad)
+    path = Path(os.path.abspath(root))  # noqa: PTH100 - keeps links
+    folder = _open_folder(path, exclude, allow_outside, on_bad)
+    label_files = _find_labels(folder, label_format, annotations, unlabelled=bool(classes))
+    fixed = _find_splits(folder, splits, label_files.coco)
+    members, sizes_px = _measure(folder, _list_members(folder, label_files.coco, fixed), read)
+    labels = _read_labels(folder, label_files, members, sizes_px, classes, difficult)
     images = tuple(str(folder.root / folder.names[number]) for number in members)
-    return DetectionFiles(
-        images, labels, _number_splits(folder.names, members, fixed, splits, seed), sizes_px
-    )
+    numbered_splits = _number_splits(folder.names, members, fixed, splits, seed)
+    return DetectionFiles(images, labels, numbered_splits, sizes_px)
 
 
-def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool) -> _Folder:
+def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad: OnBad) -> _Folder:
     patterns = [f"{name}/**/*" for name in ("images", "JPEGImages") if (root / name).is_dir()]
     if not patterns:
         patterns = ["*/images/**/*" if _has_image_folders(root) else "**/*"]
     listing = find_images(root, patterns=patterns, exclude=exclude, allow_outside=allow_outside)
-    names, excluded = (
-        tuple(path.relative_to(root).as_posix() for path in paths)
-        for paths in (listing.paths, listing.excluded)
-    )
     if not allow_outside:
-        for path in (path for pattern in _SIDE_FILES for path in root.glob(pattern)):
-            check_inside(path, root)
-    described = (root / "data.yaml").is_file()
-    yaml = read_data_yaml(root / "data.yaml") if described else DataYaml((), ".", {})
+        for pattern in _SIDE_FILES:
+            for path in root.glob(pattern):
+                check_inside(path, root)
+    yaml = DataYaml((), ".", {})
+    if (root / "data.yaml").is_file():
+        yaml = read_data_yaml(root / "data.yaml")
     return _Folder(
-        root, names, excluded, tuple(exclude), NameIndex(listing.paths, listing.excluded), yaml
+        root=root,
+        names=tuple(path.relative_to(root).as_posix() for path in listing.paths),
+        excluded=tuple(path.relative_to(root).as_posix() for path in listing.excluded),
+        exclude=tuple(exclude),
+        allow_outside=allow_outside,
+        on_bad=on_bad,
+        index=NameIndex(listing.paths, listing.excluded),
+        yaml=yaml,
     )
 
 
@@ -195,44 +203,29 @@ def _find_labels(
     folder: _Folder,
     wanted: LabelFormat,
     annotations: AnyPath | None,
-    on_bad: OnBad,
-    allow_outside: bool,
     *,
     unlabelled: bool,
 ) -> _Labels:
-    """The labels of the wanted format, or of the first that is there; none where that is allowed."""
+    """Find the labels of a format, or of the first that is there; none where that is allowed."""
     if annotations is not None and wanted not in ("auto", "coco"):
         raise ConfigError(
             f"annotations= is a COCO file, but label_format={wanted!r}; set it to 'coco'"
         )
     if wanted == "none":
         return _Labels("none", (), {})
-    for label_format in (
-        ("yolo", "coco", "voc") if wanted == "auto" and annotations is None else (wanted,)
-    ):
+    is_open = wanted == "auto" and annotations is None
+    formats: tuple[LabelFormat, ...] = ("yolo", "coco", "voc") if is_open else (wanted,)
+    for label_format in formats:
         if label_format in _PLACES:
-            suffix, parents = _PLACES[label_format]
-            match = match_label_files(
-                folder.root,
-                folder.index,
-                suffix,
-                parents,
-                exclude=folder.exclude,
-                allow_outside=allow_outside,
-            )
-            _report(
-                match[1],
-                f"{len(match[1])} label files fit none of {len(folder.names)} images",
-                on_bad,
-            )
-            if match[0]:
-                return _Labels(label_format, (), match[0])
+            label_files = _match_files(folder, label_format)
+            if label_files:
+                return _Labels(label_format, (), label_files)
             continue
-        paths = _list_coco(folder.root, annotations, allow_outside=allow_outside)
+        paths = _list_coco(folder.root, annotations, allow_outside=folder.allow_outside)
         if paths:
             splits = [find_split(os.path.relpath(path, folder.root)) for path in paths]
             return _Labels("coco", tuple(map(load_coco, paths, splits)), {})
-    if wanted == "auto" and annotations is None and unlabelled:
+    if is_open and unlabelled:
         log.info("%s: %d images without labels", show_path(folder.root), len(folder.names))
         return _Labels("none", (), {})
     raise DataError(
@@ -241,6 +234,22 @@ def _find_labels(
         "train/_annotations.coco.json, and *.xml in Annotations, annotations and "
         "annotations_voc, as far as the format goes; data.annotations=FILE names a COCO file"
     )
+
+
+def _match_files(folder: _Folder, label_format: LabelFormat) -> dict[int, Path]:
+    """Return the label file of each image that has one in a format of one file an image."""
+    suffix, parents = _PLACES[label_format]
+    files, problems = match_label_files(
+        folder.root,
+        folder.index,
+        suffix,
+        parents,
+        exclude=folder.exclude,
+        allow_outside=folder.allow_outside,
+    )
+    heading = f"{len(problems)} label files fit none of {len(folder.names)} images"
+    _report(problems, heading, folder.on_bad)
+    return files
 
 
 def _list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) -> list[Path]:
@@ -260,42 +269,44 @@ def _list_coco(root: Path, annotations: AnyPath | None, *, allow_outside: bool) 
 
 
 def _find_splits(
-    folder: _Folder, splits: Splits, coco: Sequence[CocoFile], allow_outside: bool
+    folder: _Folder, splits: Splits, coco: Sequence[CocoFile]
 ) -> Mapping[str, Sequence[int]] | None:
-    """The images of each split, unless they go by shares."""
-    words = [find_split(name.rpartition("/")[0]) for name in folder.names]
-    by_folder = {split: [n for n, word in enumerate(words) if word == split] for split in SPLITS}
-    if splits == "folders" and None in words:
-        raise DataError(
-            f"splits=folders, but {words.count(None)} images lie in no folder of one of {', '.join(SPLITS)}"
-        )
+    """Return the images of each split, unless they go by fractions."""
+    by_folder: dict[str | None, list[int]] = {split: [] for split in (*SPLITS, None)}
+    for number, name in enumerate(folder.names):
+        by_folder[find_split(name.rpartition("/")[0])].append(number)
+    in_no_folder = by_folder.pop(None)
+    numbers_by_folder = {str(split): numbers for split, numbers in by_folder.items()}
     if splits == "folders":
-        return by_folder
+        if in_no_folder:
+            raise DataError(
+                f"splits=folders, but {len(in_no_folder)} images lie in no folder of one of "
+                f"{', '.join(SPLITS)}"
+            )
+        return numbers_by_folder
+    # Lists may name excluded images too, whose numbers follow those of the others.
     known = (*folder.names, *folder.excluded)
     if splits != "auto":
-        shares = isinstance(splits, Mapping) and all(
-            isinstance(share, int | float) for share in splits.values()
-        )
-        return (
-            None
-            if shares
-            else {key: part.tolist() for key, part in split_images(known, splits).items()}
-        )
-    lists = {
-        split: (f"{split}.txt",) for split in SPLITS if (folder.root / f"{split}.txt").is_file()
-    }
-    if entries := folder.yaml.splits or lists:
-        places = [folder.root / folder.yaml.folder, folder.root]
-        return read_splits(places, entries, known, folder.index, allow_outside=allow_outside)
+        values = splits.values() if isinstance(splits, Mapping) else [splits]
+        if all(isinstance(value, int | float) for value in values):
+            return None
+        return {key: part.tolist() for key, part in split_images(known, splits).items()}
+    entries: Mapping[str, Sequence[str]] = folder.yaml.splits
+    if not entries:
+        lists = {split: f"{split}.txt" for split in SPLITS}
+        entries = {key: (name,) for key, name in lists.items() if (folder.root / name).is_file()}
+    if entries:
+        roots = [folder.root / folder.yaml.folder, folder.root]
+        return read_splits(roots, entries, known, folder.index, allow_outside=folder.allow_outside)
     if coco and all(file.split for file in coco):
         return split_by_file(coco, folder.index)
-    return None if None in words else by_folder
+    return None if in_no_folder else numbers_by_folder
 
 
 def _list_members(
     folder: _Folder, coco: Sequence[CocoFile], fixed: Mapping[str, Sequence[int]] | None
 ) -> list[int]:
-    """Numbers of the images that belong to the set."""
+    """Return the numbers of the images that belong to the set."""
     numbers = set(range(len(folder.names)))
     if coco:
         numbers &= {number for file in coco for number in file.match(folder.index)[0].values()}
@@ -305,63 +316,61 @@ def _list_members(
         raise DataError(
             f"{show_path(folder.root)}: none of its {len(folder.names)} images is in a list or COCO file"
         )
-    if left := len(folder.names) - len(numbers):
+    left_out = len(folder.names) - len(numbers)
+    if left_out:
         log.info(
-            "%d of %d images are left out: no list or COCO file names them", left, len(folder.names)
+            "%d of %d images are left out: no list or COCO file names them",
+            left_out,
+            len(folder.names),
         )
     return sorted(numbers)
 
 
 def _measure(
-    folder: _Folder, members: Sequence[int], read: ReadOptions, on_bad: OnBad
+    folder: _Folder, members: Sequence[int], read: ReadOptions
 ) -> tuple[list[int], NDArray[np.int64]]:
-    """The images that can be read, and (height, width) px of each."""
+    """Return the images that can be read, and (height, width) px of each."""
     good: dict[int, tuple[int, int]] = {}
     problems = Problems()
     for number in track(members, "reading headers", len(members)):
+        path = folder.root / folder.names[number]
         try:
-            header = read_header(folder.root / folder.names[number], read)
+            header = read_header(path, read)
             good[number] = header.height_px, header.width_px
         except DataError as error:
-            problems.add(folder.root / folder.names[number], str(error))
-    _report(
-        problems, f"{len(problems)} of {len(members)} images are bad", on_bad if good else "error"
-    )
+            problems.add(path, str(error))
+    # A dataset of which nothing is left cannot go on.
+    on_bad = folder.on_bad if good else "error"
+    _report(problems, f"{len(problems)} of {len(members)} images are bad", on_bad)
     return list(good), np.array(list(good.values()), np.int64)
 
 
 def _read_labels(
     folder: _Folder,
-    found: _Labels,
+    label_files: _Labels,
     members: Sequence[int],
     sizes_px: NDArray[np.int64],
     classes: Sequence[str] | None,
     difficult: bool,
-    on_bad: OnBad,
 ) -> LabelTable:
-    paths = [folder.root / name for name in folder.names]
-    images, files = (
-        [paths[number] for number in members],
-        [found.files.get(number) for number in members],
-    )
-    if found.label_format == "coco":
-        others = [paths[number] for number in sorted(set(range(len(paths))) - set(members))]
-        excluded = [folder.root / name for name in folder.excluded]
+    paths, on_bad = folder.paths, folder.on_bad
+    images = [paths[number] for number in members]
+    if label_files.label_format == "coco":
         return read_coco_labels(
             images,
             sizes_px,
-            found.coco,
-            others=others,
-            excluded=excluded,
+            label_files.coco,
+            others=[paths[number] for number in sorted(set(range(len(paths))) - set(members))],
+            excluded=[folder.root / name for name in folder.excluded],
             classes=classes,
             on_bad=on_bad,
         )
     names = classes or folder.yaml.classes or read_class_names(folder.root) or None
-    if found.label_format == "none" and names:
-        return LabelTable(
-            tuple(names), np.zeros((0, 5), np.float32), np.zeros(len(images), np.int64)
-        )
-    if found.label_format == "voc":
+    if label_files.label_format == "none" and names:
+        no_boxes = np.zeros((0, 5), np.float32)
+        return LabelTable(tuple(names), no_boxes, np.zeros(len(images), np.int64))
+    files = [label_files.files.get(number) for number in members]
+    if label_files.label_format == "voc":
         return read_voc_labels(
             images, sizes_px, files, classes=names, difficult=difficult, on_bad=on_bad
         )
@@ -379,15 +388,17 @@ def _number_splits(
     splits: Splits,
     seed: int,
 ) -> dict[str, list[int]]:
-    """The splits by the numbers of the images that are left."""
+    """Return the splits by the numbers of the images that are left."""
     if fixed is None:
-        shares = DEFAULT_SHARES if splits == "auto" else splits
-        parts = split_images([names[number] for number in members], shares, seed=seed)
+        fractions = DEFAULT_SHARES if splits == "auto" else splits
+        parts = split_images([names[number] for number in members], fractions, seed=seed)
         return {split: part.tolist() for split, part in parts.items()}
-    places = {number: index for index, number in enumerate(members)}
-    return {
-        split: sorted(places[n] for n in fixed.get(split, ()) if n in places) for split in SPLITS
-    }
+    new_numbers = {number: index for index, number in enumerate(members)}
+    numbered: dict[str, list[int]] = {}
+    for split in SPLITS:
+        left = [number for number in fixed.get(split, ()) if number in new_numbers]
+        numbered[split] = sorted(new_numbers[number] for number in left)
+    return numbered
 
 
 def _report(problems: Problems, heading: str, on_bad: OnBad) -> None:

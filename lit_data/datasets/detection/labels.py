@@ -195,7 +195,8 @@ class BoxCollector:
         self._warn_duplicates(rows)
         if clipped:
             log.info(
-                "%d boxes reached up to 1 %% of their size beyond their image and were cut off there",
+                "%d boxes reached up to 1 %% of their size, or a pixel, beyond their image and were "
+                "cut off there",
                 clipped,
             )
         centers, sides = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
@@ -229,7 +230,9 @@ class BoxCollector:
         for row in rows[empty]:
             self._note(row, "has no area (zero or negative width or height)")
         beyond = (-corners[:, :2]).clip(min=0) + (corners[:, 2:] - 1).clip(min=0)
-        allowed = np.maximum(MAX_OUTSIDE * sides + 1e-9, np.minimum(_ROUNDING, sides / 2))
+        # Programs that crop and turn images leave boxes a fraction of a pixel beyond the edge.
+        pixel = 1 / self._sizes_px[rows[:, 0].astype(np.int64), ::-1]
+        allowed = np.maximum(MAX_OUTSIDE * sides, np.minimum(pixel, sides / 2)) + 1e-9
         outside = ~empty & (beyond > allowed).any(1)
         for row, part in zip(
             rows[outside], (beyond[outside] / sides[outside]).max(1, initial=0), strict=True
@@ -238,7 +241,8 @@ class BoxCollector:
             how = "lies outside" if part >= 1 else f"lies by {100 * part:.3g} % outside"
             self._note(
                 row,
-                f"{how} its image of {height} x {width} pixels (height x width); 1 % is allowed",
+                f"{how} its image of {height} x {width} pixels (height x width); 1 %, or one "
+                "pixel, is allowed",
             )
         good = ~empty & ~outside
         return good, int((good & (beyond > _ROUNDING).any(1)).sum())

@@ -67,12 +67,10 @@ class NameIndex:
 
     def __init__(self, images: Sequence[AnyPath], excluded: Sequence[AnyPath] = ()) -> None:
         self.count = len(images)
-        self._paths = [
-            "/" + _normalize(os.fspath(path)).lstrip("/") for path in (*images, *excluded)
-        ]
-        self._common = len(
-            posixpath.commonpath([posixpath.dirname(path) for path in self._paths] or ["/"])
-        )
+        self._paths = [_root_path(os.fspath(path)) for path in (*images, *excluded)]
+        folders = [posixpath.dirname(path) for path in self._paths] or ["/"]
+        # What all have in common says nothing of a split.
+        self._common = len(posixpath.commonpath(folders))
         self._numbers: dict[str, list[int]] = defaultdict(list)
         self._tails: dict[str, dict[str, list[int]]] = {}  # for names that many images have
         for number, path in enumerate(self._paths):
@@ -82,14 +80,14 @@ class NameIndex:
 
     def find_path(self, path: str) -> int | None:
         """Return the number of the image of a whole path; None if there is none."""
-        target = "/" + posixpath.normpath(_normalize(path)).lstrip("/")
+        target = _root_path(path)
         for number in self._numbers.get(posixpath.basename(target), ()):
             if self._paths[number] == target:
                 return number
         return None
 
     def find(self, name: str, split: str | None = None) -> int:
-        """Number of the image of a name.
+        """Return the number of the image of a name.
 
         Args:
             name: `a`, `a.jpg`, `train/a.jpg`, `./images/train/a.jpg` or a whole path; accents in
@@ -99,18 +97,18 @@ class NameIndex:
         Raises:
             DataError: There is none, or more than one.
         """
-        target = "/" + posixpath.normpath(_normalize(name)).lstrip("/")
+        target = _root_path(name)
         name_alone = posixpath.basename(target)
         known: Sequence[int] = self._numbers.get(name_alone, ())
         if len(known) > _FEW:
             known = self._find_tail(name_alone, target, known)
-        matches = [
-            n
-            for n in known
-            if target in (self._paths[n][-len(target) :], self._stem(n)[-len(target) :])
-        ]
+        matches = []
+        for number in known:
+            if self._paths[number].endswith(target) or self._stem(number).endswith(target):
+                matches.append(number)
         if len(matches) > 1:
             matches = [n for n in matches if split and self._split(n) == split] or matches
+            # An image counts more than excluded ones, of which any will do.
             matches = [n for n in matches if n < self.count] or matches[:1]
         if not matches:
             raise DataError(f"no image is named {escape(name)!r}")
@@ -121,13 +119,14 @@ class NameIndex:
         return matches[0]
 
     def _find_tail(self, name: str, target: str, numbers: Sequence[int]) -> Sequence[int]:
-        """Those of many images of one name whose path ends so, by a table instead of one look at each."""
+        """Return those of many images of one name whose path ends like a target, by a table."""
         if name not in self._tails:
             tails = self._tails[name] = defaultdict(list)
             for number in numbers:
                 for path in {self._paths[number], self._stem(number)}:
-                    for start in [start for start, letter in enumerate(path) if letter == "/"]:
-                        tails[path[start:]].append(number)
+                    for start, letter in enumerate(path):
+                        if letter == "/":
+                            tails[path[start:]].append(number)
         return self._tails[name].get(target, ())
 
     def _stem(self, number: int) -> str:
@@ -157,10 +156,9 @@ class _LabelWalk(FolderWalk):
         )
 
     def _is_wanted(self, name: str, relative: str) -> bool:
-        is_label = (
-            name != "classes.txt" and self._matches(relative) is not None
-        )  # LabelImg writes that beside labels
-        return is_label and not self._excludes(relative)
+        if name == "classes.txt":  # LabelImg writes that beside labels
+            return False
+        return self._matches(relative) is not None and not self._excludes(relative)
 
 
 def match_label_files(
@@ -190,7 +188,8 @@ def match_label_files(
             number = _find_labelled(index, name.removesuffix(suffix), parents)
             if number >= index.count:
                 continue
-            if (first := files.setdefault(number, root / name)) != root / name:
+            first = files.setdefault(number, root / name)
+            if first != root / name:
                 raise DataError(f"labels the same image as {show_path(first)}")
         except DataError as error:
             problems.add(root / name, f"label file {row} of {len(names)}: {error}")
@@ -256,8 +255,9 @@ def read_voc_labels(
         if path is None or root is None:
             continue
         collector.start_file(path)
-        if message := _compare_sizes(root, path, image_path, sizes_px[image]):
-            collector.problems.add(path, message)
+        mismatch = _compare_sizes(root, path, image_path, sizes_px[image])
+        if mismatch:
+            collector.problems.add(path, mismatch)
         for index, item in enumerate(root.iterfind("object"), 1):
             if difficult or _read_text(item, "difficult") != "1":
                 _read_object(collector, image, index, item, numbers)
@@ -280,7 +280,8 @@ def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BY
     from xml.etree.ElementTree import ParseError, fromstring
 
     with open_source(path) as stream:
-        if (size_bytes := Path(path).stat().st_size) > max_bytes:
+        size_bytes = Path(path).stat().st_size
+        if size_bytes > max_bytes:
             what = "labels of one image" if max_bytes == MAX_XML_BYTES else "a file of labels"
             raise DataError(f"{size_bytes} bytes, more than the {max_bytes} allowed for {what}")
         data = read_whole(stream)
@@ -300,19 +301,17 @@ def read_xml(path: AnyPath, tag: str = "annotation", max_bytes: int = MAX_XML_BY
 
 
 def _collect_names(roots: "Sequence[Element | None]") -> tuple[str, ...]:
-    names = {
-        _read_text(item, "name")
-        for root in roots
-        if root is not None
-        for item in root.iterfind("object")
-    }
+    names = set()
+    for root in roots:
+        if root is not None:
+            names |= {_read_text(item, "name") for item in root.iterfind("object")}
     return tuple(sorted(names - {""}))
 
 
 def _compare_sizes(
     root: "Element", path: AnyPath, image_path: AnyPath, size_px: NDArray[np.int64]
 ) -> str:
-    """Describe how the stated size differs from the image's; empty if it does not, or none is stated."""
+    """Describe how the stated size differs from the image's; empty where nothing is to say."""
     if root.find("size") is None:
         return ""
     texts = _read_text(root, "size/height"), _read_text(root, "size/width")
@@ -325,12 +324,12 @@ def _compare_sizes(
 def _read_object(
     collector: BoxCollector, image: int, place: int, item: "Element", numbers: dict[str, int]
 ) -> None:
-    name, texts = _read_text(item, "name"), [_read_text(item, f"bndbox/{side}") for side in _SIDES]
-    wrong = [
-        f"{side}={escape(text)!r}"
-        for side, text in zip(_SIDES, texts, strict=True)
-        if not _NUMBER.fullmatch(text)
-    ]
+    name = _read_text(item, "name")
+    texts = {side: _read_text(item, f"bndbox/{side}") for side in _SIDES}
+    wrong = []
+    for side, text in texts.items():
+        if not _NUMBER.fullmatch(text):
+            wrong.append(f"{side}={escape(text)!r}")
     if name not in numbers:
         allowed = ", ".join(map(show_path, numbers))
         collector.reject(place, f"class {escape(name)!r} is not allowed; allowed are {allowed}")
@@ -339,12 +338,14 @@ def _read_object(
             place, f"<bndbox> holds {', '.join(wrong)}; each must be a number of pixels"
         )
     else:
-        collector.add(image, place, numbers[name], [float(text) for text in texts])
+        collector.add(image, place, numbers[name], [float(text) for text in texts.values()])
 
 
 def _read_text(item: "Element", path: str) -> str:
     return (item.findtext(path) or "").strip()
 
 
-def _normalize(name: str) -> str:
-    return unicodedata.normalize("NFC", name.replace("\\", "/"))  # lists written on Windows
+def _root_path(name: str) -> str:
+    """Return a name as a path from the root, in one composition of accents and without ``./``."""
+    normal = unicodedata.normalize("NFC", name.replace("\\", "/"))  # lists written on Windows
+    return "/" + posixpath.normpath(normal).lstrip("/")

@@ -1,4 +1,4 @@
-"""Labels as YOLO text: ``class cx cy w h`` in shares of the image, one box a line, one file an image."""
+"""Labels as YOLO text, one file an image: ``class cx cy w h`` in fractions of the image a line."""
 
 import logging
 import os
@@ -28,18 +28,16 @@ from lit_data.io.source import decode_text, naming, open_source, read_whole
 
 log = logging.getLogger(__name__)
 
-_NUMBER: Final = (
-    r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"  # never tried twice
-)
+# Possessive repetitions: no digit is tried twice, so that long lines take no long time.
+_NUMBER: Final = r"[+-]?(?:[0-9]++(?:\.[0-9]*+)?|\.[0-9]++)(?:[eE][+-]?[0-9]++)?"
 _IS_NUMBER: Final = re.compile(_NUMBER)
 _LINE: Final = re.compile(r"([0-9]{1,9})(?:\.0*)?" + rf"[ \t]+({_NUMBER})" * 4)
-_LARGEST_SHARE: Final = (
-    2.0  # above it a number is in pixels; between 1 and it a box merely lies outside
-)
+_LARGEST_FRACTION: Final = 2.0
+"""Above it a number is in pixels; between 1 and it a box merely lies outside."""
 
 
 def _find_pixels(boxes: Floats) -> NDArray[np.bool_]:
-    return np.asarray((np.abs(boxes) > _LARGEST_SHARE).any(1))
+    return np.asarray((np.abs(boxes) > _LARGEST_FRACTION).any(1))
 
 
 def _find_corners(boxes: Floats, sizes_px: Floats) -> Floats:
@@ -77,19 +75,19 @@ def read_yolo_labels(
         ConfigError: An argument is not allowed.
         DataError: Lists what is wrong with any line of any file.
     """
-    classes, numbers = check_classes(classes), set[int]()
+    classes = check_classes(classes)
+    numbers = set[int]()
     files = [path for _, path in zip(images, files, strict=True)]
     collector = _collect(files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers)
-    if numbers == set(range(1, len(classes) + 1)):
+    count = len(classes)
+    if numbers == set(range(1, count + 1)):
         log.warning(
             "classes of labels count from 1, not from 0: 1 is %s, %d is %s",
-            classes[0],
-            max(numbers),
-            classes[-1],
+            *(classes[0], count, classes[-1]),
         )
-        collector = _collect(
-            files, BoxCollector(_FORM, sizes_px, on_bad=on_bad), classes, numbers, first=1
-        )
+        # Read again, as the last class was refused and the others were one too high.
+        collector = BoxCollector(_FORM, sizes_px, on_bad=on_bad)
+        _collect(files, collector, classes, numbers, first=1)
     return collector.finish(classes)
 
 
@@ -101,7 +99,15 @@ def _collect(
     *,
     first: int = 0,
 ) -> BoxCollector:
-    """The collector with the boxes of all files; `numbers` gets their classes as written, the lowest being `first`."""
+    """Collect the boxes of all files, whose lowest class is `first`.
+
+    Args:
+        files: Label file of each image.
+        collector: Takes the boxes.
+        classes: Names of the classes.
+        numbers: Gets the classes as they are written.
+        first: Number of the first class.
+    """
     for image, path in enumerate(files):
         if path is None:
             continue
@@ -118,7 +124,7 @@ def _collect(
 
 
 def read_lines(path: AnyPath) -> list[str]:
-    """The lines of a UTF-8 text file without the spaces around them; an empty file has none.
+    """Return the lines of a UTF-8 text file without the spaces around them; an empty file has none.
 
     Raises:
         DataError: It cannot be read.
@@ -128,7 +134,7 @@ def read_lines(path: AnyPath) -> list[str]:
             return []
     with open_source(path) as stream:
         text = decode_text(read_whole(stream))
-    # str.splitlines would also split at characters that names may hold
+    # str.splitlines would also split at characters that names may hold.
     return [line.strip() for line in text.replace("\r\n", "\n").replace("\r", "\n").split("\n")]
 
 
@@ -168,11 +174,8 @@ def read_data_yaml(path: AnyPath) -> DataYaml:
         folder = content.get("path") or "."
         if not isinstance(folder, str):
             raise DataError(f"path must be the name of a folder, found {type(folder).__name__}")
-        return DataYaml(
-            classes,
-            folder,
-            {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)},
-        )
+        splits = {key: _read_entry(key, content[key]) for key in SPLITS if content.get(key)}
+        return DataYaml(classes, folder, splits)
 
 
 def read_class_names(root: Path) -> tuple[str, ...]:
@@ -213,45 +216,46 @@ def read_splits(
         DataError: Lists all rows without an image, images that are listed twice, and files that are
             missing.
     """
-    problems, seen, root = Problems(), dict[int, str](), folders[-1]
+    problems = Problems()
+    first_rows: dict[int, str] = {}  # of each image that is listed
+    root = folders[-1]
     splits: dict[str, list[int]] = {split: [] for split in SPLITS}
-    for split, entry in ((key, entry) for key in SPLITS for entry in entries.get(key, ())):
-        path = _find_entry(folders, entry)
-        if path and not allow_outside:
-            check_inside(path, root)
-        rows = _list_rows(path, root, names) if path else []
-        if not any(rows):
-            problems.add(
-                root / entry,
-                f"{split} is no list file with rows, and no folder with images of the set",
-            )
-        for row, name in enumerate(rows, 1):
-            if not name:
-                continue
-            try:
-                number = index.find(name)
-            except DataError as error:
-                problems.add(
-                    root / entry, f"line {row} of {len(rows)}: {error} among {len(names)} images"
-                )
-                continue
-            if number in seen:
-                problems.add(
-                    root / entry, f"line {row}: {escape(name)} is listed already, in {seen[number]}"
-                )
-            seen.setdefault(number, f"{entry}, line {row}")
-            splits[split].append(number)
+    for split in SPLITS:
+        for entry in entries.get(split, ()):
+            path = _find_entry(folders, entry)
+            if path and not allow_outside:
+                check_inside(path, root)
+            rows = _list_rows(path, root, names) if path else []
+            if not any(rows):
+                reason = "is no list file with rows, and no folder with images of the set"
+                problems.add(root / entry, f"{split} {reason}")
+            for row, name in enumerate(rows, 1):
+                if not name:
+                    continue
+                try:
+                    number = index.find(name)
+                except DataError as error:
+                    where = f"line {row} of {len(rows)}"
+                    problems.add(root / entry, f"{where}: {error} among {len(names)} images")
+                    continue
+                if number in first_rows:
+                    again = f"{escape(name)} is listed already, in {first_rows[number]}"
+                    problems.add(root / entry, f"line {row}: {again}")
+                first_rows.setdefault(number, f"{entry}, line {row}")
+                splits[split].append(number)
     problems.raise_if_any(f"{len(problems)} problems with the lists of splits")
     return splits
 
 
 def _find_entry(folders: Sequence[Path], entry: str) -> Path | None:
-    """The first that lies below the last folder; ``../`` may be too much, as in sets that Roboflow writes."""
-    texts = (entry, entry.removeprefix("../"))
-    paths = (Path(os.path.normpath(folder / text)) for folder in folders for text in texts)
-    return next(
-        (path for path in paths if path.exists() and path.is_relative_to(folders[-1])), None
-    )
+    """Return the first path of an entry that lies below the last folder."""
+    for folder in folders:
+        # ``../`` may be too much, as in sets that Roboflow writes.
+        for text in (entry, entry.removeprefix("../")):
+            path = Path(os.path.normpath(folder / text))
+            if path.exists() and path.is_relative_to(folders[-1]):
+                return path
+    return None
 
 
 def _list_rows(path: Path, root: Path, names: Sequence[str]) -> list[str]:
@@ -261,7 +265,10 @@ def _list_rows(path: Path, root: Path, names: Sequence[str]) -> list[str]:
 
 
 def _read_names(names: object, count: object) -> tuple[str, ...]:
-    """The names of classes; values that are no text are never shown, since aliases of YAML can make these huge."""
+    """Return the names of classes.
+
+    Values that are no text are never shown, since aliases of YAML can make these huge.
+    """
     if isinstance(names, dict):
         if set(names) != set(range(len(names))):
             raise DataError(f"names must have the keys 0 to {len(names) - 1}, one for each class")
@@ -270,10 +277,10 @@ def _read_names(names: object, count: object) -> tuple[str, ...]:
         raise DataError(
             "names must be a list of names, or a name for each number; put names such as 'yes' in quotes"
         )
-    classes = (
-        _name_classes([str(name) for name in names]) if isinstance(names, list) and names else ()
-    )
-    if classes and count is not None and (type(count) is not int or count != len(classes)):
+    if not isinstance(names, list) or not names:
+        return ()
+    classes = _name_classes([str(name) for name in names])
+    if count is not None and (type(count) is not int or count != len(classes)):
         stated = count if isinstance(count, int) else type(count).__name__
         raise DataError(f"nc is {stated}, but names holds {len(classes)}; make them agree")
     return classes
@@ -306,27 +313,29 @@ def _read_line(
     if match is None:
         collector.reject(place, _explain(line, len(classes)))
         return
-    numbers.add(int(match[1]))
-    if not 0 <= (number := int(match[1]) - first) < len(classes):
+    written = int(match[1])
+    numbers.add(written)
+    number = written - first
+    if not 0 <= number < len(classes):
         collector.reject(place, _explain_class(match[1], len(classes)))
     else:
         collector.add(image, place, number, [float(value) for value in match.groups()[1:]])
 
 
 def _explain(line: str, classes: int) -> str:
-    """Why a line is no box."""
+    """Return the reason why a line is no box."""
     if ";" in line or "," in line:
         return f"{_quote(line)} holds ';' or ','; columns are parted by spaces, decimals by a point"
     columns = line.split()
     if len(columns) != 5:
-        hint = {4: f"; is the class missing, 0 to {classes - 1}?"}.get(
-            len(columns), "; polygons, confidences are none"
-        )
+        hint = "; polygons, confidences are none"
+        if len(columns) == 4:
+            hint = f"; is the class missing, 0 to {classes - 1}?"
         return f"{_quote(line)} has {len(columns)} columns; a box has 5: class cx cy w h{hint}"
-    wrong = [column for column in columns[1:] if not _IS_NUMBER.fullmatch(column)]
-    return (
-        f"{_quote(wrong[0])} is no finite number" if wrong else _explain_class(columns[0], classes)
-    )
+    for column in columns[1:]:
+        if not _IS_NUMBER.fullmatch(column):
+            return f"{_quote(column)} is no finite number"
+    return _explain_class(columns[0], classes)
 
 
 def _explain_class(text: str, classes: int) -> str:

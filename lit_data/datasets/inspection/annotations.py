@@ -23,7 +23,15 @@ from lit_data.datasets.detection.labels import find_split
 from lit_data.datasets.detection.voc import NameIndex, read_xml
 from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
 from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
-from lit_data.datasets.inspection.marks import Draw, Mask, counts, outline, runs
+from lit_data.datasets.inspection.marks import (
+    Draw,
+    Mask,
+    box_corners,
+    circle_corners,
+    counts,
+    outline,
+    runs,
+)
 from lit_data.errors import DataError, Problems, escape, show_path
 from lit_data.io.discovery import check_inside, list_shown
 from lit_data.io.images.header import read_header
@@ -32,6 +40,8 @@ from lit_data.io.source import decode_text, open_source, read_whole
 MAX_BYTES: Final = 2**30
 _HEAD_BYTES: Final = 2**16
 ANNOTATION_SUFFIXES: Final = (".json", ".csv", ".xml", ".txt", ".yaml")
+_CVAT_SIDES: Final = ("xtl", "ytl", "xbr", "ybr")
+_CVAT_SHAPES: Final = ("polyline", "points", "ellipse", "cuboid", "skeleton", "mask")
 _BOTH: Final = "imageid_classid"  # of a column that holds both
 IMAGE_COLUMNS: Final = (
     *("imageid", "image", "image_id", "filename", "file_name", "file", "name", "img"),
@@ -146,6 +156,7 @@ def read_annotations(
     index = NameIndex(images, excluded)
     files = _list_files(folder)
     refused: Annotated | None = None
+    # The first kind that names an image is taken; files of others count for nothing.
     for layout, (suffix, read) in _READERS.items():
         annotated = Annotated(layout, folder, index)
         for path in files:
@@ -225,16 +236,19 @@ def _draw(
         part[patch.marked] = 255
     elif mark.category in classes:
         number = classes.index(mark.category) + 1
+        # Pixels by the class that has them now.
         covered_px = np.bincount(part[patch.marked], minlength=256)
         marked_px = int(covered_px.sum())
         overlap_px = int(covered_px[1:].sum() - covered_px[number])
         others_px = int(areas_px.sum() - areas_px[number])
+        # More than half of the smaller one: neighbours that only touch at their edges are no fault.
         if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
                 f"{mark.category!r} overlaps other classes in {overlap_px} px; "
                 "a pixel has one class"
             )
         part[patch.marked] = number
+        # What a later mark covers is lost to the classes that had it.
         areas_px[1:] -= covered_px[1:]
         areas_px[number] += marked_px
 
@@ -262,6 +276,9 @@ def _read_coco(path: Path, annotated: Annotated) -> None:
             annotated.reject(
                 numbers[image], where, f"a category {quote(category)} that categories does not hold"
             )
+        elif not entry.get("segmentation") and entry.get("bbox"):
+            message = "a box without an outline; +experiment=detection learns boxes"
+            annotated.reject(numbers[image], where, message)
         else:
             segmentation = entry.get("segmentation")
             parts = (
@@ -284,11 +301,17 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
     number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
-        if shape.get("shape_type", "polygon") == "polygon":
-            points = [value for point in shape.get("points", []) for value in point]
-            annotated.add(number, where, shape.get("label", ""), outline(points))
-        else:
-            annotated.reject(number, where, f"a {shape.get('shape_type')}: polygons are read")
+        kind = shape.get("shape_type", "polygon")
+        points = [value for point in shape.get("points", []) for value in point]
+        if kind == "rectangle" and len(points) == 4:
+            points = box_corners(*points)
+        elif kind == "circle" and len(points) == 4:
+            points = circle_corners(*points)
+        elif kind != "polygon":
+            message = f"a {quote(kind)}: polygons, rectangles and circles are read"
+            annotated.reject(number, where, message)
+            continue
+        annotated.add(number, where, shape.get("label", ""), outline(points))
 
 
 def _read_csv(path: Path, annotated: Annotated) -> None:
@@ -417,14 +440,21 @@ def _read_cvat(path: Path, annotated: Annotated) -> None:
     for image in read_xml(path, "annotations", MAX_BYTES).iterfind("image"):
         name = str(image.get("name"))
         number = annotated.find((str(path.parent / name), name), str(path))
-        for index, polygon in enumerate(image.iterfind("polygon")):
-            points = str(polygon.get("points", "")).replace(";", ",").split(",")
-            annotated.add(
-                number,
-                f"{path}, {name}, polygon {index}",
-                polygon.get("label", ""),
-                outline(points),
-            )
+        numbers: Counter[str] = Counter()
+        for shape in image:
+            where = f"{path}, {name}, {shape.tag} {numbers[shape.tag]}"
+            numbers[shape.tag] += 1
+            points: Sequence[str] | Sequence[float]
+            if shape.tag == "polygon":
+                points = str(shape.get("points", "")).replace(";", ",").split(",")
+            elif shape.tag == "box":
+                points = box_corners(*(float(shape.get(side, "nan")) for side in _CVAT_SIDES))
+            elif shape.tag in _CVAT_SHAPES:
+                annotated.reject(number, where, f"a {shape.tag}: polygons and boxes are read")
+                continue
+            else:
+                continue  # tags of the whole image, and images inside of this one
+            annotated.add(number, where, shape.get("label", ""), outline(points))
 
 
 def _find_labelled(path: Path, annotated: Annotated) -> int | None:

@@ -201,6 +201,7 @@ def find_twin_folders(paths: Sequence[Path]) -> set[Path]:
     twins: set[Path] = set()
     if len(stems) > _MOST_FOLDERS:
         return twins
+    # Each pair both ways: either folder may hold the masks of the other.
     for one, other in permutations(stems, 2):
         shared = stems[one].keys() & stems[other].keys()
         if one.parent != other.parent or len(shared) < max(_LEAST_TWINS, 0.9 * len(stems[one])):
@@ -326,6 +327,7 @@ def _pair(
             f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root"
         )
     stems = Counter(plain_stem(path.stem) for path in images)
+    # Numbers often begin anew in each folder: folders then tell images apart.
     is_unique = max(stems.values()) == 1
 
     def key(path: Path) -> tuple[str, ...]:
@@ -398,6 +400,7 @@ def _match(
     mask_of: dict[Path, Path] = {}
     for path in images:
         images_of.setdefault(key(path), []).append(path)
+    # A mask of an excluded image is no fault.
     excluded_keys = {key(path) for path in excluded} - set(images_of)
     for mask in masks:
         mask_key = key(mask)

@@ -1,5 +1,6 @@
 """Marks of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
 
+import math
 from collections.abc import Callable, Iterator
 from typing import Any, Final, NamedTuple
 
@@ -9,6 +10,11 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError, escape
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
+_SPECK_PX: Final = 4
+"""Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
+
+_CIRCLE_POINTS: Final = 256
+
 CROSSINGS: Final = 2**20  # of edges and rows, at once
 _GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
@@ -29,7 +35,7 @@ class Patch(NamedTuple):
     marked: NDArray[np.bool_]
 
     def of(self, mask: Mask) -> Mask:
-        """That part of a mask [H, W], a view."""
+        """Return that part of a mask [H, W], a view."""
         height, width = self.marked.shape
         return mask[self.top : self.top + height, self.left : self.left + width]
 
@@ -42,8 +48,8 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
     """Return a function that fills an outline.
 
     Args:
-        points: x, y, x, y, ... in px, or shares of the image.
-        scaled: They are shares.
+        points: x, y, x, y, ... in px, or fractions of the image.
+        scaled: They are fractions.
     """
 
     def draw(shape: tuple[int, int]) -> Patch:
@@ -53,19 +59,39 @@ def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - num
             raise DataError("an outline that is no list of points") from error
         size = np.array(shape[::-1])
         corners = corners * size if scaled else corners
-        if len(corners) < 3:
+        is_speck = len(corners) == 2 and np.ptp(corners, axis=0).max() <= _SPECK_PX
+        if len(corners) < 3 and not is_speck:
             raise DataError(f"an outline of {len(corners)} points; three at least are needed")
         if not ((corners >= -_SLACK_PX) & (corners <= size + _SLACK_PX)).all():
             raise DataError(f"an outline that leaves the image of {shape[0]} x {shape[1]} px")
+        if is_speck:
+            return _fill(shape, np.linspace(corners[0], corners[1], num=_SPECK_PX + 1))
         return _fill(shape, corners)
 
     return draw
 
 
+def box_corners(left: float, top: float, right: float, bottom: float) -> list[float]:
+    """Return the outline of a box, px: x, y, x, y, ..."""
+    return [left, top, right, top, right, bottom, left, bottom]
+
+
+def circle_corners(x: float, y: float, edge_x: float, edge_y: float) -> list[float]:
+    """Return the outline of a circle around a point, which goes through another one, px."""
+    radius_px = math.hypot(edge_x - x, edge_y - y)
+    angles = np.linspace(0, 2 * np.pi, _CIRCLE_POINTS, endpoint=False)
+    corners = np.stack([x + radius_px * np.cos(angles), y + radius_px * np.sin(angles)], axis=1)
+    return corners.reshape(-1).tolist()
+
+
 def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
-    """Mark the pixels whose middle lies inside an outline; of one that holds no middle those of its corners."""
+    """Mark the pixels whose middle lies inside an outline.
+
+    Of an outline that holds no middle those of its corners are marked.
+    """
     places = np.clip(np.floor(corners), 0, np.array(shape)[::-1] - 1).astype(np.int64)
     (left, top), (right, bottom) = places.min(0).tolist(), places.max(0).tolist()
+    # A pixel is inside where the number of edges to its left in its row is odd.
     turns = np.zeros((bottom - top + 1, right - left + 2), np.int64)
     for row, crossing in _cross(corners, top, turns.shape[0], shape[0] * shape[1]):
         column = np.clip(np.ceil(crossing - 0.5) - left, 0, turns.shape[1] - 1).astype(np.int64)
@@ -79,14 +105,16 @@ def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
 def _cross(
     corners: NDArray[np.float64], top: int, height: int, pixels: int
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.float64]]]:
-    """Rows from `top` on whose middles edges cross, and where (x, px), a part of the edges at a time."""
+    """Yield rows from `top` on whose middles edges cross, and the x of each crossing, in parts."""
     (x, y), (next_x, next_y) = corners.T, np.roll(corners, -1, axis=0).T
-    first, end = (
-        np.clip(np.ceil(side(y, next_y) - 0.5) - top, 0, height).astype(np.int64)
-        for side in (np.minimum, np.maximum)
-    )
-    ends, run, rise = np.cumsum(end - first), next_x - x, next_y - y
-    if (total := int(ends[-1])) > max(4 * pixels, CROSSINGS):
+    # Rows from `first` to before `end` have their middles between the ends of an edge.
+    lower, upper = np.minimum(y, next_y), np.maximum(y, next_y)
+    first = np.clip(np.ceil(lower - 0.5) - top, 0, height).astype(np.int64)
+    end = np.clip(np.ceil(upper - 0.5) - top, 0, height).astype(np.int64)
+    ends = np.cumsum(end - first)
+    run, rise = next_x - x, next_y - y
+    total = int(ends[-1])
+    if total > max(4 * pixels, CROSSINGS):
         raise DataError(
             f"an outline of {len(corners)} points that crosses the rows of its image {total} times"
         )
@@ -154,6 +182,7 @@ def _mark_runs(
     ends = begins + lengths
     _check_end(shape, int(ends.max()))
     left, right = int(begins.min()) // height, -(-int(ends.max()) // height)
+    # One up where a run begins and one down where it ends: their sum counts the runs of a pixel.
     steps = np.zeros((right - left) * height + 1, np.int64)
     np.add.at(steps, begins - left * height, 1)
     np.add.at(steps, ends - left * height, -1)
@@ -161,19 +190,23 @@ def _mark_runs(
 
 
 def _unpack(text: str) -> NDArray[np.int64]:
-    """Numbers of COCO's text: groups of six bits from 48 on, of which one says that more follow, as differences."""
+    """Return the numbers of COCO's text.
+
+    Each is written as groups of six bits from 48 on, of which one says that more follow; from the
+    fourth on they are differences to the last but one.
+    """
     bits = np.frombuffer(text.encode("ascii"), np.uint8).astype(np.int64) - 48
     last = np.flatnonzero(bits & 32 == 0)
     first = np.concatenate([[0], last[:-1] + 1])[: len(last)]
     sizes = last + 1 - first
-    if len(bits) and (
-        bits.min() < 0 or bits.max() > 63 or not bits.size == sizes.sum() or sizes.max() > _GROUPS
-    ):
-        raise ValueError("cut, or no such text")
     if not len(bits):
         return bits
+    is_whole = bits.size == sizes.sum() and sizes.max() <= _GROUPS
+    if not is_whole or bits.min() < 0 or bits.max() > 63:
+        raise ValueError("cut, or no such text")
     shifts = 5 * (np.arange(len(bits)) - np.repeat(first, sizes))
     values = np.add.reduceat((bits & 31) << shifts, first)
+    # The sign is that of the last group, as in two's complement.
     values -= np.where(bits[last] & 16, np.int64(1) << 5 * sizes, 0)
     values[1::2], values[2::2] = np.cumsum(values[1::2]), np.cumsum(values[2::2])
     return values

@@ -108,6 +108,7 @@ def find_occupancy(masks: PartialMasks, grid: PatchGrid, folder: Path | None) ->
     Raises:
         StoreError: The folder cannot be written.
     """
+    # What was found is valid for these masks and this grid alone.
     identity = (masks.of_image, masks.numbers, *_describe(grid))
     columns = keep_found(
         folder, masks.bank, identity, "occupancy", lambda: _find_rows(masks, grid), version=2
@@ -186,6 +187,7 @@ def _find_rows_of(shows: NDArray[np.bool_], image: int, grid: PatchGrid) -> list
     low_x, high_x = np.flatnonzero(shows.any(0))[[0, -1]]
     patches = np.array(grid.patches_of(image))
     _, y, x = grid.locate(patches)
+    # Few patches overlap the box around all defects; only those are looked into.
     is_near = (y <= high_y) & (y + height > low_y) & (x <= high_x) & (x + width > low_x)
     rows = []
     for number in np.flatnonzero(is_near).tolist():
@@ -217,7 +219,7 @@ def is_defect(mask: Array) -> NDArray[np.bool_]:
 
 PICKS: Final = 3
 """Random numbers that `ObjectPool.pick` takes: image, object, pixel."""
-_PIXELS: Final = 16  # kept of an object: enough to see all parts of a large one, and few in memory
+_PIXELS: Final = 16  # stored of an object: enough to see all parts of a large one, few in memory
 _OBJECTS: Final = 256
 """Objects of a class in an image: the largest, as a noisy mask has thousands of specks."""
 
@@ -262,18 +264,17 @@ def find_objects(masks: PartialMasks, folder: Path | None) -> MaskObjects:
 
 
 def _read_objects(masks: PartialMasks) -> dict[str, Ints]:
-    columns: list[list[Ints]] = [[] for _ in MaskObjects._fields]
+    rows = [np.zeros((0, len(MaskObjects._fields)), np.int64)]
     object_count = 0
     marked_images = np.flatnonzero(masks.of_image >= 0).tolist()
     for image in track(marked_images, "finding objects", len(marked_images)):
         for kind, pixels in _list_objects(masks[image][0]):
-            row = (np.full(len(pixels), number) for number in (image, kind, object_count))
-            for column, values in zip(columns, (*row, pixels[:, 0], pixels[:, 1]), strict=True):
-                column.append(values.astype(np.int64))
+            object_rows = np.empty((len(pixels), len(MaskObjects._fields)), np.int64)
+            object_rows[:, :3] = image, kind, object_count
+            object_rows[:, 3:] = pixels
+            rows.append(object_rows)
             object_count += 1
-    empty = np.zeros(0, np.int64)
-    joined = [np.concatenate([empty, *column]) for column in columns]
-    return dict(zip(MaskObjects._fields, joined, strict=True))
+    return dict(zip(MaskObjects._fields, np.concatenate(rows).T, strict=True))
 
 
 def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
@@ -282,16 +283,16 @@ def _list_objects(mask: Array) -> Iterator[tuple[int, Ints]]:
 
     defects = is_defect(mask)
     for kind in np.unique(mask[defects]).tolist():
-        count, labels, stats, _ = cv2.connectedComponentsWithStats(
+        _, labels, stats, _ = cv2.connectedComponentsWithStats(
             (mask == kind).astype(np.uint8), connectivity=8
         )
-        by_size = np.argsort(-stats[1:count, cv2.CC_STAT_AREA], kind="stable") + 1
+        # Label 0 is all that is not of the class.
+        by_size = np.argsort(-stats[1:, cv2.CC_STAT_AREA], kind="stable") + 1
         for label in np.sort(by_size[:_OBJECTS]).tolist():
             left, top, width, height, _ = stats[label].tolist()
             pixels = np.argwhere(labels[top : top + height, left : left + width] == label)
-            evenly_spaced = (
-                np.linspace(0, len(pixels) - 1, min(_PIXELS, len(pixels))).round().astype(np.int64)
-            )
+            count = min(_PIXELS, len(pixels))
+            evenly_spaced = np.linspace(0, len(pixels) - 1, count).round().astype(np.int64)
             yield kind, pixels[evenly_spaced] + (top, left)
 
 
@@ -321,13 +322,10 @@ class ObjectPool:
             draws: [M, 3] in [0, 1).
         """
         image = (draws[:, 0] * len(self)).astype(np.int64)
-        number = self._object_starts[image] + (draws[:, 1] * self._object_counts[image]).astype(
-            np.int64
-        )
-        pixel = self._pixel_starts[number] + (draws[:, 2] * self._pixel_counts[number]).astype(
-            np.int64
-        )
-        return self.objects.take(pixel)
+        object_in_image = (draws[:, 1] * self._object_counts[image]).astype(np.int64)
+        number = self._object_starts[image] + object_in_image
+        pixel_of_object = (draws[:, 2] * self._pixel_counts[number]).astype(np.int64)
+        return self.objects.take(self._pixel_starts[number] + pixel_of_object)
 
 
 def split_by_kind(objects: MaskObjects, image_kinds: Sequence[str]) -> list[MaskObjects]:
@@ -337,13 +335,11 @@ def split_by_kind(objects: MaskObjects, image_kinds: Sequence[str]) -> list[Mask
         objects: The objects.
         image_kinds: Kind of each image of the dataset; empty where nothing says it.
     """
-    names, numbers = (
-        np.unique(np.array(image_kinds), return_inverse=True)
-        if image_kinds
-        else ((), np.zeros(0, int))
-    )
-    of_image = numbers[objects.image] if len(names) else np.zeros(len(objects.image), np.int64)
-    group = objects.kind * max(1, len(names)) + of_image
+    group = objects.kind
+    if image_kinds:
+        names, numbers = np.unique(np.array(image_kinds), return_inverse=True)
+        # One number for each pair of a class and a kind of image.
+        group = objects.kind * len(names) + numbers[objects.image]
     return [objects.take(group == number) for number in np.unique(group).tolist()]
 
 

@@ -47,9 +47,8 @@ class SamplingOptions:
         random_places: The other samples are moved from their places in the grid by up to half a
             stride, anew in each epoch.
         skip_blank: Patches without a defect are left out where the standard deviation of their
-            pixels is below this share of the value range, such as 0.01; None keeps them.
-
-        paste: Share of the samples without a defect into which one is pasted that is cut out of
+            pixels is below this fraction of the value range, such as 0.01; None keeps them.
+        paste: Fraction of the samples without a defect into which one is pasted that is cut out of
             another training patch, mirrored or not, and brought to the brightness around it; None
             pastes nothing.
 
@@ -172,9 +171,8 @@ class SampledPatches(GridPatches):
         is_defective = self._mark(sampling.occupancy)
         is_blank = self._mark(sampling.blank)
         is_other = ~is_defective & ~is_blank
-        if (
-            not self._pools
-        ):  # a defective patch is then drawn like any other, also where it is blank
+        if not self._pools:
+            # A defective patch is then drawn like any other, also where it is blank.
             is_other = is_defective | ~is_blank
         self._others = np.flatnonzero(is_other)
         self._leaves_out_blank = sampling.blank is not None
@@ -198,6 +196,7 @@ class SampledPatches(GridPatches):
     def locate(self, indices: Ints, epoch: int) -> Places:
         if not self._is_drawn:
             return super().locate(self._skip_blank(indices), epoch)
+        # All numbers are drawn whether they are used or not: no option moves those of another.
         words = random_words(self.seed, Stream.POSITIVES, indices, epoch, 4 + PICKS)
         draws = words.astype(np.float64) * 2.0**-32
         pool_draws, patch_draws, place_draws = draws[:, 0], draws[:, 1], draws[:, 2:4]
@@ -254,6 +253,7 @@ class SampledPatches(GridPatches):
         grid, image = self.grid, self.images[pixels.image]
         y = _start_around(pixels.y, draws[:, 0], grid.heights_px[image], grid.patch_px[0])
         x = _start_around(pixels.x, draws[:, 1], grid.widths_px[image], grid.patch_px[1])
+        # The patch of the grid that is nearest stands for the place in messages.
         index = grid.nearest(image, y, x)
         return Places(pixels.image, image, index, np.stack((y, x), axis=1))
 
@@ -296,8 +296,7 @@ class SampledPatches(GridPatches):
 
     def _number(self, patches: Ints) -> Ints:
         """Return the numbers in this split of those patches of all images that are of it."""
-        image_ends = np.cumsum(self.grid.rows * self.grid.columns)
-        image = np.searchsorted(image_ends, patches, side="right")
+        image, _, _ = self.grid.locate(patches)
         is_of_split = np.isin(image, self.images)
         shifts = self._shifts[self._number_images(image[is_of_split])]
         numbers: Ints = patches[is_of_split] - shifts
@@ -380,16 +379,17 @@ def paste_defect(image: Array, mask: Array, donor: Array, donor_mask: Array) -> 
     """
     import cv2
 
+    # The ring lies outside of the soft edge of the defect, where both patches show ground.
     marked = is_defect(donor_mask[0]).astype(np.uint8)
     inside = cv2.dilate(marked, np.ones((3, 3), np.uint8))
     around = cv2.dilate(marked, np.ones((_RING_PX, _RING_PX), np.uint8)) > inside
-    share = np.minimum(cv2.GaussianBlur(inside.astype(np.float32), (0, 0), 1.0), 1)
+    opacity = np.minimum(cv2.GaussianBlur(inside.astype(np.float32), (0, 0), 1.0), 1)
     if not around.any():
         return
     for plane, donor_plane in zip(image, donor, strict=True):
         mean = plane[around].mean(dtype=np.float64)
         shift = np.float32(mean - donor_plane[around].mean(dtype=np.float64))
-        blended = plane + share * (donor_plane.astype(np.float32) + shift - plane)
+        blended = plane + opacity * (donor_plane.astype(np.float32) + shift - plane)
         if plane.dtype.kind == "u":
             blended = np.rint(blended).clip(0, np.iinfo(plane.dtype).max)
         plane[...] = blended

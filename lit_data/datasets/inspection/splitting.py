@@ -129,6 +129,7 @@ class ImageSplitter:
         val, test = fractions["val"], fractions["test"]
         if val + test == 0:
             return by_split
+        # Images with a defect go to val and test alone, in proportion to their fractions.
         of_scored = {"val": val / (val + test), "test": test / (val + test)}
         others = self._share_out(np.flatnonzero(~is_good), of_scored)
         for split, numbers in others.items():
@@ -269,6 +270,7 @@ def split_stratified(
     Returns:
         For each split the ascending numbers of its images.
     """
+    # One image stands for its group: the others follow it.
     firsts = np.unique(groups, return_index=True)[1]
     draws = uniform(seed, Stream.SPLIT, firsts, 0, 1)[:, 0]
     shuffled = firsts[np.argsort(draws, kind="stable")].tolist()
@@ -326,6 +328,7 @@ def _count_choices(parsed: Iterable[Any]) -> float:
         items = value if isinstance(value, tuple) else (value,)
         parts = [part for item in items for part in (item if isinstance(item, list) else (item,))]
         inner = sum(_count_choices(part) for part in parts if isinstance(part, _parser.SubPattern))
+        # A repetition multiplies what it repeats, and one of a fixed number chooses nothing itself.
         if kind in (_parser.MAX_REPEAT, _parser.MIN_REPEAT):
             times = value[1] if value[1] <= _TIMES else math.inf
             count += (inner and inner * times) + (value[0] != value[1])
@@ -367,6 +370,7 @@ def group_details(small: Array) -> Ints:
     """Group images as `group_similar`, by the details of `find_details`."""
     count = len(small) // _SIDE_PX**2
     rows = small.reshape(count, -1)
+    # Lamp and fixture, which all images have in common.
     common = rows.mean(0)
     norms = np.zeros(count, np.float32)
     for begin in range(0, count, BUCKET):  # all at once would be gigabytes
@@ -401,6 +405,7 @@ def _part_crowds(
         pairs[0][crowd, 1] = crowd
         for part in np.array_split(crowd, -(-len(crowd) // BUCKET)):
             details = unit(part)
+            # What a crowd has in common, such as the bands of a fabric, says nothing.
             peculiar = details - details.mean(0)
             peculiar /= np.maximum(np.linalg.norm(peculiar, axis=1, keepdims=True), _LEAST)
             correlation = details @ details.T
@@ -418,6 +423,7 @@ def join_groups(*labels: Ints) -> Ints:
     joined = np.arange(len(labels[0]))
     while True:
         before = joined
+        # Each group takes the lowest number of its members, grouping after grouping.
         for label in labels:
             numbers = np.unique(label, return_inverse=True)[1].reshape(-1)
             least = np.full(len(label), len(label))
@@ -430,6 +436,7 @@ def join_groups(*labels: Ints) -> Ints:
 def _connect(count: int, pairs: Ints) -> Ints:
     """[count] the lowest number that each is connected with by pairs [M, 2]."""
     labels, before = np.arange(count), np.arange(0)
+    # Labels sink to the lowest of their neighbours until none changes.
     while not np.array_equal(before, labels):
         before = labels.copy()
         np.minimum.at(labels, pairs, labels[pairs].min(1, initial=count, keepdims=True))
@@ -465,17 +472,20 @@ def _sort_into_buckets(
         numbers: Of the images.
         unit: Gives the details of some of them, each of length 1.
     """
+    # As many directions as make buckets of about BUCKET images.
     bits = max(0, int(np.ceil(np.log2(max(len(numbers), 1) / BUCKET))))
     if not bits:
         yield numbers
         return
     rng = np.random.default_rng(0)
+    # Several bands: near-duplicates that a direction parts meet in another one.
     directions = np.concatenate(
         [rng.standard_normal((_SIDE_PX**2, bits), np.float32) for _ in range(_BANDS)], axis=1
     )
     parts = np.array_split(numbers, -(-len(numbers) // BUCKET))
     signs = np.concatenate([unit(part) @ directions > 0 for part in parts])
     for band in np.split(signs, _BANDS, axis=1):
+        # The signs along the directions of a band as one whole number.
         keys = band @ (1 << np.arange(bits))
         order = np.argsort(keys, kind="stable")
         ends = np.flatnonzero(np.diff(keys[order])) + 1

@@ -107,28 +107,27 @@ class ImageDecoder:
         files = [decode_strict(path, self.read) for path in source.paths]
         dtype = self._fit(source, [file.array for file in files]).dtype
         array = _concatenate([_cast(file.array, dtype) for file in files])
-        stored = files[0].array.dtype
-        notes = () if stored == dtype else (f"{stored} cast to {dtype}",)
-        return _collect(
-            array if self.channels is None else array[list(self.channels)], files, notes
-        )
+        if self.channels is not None:
+            array = array[list(self.channels)]
+        stored_dtype = files[0].array.dtype
+        notes = () if stored_dtype == dtype else (f"{stored_dtype} cast to {dtype}",)
+        return _collect(array, files, notes)
 
     def _fit(self, source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
         stacked = _stack(source, images)
         stacked = stacked._replace(dtype=_find_store_dtype(source, stacked.dtype))
         if self.channels is None:
             return stacked
-        if (needed := max(self.channels) + 1) > stacked.channels:
-            hint = (
-                "; set data.read.gray_to_rgb=true to copy it into three"
-                if stacked.channels == 1
-                else ""
-            )
+        needed = max(self.channels) + 1
+        if needed > stacked.channels:
+            hint = ""
             folder = Path(source.paths[0]).parent.name
             if _MASK_FOLDER.search(folder):
                 hint = (
                     f"; its folder is named {folder!r}: if these are masks, set data.masks={folder}"
                 )
+            elif stacked.channels == 1:
+                hint = "; set data.read.gray_to_rgb=true to copy it into three"
             raise DataError(
                 f"{_show(source)}: channels={self.channels} needs {needed} channels, found "
                 f"{stacked.channels}{hint}"
@@ -159,7 +158,11 @@ class MaskDecoder:
         """
         headers = [read_header(path, self.options.read) for path in source.paths]
         stacked = _stack(source, headers)._replace(dtype=np.dtype(np.uint8))
-        return stacked if self.options.colours is None else stacked._replace(channels=len(headers))
+        if self.options.colours is None:
+            return stacked
+        return stacked._replace(
+            channels=len(headers)
+        )  # three channels of colours are one of numbers
 
     def __call__(self, source: ImageSource) -> DecodedSource:
         """Decode strictly.
@@ -177,7 +180,11 @@ class MaskDecoder:
 
 
 def _stack(source: ImageSource, images: Sequence[ImageHeader | Array]) -> SourceHeader:
-    """The stack of images that agree in size and dtype."""
+    """Return the header of images stacked along the channels.
+
+    Raises:
+        DataError: They do not agree in size and dtype.
+    """
     channels, height_px, width_px = images[0].shape
     for path, image in zip(source.paths[1:], images[1:], strict=True):
         channels += image.shape[0]
@@ -206,14 +213,13 @@ STORE_DTYPES = {name: name for name in ("uint8", "uint16", "int16", "float32")} 
     "bool": "uint8",
     "int8": "int16",
 }
+"""Dtype that a store has for pixels of a dtype; others need a cast that a user asks for."""
 
 
 def _cast(array: Array, dtype: "np.dtype[Any]") -> Array:
-    return (
-        array.view(np.uint8) * np.uint8(255)
-        if array.dtype == np.bool_
-        else array.astype(dtype, copy=False)
-    )
+    if array.dtype == np.bool_:  # True is white
+        return array.view(np.uint8) * np.uint8(255)
+    return array.astype(dtype, copy=False)
 
 
 def _concatenate(arrays: Sequence[Array]) -> Array:
@@ -221,8 +227,9 @@ def _concatenate(arrays: Sequence[Array]) -> Array:
 
 
 def _collect(array: Array, files: Sequence[Decoded], notes: tuple[str, ...]) -> DecodedSource:
-    every = dict.fromkeys((*itertools.chain.from_iterable(file.notes for file in files), *notes))
-    return DecodedSource(array, tuple(every), tuple(file.source_crc32 for file in files))
+    file_notes = itertools.chain.from_iterable(file.notes for file in files)
+    every_note = dict.fromkeys((*file_notes, *notes))  # once each, in order
+    return DecodedSource(array, tuple(every_note), tuple(file.source_crc32 for file in files))
 
 
 def _print_options(decoder: str, options: dict[str, Any]) -> str:

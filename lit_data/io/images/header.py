@@ -107,10 +107,12 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
     _check_limits(stored, size_bytes, options)
     channels = _count_channels(stored, options)
     dtype = _find_dtype(stored, options)
-    turned = options.exif == "apply" and stored.orientation >= 5
-    height_px, width_px = (stored.height_px, stored.width_px)[:: -1 if turned else 1]
-    if channels * height_px * width_px * dtype.itemsize > options.max_image_bytes:
-        raise DataError(_too_large(channels * height_px * width_px * dtype.itemsize, options))
+    height_px, width_px = stored.height_px, stored.width_px
+    if options.exif == "apply" and stored.orientation >= 5:  # a quarter turn
+        height_px, width_px = width_px, height_px
+    nbytes = channels * height_px * width_px * dtype.itemsize
+    if nbytes > options.max_image_bytes:  # a cast or a palette may make more than was stored
+        raise DataError(_too_large(nbytes, options))
     notes = (
         *stored.notes,
         *_note_extension(stored.kind, extension, options),
@@ -155,7 +157,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
     decoded_bytes = max(pixels, stored.padded_pixels) * samples * stored.dtype.itemsize
     if decoded_bytes > options.max_image_bytes:
         raise DataError(_too_large(decoded_bytes, options))
-    if (ratio := pixels * stored.bits_per_pixel // 8 / size_bytes) > MAX_RATIO:
+    ratio = pixels * stored.bits_per_pixel // 8 / size_bytes
+    if ratio > MAX_RATIO:
         raise DataError(
             f"{size_bytes} bytes that unpack to {ratio:.0f} times as many; more than {MAX_RATIO} "
             "is taken for an attack"
@@ -170,7 +173,11 @@ def _too_large(nbytes: int, options: ReadOptions) -> str:
 
 
 def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
-    """Count the channels of the result."""
+    """Count the channels of the result.
+
+    Raises:
+        DataError: A palette or an alpha channel is refused.
+    """
     channels = stored.colors
     if options.alpha == "only":
         return _count_alpha_channels(stored, options)
@@ -180,6 +187,7 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
             "numbers"
         )
     expands = stored.palette and options.palette == "expand"
+    # A transparent colour of a palette is never opaque; its numbers alone show none of it.
     refuses = options.alpha == "error" or (options.alpha == "opaque" and stored.palette)
     if stored.alpha and refuses and (expands or not stored.palette):
         raise DataError(f"{channels} channel(s) and alpha; {options.alpha_cure}")

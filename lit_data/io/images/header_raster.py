@@ -19,11 +19,7 @@ from lit_data.errors import DataError
 from lit_data.io.images.options import StoredImage
 
 # Start of frame; the three are tables and reserved.
-_FRAMES = frozenset(range(0xC0, 0xD0)) - {
-    0xC4,
-    0xC8,
-    0xCC,
-}
+_FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _MARKER = re.compile(rb"\xff[^\x00\xd0-\xd7\xff]")  # anything but stuffing, restarts and fill bytes
 _MAX_SEGMENTS = 1024  # before the frame; an ICC profile has at most 255
 _MAX_EXIF_TAGS = 512
@@ -56,6 +52,9 @@ def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
             f"JPEG of {frame.components} components with {frame.bits} bits; 1, 3 or 4 with 8 bits "
             "are read"
         )
+    notes: tuple[str, ...] = ()
+    if frame.components == 4:
+        notes = ("CMYK JPEG, converted to RGB without a colour profile",)
     return StoredImage(
         kind="jpeg",
         height_px=frame.height_px,
@@ -64,9 +63,7 @@ def read_jpeg_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         dtype=np.dtype(np.uint8),
         bits_per_pixel=8 * frame.components,
         orientation=read_orientation(frame.exif),
-        notes=("CMYK JPEG, converted to RGB without a colour profile",)
-        if frame.components == 4
-        else (),
+        notes=notes,
     )
 
 
@@ -81,7 +78,8 @@ def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
         stream.seek(offset)
         head = stream.read(4)
         while head[:2] == b"\xff\xff":  # fill bytes may stand before a marker
-            head, offset = head[1:] + stream.read(1), offset + 1
+            head = head[1:] + stream.read(1)
+            offset += 1
         if len(head) < 4 or offset + 4 > end:
             raise DataError(f"truncated JPEG: no frame header in {end - start} bytes")
         code, length = head[1], int.from_bytes(head[2:], "big")
@@ -124,11 +122,12 @@ def read_orientation(exif: bytes) -> int:
         return 1
     (first,) = struct.unpack_from(order + "I", exif, 4)
     (count,) = struct.unpack(order + "H", exif[first : first + 2].ljust(2, b"\0"))
-    for offset in range(first + 2, first + 2 + 12 * min(count, _MAX_EXIF_TAGS), 12):
-        if offset + 12 <= len(exif) and exif[offset : offset + 4] == struct.pack(
-            order + "HH", 274, 3
-        ):
-            (value,) = struct.unpack_from(order + "H", exif, offset + 8)
+    orientation_tag = struct.pack(order + "HH", 274, 3)  # of type SHORT
+    for number in range(min(count, _MAX_EXIF_TAGS)):
+        begin = first + 2 + 12 * number
+        tag = exif[begin : begin + 12]
+        if len(tag) == 12 and tag.startswith(orientation_tag):
+            (value,) = struct.unpack_from(order + "H", tag, 8)
             return value if 1 <= value <= 8 else 1
     return 1
 
@@ -213,23 +212,22 @@ def read_bmp_layout(stream: BinaryIO) -> BmpLayout:
         width_px, height_px, _, bits, compression, _, _, _, used = struct.unpack_from(
             "<iiHHIIiiI", info
         )
-    if bits not in (1, 4, 8, 16, 24, 32) or compression not in (
-        _RGB,
-        _BITFIELDS if bits in (16, 32) else _RGB,
-    ):
+    allowed = (_RGB, _BITFIELDS) if bits in (16, 32) else (_RGB,)
+    if bits not in (1, 4, 8, 16, 24, 32) or compression not in allowed:
         raise DataError(
             f"BMP with {bits} bits and compression {compression} is not read; save it as PNG"
         )
+    # Three bytes a colour in the oldest header, a fourth that means nothing in the others.
+    entry_bytes = 3 if info_bytes == 12 else 4
+    colours = min(used or 2**bits, 2**bits)
     return BmpLayout(
         height_px=abs(height_px),
         width_px=width_px,
         bits=bits,
         bottom_up=height_px > 0,
         pixels_at=pixels_at,
-        alpha=bits == 32 and compression == _BITFIELDS and any(info[48:52]),
-        palette=_read_palette(
-            stream, min(used or 2**bits, 2**bits), 3 if info_bytes == 12 else 4, bits
-        ),
+        alpha=bits == 32 and compression == _BITFIELDS and any(info[48:52]),  # mask of its bits
+        palette=_read_palette(stream, colours, entry_bytes, bits),
     )
 
 
@@ -243,6 +241,7 @@ def read_bmp_indices(stream: BinaryIO) -> tuple[NDArray[np.uint8], NDArray[np.ui
     stream.seek(layout.pixels_at)
     packed = np.frombuffer(stream.read(layout.row_bytes * layout.height_px), np.uint8)
     rows = packed.reshape(layout.height_px, layout.row_bytes)
+    # Indices of 1, 4 or 8 bits: bit by bit, then packed again to a byte each.
     bits = np.unpackbits(rows, axis=1).reshape(layout.height_px, -1, layout.bits)
     indices = np.packbits(bits, axis=2)[:, : layout.width_px, 0] >> np.uint8(8 - layout.bits)
     return indices[::-1] if layout.bottom_up else indices, layout.palette
@@ -283,7 +282,8 @@ def read_png_header(stream: BinaryIO, size_bytes: int) -> StoredImage:
         raise DataError(
             f"damaged PNG header: colour type {color_type} with {depth} bits, methods {methods}"
         )
-    if (frames := int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")) > 1:
+    frames = int.from_bytes(chunks.get(b"acTL", b"")[:4], "big")
+    if frames > 1:
         raise DataError(
             f"animated PNG with {frames} frames; save the frame to use as a PNG of its own"
         )
@@ -314,7 +314,8 @@ def check_png(data: bytes) -> None:
         end = offset + 12 + length
         if end > len(data):
             raise DataError(f"truncated PNG: chunk {name!r} needs {end} bytes, found {len(data)}")
-        if zlib.crc32(data[offset + 4 : end - 4]) != int.from_bytes(data[end - 4 : end], "big"):
+        crc32 = int.from_bytes(data[end - 4 : end], "big")  # of the name and what follows it
+        if zlib.crc32(data[offset + 4 : end - 4]) != crc32:
             raise DataError(
                 f"damaged PNG: the checksum of chunk {name!r} at byte {offset} is wrong"
             )
@@ -325,7 +326,7 @@ def check_png(data: bytes) -> None:
 
 
 def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes]:
-    """Chunks up to the first of the pixels, with the contents of those that matter here."""
+    """Return the chunks before the first of pixels, with the contents of those that matter here."""
     chunks: dict[bytes, bytes] = {}
     offset = len(SIGNATURE)
     for _ in range(_MAX_CHUNKS):
@@ -338,16 +339,18 @@ def _read_leading_chunks(stream: BinaryIO, size_bytes: int) -> dict[bytes, bytes
                 f"truncated PNG: {max(end, offset + 12)} bytes expected before the pixels, "
                 f"{size_bytes} found"
             )
-        if (name == b"IHDR") == bool(chunks) or (name == b"IHDR" and length != 13):
+        # The header comes first, and once.
+        is_header = name == b"IHDR"
+        if is_header == bool(chunks) or (is_header and length != 13):
             raise DataError(
                 f"damaged PNG header: chunk {name!r} of {length} bytes at byte {offset}"
             )
         if name == b"IDAT":
             return chunks
         chunks[name] = stream.read(length) if name in (b"IHDR", b"acTL", b"eXIf") else b""
-        if name == b"IHDR" and zlib.crc32(name + chunks[name]) != int.from_bytes(
-            stream.read(4), "big"
-        ):
-            raise DataError("damaged PNG: the checksum of its header is wrong")
+        if is_header:
+            crc32 = int.from_bytes(stream.read(4), "big")
+            if zlib.crc32(name + chunks[name]) != crc32:
+                raise DataError("damaged PNG: the checksum of its header is wrong")
         offset = end
     raise DataError(f"damaged PNG header: more than {_MAX_CHUNKS} chunks before the pixels")

@@ -71,11 +71,8 @@ class Survey:
     @property
     def pixels_bytes(self) -> int:
         """Bytes of all images, decoded."""
-        return (
-            int((self.heights_px * self.widths_px).sum())
-            * self.channels
-            * np.dtype(self.dtype).itemsize
-        )
+        pixels = int((self.heights_px * self.widths_px).sum())
+        return pixels * self.channels * np.dtype(self.dtype).itemsize
 
     def check(self, image: int, pixels: Array, path: str) -> Array:
         """Hold a decoded image against its header.
@@ -121,11 +118,10 @@ def survey_sources(
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
     headers = ordered_map(lambda source: _read_header(decoder, source), sources, workers)
-    rows = np.zeros((len(sources), 4), np.int64)
+    rows = np.zeros((len(sources), 4), np.int64)  # a row of bad ones stays 0
     bad: list[tuple[str, str]] = []
-    for number, header in enumerate(
-        track(headers, "reading headers", len(sources), enabled=progress)
-    ):
+    tracked = track(headers, "reading headers", len(sources), enabled=progress)
+    for number, header in enumerate(tracked):
         if isinstance(header, str):
             bad.append((sources[number].paths[0], header))
         else:
@@ -133,11 +129,10 @@ def survey_sources(
     # The others are decoded too, so that one list names all that is wrong.
     if bad and on_bad == "error":
         known = {path for path, _ in bad}
-        bad += find_faults(
-            [s for s in sources if s.paths[0] not in known], decoder, workers=workers
-        ).entries
-        places = {source.paths[0]: row for row, source in enumerate(sources)}
-        bad.sort(key=lambda entry: places[entry[0]])
+        others = [source for source in sources if source.paths[0] not in known]
+        bad += find_faults(others, decoder, workers=workers).entries
+        row_of = {source.paths[0]: row for row, source in enumerate(sources)}
+        bad.sort(key=lambda entry: row_of[entry[0]])
     raise_bad(bad, len(sources), on_bad)
     images = np.flatnonzero(rows[:, 0])
     channels, heights_px, widths_px, dtypes = rows[images].T.copy()
@@ -180,18 +175,16 @@ def raise_bad(
 
 
 def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, int] | str:
-    """Channels, height, width and the number of the dtype; or what is wrong."""
+    """Return channels, height, width and the number of the dtype; or what is wrong."""
     try:
         channels, height_px, width_px, dtype = decoder.header(source)
     except (DataError, OSError) as error:
         return str(error)
-    name = np.dtype(dtype).name
+    name, path = np.dtype(dtype).name, show_path(source.paths[0])
     if name not in DTYPES:
-        return f"{show_path(source.paths[0])}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
+        return f"{path}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
     if min(channels, height_px, width_px) < 1:
-        return (
-            f"{show_path(source.paths[0])}: shape {(channels, height_px, width_px)} has no pixels"
-        )
+        return f"{path}: shape {(channels, height_px, width_px)} has no pixels"
     return channels, height_px, width_px, DTYPES.index(name)
 
 

@@ -81,9 +81,9 @@ def read_layout(stream: BinaryIO) -> TiffLayout:
     big = start[2:4] in (b"+\x00", b"\x00+")
     if len(start) < 8 or (big and start[4:8] != struct.pack(order + "HH", 8, 0)):
         raise DataError(f"damaged TIFF header {start!r}")
-    return TiffLayout(
-        order, big, *_unpack(order + ("Q" if big else "I"), start[8:] if big else start[4:8])
-    )
+    # BigTIFF says how long its numbers are, which is 8 bytes, before the place of the directory.
+    (first,) = _unpack(order + "Q", start[8:]) if big else _unpack(order + "I", start[4:8])
+    return TiffLayout(order, big, first)
 
 
 def find_pages(stream: BinaryIO, size_bytes: int, layout: TiffLayout) -> list[int]:
@@ -101,15 +101,10 @@ def find_pages(stream: BinaryIO, size_bytes: int, layout: TiffLayout) -> list[in
         if offset in offsets or len(offsets) >= _MAX_PAGES:
             raise DataError(f"damaged TIFF: its directories loop, or are more than {_MAX_PAGES}")
         offsets[offset] = None
-        end = (
-            offset
-            + struct.calcsize(layout.count_format)
-            + _count_tags(stream, size_bytes, layout, offset)
-        )
-        stream.seek(end)
-        (offset,) = _unpack(
-            layout.offset_format, stream.read(struct.calcsize(layout.offset_format))
-        )
+        table_bytes = _measure_table(stream, size_bytes, layout, offset)
+        stream.seek(offset + struct.calcsize(layout.count_format) + table_bytes)
+        next_offset = stream.read(struct.calcsize(layout.offset_format))
+        (offset,) = _unpack(layout.offset_format, next_offset)
     if not offsets:
         raise DataError("damaged TIFF: no directory")
     return list(offsets)
@@ -133,22 +128,22 @@ class Directory:
         self._stream = stream
         self._layout = layout
         self._tags: dict[int, tuple[int, int, bytes]] = {}
-        table_bytes = _count_tags(stream, size_bytes, layout, offset)
+        table_bytes = _measure_table(stream, size_bytes, layout, offset)
         stream.seek(offset + struct.calcsize(layout.count_format))
+        table = stream.read(table_bytes)
         total_bytes = 0
-        for code, kind, count, field in struct.iter_unpack(
-            layout.tag_format, stream.read(table_bytes)
-        ):
+        for code, kind, count, field in struct.iter_unpack(layout.tag_format, table):
             self._tags.setdefault(code, (kind, count, field))
             value_bytes = count * _TYPE_BYTES.get(kind, 0)
-            if value_bytes > len(field):
-                total_bytes += value_bytes
-                end = self._place(field) + value_bytes
-                if max(end, total_bytes) > size_bytes:
-                    raise DataError(
-                        f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} "
-                        "found"
-                    )
+            if value_bytes <= len(field):  # they stand in the table itself
+                continue
+            # Many tags may point to the same large values, which a reader would copy for each.
+            total_bytes += value_bytes
+            end = self._place(field) + value_bytes
+            if max(end, total_bytes) > size_bytes:
+                raise DataError(
+                    f"truncated or damaged TIFF: tag {code} needs {end} bytes, {size_bytes} found"
+                )
 
     def __contains__(self, code: int) -> bool:
         return code in self._tags
@@ -189,21 +184,17 @@ class Directory:
         return offset
 
 
-def _count_tags(stream: BinaryIO, size_bytes: int, layout: TiffLayout, offset: int) -> int:
-    """Bytes of a directory's table of tags, which is checked to lie inside the file."""
-    stream.seek(min(offset, size_bytes))
-    (count,) = _unpack(layout.count_format, stream.read(struct.calcsize(layout.count_format)))
+def _measure_table(stream: BinaryIO, size_bytes: int, layout: TiffLayout, offset: int) -> int:
+    """Return the bytes of a directory's table of tags, which is checked to lie inside the file."""
+    count_bytes = struct.calcsize(layout.count_format)
+    stream.seek(min(offset, size_bytes))  # numbers of 64 bits are no places to seek to
+    (count,) = _unpack(layout.count_format, stream.read(count_bytes))
     if count > MAX_TAGS:
         raise DataError(
             f"damaged TIFF: {count} tags at byte {offset}; at most {MAX_TAGS} are allowed"
         )
-    table_bytes = int(count) * struct.calcsize(layout.tag_format)
-    end = (
-        offset
-        + struct.calcsize(layout.count_format)
-        + table_bytes
-        + struct.calcsize(layout.offset_format)
-    )
+    table_bytes = count * struct.calcsize(layout.tag_format)
+    end = offset + count_bytes + table_bytes + struct.calcsize(layout.offset_format)
     if end > size_bytes:
         raise DataError(f"truncated TIFF: a directory needs {end} bytes, {size_bytes} found")
     return table_bytes
@@ -267,10 +258,9 @@ def read_grid(tags: Directory, planes: int) -> SegmentGrid:
     if tiled:
         rows, columns = tags.number(323, 0), tags.number(322, 0)
     else:
-        rows, columns = (
-            min(tags.number(278, height_px) if tags.count(278) == 1 else height_px, height_px),
-            width_px,
-        )
+        # Without a number of rows, or with several, all rows are one strip.
+        strip_px = tags.number(278, height_px) if tags.count(278) == 1 else height_px
+        rows, columns = min(strip_px, height_px), width_px
     if min(height_px, width_px, rows, columns) < 1:
         raise DataError(
             f"damaged TIFF: {height_px} x {width_px} pixels in segments of {rows} x {columns}"
@@ -307,35 +297,34 @@ def check_segments(
     counts = tags.numbers(325 if 325 in tags else 279)[: grid.count]
     if len(counts) == 0 and grid.count == 1:
         counts = np.zeros(1, np.uint64)  # old writers leave out the length of a single strip
-    if min(len(offsets), len(counts)) < grid.count:
-        raise DataError(
-            f"truncated TIFF: {grid.count} strips or tiles expected, "
-            f"{min(len(offsets), len(counts))} found"
-        )
+    segments = min(len(offsets), len(counts))
+    if segments < grid.count:
+        raise DataError(f"truncated TIFF: {grid.count} strips or tiles expected, {segments} found")
     _check_inside(size_bytes, offsets, counts)
     if compression == _NONE and counts.all():
         _check_amount(counts, grid, sample_bits)
     if compression == _JPEG:
         _check_jpeg_sizes(stream, offsets, counts, grid)
-    return (
-        () if counts.all() or grid.count == 1 else ("strips or tiles without data, read as empty",)
-    )
+    if counts.all() or grid.count == 1:
+        return ()
+    return ("strips or tiles without data, read as empty",)
 
 
 def _check_inside(size_bytes: int, offsets: NDArray[np.uint64], counts: NDArray[np.uint64]) -> None:
     beyond = np.uint64(size_bytes + 1)  # sums of larger numbers could overflow
-    worst = int(np.argmax(np.minimum(offsets, beyond) + np.minimum(counts, beyond)))
-    if (end := int(offsets[worst]) + int(counts[worst])) > size_bytes:
+    last = int(np.argmax(np.minimum(offsets, beyond) + np.minimum(counts, beyond)))
+    end = int(offsets[last]) + int(counts[last])
+    if end > size_bytes:
         raise DataError(f"truncated TIFF: {end} bytes expected, {size_bytes} found")
 
 
 def _check_amount(counts: NDArray[np.uint64], grid: SegmentGrid, sample_bits: int) -> None:
     rows = grid.padded_height_px if grid.tiled else grid.height_px
     tiles_across = grid.padded_width_px // grid.segment_width_px
-    expected = (
-        math.ceil(grid.segment_width_px * sample_bits / 8) * tiles_across * rows * grid.planes
-    )
-    if (stored_bytes := int(counts.sum())) < expected:
+    row_bytes = math.ceil(grid.segment_width_px * sample_bits / 8)  # each begins at a whole byte
+    expected = row_bytes * tiles_across * rows * grid.planes
+    stored_bytes = int(counts.sum())
+    if stored_bytes < expected:
         raise DataError(
             f"truncated TIFF: {expected} bytes of pixels expected, {stored_bytes} found"
         )
@@ -344,16 +333,15 @@ def _check_amount(counts: NDArray[np.uint64], grid: SegmentGrid, sample_bits: in
 def _check_jpeg_sizes(
     stream: BinaryIO, offsets: NDArray[np.uint64], counts: NDArray[np.uint64], grid: SegmentGrid
 ) -> None:
-    """The decoder makes room for what each JPEG stream claims, so the claims are read first."""
+    """Refuse JPEG streams that claim to be larger than their segments."""
+    # The decoder makes room for what each stream claims, so the claims are read first.
     for offset, count in zip(offsets.tolist(), counts.tolist(), strict=True):
         if count == 0:
             continue
         frame = read_frame(stream, offset, offset + count)
-        if (
-            frame.height_px > grid.segment_height_px + _BLOCK_PX
-            or frame.width_px > grid.segment_width_px + _BLOCK_PX
-            or frame.components > 4
-        ):
+        is_higher = frame.height_px > grid.segment_height_px + _BLOCK_PX
+        is_wider = frame.width_px > grid.segment_width_px + _BLOCK_PX
+        if is_higher or is_wider or frame.components > 4:
             raise DataError(
                 f"damaged TIFF: a JPEG segment of {frame.height_px} x {frame.width_px} pixels in "
                 f"place of {grid.segment_height_px} x {grid.segment_width_px}"
@@ -398,7 +386,7 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
         tags = Directory(stream, size_bytes, layout, places[number])
     _check_page_count(tags, len(places), page)
     samples = tags.number(277, 1)
-    planes = samples if tags.number(284, 1) == _PLANAR else 1
+    planes = samples if tags.number(284, 1) == _PLANAR else 1  # else the samples of a pixel are one
     grid = read_grid(tags, planes)
     bits, dtype = _find_dtype(tags, samples)
     notes = check_segments(stream, size_bytes, tags, grid, bits * samples // planes)
@@ -461,11 +449,10 @@ def _check_page_count(tags: Directory, pages: int, page: int | None) -> None:
 
 def _count_hidden_images(tags: Directory) -> int:
     """Images that follow the first one without a directory, as ImageJ, tifffile and MetaMorph write large stacks."""
-    text = tags.read(270)
-    if text.startswith(b"ImageJ=") and (
-        match := re.search(rb"^images=(\d{1,18})\s*$", text, re.MULTILINE)
-    ):
-        return int(match[1])
+    text = tags.read(270)  # the description, in which writers keep their own facts
+    images = re.search(rb"^images=(\d{1,18})\s*$", text, re.MULTILINE)
+    if text.startswith(b"ImageJ=") and images:
+        return int(images[1])
     if text.startswith(b'{"shape": ['):
         return _count_shaped(text, tags)
     return tags.count(33629)

@@ -46,7 +46,7 @@ class ImageBank(Bank):
 
 
 def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-    """Copy patches of images, mirrored where they reach past an edge.
+    """Copy patches of images, reflect-padded where they reach past an edge.
 
     Args:
         bank: The images.
@@ -56,7 +56,7 @@ def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, ro
         rows: [M, C, h, w], where the patches go.
     """
     cut_into: Callable[[Ints, Ints, Ints, Array], None] | None = getattr(bank, "cut_into", None)
-    if cut_into:  # a bank that reads many patches better than one after another
+    if cut_into:  # a store, which reads many patches better than one after another
         cut_into(images, tops_px, lefts_px, rows)
         return
     places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
@@ -117,11 +117,8 @@ class DecodedFiles(ImageBank):
         self._decoder = decoder
         survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
         self._survey = survey
-        self.channels, self.dtype, self.skipped = (
-            survey.channels,
-            np.dtype(survey.dtype),
-            survey.skipped,
-        )
+        self.channels, self.dtype = survey.channels, np.dtype(survey.dtype)
+        self.skipped = survey.skipped
         self.heights_px, self.widths_px = survey.heights_px, survey.widths_px
         self._sources = join_paths(sources[image].paths for image in survey.images)
 

@@ -197,6 +197,7 @@ def number_classes(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
     if options.ignore is None:
         return _number(mask, options)
     ignored = mask == options.ignore
+    # They are background while the other values are checked, since their own is no class.
     numbers = _number(np.where(ignored, mask.dtype.type(0), mask), options)
     numbers[ignored] = IGNORED
     return numbers
@@ -218,8 +219,9 @@ def _number(mask: Array, options: MaskOptions) -> NDArray[np.uint8]:
         return mask.astype(np.uint8)
     if options.threshold is not None:
         return (mask >= options.threshold).astype(np.uint8)
-    if not any(set(values.tolist()) <= scale for scale in _SCALES[options.scale]):
-        allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in _SCALES[options.scale])
+    scales = _SCALES[options.scale]
+    if not any(set(values.tolist()) <= scale for scale in scales):
+        allowed = " or ".join(f"{min(scale)} and {max(scale)}" for scale in scales)
         raise DataError(_explain(values, allowed, options))
     foreground: NDArray[np.bool_] = mask != 0
     return foreground.astype(np.uint8)
@@ -230,11 +232,12 @@ def _number_colours(
 ) -> NDArray[np.uint8]:
     if mask.dtype != np.uint8:
         raise DataError(f"mask of {mask.dtype}; masks of colours have 8 bits, save it as 8-bit PNG")
-    packed, numbers = pack_colours(mask), np.full(mask.shape[1:], -1)
+    packed = pack_colours(mask)
+    numbers = np.full(mask.shape[1:], -1)  # of no colour that is named
     for number, colour in enumerate(colours):
-        numbers[packed == pack_colours(np.array(colour))] = (
-            number if classes > 2 else min(number, 1)
-        )
+        # Of two classes, all colours but the first are the defect.
+        class_number = number if classes > 2 else min(number, 1)
+        numbers[packed == pack_colours(np.array(colour))] = class_number
     unknown = np.unique(packed[numbers < 0])
     if len(unknown):
         first_colours = ", ".join(map(str, unpack_colours(unknown[:_MOST_SHOWN])))
@@ -257,7 +260,7 @@ def unpack_colours(packed: NDArray[np.int64]) -> list[list[int]]:
 
 
 def _list_values(mask: Array) -> Array:
-    if mask.dtype == np.uint8:
+    if mask.dtype == np.uint8:  # without the sorting of `unique`
         return np.flatnonzero(np.bincount(mask.ravel(), minlength=256))
     return np.unique(mask)
 
@@ -313,6 +316,7 @@ def _cure_edges(values: Array) -> str:
     below_white = values[:-1]
     if values[-1] != 255 or len(below_white) == 0 or below_white[-1] == 0:
         return cure
+    # Small numbers and 255: classes, and pixels that are to be ignored.
     classes = int(below_white[-1]) + 1
     if classes > _SMALL and (classes >= _FEW or 2 * len(values) <= classes):
         return cure

@@ -95,17 +95,20 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
             the file, or values of another size than the header says.
     """
     start = stream.read(8)
+    # Bytes that the length of the header takes in each version of the format.
     width = {1: 2, 2: 4, 3: 4}.get(start[6] if len(start) == 8 else 0)
     if not start.startswith(MAGIC) or width is None:
         raise DataError(f"not a NumPy array of version 1, 2 or 3, starts with {start!r}")
-    length = int.from_bytes(field := stream.read(width), "little")
+    field = stream.read(width)
+    length = int.from_bytes(field, "little")
     if len(field) < width or length > min(size_bytes, MAX_HEADER_BYTES):
         raise DataError(
             f"array header of {length} bytes; at most {min(size_bytes, MAX_HEADER_BYTES)} are "
             "allowed"
         )
     header = _parse(stream.read(length), version=start[6])
-    if (stored_bytes := size_bytes - 8 - width - length) != header.nbytes:
+    stored_bytes = size_bytes - 8 - width - length
+    if stored_bytes != header.nbytes:
         raise DataError(
             f"array of shape {header.shape}, {header.dtype}: {header.nbytes} bytes expected, "
             f"{stored_bytes} found"
@@ -114,10 +117,10 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
 
 
 def _parse(text: bytes, *, version: int) -> NpyHeader:
-    length = struct.pack("<H" if version == 1 else "<I", len(text))
-    read = (
-        np.lib.format.read_array_header_1_0 if version == 1 else np.lib.format.read_array_header_2_0
-    )
+    if version == 1:
+        length, read = struct.pack("<H", len(text)), np.lib.format.read_array_header_1_0
+    else:
+        length, read = struct.pack("<I", len(text)), np.lib.format.read_array_header_2_0
     try:
         with NPY_LOCK:
             shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)

@@ -188,6 +188,7 @@ def invert(planes: Array, depth_bits: int | None) -> Array:
     """
     if planes.dtype == np.bool_:
         return ~planes
+    # 12 bits in uint16 are white at 4095, not at 65535.
     white = 2 ** (depth_bits or 8 * planes.dtype.itemsize) - 1
     inverted: Array = planes.dtype.type(white) - planes
     return inverted
@@ -197,8 +198,6 @@ def note_inversion(stored: StoredImage, options: ReadOptions) -> tuple[str, ...]
     """Note for users that an image is inverted, or that it is not."""
     if must_invert(stored, options):
         return ("white is stored as 0; inverted",) if stored.white_is_zero else ("inverted",)
-    return (
-        ("white is stored as 0; values are kept as stored (invert=False)",)
-        if stored.white_is_zero
-        else ()
-    )
+    if stored.white_is_zero:
+        return ("white is stored as 0; values are kept as stored (invert=False)",)
+    return ()

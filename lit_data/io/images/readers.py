@@ -142,7 +142,7 @@ _TURNS = {
     7: (1, True),
     8: (1, False),
 }
-"""Orientation -> quarter turns against the clock, then whether to mirror left and right. EXIF 2.3, 4.6.4 A."""
+"""Orientation -> quarter turns against the clock, then True to mirror left and right. EXIF 2.3, 4.6.4 A."""
 
 
 def decode(stream: BinaryIO, header: ImageHeader, options: ReadOptions) -> Array:
@@ -191,11 +191,10 @@ def _load(
     if stored.kind == "npy":
         return _load_npy(stream), None
     if stored.palette and options.alpha != "only":
-        indices, palette = (
-            _load_png_indices(read_whole(stream))
-            if stored.kind == "png"
-            else read_bmp_indices(stream)
-        )
+        if stored.kind == "png":
+            indices, palette = _load_png_indices(read_whole(stream))
+        else:
+            indices, palette = read_bmp_indices(stream)
         return indices[None], palette
     return _load_with_opencv(read_whole(stream), stored, options), None
 
@@ -214,11 +213,8 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
     if pixels is None:
         raise DataError(f"damaged {stored.kind}: OpenCV cannot decode it")
     expected = (stored.height_px, stored.width_px, 3)
-    if (
-        pixels.shape[:2] != expected[:2]
-        or pixels.dtype != stored.dtype
-        or pixels.ndim < stored.colors
-    ):
+    has_size = pixels.shape[:2] == expected[:2]
+    if not has_size or pixels.dtype != stored.dtype or pixels.ndim < stored.colors:
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
     alpha = pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None
     if options.alpha == "only":
@@ -240,7 +236,8 @@ def _require_alpha(alpha: Array | None) -> Array:
 
 
 def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
-    """Pillow gives the indices, OpenCV only colours; the class is used directly to read nothing but PNG."""
+    """Return the indices [H, W] and the palette [n, 3] R, G, B."""
+    # OpenCV gives colours alone. Not by `Image.open`, which would try other formats than PNG.
     from PIL.PngImagePlugin import PngImageFile
 
     check_png(data)  # Pillow looks at the pixels' checksums only when asked to
@@ -266,11 +263,9 @@ def _load_tiff(
     with tifffile.TiffFile(stream) as tiff:
         page = tiff.pages[stored.page]
         shape = (stored.colors + len(stored.alpha), stored.height_px, stored.width_px)
-        if page.dtype != stored.dtype or sorted(page.shape) not in (
-            sorted(shape),
-            sorted(shape[1:]),
-        ):
-            # Before memory is asked for.
+        # Sorted, since the samples come first or last. It is checked before memory is asked for.
+        has_shape = sorted(page.shape) in (sorted(shape), sorted(shape[1:]))
+        if page.dtype != stored.dtype or not has_shape:
             raise DataError(_differs(page.dtype, page.shape, stored.dtype, shape))
         pixels = page.asarray(maxworkers=1)  # images are read side by side, so one thread each
         palette = _read_palette(page) if stored.palette else None
@@ -302,8 +297,9 @@ def _load_npy(stream: BinaryIO) -> Array:
 
 
 def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """Colours of a palette image, [3, H, W]."""
-    if (largest := int(indices.max())) >= len(palette):
+    """Return the colours of a palette image: [3, H, W]."""
+    largest = int(indices.max())
+    if largest >= len(palette):
         raise DataError(
             f"damaged palette image: index {largest} in a palette of {len(palette)} colours"
         )
@@ -311,6 +307,7 @@ def _expand(indices: Array, palette: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 def _turn(planes: Array, orientation: int) -> Array:
+    # Unknown orientations count as upright.
     quarter_turns, mirrored = _TURNS.get(orientation, (0, False))
     turned = np.rot90(planes, quarter_turns, axes=(1, 2))
     return turned[..., ::-1] if mirrored else turned
@@ -325,7 +322,7 @@ def _arrange_channels(planes: Array, header: ImageHeader, options: ReadOptions) 
     if options.gray_to_rgb and len(planes) == 1:
         return np.repeat(planes, 3, axis=0)
     if options.cv2_order and header.kind != "npy" and len(planes) in (3, 4):
-        return planes[[2, 1, 0, 3][: len(planes)]]
+        return planes[[2, 1, 0, 3][: len(planes)]]  # B, G, R, and alpha where it is
     return planes
 
 

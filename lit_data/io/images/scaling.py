@@ -86,8 +86,8 @@ class Scaling:
         if self.size_px is not None:
             return scale_size(size_px, self.size_px, "contain")
         assert self.factor is not None
-        height, width = (max(1, round(length * self.factor)) for length in size_px)
-        return height, width
+        height, width = size_px
+        return max(1, round(height * self.factor)), max(1, round(width * self.factor))
 
     def stored_px(self, size_px: Size) -> Size:
         """Return the (height, width) of an image of `size_px` after scaling and padding."""
@@ -125,10 +125,10 @@ class Scaling:
             [C, H, W] of the same dtype.
         """
         restored = resize_planes(self._cut_padding(values, size_px), size_px)
+        if values.dtype.kind != "f":
+            return restored
         # Rounded sums of floats may exceed 1, which would be 0 again as a whole number.
-        return (
-            np.clip(restored, values.min(), values.max()) if values.dtype.kind == "f" else restored
-        )
+        return np.clip(restored, values.min(), values.max())
 
     def restore_mask(self, mask: Array, size_px: Size) -> Array:
         """Cut the padding off and scale back to the (H, W) of the file: [1, h, w] uint8 to [1, H, W]."""
@@ -157,24 +157,20 @@ def scale_classes(numbers: NDArray[np.uint8], size_px: Size) -> NDArray[np.uint8
     """
     if numbers.shape == size_px:
         return numbers
-    rows, columns = (
-        _nearest(length, scaled) for length, scaled in zip(numbers.shape, size_px, strict=True)
-    )
-    enlarged = numbers[rows][:, columns]
-    starts = [
-        _starts(length, scaled) for length, scaled in zip(enlarged.shape, size_px, strict=True)
-    ]
-    counts_of = {
-        int(number): _count(enlarged == number, starts)
-        for number in np.unique(enlarged)
-        if number > 0
-    }
+    # An axis that shrinks stays as it is here, and one that grows is counted pixel by pixel below.
+    enlarged = numbers[_nearest(numbers.shape[0], size_px[0])]
+    enlarged = enlarged[:, _nearest(numbers.shape[1], size_px[1])]
+    starts = _starts(enlarged.shape[0], size_px[0]), _starts(enlarged.shape[1], size_px[1])
     scaled: NDArray[np.uint8] = np.zeros(size_px, np.uint8)
-    most = np.zeros(size_px, np.int32)
-    scaled[counts_of.pop(IGNORED, most) > 0] = IGNORED
-    for number, counts in counts_of.items():  # ascending
-        is_more = counts > most
-        scaled[is_more], most[is_more] = number, counts[is_more]
+    most_pixels = np.zeros(size_px, np.int32)
+    for number in np.unique(enlarged).tolist():  # ascending: of two that are equal the first stays
+        counts = _count(enlarged == number, starts)
+        if number == IGNORED:
+            scaled[(counts > 0) & (most_pixels == 0)] = IGNORED
+        elif number > 0:
+            is_more = counts > most_pixels
+            scaled[is_more] = number
+            most_pixels[is_more] = counts[is_more]
     return scaled
 
 
@@ -189,7 +185,9 @@ def _starts(length: int, scaled: int) -> NDArray[np.int64]:
     return -((scaled - 2 * length * np.arange(scaled)) // (2 * scaled))
 
 
-def _count(is_class: NDArray[np.bool_], starts: list[NDArray[np.int64]]) -> NDArray[np.int32]:
+def _count(
+    is_class: NDArray[np.bool_], starts: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> NDArray[np.int32]:
     """Pixels of a class in each scaled pixel: [H, W] to [h, w]."""
     by_rows = np.add.reduceat(is_class, starts[0], axis=0, dtype=np.int32)
     counts: NDArray[np.int32] = np.add.reduceat(by_rows, starts[1], axis=1)
@@ -283,11 +281,8 @@ class FittedDecoder:
     def fingerprint(self) -> str:
         """JSON of the options, this decoder's format and the inner fingerprint."""
         options = {"decoder": "fitted", "format": _FORMAT, "size_px": self.size_px, "fit": self.fit}
-        options |= {
-            "padding": self.padding,
-            "tiles": self.tiles,
-            "of": json.loads(self.decoder.fingerprint),
-        }
+        options |= {"padding": self.padding, "tiles": self.tiles}
+        options |= {"of": json.loads(self.decoder.fingerprint)}
         return json.dumps(options, sort_keys=True)
 
     def header(self, source: ImageSource) -> SourceHeader:
@@ -306,6 +301,7 @@ class FittedDecoder:
         decoded = self.decoder(source)
         _, height, width = decoded.array.shape
         self._check_sheet(source, height, width)
+        # Tile by tile, so that none shows pixels of its neighbours.
         rows = []
         for sheet_row in np.split(decoded.array, self.tiles, axis=1):
             tiles = np.split(sheet_row, self.tiles, axis=2)

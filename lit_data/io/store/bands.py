@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError
-from lit_data.grid import Ints, mirror
+from lit_data.grid import Ints
 from lit_data.io.store.files import Mapped
 from lit_data.types import Array
 
@@ -146,18 +146,6 @@ class BandedImage:
             rows = np.concatenate((rows, self._last[top_px:bottom_px]), axis=2)
         shift_px = left_px - first * band_px
         return rows[:, :, shift_px : shift_px + width_px].transpose(1, 0, 2)
-
-    def cut(self, top_px: int, left_px: int, size_px: tuple[int, int]) -> Array:
-        """Read a patch, reflect-padded past an edge as by `lit_data.grid.cut_patch`: [C, h, w]."""
-        (height_px, width_px), (_, rows, columns) = size_px, self.shape
-        if 0 <= top_px <= rows - height_px and 0 <= left_px <= columns - width_px:
-            return self.read(top_px, left_px, height_px, width_px)
-        # The rows and columns that the patch shows, some of them more than once.
-        y, x = mirror(top_px, height_px, rows), mirror(left_px, width_px, columns)
-        top, left = int(y.min()), int(x.min())
-        inside = self.read(top, left, int(y.max()) + 1 - top, int(x.max()) + 1 - left)
-        patch: Array = inside[:, (y - top)[:, None], x - left]
-        return patch
 
     def find_spans(
         self, top_px: int, left_px: int, size_px: tuple[int, int]

@@ -9,7 +9,7 @@ import shutil
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -350,11 +350,24 @@ def _write_images(
 
 
 def find_store(folder: Path, recipe: Recipe) -> Path | None:
-    """Return the store that fits: one with these bands, or one of images too narrow for any.
+    """Return the store that fits; one without bad sources fits both rules for these.
 
     Raises:
         StoreError: One of whole images cannot be read.
     """
+    fitting_store = _find_laid_out(folder, recipe)
+    if fitting_store is not None:
+        return fitting_store
+    other_rule = "error" if recipe.on_bad == "skip" else "skip"
+    with suppress(StoreError):
+        other_store = _find_laid_out(folder, replace(recipe, on_bad=other_rule))
+        if other_store is not None and not StoreIndex.open(other_store).facts.skipped:
+            return other_store
+    return None
+
+
+def _find_laid_out(folder: Path, recipe: Recipe) -> Path | None:
+    """Return the store with these bands, or one of images too narrow for any."""
     target, unbanded = folder / recipe.key, folder / recipe.without_bands.key
     if is_there(target):
         return target

@@ -46,8 +46,8 @@ class SourceTable:
     def rows(self, image: int) -> range:
         """Return the rows of one image's files."""
         is_last = image + 1 == len(self.firsts)
-        end = len(self.files) if is_last else int(self.firsts[image + 1])
-        return range(int(self.firsts[image]), end)
+        end = len(self.files) if is_last else self.firsts.item(image + 1)
+        return range(self.firsts.item(image), end)
 
     def paths(self, image: int) -> tuple[str, ...]:
         """Return the paths of one image's files."""
@@ -88,7 +88,7 @@ class SourceTable:
 
     def states(self) -> dict[bytes, tuple[int, int]]:
         """Return size and modification time of each file by its path."""
-        blob = self.names.tobytes()
+        blob = self.names.tobytes()  # cut at once, not by a call of `name` for each
         edges = [0, *self.files["name_end"].tolist()]
         names = [blob[begin:end] for begin, end in itertools.pairwise(edges)]
         return dict(zip(names, self.files[["size_bytes", "mtime_ns"]].tolist(), strict=True))
@@ -154,12 +154,13 @@ def describe_change(
     if before.keys().isdisjoint(after):
         return None
     skipped_names = {os.fsencode(path) for path in skipped}
-    names_left = [name for name in after if name not in skipped_names]
-    changes = {
-        "changed": [name for name in after if name in before and before[name] != after[name]],
-        "added": [name for name in names_left if name not in before],
-        "removed": [name for name in before if name not in after],
-    }
+    changes: dict[str, list[bytes]] = {"changed": [], "added": [], "removed": []}
+    for name, state in after.items():
+        if name not in before and name not in skipped_names:
+            changes["added"].append(name)
+        elif name in before and before[name] != state:
+            changes["changed"].append(name)
+    changes["removed"] += [name for name in before if name not in after]
     phrases = []
     for change, names in changes.items():
         if names:
@@ -168,7 +169,10 @@ def describe_change(
     if phrases:
         return "files " + ", ".join(phrases)
     # The old list lacks what it skipped, so digests can be compared only where that is nothing.
-    is_same = list(before) == names_left if skipped_names else old.digest() == new.digest()
+    if skipped_names:
+        is_same = list(before) == [name for name in after if name not in skipped_names]
+    else:
+        is_same = old.digest() == new.digest()
     return "" if is_same else "the order or grouping of the files"
 
 

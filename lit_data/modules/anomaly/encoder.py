@@ -50,7 +50,10 @@ class TextureEncoder(nn.Module):
         if min(width, hidden) < 1:
             raise ConfigError(f"net.width={width}, net.hidden={hidden}: need at least 1 of each")
         self.register_buffer("kernels", _make_gabor_pairs(), persistent=False)
-        self.fine, self.coarse = (_Head(count, hidden, width) for count in _count_channels())
+        # An image of nothing tells how many numbers describe a place at each scale.
+        fine, coarse = self.describe(torch.zeros(1, 3, 64, 64))
+        self.fine = _Head(fine.shape[1], hidden, width)
+        self.coarse = _Head(coarse.shape[1], hidden, width)
         if weights == "default":
             self.load_state_dict(read_weights(_DEFAULT_WEIGHTS))
         else:
@@ -87,17 +90,21 @@ class TextureEncoder(nn.Module):
                 "data.read.gray_to_rgb=true for grey ones and data.read.alpha=drop for four"
             )
         grey = images.mean(1, keepdim=True)
+        # The third channel follows from grey and the other two.
         colours = blur(F.avg_pool2d((images - grey)[:, :2], 4), 1.0)
-        fine, coarse, level = [colours], [blur(F.avg_pool2d(colours, 2), 1.5)], grey
+        fine = [colours]
+        coarse = [blur(F.avg_pool2d(colours, 2), 1.5)]
+        level = grey
         for octave in range(_LEVELS):
             amplitudes = self._find_amplitudes(level)
             if octave < _LEVELS - 1:  # the coarsest says nothing of a single place of 4 px
-                fine.append((blur(_bring_to(amplitudes, octave, 2), 1.0) + _FLOOR).log())
-            coarse.append((blur(_bring_to(amplitudes, octave, 3), 1.5) + _FLOOR).log())
+                fine.append(_average_logarithm(amplitudes, octave, 2, 1.0))
+            coarse.append(_average_logarithm(amplitudes, octave, 3, 1.5))
             ridges = level - blur(level, 2.0)
+            # Bright and dark ones apart, as their mean is 0.
             both = torch.cat([ridges.relu(), (-ridges).relu()], 1)
-            fine.append((blur(_bring_to(both, octave, 2), 0.8) + _FLOOR).log())
-            coarse.append((blur(_bring_to(both, octave, 3), 1.5) + _FLOOR).log())
+            fine.append(_average_logarithm(both, octave, 2, 0.8))
+            coarse.append(_average_logarithm(both, octave, 3, 1.5))
             fine.append(_bring_to(blur(level, 1.0), octave, 2))
             if octave >= _LEVELS - 2:
                 coarse.append(blur(_bring_to(level, octave, 3), 1.5))
@@ -114,7 +121,8 @@ class TextureEncoder(nn.Module):
     def _find_amplitudes(self, level: Tensor) -> Tensor:
         reach = self.kernels.shape[-1] // 2
         responses = F.conv2d(pad_reflected(level, reach, reach, reach, reach), self.kernels)
-        even, odd = responses[:, ::2], responses[:, 1::2]
+        even = responses[:, ::2]
+        odd = responses[:, 1::2]
         return (even.square() + odd.square() + 1e-6).sqrt()
 
 
@@ -129,7 +137,8 @@ class _Head(nn.Module):
         self.register_buffer("mean", torch.zeros(inputs))
         self.register_buffer("std", torch.ones(inputs))
         self.plain = nn.Conv2d(inputs, outputs, 1)
-        self.first, self.second = nn.Conv2d(inputs, hidden, 1), nn.Conv2d(hidden, outputs, 1)
+        self.first = nn.Conv2d(inputs, hidden, 1)
+        self.second = nn.Conv2d(hidden, outputs, 1)
 
     @override
     def forward(self, maps: Tensor) -> Tensor:
@@ -141,37 +150,35 @@ class _Head(nn.Module):
 def _make_gabor_pairs() -> Tensor:
     """[12, 1, 13, 13]: an even and an odd filter of each angle, longer than wide, of mean 0 and norm 1."""
     places = torch.arange(-6.0, 7.0)
-    y, x = places[:, None], places[None]
+    y = places[:, None]
+    x = places[None]
     kernels = []
     for number in range(_ANGLES):
         angle = math.pi * number / _ANGLES
-        across, along = (
-            x * math.cos(angle) + y * math.sin(angle),
-            -x * math.sin(angle) + y * math.cos(angle),
-        )
+        across = x * math.cos(angle) + y * math.sin(angle)
+        along = y * math.cos(angle) - x * math.sin(angle)
+        # Gaussian of 1.6 by 3.2 px, waves of 4.5 px.
         bell = (-(across**2) / (2 * 1.6**2) - along**2 / (2 * 3.2**2)).exp()
-        for wave in ((2 * math.pi * across / 4.5).cos(), (2 * math.pi * across / 4.5).sin()):
+        phase = 2 * math.pi * across / 4.5
+        for wave in (phase.cos(), phase.sin()):
             kernel = bell * wave
-            kernel = kernel - bell * (kernel.sum() / bell.sum())
+            kernel = kernel - bell * (kernel.sum() / bell.sum())  # flat areas give 0
             kernels.append(kernel / kernel.norm())
     return torch.stack(kernels)[:, None]
 
 
-def _count_channels() -> tuple[int, int]:
-    """Numbers that `TextureEncoder.describe` gives of each place, at both scales."""
-    fine = 2 + _ANGLES * (_LEVELS - 1) + 3 * _LEVELS + 2
-    return fine, 2 + _ANGLES * _LEVELS + 2 * _LEVELS + 2 + 2 + 1
+def _average_logarithm(maps: Tensor, octave: int, target: int, sigma: float) -> Tensor:
+    """Return the logarithm of maps of an octave at the stride of another, blurred."""
+    return (blur(_bring_to(maps, octave, target), sigma) + _FLOOR).log()
 
 
 def _bring_to(maps: Tensor, octave: int, target: int) -> Tensor:
     """Maps of an octave, whose stride is 2 to its power, at that of another."""
+    if octave == target:
+        return maps
     if octave < target:
         return F.avg_pool2d(maps, 2 ** (target - octave))
-    return (
-        maps
-        if octave == target
-        else F.interpolate(maps, scale_factor=2.0 ** (octave - target), mode="bilinear")
-    )
+    return F.interpolate(maps, scale_factor=2.0 ** (octave - target), mode="bilinear")
 
 
 def _find_highest(maps: Tensor) -> Tensor:
@@ -180,9 +187,10 @@ def _find_highest(maps: Tensor) -> Tensor:
 
 def blur(maps: Tensor, sigma: float) -> Tensor:
     """Blur [B, C, H, W] by a Gaussian of at most 2.5 standard deviations to each side, reflect-padded."""
-    reach, channels = math.floor(2.5 * sigma), maps.shape[1]
-    if not reach:
+    reach = math.floor(2.5 * sigma)
+    if reach == 0:
         return maps
+    channels = maps.shape[1]
     places = torch.arange(-reach, reach + 1, device=maps.device, dtype=maps.dtype)
     bell = (-0.5 * (places / sigma) ** 2).exp()
     bell = (bell / bell.sum()).expand(channels, 1, -1)

@@ -12,14 +12,128 @@ from lit_data.batch_form import count_samples
 from lit_data.checks import check_share
 from lit_data.errors import ConfigError
 from lit_data.modules.anomaly.encoder import TextureEncoder, blur, pad_reflected
-from lit_data.modules.anomaly.memory import Candidates, choose_coreset, find_distances
 from lit_data.modules.scored import ScoredModule, is_marked
 from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
 from lit_data.types import Batch
 
+_PROJECTED: Final = 64
 _STEEPNESS: Final = 4.0
 _PENDING: Final = "candidates"  # key of a checkpoint
 _NEEDS_DEFECTS: Final = (*ANOMALY_METRICS, "average_precision", "dice")
+
+
+class Candidates:
+    """Uniform sample of bounded size of all rows that were added.
+
+    Vitter, "Random sampling with a reservoir", 1985.
+
+    Each row draws a number, and those of the largest numbers stay.
+
+    Args:
+        size: Most rows that stay.
+        seed: Of the numbers.
+    """
+
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size = size
+        self.rows = torch.zeros(0, 0)
+        self.draws = torch.zeros(0, dtype=torch.float64)
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def add(self, rows: Tensor) -> None:
+        """Let rows [N, D] take part, on any device; those that stay are kept on the host as float32."""
+        draws = torch.rand(len(rows), generator=self._generator, dtype=torch.float64)
+        least = self.draws.min() if len(self) >= self.size else draws.new_tensor(-1.0)
+        chosen = torch.nonzero(draws > least).flatten()
+        added = rows.detach()[chosen.to(rows.device)].float().cpu()
+        all_rows = torch.cat([self.rows, added]) if len(self) else added
+        all_draws = torch.cat([self.draws, draws[chosen]])
+        sampled = all_draws.topk(min(self.size, len(all_draws))).indices
+        self.rows = all_rows[sampled]
+        self.draws = all_draws[sampled]
+
+    def clear(self) -> None:
+        """Forget the rows; the numbers go on."""
+        self.rows = self.rows[:0]
+        self.draws = self.draws[:0]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Tensors alone, so that checkpoints load with ``weights_only=True``."""
+        return {"rows": self.rows, "draws": self.draws, "generator": self._generator.get_state()}
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Go on where `state_dict` was taken."""
+        self.rows = state["rows"]
+        self.draws = state["draws"]
+        self._generator.set_state(state["generator"])
+
+
+def choose_coreset(rows: Tensor, count: int, *, seed: int = 0) -> Tensor:
+    """Choose rows so that none is far from all that are chosen.
+
+    Greedy k-center: each time the farthest row.
+
+    Distances are taken after a random projection to 64 dimensions (Johnson and Lindenstrauss,
+    1984), as in Roth et al., "Towards total recall in industrial anomaly detection", CVPR 2022,
+    after Sener and Savarese, "Active learning for convolutional neural networks: a core-set
+    approach", ICLR 2018.
+
+    Args:
+        rows: [N, D] float32.
+        count: How many; all where there are no more.
+        seed: Of the projection and of the first row.
+
+    Returns:
+        [min(N, count)] int64 numbers of the rows, in the order they were chosen; rows equal to
+        chosen ones come last.
+    """
+    if len(rows) <= count:
+        return torch.arange(len(rows), device=rows.device)
+    generator = torch.Generator().manual_seed(seed)
+    projected = rows
+    if rows.shape[1] > _PROJECTED:
+        projection = torch.randn(rows.shape[1], _PROJECTED, generator=generator) / _PROJECTED**0.5
+        projected = rows @ projection.to(rows.device)
+    lengths = projected.pow(2).sum(1)
+    chosen = torch.empty(count, dtype=torch.int64, device=rows.device)
+    newest = torch.randint(len(rows), (1,), generator=generator).to(rows.device)
+    nearest = torch.full_like(lengths, torch.inf)
+    for step in range(count):
+        chosen[step] = newest[0]
+        center = projected[newest[0]]
+        squared = lengths + center.dot(center) - 2 * projected.mv(center)
+        nearest = torch.minimum(nearest, squared.clamp(min=0))
+        nearest[newest[0]] = -1.0  # never twice
+        newest = nearest.argmax()[None]
+    return chosen
+
+
+def find_distances(rows: Tensor, bank: Tensor, *, chunk_bytes: int = 2**26) -> Tensor:
+    """Euclidean distance of each row to the nearest row of a bank, in bounded memory on any device.
+
+    Args:
+        rows: [N, D] float.
+        bank: [M, D] float, M at least 1.
+        chunk_bytes: Of the distances that are in memory at a time; a row is the least.
+
+    Returns:
+        [N] float32; NaN for rows that hold NaN.
+    """
+    with torch.autocast(rows.device.type, enabled=False):
+        rows = rows.float()
+        bank = bank.float()
+        lengths = bank.pow(2).sum(1)
+        transposed = bank.T
+        step = max(1, chunk_bytes // (4 * len(bank)))
+        parts = []
+        for begin in range(0, len(rows), step):
+            part = rows[begin : begin + step]
+            nearest = torch.addmm(lengths, part, transposed, alpha=-2.0).amin(1)
+            parts.append((nearest + part.pow(2).sum(1)).clamp(min=0).sqrt())
+        return torch.cat(parts) if parts else rows.new_zeros(0)
 
 
 class AnomalyModule(ScoredModule):
@@ -90,22 +204,21 @@ class AnomalyModule(ScoredModule):
     ) -> None:
         super().__init__(net or TextureEncoder(), optimizer=_count_steps, schedule="none")
         _check_options(bank_size, candidates, quantile, margin, smooth_px)
-        self.bank_size, self.quantile, self.margin, self.smooth_px = (
-            bank_size,
-            quantile,
-            margin,
-            smooth_px,
-        )
-        self.seed, self.candidates = seed, Candidates(candidates, seed)
+        self.bank_size = bank_size
+        self.quantile = quantile
+        self.margin = margin
+        self.smooth_px = smooth_px
+        self.seed = seed
+        self.candidates = Candidates(candidates, seed)
         self.net.requires_grad_(False)
         self.steps = nn.Parameter(torch.zeros(0))
         self.register_buffer("bank", torch.zeros(0, 0))
         self.register_buffer("threshold", torch.tensor(1.0))
         self.register_buffer("pixel_mean", torch.zeros(1))
         self.register_buffer("pixel_std", torch.zeros(()))
-        self.scores = nn.ModuleDict(
-            {f"{stage}_pixels": AnomalyMetrics(score_fraction=0.0) for stage in ("val", "test")}
-        )
+        self.scores = nn.ModuleDict()
+        for stage in ("val", "test"):
+            self.scores[f"{stage}_pixels"] = AnomalyMetrics(score_fraction=0.0)
         self.register_load_state_dict_pre_hook(_take_sizes)  # type: ignore[no-untyped-call]
         self.save_hyperparameters(
             "bank_size", "candidates", "quantile", "margin", "smooth_px", "seed"
@@ -181,6 +294,10 @@ class AnomalyModule(ScoredModule):
         if _PENDING in checkpoint:
             self.candidates.load_state_dict(checkpoint[_PENDING])
 
+    @property
+    def _stride_px(self) -> int:
+        return int(getattr(self.net, "stride_px", 32))
+
     def _fill_bank(self) -> None:
         """Choose the bank from what it holds and the candidates, and a threshold until validation has a better one."""
         if not len(self.candidates):
@@ -205,24 +322,23 @@ class AnomalyModule(ScoredModule):
         Raises:
             ConfigError: The encoder gives no list of maps.
         """
-        multiple = int(getattr(self.net, "stride_px", 32))
+        multiple = self._stride_px
         scaled = (images - self.pixel_mean[:, None, None]) / self.pixel_std
         scaled = scaled.expand(-1, 3, -1, -1) if scaled.shape[1] == 1 else scaled
         height, width = images.shape[-2:]
         maps = self.net(pad_reflected(scaled, 0, -width % multiple, 0, -height % multiple))
-        if (
-            not isinstance(maps, list | tuple)
-            or not maps
-            or any(getattr(one, "ndim", 0) != 4 for one in maps)
-        ):
+        are_maps = isinstance(maps, list | tuple) and all(
+            getattr(one, "ndim", 0) == 4 for one in maps
+        )
+        if not are_maps or not maps:
             raise ConfigError(
                 f"{type(self.net).__name__} gives {_describe(maps)}: model.net must give a list of "
                 "feature maps [B, C, H, W], the finest first"
             )
-        pooled = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
-        size = pooled[0].shape[2:]
+        finest, *coarser = [F.avg_pool2d(pad_reflected(one, 1, 1, 1, 1), 3, 1) for one in maps]
+        size = finest.shape[2:]
         return torch.cat(
-            [pooled[0], *(F.interpolate(one, size, mode="bilinear") for one in pooled[1:])], 1
+            [finest, *(F.interpolate(one, size, mode="bilinear") for one in coarser)], 1
         )
 
     @override
@@ -250,7 +366,7 @@ class AnomalyModule(ScoredModule):
                 "predict with the model.net that fit had"
             )
         distances = find_distances(features.permute(0, 2, 3, 1).reshape(-1, width), self.bank)
-        multiple = int(getattr(self.net, "stride_px", 32))
+        multiple = self._stride_px
         padded = [-(-side // multiple) * multiple for side in images.shape[-2:]]
         maps = F.interpolate(distances.view(count, 1, rows, columns), padded, mode="bilinear")
         return blur(maps[..., : images.shape[-2], : images.shape[-1]], self.smooth_px)
@@ -290,7 +406,8 @@ class AnomalyModule(ScoredModule):
         if not metric.update_count:  # Lightning tries validation before training
             return {}
         _, scores, is_defective = metric.score_images()
-        highest, defective = scores.to(self.device), is_defective.to(self.device).bool()
+        highest = scores.to(self.device)
+        defective = is_defective.to(self.device).bool()
         named: dict[str, Tensor] = {}
         before = self.threshold.clone()
         if stage == "val" and (~defective).any():
@@ -345,7 +462,8 @@ def _check_options(
 def _take_sizes(module: nn.Module, states: dict[str, Any], prefix: str, *others: object) -> None:
     """Make the buffers as large as those of a checkpoint, which a module that was not fitted cannot know."""
     for name, dimensions in (("bank", 2), ("pixel_mean", 1)):
-        stored, buffer = states.get(prefix + name), getattr(module, name)
+        stored = states.get(prefix + name)
+        buffer = getattr(module, name)
         if isinstance(stored, Tensor) and stored.ndim == dimensions:
             setattr(module, name, buffer.new_zeros(stored.shape))
 

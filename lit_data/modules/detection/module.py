@@ -1,6 +1,7 @@
 """`DetectionModule`: learn to find objects and to say what they are."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -9,28 +10,25 @@ from typing_extensions import override
 
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
-from lit_data.modules.detection.average_precision import BoxScores, Objects
-from lit_data.modules.detection.boxes import non_maximum_suppression
+from lit_data.modules.detection.boxes import BoxScores, Objects, non_maximum_suppression
 from lit_data.modules.detection.net import Predictions
-from lit_data.modules.detection.targets import Truths, detection_loss, read_truths
+from lit_data.modules.detection.targets import detection_loss, read_truths
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.scored import ScoredModule
-from lit_data.types import COUNT_SUFFIX, Batch
+from lit_data.types import Batch
 
-_LEAST_SCORE: Final = (
-    0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
-)
+# In evaluation: average precision ranks all scores, but most places have lower ones.
+LEAST_SCORE: Final = 0.01
+MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 _MOST_COMPARED: Final = 1000  # boxes of an image that non-maximum suppression looks at
-_MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 
 
 class DetectionModule(ScoredModule):
     """A net that finds objects, its loss, and mean average precision.
 
     Takes batches with ``image`` [B, 3, H, W] float32 in 0..1 and ``boxes`` [N, 6] float32: row in
-    the batch, class, and centre x, centre y, width, height as shares of the image. Where there is
-    ``boxes_count`` [B], it says whose the boxes are, in order, and the rows are not read: a piece
-    of a batch still has the row numbers of the whole.
+    the batch, class, and centre x, centre y, width, height as fractions of the image; see
+    `read_truths`.
 
     Logs ``train/loss`` in each step, and after validation and test, with ``val/`` or ``test/``
     before it:
@@ -66,14 +64,16 @@ class DetectionModule(ScoredModule):
         score_threshold: float = 0.25,
         iou_threshold: float = 0.6,
     ) -> None:
-        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=5e-2)
+        super().__init__(net, optimizer=optimizer, schedule=schedule)
         if not (0 <= score_threshold < 1 and 0 < iou_threshold <= 1):
             raise ConfigError(
                 f"score_threshold={score_threshold}, iou_threshold={iou_threshold}: need 0 <= "
                 "score_threshold < 1 and 0 < iou_threshold <= 1"
             )
         self.box_weight = box_weight
-        self.score_threshold, self.iou_threshold = score_threshold, iou_threshold
+        self.score_threshold = score_threshold
+        self.iou_threshold = iou_threshold
         self.scores = nn.ModuleDict({"val": BoxScores(), "test": BoxScores()})
         # Plain values only, so that checkpoints load with weights_only=True.
         self.save_hyperparameters("schedule", "box_weight", "score_threshold", "iou_threshold")
@@ -86,13 +86,13 @@ class DetectionModule(ScoredModule):
             ConfigError: The set has more: their objects would fit no output of the net.
         """
         trainer: Any = self.trainer
-        ours, names = (
-            getattr(self.net, "classes", None),
-            getattr(trainer.datamodule, "classes", None),
-        )
-        if isinstance(ours, int) and isinstance(names, Sequence) and len(names) > ours:
+        net_classes = getattr(self.net, "classes", None)
+        names = getattr(trainer.datamodule, "classes", None)
+        if not isinstance(net_classes, int) or not isinstance(names, Sequence):
+            return
+        if len(names) > net_classes:
             raise ConfigError(
-                f"the set has {len(names)} classes, the net {ours}: set "
+                f"the dataset has {len(names)} classes, the net {net_classes}: set "
                 f"model.net.classes={len(names)}"
             )
 
@@ -104,7 +104,7 @@ class DetectionModule(ScoredModule):
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        return detection_loss(self(batch["image"]), _read_truths(batch), box_weight=self.box_weight)
+        return detection_loss(self(batch["image"]), read_truths(batch), box_weight=self.box_weight)
 
     @override
     def predict_step(self, batch: Batch, batch_idx: int) -> list[Objects]:
@@ -124,38 +124,31 @@ class DetectionModule(ScoredModule):
             (width_px, height_px) * 2, predictions.boxes.device, predictions.boxes.dtype
         )
         boxes = predictions.boxes.clamp(min=0).minimum(limits)
-        return [
-            find_objects(
-                logits, places, score_threshold=score_threshold, iou_threshold=self.iou_threshold
-            )
-            for logits, places in zip(predictions.logits, boxes, strict=True)
-        ]
+        objects = []
+        for logits, places in zip(predictions.logits, boxes, strict=True):
+            objects.append(find_objects(logits, places, score_threshold, self.iou_threshold))
+        return objects
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        truths = _read_truths(batch)
-        mine = [truths.rows == row for row in range(len(batch["image"]))]
-        true = [
-            {"boxes": truths.boxes[of_image], "classes": truths.classes[of_image]}
-            for of_image in mine
-        ]
-        self._metric(stage).update(self._find(batch["image"], _LEAST_SCORE), true)
+        truths = read_truths(batch)
+        true = []
+        for row in range(len(batch["image"])):
+            objects = truths.of(row)
+            true.append({"boxes": objects.boxes, "classes": objects.classes})
+        metric: Any = self.scores[stage]
+        metric.update(self._find(batch["image"], LEAST_SCORE), true)
 
     @override
     def take_scores(self, stage: str) -> dict[str, Tensor]:
-        metric = self._metric(stage)
-        values = metric.compute()
+        metric: Any = self.scores[stage]
+        values: dict[str, Tensor] = metric.compute()
         metric.reset()
         return values
 
-    def _metric(self, stage: str) -> BoxScores:
-        scores: Any = self.scores[stage]
-        metric: BoxScores = scores
-        return metric
-
 
 def find_objects(
-    logits: Tensor, boxes: Tensor, *, score_threshold: float, iou_threshold: float
+    logits: Tensor, boxes: Tensor, score_threshold: float, iou_threshold: float
 ) -> Objects:
     """Find the objects of one image.
 
@@ -173,23 +166,11 @@ def find_objects(
     """
     scores = logits.sigmoid().flatten()
     scores, flat = scores.topk(min(_MOST_COMPARED, len(scores)))
-    flat, scores = flat[scores > score_threshold], scores[scores > score_threshold]
-    places, classes = flat // logits.shape[1], flat % logits.shape[1]
+    flat = flat[scores > score_threshold]
+    scores = scores[scores > score_threshold]
+    places = flat // logits.shape[1]
+    classes = flat % logits.shape[1]
     best = non_maximum_suppression(
-        boxes[places], scores, classes, iou_threshold=iou_threshold, most=_MOST_KEPT
+        boxes[places], scores, classes, iou_threshold=iou_threshold, most=MOST_KEPT
     )
     return {"boxes": boxes[places][best], "scores": scores[best], "classes": classes[best]}
-
-
-def _read_truths(batch: Batch) -> Truths:
-    height_px, width_px = batch["image"].shape[-2:]
-    truths = read_truths(batch["boxes"], height_px=height_px, width_px=width_px)
-    counts = batch.get(f"boxes{COUNT_SUFFIX}")
-    if counts is None:
-        return truths
-    rows = torch.arange(len(counts), device=counts.device)
-    return truths._replace(rows=rows.repeat_interleave(counts, output_size=len(truths.boxes)))
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=5e-3, weight_decay=5e-2)

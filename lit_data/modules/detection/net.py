@@ -16,13 +16,12 @@ from lit_data.modules.layers import count_outputs, run_in_float32
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import PathText
 
-_PRIOR: Final = 0.01  # probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017)
-_FIRST_SIZE: Final = (
-    4.0  # strides; so that before any training each object is nearest to a level of its own size
-)
-_LARGEST_LOG: Final = (
-    6.0  # e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32
-)
+# Probability of each class that the untrained net gives (Lin et al., "Focal loss", ICCV 2017).
+_PRIOR: Final = 0.01
+# Strides; so that before any training each object is nearest to a level of its own size.
+_FIRST_SIZE: Final = 4.0
+# e^6 * 4 strides is 13 thousand pixels at least; beyond it exp would leave float32.
+_LARGEST_LOG: Final = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,9 @@ class DetectorNet(nn.Module):
                 f"classes={classes}, width={width}: need classes >= 1 and an even width >= 2"
             )
         self.classes = classes
-        fine, middle, coarse = 4 * width, 8 * width, 8 * width
+        fine = 4 * width
+        middle = 8 * width
+        coarse = 8 * width
         self.stem = nn.Sequential(
             _convolve(3, width, stride=2), _convolve(width, 2 * width, stride=2), _Block(2 * width)
         )
@@ -116,25 +117,23 @@ class DetectorNet(nn.Module):
         joined = self._join(sides)
         outputs = [head(level) for head, level in zip(self.heads, joined, strict=True)]
         logits, codes = (torch.cat(parts, dim=1).float() for parts in zip(*outputs, strict=True))
-        levels = tuple(
-            Level(stride, *level.shape[-2:])
-            for stride, level in zip(self.strides_px, joined, strict=True)
-        )
-        return Predictions(logits, decode(codes, levels), levels)
+        levels = []
+        for stride_px, level in zip(self.strides_px, joined, strict=True):
+            levels.append(Level(stride_px, *level.shape[-2:]))
+        return Predictions(logits, decode(codes, levels), tuple(levels))
 
     def _join(self, sides: Sequence[Tensor]) -> list[Tensor]:
         """Give each level what the coarser ones saw, from the coarsest down."""
         joined: list[Tensor] = []
         for side, join in zip(reversed(sides), reversed(self.joins), strict=True):
-            coarser = (
-                F.interpolate(joined[0], size=side.shape[-2:], mode="nearest") if joined else 0
-            )
-            joined.insert(0, join(side + coarser))
+            if joined:
+                side = side + F.interpolate(joined[0], size=side.shape[-2:], mode="nearest")
+            joined.insert(0, join(side))
         return joined
 
 
 def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
-    """Boxes from what the heads say about them, in float32.
+    """Return boxes from what the heads say about them, in float32.
 
     Args:
         codes: [B, P, 4] offsets of the centre (x, y) in strides, and logarithms of (w, h) over 4
@@ -152,16 +151,16 @@ def decode(codes: Tensor, levels: Sequence[Level]) -> Tensor:
 
 
 def place_centres(levels: Sequence[Level], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Centres (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
-    centres, strides = [], []
+    """Return the centres (x, y) [P, 2] of all places, and their strides [P, 1], in pixels."""
+    centres = []
+    strides = []
     for level in levels:
         rows = torch.arange(level.rows, device=device, dtype=torch.float32)
         columns = torch.arange(level.columns, device=device, dtype=torch.float32)
         y, x = torch.meshgrid(rows, columns, indexing="ij")
         centres.append((torch.stack((x, y), dim=-1).flatten(0, 1) + 0.5) * level.stride_px)
-        strides.append(
-            torch.full((level.rows * level.columns, 1), float(level.stride_px), device=device)
-        )
+        place_count = level.rows * level.columns
+        strides.append(torch.full((place_count, 1), float(level.stride_px), device=device))
     return torch.cat(centres), torch.cat(strides)
 
 
@@ -195,7 +194,8 @@ class _Head(nn.Module):
 
     @override
     def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        logits, codes = _run_branch(self.classes, features), _run_branch(self.boxes, features)
+        logits = _run_branch(self.classes, features)
+        codes = _run_branch(self.boxes, features)
         return logits.flatten(2).transpose(1, 2), codes.flatten(2).transpose(1, 2)
 
 

@@ -17,6 +17,7 @@ from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import box_iou, generalised_iou, to_corners
 from lit_data.modules.detection.net import Level, Predictions
+from lit_data.types import COUNT_SUFFIX, Batch
 
 _REACH: Final = 2  # places to each side of the one that holds the centre; FCOS has 1.5
 _PLACES: Final = 10  # learning places of an object at most; ultralytics has the same
@@ -26,9 +27,8 @@ _IOU_POWER: Final = 2
 # The best place of an object learns at least this score. A lower one makes the first steps learn
 # that objects are rare.
 _LEAST_QUALITY: Final = 0.5
-_CLOSENESS: Final = (
-    1e-12  # decides among places whose boxes do not meet the object, and about nothing else
-)
+# Decides among places whose boxes do not meet the object, and about nothing else.
+_CLOSENESS: Final = 1e-12
 
 
 class Truths(NamedTuple):
@@ -43,6 +43,11 @@ class Truths(NamedTuple):
     rows: Tensor
     classes: Tensor
     boxes: Tensor
+
+    def of(self, row: int) -> "Truths":
+        """Return the objects of one image."""
+        is_of_image = self.rows == row
+        return Truths(*(part[is_of_image] for part in self))
 
 
 class Targets(NamedTuple):
@@ -60,16 +65,23 @@ class Targets(NamedTuple):
     quality: Tensor
 
 
-def read_truths(boxes: Tensor, *, height_px: int, width_px: int) -> Truths:
-    """Objects in pixels from the flat boxes of a batch.
+def read_truths(batch: Batch) -> Truths:
+    """Read objects in pixels from the flat boxes of a batch.
 
     Args:
-        boxes: [N, 6] (row, class, cx, cy, w, h), shares of the image.
-        height_px: Of the batch images.
-        width_px: Of the batch images.
+        batch: ``image`` [B, C, H, W] and ``boxes`` [N, 6] (row, class, cx, cy, w, h), the last four
+            in fractions of the image. Where there is ``boxes_count`` [B], it says whose the boxes
+            are, in order: a micro-batch still has the row numbers of the whole batch.
     """
+    boxes = batch["boxes"]
+    height_px, width_px = batch["image"].shape[-2:]
     scale = constant((width_px, height_px) * 2, boxes.device)
-    return Truths(boxes[:, 0].long(), boxes[:, 1].long(), to_corners(boxes[:, 2:].float() * scale))
+    rows = boxes[:, 0].long()
+    counts = batch.get(f"boxes{COUNT_SUFFIX}")
+    if counts is not None:
+        numbers = torch.arange(len(counts), device=counts.device)
+        rows = numbers.repeat_interleave(counts, output_size=len(boxes))
+    return Truths(rows, boxes[:, 1].long(), to_corners(boxes[:, 2:].float() * scale))
 
 
 @torch.no_grad()
@@ -92,19 +104,16 @@ def assign(predictions: Predictions, truths: Truths) -> Targets:
     candidates, distance, valid = find_candidates(truths.boxes, predictions.levels)
     candidates = candidates + (truths.rows * places_in_image)[:, None]
     overlap = box_iou(predictions.boxes.flatten(0, 1)[candidates], truths.boxes[:, None])
-    score = predictions.logits.flatten(0, 1)[
-        candidates, truths.classes.clamp(max=classes - 1)[:, None]
-    ].sigmoid()
+    known_classes = truths.classes.clamp(max=classes - 1)  # an unknown one is refused below
+    score = predictions.logits.flatten(0, 1)[candidates, known_classes[:, None]].sigmoid()
     rank = score.sqrt() * overlap**_IOU_POWER + _CLOSENESS / (1 + distance)
     chosen_rank, chosen = rank.masked_fill(~valid, 0).topk(min(_PLACES, rank.shape[1]))
     places, overlap = (values.gather(1, chosen).flatten() for values in (candidates, overlap))
     overlap = overlap.masked_fill(chosen_rank.flatten() == 0, -1)  # no claim
     wins = _settle_conflicts(places, overlap, predictions.logits.shape[0] * places_in_image)
-    assigned = (
-        wins.logical_not()
-        .to(torch.uint8)
-        .argsort(stable=True)[: _count(wins, truths.classes, classes)]
-    )
+    # Claims that win come first, in their order; their number alone is waited for.
+    by_success = wins.logical_not().to(torch.uint8).argsort(stable=True)
+    assigned = by_success[: _count(wins, truths.classes, classes)]
     numbers = assigned // chosen.shape[1]
     return _rate(
         places[assigned],
@@ -143,9 +152,8 @@ def _find_in_level(boxes: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]
     offsets = torch.cartesian_prod(steps, steps)
     cells = cell[:, None] + offsets
     centres = (cells + 0.5) * level.stride_px
-    inside = ((centres > boxes[:, None, :2]) & (centres < boxes[:, None, 2:])).all(-1) | (
-        offsets == 0
-    ).all(-1)
+    inside = ((centres > boxes[:, None, :2]) & (centres < boxes[:, None, 2:])).all(-1)
+    inside |= (offsets == 0).all(-1)  # the middle counts however small the box is
     on_map = ((cells >= 0) & (cells <= last)).all(-1)
     distance = ((centres - middle[:, None]) / level.stride_px).square().sum(-1)
     x, y = cells.minimum(last).clamp(min=0).unbind(-1)
@@ -157,19 +165,16 @@ def _settle_conflicts(places: Tensor, overlap: Tensor, count: int) -> Tensor:
     best = overlap.new_zeros(count).scatter_reduce(0, places, overlap, "amax")
     order = torch.arange(len(places), device=places.device)
     order = order.masked_fill(overlap < best[places], len(places))
-    first = torch.full((count,), len(places), device=places.device).scatter_reduce(
-        0, places, order, "amin"
-    )
+    nobody = torch.full((count,), len(places), device=places.device)
+    first = nobody.scatter_reduce(0, places, order, "amin")
     return (order < len(places)) & (order == first[places])
 
 
 def _rate(places: Tensor, truths: Tensor, overlap: Tensor, rank: Tensor, count: int) -> Targets:
     """Scale the ranks of each object so that its best place has the best IoU, or the least quality, as its own."""
     best_rank = rank.new_zeros(count).scatter_reduce(0, truths, rank, "amax")
-    best_overlap = (
-        rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax").clamp(min=_LEAST_QUALITY)
-    )
-    quality = rank / best_rank[truths] * best_overlap[truths]
+    best_overlap = rank.new_zeros(count).scatter_reduce(0, truths, overlap, "amax")
+    quality = rank / best_rank[truths] * best_overlap.clamp(min=_LEAST_QUALITY)[truths]
     return Targets(places, truths, quality.clamp(max=1))
 
 
@@ -212,15 +217,13 @@ def detection_loss(predictions: Predictions, truths: Truths, *, box_weight: floa
         targets = assign(predictions, truths)
         images, places_in_image = predictions.logits.shape[:2]
         rows = targets.places // places_in_image
-        weight = (
-            predictions.logits.new_zeros(images).index_add(0, rows, targets.quality).clamp(min=1)
-        )
+        weight = predictions.logits.new_zeros(images).index_add(0, rows, targets.quality)
+        weight = weight.clamp(min=1)
         entropy = F.softplus(predictions.logits).flatten(1).sum(1)
         entropy = entropy.index_add(0, rows, _entropy_of_objects(predictions, truths, targets))
         predicted_boxes = predictions.boxes.flatten(0, 1)[targets.places]
-        misses = targets.quality * (
-            1 - generalised_iou(predicted_boxes, truths.boxes[targets.truths])
-        )
+        overlap = generalised_iou(predicted_boxes, truths.boxes[targets.truths])
+        misses = targets.quality * (1 - overlap)
         boxes = torch.zeros_like(weight).index_add(0, rows, misses)
         return ((entropy + box_weight * boxes) / weight).mean()
 

@@ -1,6 +1,7 @@
-"""Inputs of a GAN's nets: latents, labels, the camera's poses, and the places of the pixels."""
+"""Inputs of a GAN's nets: latents, labels, poses, places of the pixels; drawn for samples, and cut."""
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -9,8 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform_torch
+from lit_data.types import Batch
 
 
 class Use(IntEnum):
@@ -85,6 +88,7 @@ class RayPatches:
             ``grids`` [B, size, size, 2] and ``offsets`` [B, size, size] of `Conditions`.
         """
         size = self.size_px
+        # Of each sample: one number for the scale, two for the place, one for each ray.
         numbers = _draw(seed, Stream.RAYS, index, epoch, 3 + size * size, use)
         scales = self.min_scale + (1 - self.min_scale) * numbers[:, :1]
         centres = (1 - scales) * (2 * numbers[:, 1:3] - 1)  # the patch stays inside the image
@@ -107,7 +111,7 @@ def draw_latents(index: Tensor, size: int, *, seed: int, epoch: int, use: Use) -
     Returns:
         [B, size] float32 on the device of `index`.
     """
-    pairs = -(-size // 2)
+    pairs = -(-size // 2)  # two numbers of a circle give two of a Gaussian
     numbers = _draw(seed, Stream.LATENT, index, epoch, 2 * pairs, use)
     # Box and Muller, Annals of Mathematical Statistics 1958; 1 - u is in (0, 1].
     radii = (-2 * torch.log(1 - numbers[:, :pairs])).sqrt()
@@ -140,7 +144,7 @@ def _find_centres(length: int, device: torch.device) -> Tensor:
 
 
 def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
-    """Images at places, between pixels by linear interpolation.
+    """Return images at places, between pixels by linear interpolation.
 
     Args:
         images: [B, C, H, W].
@@ -156,5 +160,89 @@ def read_at(images: Tensor, grids: Tensor | None) -> Tensor:
 
 def _draw(seed: int, stream: Stream, index: Tensor, epoch: int, draws: int, use: Use) -> Tensor:
     """Draw [B, draws] float32 in [0, 1): those of one use out of the numbers of all."""
+    # All uses are drawn and one is taken, so that what one draws does not depend on another.
     numbers = uniform_torch(seed, stream, index, epoch, draws * len(Use))
     return numbers[:, draws * use : draws * (use + 1)]
+
+
+class Part(NamedTuple):
+    """Micro-batch: samples that go through the nets at once.
+
+    Attributes:
+        images: [B, C, H, W] real ones in 0..1.
+        latents: [B, latent_size] of the fakes.
+        conditions: Of real images and fakes.
+        fraction: B by the samples of the whole batch.
+    """
+
+    images: Tensor
+    latents: Tensor
+    conditions: Conditions
+    fraction: float
+
+    def read_real(self) -> Tensor:
+        """Return the real images in -1..1, at the places of the conditions."""
+        return read_at(self.images, self.conditions.grids).mul(2).sub(1)
+
+
+@dataclass(frozen=True, slots=True)
+class PartDraws:
+    """Cuts batches into micro-batches, and draws for each sample what is its own wherever it is.
+
+    Attributes:
+        latent_size: Length of the latents.
+        seed: Of everything that is drawn.
+        patches: Places of the pixels; none: whole images.
+        posed: Refuse batches without poses.
+    """
+
+    latent_size: int
+    seed: int
+    patches: RayPatches | None
+    posed: bool
+
+    def cut(self, batch: Batch, size: int | None, *, epoch: int, use: Use) -> Iterator[Part]:
+        """Yield micro-batches of at most `size` samples, as equal as can be; none: one.
+
+        Raises:
+            ConfigError: The batch lacks images, indices or poses.
+        """
+        _check_batch(batch, self.posed)
+        index = batch["index"]
+        images = batch["image"]
+        samples = len(index)
+        sizes = [stop - start for start, stop in cut_evenly(samples, size or samples)]
+        latents = draw_latents(index, self.latent_size, seed=self.seed, epoch=epoch, use=use)
+        conditions = self._read_conditions(batch, epoch, use)
+        parts = zip(
+            torch.split(images, sizes),
+            torch.split(latents.to(images.dtype), sizes),
+            conditions.split(sizes),
+            strict=True,
+        )
+        for part_images, part_latents, part_conditions in parts:
+            fraction = len(part_images) / samples
+            yield Part(part_images, part_latents, part_conditions, fraction)
+
+    def _read_conditions(self, batch: Batch, epoch: int, use: Use) -> Conditions:
+        index = batch["index"]
+        labels = batch.get("label")
+        if labels is None:  # nets without labels look at none
+            labels = torch.zeros_like(index)
+        poses = batch.get("pose")
+        if poses is None:
+            poses = torch.zeros(len(index), 2, device=index.device)
+        if self.patches is None:
+            return Conditions(labels, poses)
+        grids, offsets = self.patches.draw(index, seed=self.seed, epoch=epoch, use=use)
+        return Conditions(labels, poses, grids, offsets)
+
+
+def _check_batch(batch: Batch, posed: bool) -> None:
+    keys = ("image", "index", "pose") if posed else ("image", "index")
+    missing = [key for key in keys if key not in batch]
+    if missing:
+        raise ConfigError(
+            f"the batch has no {' and no '.join(map(repr, missing))} but {', '.join(sorted(batch))}: set data.views "
+            "for nets that depend on poses, and batch_format=dict"
+        )

@@ -15,93 +15,6 @@ from lit_data.modules.gan.conditions import Conditions, Use, draw_choices, draw_
 from lit_data.rng import check_seed
 
 
-def draw_conditions(
-    count: int,
-    *,
-    seed: int,
-    num_labels: int,
-    labels: Sequence[int] | Tensor | None,
-    poses: Tensor | None,
-    known_poses: Tensor | None,
-) -> Conditions:
-    """Return what samples show: as given, else drawn evenly.
-
-    Args:
-        count: Number of samples.
-        seed: Draws what is not given.
-        num_labels: Labels to choose from.
-        labels: [count] of the samples; none: drawn.
-        poses: [count, 2] of the samples, rad; none: drawn.
-        known_poses: [V, 2] to choose from; none leaves 0.
-
-    Raises:
-        ConfigError: There are not `count` of what is given, or a label is out of range.
-    """
-    pose_count = 0 if known_poses is None else len(known_poses)
-    counts = (num_labels, pose_count)
-    drawn_labels, pose_numbers = draw_choices(torch.arange(count), counts, seed=seed)
-    if poses is None:
-        poses = torch.zeros(count, 2) if known_poses is None else known_poses.cpu()[pose_numbers]
-    labels = drawn_labels if labels is None else torch.as_tensor(labels, dtype=torch.int64)
-    if labels.shape != (count,) or poses.shape != (count, 2):
-        raise ConfigError(
-            f"labels {list(labels.shape)} and poses {list(poses.shape)}: need [{count}] and [{count}, 2] for {count} "
-            "samples"
-        )
-    if num_labels and not 0 <= int(labels.min()) <= int(labels.max()) < num_labels:
-        raise ConfigError(f"labels={sorted(set(labels.tolist()))}: need 0 to {num_labels - 1}")
-    return Conditions(labels.cpu(), poses.cpu().float())
-
-
-def render_samples(
-    generator: nn.Module,
-    conditions: Conditions,
-    *,
-    latents: Tensor,
-    batch_size: int,
-    device: torch.device,
-) -> Tensor:
-    """Generate images of latents, in inference mode and with the generator in evaluation.
-
-    Args:
-        generator: From latents and conditions to images in -1..1.
-        conditions: Of N images, on the CPU.
-        latents: [N, latent_size] on the CPU.
-        batch_size: Images at once.
-        device: Of the generator.
-
-    Returns:
-        [N, C, H, W] float32 in 0..1 on the CPU.
-    """
-    sizes = [len(part) for part in torch.split(latents, batch_size)]
-    parts = zip(torch.split(latents, sizes), conditions.split(sizes), strict=True)
-    dtype = next(generator.parameters()).dtype
-    images: Tensor | None = None
-    start = 0
-    was_training = generator.training
-    generator.eval()
-    try:
-        with torch.inference_mode():
-            for part_latents, part_conditions in parts:
-                output = generator(part_latents.to(device, dtype), part_conditions.to(device))
-                part_images = output.float().add(1).div(2).clamp(0, 1)
-                if images is None:
-                    # Outside of inference mode, so that the result is a tensor as any other.
-                    with torch.inference_mode(False):
-                        images = torch.empty(len(latents), *part_images.shape[1:])
-                images[start : start + len(part_images)] = part_images
-                start += len(part_images)
-    finally:
-        generator.train(was_training)
-    assert images is not None
-    return images
-
-
-def draw_sample_latents(count: int, latent_size: int, seed: int) -> Tensor:
-    """Draw [count, latent_size] on the CPU, apart from those of training with the same seed."""
-    return draw_latents(torch.arange(count), latent_size, seed=seed, epoch=0, use=Use.SAMPLES)
-
-
 class GeneratorModule(L.LightningModule):
     """Base of modules that learn to make pictures.
 
@@ -136,6 +49,7 @@ class GeneratorModule(L.LightningModule):
         sizes = {"latent_size": latent_size, "num_labels": num_labels}
         check_net(generator, sizes, "the module has")
         self.generator = generator
+        # A copy that no optimizer sees, which `follow_generator` moves.
         self.ema_generator = copy.deepcopy(generator).requires_grad_(False)
         self.latent_size = latent_size
         self.num_labels = num_labels
@@ -147,6 +61,7 @@ class GeneratorModule(L.LightningModule):
     def setup(self, stage: str) -> None:
         datamodule: Any = getattr(self.trainer, "datamodule", None)
         self.poses = getattr(datamodule, "poses", self.poses)
+        # A datamodule of yours may say nothing of its images: then the nets are believed.
         for name in ("image_px", "channels"):
             value = getattr(datamodule, name, None)
             if value is not None:
@@ -154,6 +69,7 @@ class GeneratorModule(L.LightningModule):
         if stage == "fit":
             check_repeatable(self.generator, self.trainer.strategy.root_device)
         labels = getattr(datamodule, "num_labels", 0)
+        # A net without labels may learn from data with labels, as one picture in all.
         if 0 < self.num_labels < labels:
             raise ConfigError(
                 f"num_labels={self.num_labels}: the data have {labels} - set model.num_labels to it, or to 0"
@@ -200,16 +116,8 @@ class GeneratorModule(L.LightningModule):
             raise ConfigError(
                 "pictures depend on the pose, and no datamodule gives any: give poses, [count, 2]"
             )
-        conditions = draw_conditions(
-            count,
-            seed=seed,
-            num_labels=self.num_labels,
-            labels=labels,
-            poses=poses,
-            known_poses=self.poses,
-        )
-        latents = draw_sample_latents(count, self.latent_size, seed)
-        return self._render(latents, conditions, batch_size)
+        conditions = self._draw_conditions(count, seed, labels, poses, self.poses)
+        return self._render(self._draw_latents(count, seed), conditions, batch_size)
 
     def sweep_views(
         self,
@@ -235,18 +143,11 @@ class GeneratorModule(L.LightningModule):
             [count, V, C, H, W] float32 in 0..1 on the CPU.
         """
         views = len(poses)
-        objects = draw_conditions(
-            count,
-            seed=seed,
-            num_labels=self.num_labels,
-            labels=labels,
-            poses=None,
-            known_poses=None,
-        )
+        objects = self._draw_conditions(count, seed, labels, None, None)
         # Each object with all its views in turn.
         labels = objects.labels.repeat_interleave(views)
         conditions = Conditions(labels, poses.cpu().float().repeat(count, 1))
-        latents = draw_sample_latents(count, self.latent_size, seed)
+        latents = self._draw_latents(count, seed)
         images = self._render(latents.repeat_interleave(views, dim=0), conditions, batch_size)
         return images.view(count, views, *images.shape[1:])
 
@@ -263,14 +164,73 @@ class GeneratorModule(L.LightningModule):
             for ema_buffer, buffer in buffers:
                 ema_buffer.copy_(buffer)
 
+    def _draw_conditions(
+        self,
+        count: int,
+        seed: int,
+        labels: Sequence[int] | Tensor | None,
+        poses: Tensor | None,
+        known_poses: Tensor | None,
+    ) -> Conditions:
+        """Return labels and poses of samples: as given, else drawn evenly.
+
+        Raises:
+            ConfigError: There are not `count` of what is given, or a label is out of range.
+        """
+        counts = (self.num_labels, 0 if known_poses is None else len(known_poses))
+        drawn_labels, pose_numbers = draw_choices(torch.arange(count), counts, seed=seed)
+        if poses is None and known_poses is not None:
+            poses = known_poses.cpu()[pose_numbers]
+        if poses is None:
+            poses = torch.zeros(count, 2)
+        labels = drawn_labels if labels is None else torch.as_tensor(labels, dtype=torch.int64)
+        if labels.shape != (count,) or poses.shape != (count, 2):
+            raise ConfigError(
+                f"labels {list(labels.shape)} and poses {list(poses.shape)}: need [{count}] and "
+                f"[{count}, 2] for {count} samples"
+            )
+        if self.num_labels and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_labels:
+            raise ConfigError(
+                f"labels={sorted(set(labels.tolist()))}: need 0 to {self.num_labels - 1}"
+            )
+        return Conditions(labels.cpu(), poses.cpu().float())
+
+    def _draw_latents(self, count: int, seed: int) -> Tensor:
+        """Draw [count, latent_size] on the CPU, apart from those of training with the same seed."""
+        index = torch.arange(count)
+        return draw_latents(index, self.latent_size, seed=seed, epoch=0, use=Use.SAMPLES)
+
     def _render(self, latents: Tensor, conditions: Conditions, batch_size: int) -> Tensor:
-        return render_samples(
-            self.ema_generator,
-            conditions,
-            latents=latents,
-            batch_size=batch_size,
-            device=self.device,
-        )
+        """Generate images of latents, in inference mode and with the generator in evaluation.
+
+        Returns:
+            [N, C, H, W] float32 in 0..1 on the CPU.
+        """
+        sizes = [len(part) for part in torch.split(latents, batch_size)]
+        parts = zip(torch.split(latents, sizes), conditions.split(sizes), strict=True)
+        generator = self.ema_generator
+        dtype = next(generator.parameters()).dtype
+        images: Tensor | None = None
+        start = 0
+        was_training = generator.training
+        generator.eval()
+        try:
+            with torch.inference_mode():
+                for part_latents, part_conditions in parts:
+                    output = generator(
+                        part_latents.to(self.device, dtype), part_conditions.to(self.device)
+                    )
+                    part_images = output.float().add(1).div(2).clamp(0, 1)
+                    if images is None:
+                        # Outside of inference mode, so that the result is a tensor as any other.
+                        with torch.inference_mode(False):
+                            images = torch.empty(len(latents), *part_images.shape[1:])
+                    images[start : start + len(part_images)] = part_images
+                    start += len(part_images)
+        finally:
+            generator.train(was_training)
+        assert images is not None
+        return images
 
 
 def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
@@ -287,7 +247,8 @@ def check_net(net: nn.Module, expected: Mapping[str, Any], who: str) -> None:
     for name, value in expected.items():
         net_value = getattr(net, name, value)
         if name == "image_px":
-            net_value, value = pair_px(name, net_value), pair_px(name, value)
+            net_value = pair_px(name, net_value)
+            value = pair_px(name, value)
         if net_value != value:
             raise ConfigError(
                 f"{name}={net_value} of {type(net).__name__}: {who} {value} - set it to that"

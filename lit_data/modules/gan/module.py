@@ -1,9 +1,11 @@
 """`GANModule`: a generator and a discriminator that learn from each other within a given memory."""
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Final
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any, Final, Literal, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -12,12 +14,41 @@ from typing_extensions import override
 from lit_data.batch_form import count_samples
 from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
-from lit_data.modules.gan.conditions import RayPatches, Use
+from lit_data.modules.gan.conditions import Conditions, Part, PartDraws, RayPatches, Use
 from lit_data.modules.gan.generator import GeneratorModule, check_net
-from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator
-from lit_data.modules.gan.step import LOSSES, GANLoss, Part, PartDraws, learn, make_fakes, penalise
+from lit_data.modules.gan.nets import ConvDiscriminator, ConvGenerator, widen
 from lit_data.modules.schedule import OptimizerFactory, Schedule, check_schedule, schedule_optimizer
 from lit_data.types import Batch
+
+GANLoss = Literal["non_saturating", "hinge"]
+
+
+class ScoreLosses(NamedTuple):
+    """Losses of scores [B], each [B].
+
+    Attributes:
+        real: Of the discriminator, for scores of real images.
+        fake: Of the discriminator, for scores of fakes.
+        generator: Of the generator, for scores of fakes.
+    """
+
+    real: Callable[[Tensor], Tensor]
+    fake: Callable[[Tensor], Tensor]
+    generator: Callable[[Tensor], Tensor]
+
+
+def _softplus_below(score: Tensor) -> Tensor:
+    return F.softplus(-score)
+
+
+LOSSES: Final[dict[GANLoss, ScoreLosses]] = {
+    # Goodfellow et al., "Generative adversarial nets", NeurIPS 2014, section 3.
+    "non_saturating": ScoreLosses(_softplus_below, F.softplus, _softplus_below),
+    # Lim and Ye, "Geometric GAN", 2017.
+    "hinge": ScoreLosses(
+        lambda score: F.relu(1 - score), lambda score: F.relu(1 + score), torch.neg
+    ),
+}
 
 _PLAIN: Final = (
     "image_px",
@@ -147,8 +178,9 @@ class GANModule(GeneratorModule):
         self.gradient_clip_norm = gradient_clip_norm
         self.micro_batch_size = micro_batch_size
         self.r1_micro_batch_size = r1_micro_batch_size
-        self.make_generator_optimizer = generator_optimizer or _make_adam
-        self.make_discriminator_optimizer = discriminator_optimizer or _make_adam
+        adam = partial(torch.optim.Adam, lr=1e-3, betas=(0.0, 0.99))
+        self.make_generator_optimizer = generator_optimizer or adam
+        self.make_discriminator_optimizer = discriminator_optimizer or adam
         self.register_buffer("last_r1", torch.zeros(()))
         self.save_hyperparameters(*_PLAIN)
 
@@ -232,7 +264,9 @@ class GANModule(GeneratorModule):
         fake = torch.zeros(2, device=self.device)  # loss, score
         real = torch.zeros(2, device=self.device)
         for part in self._cut(batch, self.micro_batch_size, Use.DISCRIMINATOR):
-            fake += self._learn(make_fakes(self.generator, part), part, self.losses.fake)
+            with torch.no_grad():
+                fakes = self.generator(part.latents, part.conditions)
+            fake += self._learn(fakes, part, self.losses.fake)
             real += self._learn(part.read_real(), part, self.losses.real)
         if self.r1_weight and self.batches_done % self.r1_every == 0:
             self._penalise(batch)
@@ -255,15 +289,32 @@ class GANModule(GeneratorModule):
         return self.draws.cut(batch, size, epoch=self.current_epoch, use=use)
 
     def _learn(self, images: Tensor, part: Part, find_loss: Callable[[Tensor], Tensor]) -> Tensor:
-        return learn(self.discriminator, images, part, find_loss, self._backward)
+        """Go through the discriminator and back; no graph is left.
+
+        Args:
+            images: [B, C, H, W] in -1..1.
+            part: Where they belong.
+            find_loss: From scores [B] to losses [B].
+
+        Returns:
+            [2]: the part's fraction of the mean loss and of the mean score.
+        """
+        scores = widen(self.discriminator(images, part.conditions))
+        loss = part.fraction * find_loss(scores).mean()
+        self._backward(loss)
+        return torch.stack((loss.detach(), part.fraction * scores.detach().mean()))
 
     def _penalise(self, batch: Batch) -> None:
+        """Go through the discriminator, to the gradient of the score, and back through both."""
         # Half of gamma, as in the paper, for all the steps up to the next penalty.
         weight = 0.5 * self.r1_weight * self.r1_every
         sizes = [size for size in (self.micro_batch_size, self.r1_micro_batch_size) if size]
         self.last_r1.zero_()
         for part in self._cut(batch, min(sizes, default=None), Use.DISCRIMINATOR):
-            self.last_r1 += penalise(self.discriminator, part, weight, self._backward)
+            penalties = find_r1(self.discriminator, part.read_real(), part.conditions)
+            penalty = part.fraction * penalties.mean()
+            self._backward(weight * penalty)
+            self.last_r1 += penalty.detach()
 
     def _backward(self, loss: Tensor) -> None:
         # The second derivatives of the penalty would run under autocast, and torch advises against
@@ -279,13 +330,31 @@ class GANModule(GeneratorModule):
         )
 
 
+def find_r1(discriminator: nn.Module, images: Tensor, conditions: Conditions) -> Tensor:
+    """Squared norm of the gradient of each real image's score (Mescheder et al., ICML 2018).
+
+    In float32 where autocast would take fewer bits: squares of small gradients underflow, and torch
+    computes the inner gradient under autocast, too.
+
+    Args:
+        discriminator: From images and conditions to scores.
+        images: [B, C, H, W] in -1..1.
+        conditions: What they show.
+
+    Returns:
+        [B], with a graph down to the discriminator's weights.
+    """
+    with torch.enable_grad(), torch.autocast(images.device.type, enabled=False):
+        images = images.detach().requires_grad_()
+        scores = discriminator(images, conditions)
+        (gradients,) = torch.autograd.grad(scores.sum(), images, create_graph=True)
+    penalties: Tensor = gradients.square().sum((1, 2, 3))
+    return penalties
+
+
 def _step(optimizer: LightningOptimizer) -> None:
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
-
-
-def _make_adam(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.Adam(parameters, lr=1e-3, betas=(0.0, 0.99))
 
 
 def _check_choices(loss: str, schedule: Schedule) -> None:

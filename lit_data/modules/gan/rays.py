@@ -11,7 +11,8 @@ from typing_extensions import override
 
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
-from lit_data.modules.gan.blocks import (
+from lit_data.modules.gan.conditions import Conditions, make_grid
+from lit_data.modules.gan.nets import (
     StyledBlock,
     StyleNet,
     check_counts,
@@ -20,7 +21,6 @@ from lit_data.modules.gan.blocks import (
     start_weights,
     widen,
 )
-from lit_data.modules.gan.conditions import Conditions, make_grid
 
 _SIDES: Final = ((0, 1), (0, 2), (1, 2))  # axes of the three planes
 # Shifted so that an untrained field can be seen through (Barron et al., "Mip-NeRF", ICCV 2021), and

@@ -1,6 +1,7 @@
 """Detectors of torchvision: a net, and the module that trains, scores and asks any of them."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, Final, Literal
 
 import torch
@@ -9,9 +10,9 @@ from typing_extensions import override
 
 from lit_data.checks import check_count
 from lit_data.errors import ConfigError
-from lit_data.modules.detection.average_precision import Objects
-from lit_data.modules.detection.module import DetectionModule
-from lit_data.modules.detection.targets import Truths, read_truths
+from lit_data.modules.detection.boxes import Objects
+from lit_data.modules.detection.module import LEAST_SCORE, MOST_KEPT, DetectionModule
+from lit_data.modules.detection.targets import read_truths
 from lit_data.modules.layers import count_outputs
 from lit_data.modules.pretrained.libraries import (
     building,
@@ -23,12 +24,8 @@ from lit_data.modules.pretrained.libraries import (
 from lit_data.modules.pretrained.nets import backbone_weights, check_model_name, start_by_name
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.weights import load_weights_file
-from lit_data.types import COUNT_SUFFIX, Batch, PathText
+from lit_data.types import Batch, PathText
 
-_LEAST_SCORE: Final = (
-    0.01  # in evaluation: average precision ranks all scores, but most places have lower ones
-)
-_MOST_KEPT: Final = 100  # boxes of an image; what COCO counts of a class
 _LEAST_SIDE_PX: Final = 1e-3  # torchvision ends in an error for boxes without area
 _LONGEST: Final = 2  # times the shorter side, as far as images are scaled
 
@@ -93,7 +90,9 @@ class TorchvisionDetector(nn.Module):
         _unify_norms(net.requires_grad_(True), library.ops.FrozenBatchNorm2d)
         if name == "coco":
             start_by_name(net, models.get_model_weights(model_name).DEFAULT, name, model_name)
-        self.net, self.classes, self._size_px = net, classes, size_px
+        self.net = net
+        self.classes = classes
+        self._size_px = size_px
         self._freezes_norm = weights is not None if freeze_norm == "auto" else freeze_norm
         if size_px is not None:
             check_count("size_px", size_px, 1)
@@ -102,7 +101,8 @@ class TorchvisionDetector(nn.Module):
                     f"size_px={size_px}: {model_name} scales to {net.transform.fixed_size[0]} px: "
                     "null"
                 )
-            net.transform.min_size, net.transform.max_size = (size_px,), _LONGEST * size_px
+            net.transform.min_size = (size_px,)
+            net.transform.max_size = _LONGEST * size_px
         load_weights_file(self, file)
 
     @override
@@ -129,7 +129,8 @@ class TorchvisionDetector(nn.Module):
         transform: Any = self.net.transform
         if self._size_px is None and transform.fixed_size is None and len(images):
             sides = [side for image in images for side in image.shape[-2:]]
-            transform.min_size, transform.max_size = (min(sides),), max(sides)
+            transform.min_size = (min(sides),)
+            transform.max_size = max(sides)
         return self.net(list(images), targets)
 
 
@@ -179,7 +180,7 @@ class TorchvisionDetectionModule(DetectionModule):
     ) -> None:
         super().__init__(
             net,
-            optimizer=optimizer or _make_adamw,
+            optimizer=optimizer or partial(torch.optim.AdamW, lr=3e-4, weight_decay=5e-2),
             schedule=schedule,
             score_threshold=score_threshold,
             iou_threshold=iou_threshold,
@@ -187,11 +188,9 @@ class TorchvisionDetectionModule(DetectionModule):
         for part in net.modules():
             if hasattr(part, "detections_per_img"):  # the heads of all kinds call them so
                 head: Any = part
-                head.score_thresh, head.nms_thresh, head.detections_per_img = (
-                    _LEAST_SCORE,
-                    iou_threshold,
-                    _MOST_KEPT,
-                )
+                head.score_thresh = LEAST_SCORE
+                head.nms_thresh = iou_threshold
+                head.detections_per_img = MOST_KEPT
 
     @override
     def forward(self, images: Tensor) -> list[dict[str, Tensor]]:  # type: ignore[override]  # as torchvision's answer
@@ -218,13 +217,15 @@ class TorchvisionDetectionModule(DetectionModule):
         objects = []
         for answer in self(images):
             order = answer["scores"].argsort(descending=True, stable=True)
+            boxes, scores, labels = (answer[key][order] for key in ("boxes", "scores", "labels"))
             # FCOS and RetinaNet score label 0 too, which no target has.
-            order = order[
-                (answer["scores"][order] > score_threshold) & (answer["labels"][order] > 0)
-            ]
-            boxes, scores = answer["boxes"][order].float(), answer["scores"][order].float()
+            is_object = (scores > score_threshold) & (labels > 0)
             objects.append(
-                {"boxes": boxes, "scores": scores, "classes": answer["labels"][order] - 1}
+                {
+                    "boxes": boxes[is_object].float(),
+                    "scores": scores[is_object].float(),
+                    "classes": labels[is_object] - 1,
+                }
             )
         return objects
 
@@ -239,25 +240,11 @@ def read_targets(batch: Batch) -> list[dict[str, Tensor]]:
         Of each image ``boxes`` [N, 4] float32 (left, top, right, bottom) in px and ``labels`` [N]
         int64 from 1; without boxes that have no area.
     """
-    height_px, width_px = batch["image"].shape[-2:]
-    truths = read_truths(batch["boxes"], height_px=height_px, width_px=width_px)
-    rows = _read_rows(batch, truths)
-    has_area = (truths.boxes[:, 2:] - truths.boxes[:, :2] > _LEAST_SIDE_PX).all(1)
+    truths = read_truths(batch)
     targets = []
     for row in range(len(batch["image"])):
-        of_image = (rows == row) & has_area
-        targets.append({"boxes": truths.boxes[of_image], "labels": truths.classes[of_image] + 1})
+        objects = truths.of(row)
+        has_area = (objects.boxes[:, 2:] - objects.boxes[:, :2] > _LEAST_SIDE_PX).all(1)
+        labels = objects.classes[has_area] + 1
+        targets.append({"boxes": objects.boxes[has_area], "labels": labels})
     return targets
-
-
-def _read_rows(batch: Batch, truths: Truths) -> Tensor:
-    """Return the image of each box; a piece of a batch still has the row numbers of the whole, so counts come first."""
-    counts = batch.get(f"boxes{COUNT_SUFFIX}")
-    if counts is None:
-        return truths.rows
-    rows = torch.arange(len(counts), device=counts.device)
-    return rows.repeat_interleave(counts, output_size=len(truths.boxes))
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=3e-4, weight_decay=5e-2)

@@ -174,7 +174,8 @@ class NormalisedNet(nn.Module):
         multiple_px: int = 1,
     ) -> None:
         super().__init__()
-        self.net, self._multiple_px = net, multiple_px
+        self.net = net
+        self._multiple_px = multiple_px
         mean, std = _read_normalise(normalise, trained, channels)
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
@@ -220,11 +221,14 @@ def _read_normalise(
     if normalise == "none":
         return torch.zeros(channels), torch.ones(channels)
     if normalise == "auto":
-        mean, std = list(trained["mean"]), list(trained["std"])
+        mean = list(trained["mean"])
+        std = list(trained["std"])
         if len(mean) != channels:
-            mean, std = [sum(mean) / len(mean)] * channels, [sum(std) / len(std)] * channels
+            mean = [sum(mean) / len(mean)] * channels
+            std = [sum(std) / len(std)] * channels
     elif isinstance(normalise, Mapping) and normalise.keys() == {"mean", "std"}:
-        mean, std = list(normalise["mean"]), list(normalise["std"])
+        mean = list(normalise["mean"])
+        std = list(normalise["std"])
     else:
         raise ConfigError(
             f"normalise={normalise!r}: choose auto, none or {{mean: [...], std: [...]}}"

@@ -89,7 +89,8 @@ class SmpNet(SegmenterNet):
         options: Mapping[str, Any] | None = None,
     ) -> None:
         count = check_sizes(classes, channels, prior)
-        library, timm = open_library("segmentation_models_pytorch"), open_library("timm")
+        library = open_library("segmentation_models_pytorch")
+        timm = open_library("timm")
         known = library.encoders.encoders
         if encoder_name in known:
             names = tuple(known[encoder_name]["pretrained_settings"])

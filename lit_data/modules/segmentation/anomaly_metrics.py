@@ -1,7 +1,10 @@
-"""`AnomalyMetrics`: the scores by which methods of anomaly detection are compared."""
+"""Scores by which methods of anomaly detection are compared, and the score of an image.
 
-from collections.abc import Sequence
-from typing import Final
+An image scores as the mean of its highest pixels, of which patches or slabs each hold some.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
@@ -13,6 +16,7 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
+from lit_data.errors import ConfigError
 from lit_data.modules.scored import (
     BINS,
     Confusion,
@@ -21,17 +25,13 @@ from lit_data.modules.scored import (
     find_bins,
     is_marked,
 )
-from lit_data.modules.segmentation.image_scores import (
-    MOST_PX,
-    SCORE_FRACTION,
-    TopPixels,
-    choose_threshold,
-    count_top_px,
-    keep_highest,
-    mean_by_image,
-    take_highest,
-)
+from lit_data.types import IGNORED
 
+MOST_PX: Final = 1024
+SCORE_FRACTION: Final = 0.0005
+_EPS: Final = 1e-9  # logits go up to 20.7
+_NOWHERE: Final = -1
+_SIDE_PX: Final = 2**31  # no image is wider
 _LIMITS: Final = {"aupro_30": 0.3, "aupro_5": 0.05}
 ANOMALY_METRICS: Final = (
     *("image_auroc", "image_average_precision", "pixel_auroc"),
@@ -41,6 +41,169 @@ ANOMALY_METRICS: Final = (
 _SMOOTH: Final = 50  # bins to each side, of 42 / 8192 logits
 _TOP_PIXELS: Final = ("top_images", "top_pixels", "top_scores")
 MERGE_AFTER: Final = 2**20  # pixels of the states, before each image keeps its highest ones only
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.floating[Any]]
+
+
+def count_top_px(pixels: int, fraction: float) -> int:
+    """Number of the highest pixels whose mean is the score of an image.
+
+    Args:
+        pixels: Of the image.
+        fraction: Of them, 0..1; 0 takes the highest one.
+
+    Returns:
+        ``fraction * pixels``, rounded, from 1 to 1024.
+    """
+    return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
+
+
+def check_fraction(name: str, fraction: float) -> None:
+    """Refuse what is no fraction of pixels.
+
+    Raises:
+        ConfigError: It is beyond 0..1.
+    """
+    if not 0 <= fraction <= 1:
+        raise ConfigError(f"{name}={fraction} must be from 0 (the highest pixel alone) to 1")
+
+
+def mean_highest(parts: Iterable[Floats], count: int) -> float:
+    """Mean of the highest values of an image, of which no more than one part is held in memory.
+
+    Args:
+        parts: Of the image, of any shapes.
+        count: How many values; all of them where there are fewer.
+    """
+    highest: Floats = np.zeros(0, np.float32)
+    for part in parts:
+        values = np.concatenate((highest, part.ravel()))
+        surplus = len(values) - count
+        highest = values if surplus <= 0 else np.partition(values, surplus)[surplus:]
+    return float(highest.mean(dtype=np.float64))
+
+
+class TopPixels(NamedTuple):
+    """Some of the highest pixels of images.
+
+    Attributes:
+        image: [n] int64 number of the image.
+        pixel: [n] int64 number of the pixel in it; -1 where it is not known.
+        score: [n] float32 in 0..1.
+    """
+
+    image: Tensor
+    pixel: Tensor
+    score: Tensor
+
+
+def take_highest(
+    scores: Tensor,
+    masks: Tensor,
+    images: Tensor,
+    positions: Tensor | None,
+    sizes_px: Tensor | None,
+    count: int,
+) -> TopPixels:
+    """Highest pixels of patches, without those that are ignored or were mirrored past an edge.
+
+    Args:
+        scores: [B, 1, H, W] float in 0..1.
+        masks: The same shape; 255 where pixels are ignored.
+        images: [B] int64, the number of each patch's image.
+        positions: [B, 2] int64 (y, x) of the patch in its image, px; None leaves the pixels without
+            numbers.
+        sizes_px: [images, 2] int64 (height, width); None takes all pixels as those of the image.
+        count: How many of each patch.
+    """
+    height, width = scores.shape[-2:]
+    counts = masks != IGNORED
+    if positions is not None and sizes_px is not None:
+        # Rows and columns from the corner to the edges.
+        rest = sizes_px.to(scores.device)[images] - positions
+        rows, columns = (torch.arange(length, device=scores.device) for length in (height, width))
+        counts &= (rows < rest[:, :1])[:, None, :, None] & (columns < rest[:, 1:])[:, None, None, :]
+    counted = scores.detach().float().masked_fill(~counts, -1).flatten(1)
+    highest = counted.topk(min(count, height * width))
+    pixel = torch.full_like(highest.indices, _NOWHERE)
+    if positions is not None:
+        y = highest.indices // width + positions[:, :1]
+        x = highest.indices % width + positions[:, 1:]
+        pixel = y * _SIDE_PX + x
+    is_counted = highest.values >= 0
+    of_image = images[:, None].expand_as(pixel)
+    return TopPixels(of_image[is_counted], pixel[is_counted], highest.values[is_counted])
+
+
+def keep_highest(top: TopPixels, limits: int | Ints) -> TopPixels:
+    """Highest pixels of each image, each pixel once.
+
+    Where several patches show it, the highest score counts.
+
+    Args:
+        top: Of any patches, on any device.
+        limits: How many of an image are kept; or [images] for each number of an image.
+
+    Returns:
+        Those on the host, by image and falling score.
+    """
+    image, pixel, score = (part.cpu().numpy() for part in top)
+    order = np.lexsort((-score, pixel, image))
+    image = image[order]
+    pixel = pixel[order]
+    score = score[order]
+    is_same = (image[1:] == image[:-1]) & (pixel[1:] == pixel[:-1]) & (pixel[1:] != _NOWHERE)
+    is_first = np.append(True, ~is_same)[: len(image)]
+    image = image[is_first]
+    pixel = pixel[is_first]
+    score = score[is_first]
+    order = np.lexsort((-score, image))
+    image = image[order]
+    pixel = pixel[order]
+    score = score[order]
+    rank = np.arange(len(image)) - np.searchsorted(image, image)
+    is_kept = rank < (limits if isinstance(limits, int) else limits[image])
+    return TopPixels(*(torch.from_numpy(part[is_kept]) for part in (image, pixel, score)))
+
+
+def mean_by_image(top: TopPixels, count: int) -> Tensor:
+    """Mean of the pixels of each image.
+
+    Args:
+        top: As `keep_highest` gives them.
+        count: Images.
+
+    Returns:
+        [count] float64 on the host, so that it is the same on every device; 0 where an image has no
+        pixels.
+    """
+    pixels = torch.bincount(top.image, minlength=count)
+    return torch.bincount(top.image, top.score.double(), count) / pixels.clamp(min=1)
+
+
+def choose_threshold(scores: Tensor, defective: Tensor) -> tuple[float, float]:
+    """F1 of images at best, and the score from which an image counts as defective.
+
+    It lies halfway, in logits, between the lowest score that counts as defective where the F1 is
+    largest and the next lower one. Middles of wider ranges (thresholds of which F1 is within 1, 2,
+    5 % of the best) were no better on other images of the same sets.
+
+    Args:
+        scores: [images] float in 0..1.
+        defective: [images] int64 in {0, 1}, of both kinds.
+    """
+    ranked, order = scores.double().sort(descending=True)
+    hits = defective[order].cumsum(0)
+    f1 = 2 * hits / (torch.arange(1, len(ranked) + 1) + hits[-1])
+    # Of images of equal scores.
+    is_last = torch.cat((ranked[1:] < ranked[:-1], torch.ones(1, dtype=torch.bool)))
+    levels = ranked[is_last]
+    f1 = f1[is_last]
+    best = int(f1.argmax())
+    neighbours = levels[[best, min(best + 1, len(levels) - 1)]]
+    middle = torch.logit(neighbours, eps=_EPS).mean().sigmoid()
+    return float(f1[best]), float(torch.minimum(middle, levels[best]))
 
 
 class AnomalyMetrics(PixelScores):
@@ -96,7 +259,8 @@ class AnomalyMetrics(PixelScores):
         self, kinds: Sequence[str] = (), *, score_fraction: float = SCORE_FRACTION
     ) -> None:
         super().__init__(threshold=0.5)
-        self.kinds, self.score_fraction = kinds, score_fraction
+        self.kinds = kinds
+        self.score_fraction = score_fraction
         self.sizes_px: Tensor | None = None
         self.image_threshold: float | None = None
         self.confusion: Confusion | None = None
@@ -131,9 +295,8 @@ class AnomalyMetrics(PixelScores):
             self.images.append(images)
             self.areas_px.append(torch.full_like(images, scores[0].numel()))
             self.defective.append(defective)
-            self._add(
-                take_highest(scores, masks, images, positions, self.sizes_px, self._count_most())
-            )
+            most = self._count_most()
+            self._add(take_highest(scores, masks, images, positions, self.sizes_px, most))
 
     def _add(self, top: TopPixels) -> None:
         """Add pixels to the states; where these grow large, each image keeps its highest ones only."""
@@ -152,11 +315,9 @@ class AnomalyMetrics(PixelScores):
         """Pixels that the score of any image is made of, at most."""
         if self.score_fraction == 0:
             return 1
-        return (
-            MOST_PX
-            if self.sizes_px is None
-            else count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
-        )
+        if self.sizes_px is None:
+            return MOST_PX
+        return count_top_px(int(self.sizes_px.prod(1).max()), self.score_fraction)
 
     def _count_regions(self, scores: Tensor, mask: NDArray[np.bool_]) -> None:
         import cv2
@@ -214,31 +375,30 @@ class AnomalyMetrics(PixelScores):
         best_f1, threshold = choose_threshold(scores, defective)
         least = threshold if self.image_threshold is None else self.image_threshold
         self.confusion = count_confusion(scores >= least, defective.bool())
-        by_kind = self._find_by_kind(numbers, defective) if self.kinds else {}
         values = {
             "image_auroc": binary_auroc(scores, defective),
             "image_average_precision": binary_average_precision(scores, defective),
             "image_f1_max": torch.tensor(best_f1),
             "image_f1_max_threshold": torch.tensor(threshold),
-        } | {
-            f"image_auroc_{kind}": binary_auroc(scores[rows], defective[rows])
-            for kind, rows in by_kind.items()
         }
+        for kind, rows in self._find_by_kind(numbers, defective).items():
+            values[f"image_auroc_{kind}"] = binary_auroc(scores[rows], defective[rows])
         return {name: score.to(self.device) for name, score in values.items()}
 
     def _find_by_kind(self, numbers: Tensor, defective: Tensor) -> dict[str, Tensor]:
         """Mark the images that are good or of a kind, bool, for each of several kinds."""
-        kinds = [
-            self.kinds[number] if bad else ""
-            for number, bad in zip(numbers.tolist(), defective.tolist(), strict=True)
-        ]
-        named_kinds = sorted(set(kinds) - {""})
-        if len(named_kinds) < 2:
+        if not self.kinds:
             return {}
-        return {
-            kind: torch.tensor([one in ("", kind) for one in kinds], device=numbers.device)
-            for kind in named_kinds
-        }
+        kinds = []
+        for number, is_bad in zip(numbers.tolist(), defective.tolist(), strict=True):
+            kinds.append(self.kinds[number] if is_bad else "")
+        named_kinds = sorted(set(kinds) - {""})
+        if len(named_kinds) < 2:  # of a single kind it would be the same number again
+            return {}
+        rows = {}
+        for kind in named_kinds:
+            rows[kind] = torch.tensor([one in ("", kind) for one in kinds])
+        return rows
 
 
 def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
@@ -252,9 +412,8 @@ def count_confusion(is_alarm: Tensor, is_defective: Tensor) -> Confusion:
 
 def _find_best(f1: Tensor) -> int:
     """Find where a smoothed curve [8192] is largest; of equal places the middle."""
-    mean_f1 = avg_pool1d(
-        f1[None], 2 * _SMOOTH + 1, stride=1, padding=_SMOOTH, count_include_pad=False
-    )[0]
+    window = 2 * _SMOOTH + 1
+    (mean_f1,) = avg_pool1d(f1[None], window, 1, _SMOOTH, count_include_pad=False)
     best = torch.nonzero(mean_f1 >= mean_f1.max() - 1e-6).flatten()
     return int(best[len(best) // 2])
 

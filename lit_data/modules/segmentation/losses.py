@@ -12,10 +12,10 @@ from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.types import IGNORED
 
-_DEFECT_PX: Final = 10.0  # a small defect; the mean over all pixels would drown it in background that is right already
-_SMOOTH_PX: Final = (
-    2.0  # makes overlap finite, and an empty answer right, where a sample has no defect
-)
+# A small defect; the mean over all pixels would drown it in background that is right already.
+_DEFECT_PX: Final = 10.0
+# Makes overlap finite, and an empty answer right, where a sample has no defect.
+_SMOOTH_PX: Final = 2.0
 _SETTLED: Final = 30.0
 
 
@@ -67,26 +67,25 @@ class PixelLoss(nn.Module):
                 f"tversky={list(tversky)}, dice_weight={dice_weight}, focal_gamma={focal_gamma}: "
                 "need two weights of false alarms and misses, and nothing below 0"
             )
-        self.unit, self.dice_weight, self.focal_gamma, self.tversky = (
-            unit,
-            dice_weight,
-            focal_gamma,
-            tuple(tversky),
-        )
+        self.unit = unit
+        self.dice_weight = dice_weight
+        self.focal_gamma = focal_gamma
+        self.tversky = tuple(tversky)
         weights = None if class_weights is None else torch.tensor(list(class_weights))
         # The options say them again.
         self.register_buffer("class_weights", weights, persistent=False)
 
     @override
     def forward(self, logits: Tensor, masks: Tensor) -> Tensor:
-        """The loss, a scalar.
+        """Return the loss, a scalar.
 
         Args:
             logits: [B, 1, H, W], of a defect; or [B, K, H, W], of the background and of each kind
                 of defect.
             masks: [B, 1, H, W] in 0..1, or numbers of classes; 255 where pixels are ignored.
         """
-        logits, truth = logits.float().flatten(2), masks.float().flatten(2)
+        logits = logits.float().flatten(2)
+        truth = masks.float().flatten(2)
         known = truth != IGNORED
         truth = truth.masked_fill(~known, 0)
         if logits.shape[1] == 1:
@@ -98,29 +97,29 @@ class PixelLoss(nn.Module):
         if self.class_weights is not None:
             entropy = entropy * self.class_weights.float()[truth[:, 0].round().long()]
         entropy = entropy * known[:, 0]
-        pixels = entropy.sum(1) / (
-            _DEFECT_PX if self.unit == "rare" else known[:, 0].sum(1).clamp(min=1)
-        )
+        unit_px: Tensor | float = _DEFECT_PX
+        if self.unit == "mean":
+            unit_px = known[:, 0].sum(1).clamp(min=1)
+        pixels = entropy.sum(1) / unit_px
         missed = self._miss_regions(probability * known, target * known)
         if self.unit == "mean":
             missed = missed * (target * known).flatten(1).any(1)
         return (pixels + self.dice_weight * missed).mean()
 
     def _miss_regions(self, probability: Tensor, target: Tensor) -> Tensor:
-        """[B] what of the overlap is missing, where both are [B, classes behind the background, H * W]."""
+        """Return what of the overlap is missing, [B]; both are [B, classes behind the background, H * W]."""
         if target.shape[1] == 1:
             return self._miss_overlap(probability, target)[:, 0]
-        union = self._miss_overlap(probability.sum(1, keepdim=True), target.sum(1, keepdim=True))[
-            :, 0
-        ]
+        any_defect = probability.sum(1, keepdim=True)
+        true_defect = target.sum(1, keepdim=True)
+        union = self._miss_overlap(any_defect, true_defect)[:, 0]
         present = target.any(2)
-        by_class = (self._miss_overlap(probability, target) * present).sum(1) / present.sum(
-            1
-        ).clamp(min=1)
+        of_present = (self._miss_overlap(probability, target) * present).sum(1)
+        by_class = of_present / present.sum(1).clamp(min=1)
         return torch.where(present.any(1), (union + by_class) / 2, union)
 
     def _miss_overlap(self, probability: Tensor, target: Tensor) -> Tensor:
-        """[B, classes] what of the overlap of each class is missing."""
+        """Return what of the overlap of each class is missing, [B, classes]."""
         false_alarms, misses = self.tversky
         both = 2 * (probability * target).sum(2)
         either = 2 * false_alarms * probability.sum(2) + 2 * misses * target.sum(2)
@@ -129,7 +128,7 @@ class PixelLoss(nn.Module):
 
 
 def _compare_two(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy [B, H * W], and probability and truth of a defect [B, 1, H * W]."""
+    """Return cross entropy [B, H * W], and probability and truth of a defect [B, 1, H * W]."""
     # The gradient of pixels that are right beyond 30 is stopped: below about 1e-38 it makes CPUs
     # ten times slower.
     settled = torch.where(truth > 0, logits.clamp(max=_SETTLED), logits.clamp(min=-_SETTLED))
@@ -138,7 +137,7 @@ def _compare_two(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _compare_classes(logits: Tensor, truth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Cross entropy [B, H * W], and probability and truth of each class behind the background [B, K - 1, H * W]."""
+    """Return cross entropy [B, H * W], probability and truth of each class behind the background [B, K - 1, H * W]."""
     numbers = truth[:, 0].long()
     scores = logits.log_softmax(1).clamp(min=-_SETTLED)
     entropy = -scores.gather(1, numbers[:, None])[:, 0]

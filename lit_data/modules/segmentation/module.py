@@ -1,6 +1,7 @@
 """`SegmentationModule`: learn to mark the pixels of true defects."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any, ClassVar, Final, Literal
 
@@ -13,12 +14,17 @@ from typing_extensions import override
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
-from lit_data.modules.scored import DefectRecall, PixelScores, ScoredModule
-from lit_data.modules.segmentation.anomaly_metrics import ANOMALY_METRICS, AnomalyMetrics
-from lit_data.modules.segmentation.image_scores import (
+from lit_data.modules.scored import (
+    DefectRecall,
+    PixelScores,
+    ScoredModule,
+    balance_classes,
+)
+from lit_data.modules.segmentation.anomaly_metrics import (
+    ANOMALY_METRICS,
     SCORE_FRACTION,
+    AnomalyMetrics,
     check_fraction,
-    tolerate_missing,
 )
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet
@@ -117,15 +123,18 @@ class SegmentationModule(ScoredModule):
         image_score_fraction: float = SCORE_FRACTION,
     ) -> None:
         check_fraction("image_score_fraction", image_score_fraction)
-        super().__init__(net or CompareNet(), optimizer=optimizer or _make_adamw, schedule=schedule)
-        self.classes, self.class_weights = tuple(map(str, classes or ())), class_weights
+        optimizer = optimizer or partial(torch.optim.AdamW, lr=2e-2, weight_decay=1e-2)
+        super().__init__(net or CompareNet(), optimizer=optimizer, schedule=schedule)
+        self.classes = tuple(map(str, classes or ()))
+        self.class_weights = class_weights
         if isinstance(loss, nn.Module):
             self.loss: nn.Module = loss
         else:
-            class_count = len(self.classes or "1") + 1
+            # Weights that balance are not known before the data are: see `on_fit_start`.
+            equal_weights = [1.0] * (len(self.classes or "1") + 1)
             self.loss = PixelLoss(
                 loss,
-                class_weights=[1.0] * class_count if class_weights == "balanced" else class_weights,
+                class_weights=equal_weights if class_weights == "balanced" else class_weights,
                 dice_weight=dice_weight,
                 focal_gamma=focal_gamma,
                 tversky=tversky,
@@ -133,13 +142,14 @@ class SegmentationModule(ScoredModule):
         self.suffixes = ("", "_baseline") if baseline else ("",)
         self.image_score_fraction = image_score_fraction
         if anomaly_metrics:
-            self._register_thresholds()
+            for name, value in _THRESHOLDS.items():
+                self.register_buffer(name, torch.tensor(value))
         fraction = image_score_fraction if anomaly_metrics else None
         self.scores = nn.ModuleDict(_make_scores(self.suffixes, false_alarms_per_patch, fraction))
         if self.classes:
-            self.class_scores = nn.ModuleDict(
-                {f"{stage}_classes": ClassScores(self.classes) for stage in _STAGES}
-            )
+            self.class_scores = nn.ModuleDict()
+            for stage in _STAGES:
+                self.class_scores[f"{stage}_classes"] = ClassScores(self.classes)
         # Plain values only, so that checkpoints load with weights_only=True.
         named_loss = ("loss",) if isinstance(loss, str) else ()
         self.save_hyperparameters(*_HYPERPARAMETERS, *named_loss)
@@ -167,15 +177,8 @@ class SegmentationModule(ScoredModule):
     @override
     def on_fit_start(self) -> None:
         if self.class_weights == "balanced":
-            datamodule: Any = getattr(self.trainer, "datamodule", None)
-            if not hasattr(datamodule, "count_classes"):
-                raise ConfigError(
-                    "class_weights=balanced needs a datamodule that counts: give the weights as a "
-                    "list"
-                )
-            counts = torch.as_tensor(datamodule.count_classes("train").sum(0))
             weights: Any = self.loss.class_weights
-            weights.copy_(counts.sum() / (len(counts) * counts.clamp(min=1)))
+            weights.copy_(balance_classes(self.trainer))
 
     @override
     def forward(self, images: Tensor) -> Tensor:
@@ -189,17 +192,17 @@ class SegmentationModule(ScoredModule):
         logits: Tensor = self.net(images)
         logit_count = len(self.classes) + 1 if self.classes else 1
         if logits.ndim != 4 or logits.shape[1] != logit_count:
+            names = f", for the background and {', '.join(self.classes)}" if self.classes else ""
             raise ConfigError(
                 f"the net gives {list(logits.shape)} and {logit_count} logits for each pixel are "
-                "wanted"
-                + (f", for the background and {', '.join(self.classes)}" if self.classes else "")
-                + f": set model.net.classes={logit_count}, or how your net calls it"
+                f"wanted{names}: set model.net.classes={logit_count}, or how your net calls it"
             )
         return logits
 
     @override
     def find_loss(self, batch: Batch) -> Tensor:
-        logits, masks = self(batch["image"]), batch["mask"]
+        logits = self(batch["image"])
+        masks = batch["mask"]
         takes_masks = isinstance(self.loss, PixelLoss) or not self.classes
         loss: Tensor = self.loss(logits, masks if takes_masks else masks[:, 0].long())
         return loss
@@ -224,7 +227,8 @@ class SegmentationModule(ScoredModule):
 
     @override
     def score(self, batch: Batch, stage: str) -> None:
-        images, masks = batch["image"], batch["mask"]
+        images = batch["image"]
+        masks = batch["mask"]
         logits = self(images).float()
         if self.classes:
             scores: Any = self.class_scores[f"{stage}_classes"]
@@ -255,11 +259,12 @@ class SegmentationModule(ScoredModule):
         for suffix in self.suffixes:
             metrics: Any = self.scores[stage + suffix]
             pixels = metrics["pixels"]
+            # Test images are judged by the threshold that validation chose, if it chose one.
             if isinstance(pixels, AnomalyMetrics) and stage == "test" and self.image_threshold >= 0:
                 pixels.image_threshold = float(self.image_threshold)
             values = dict(pixels.compute())
             if stage == "val":
-                self._take_thresholds(values)
+                self._take_thresholds(values)  # those of the baseline are none
             if isinstance(pixels, AnomalyMetrics) and pixels.confusion and not suffix:
                 self.confusion[stage] = pixels.confusion
             if "defects" in metrics:
@@ -273,12 +278,8 @@ class SegmentationModule(ScoredModule):
             scores.reset()
         return named
 
-    def _register_thresholds(self) -> None:
-        for name, value in _THRESHOLDS.items():
-            self.register_buffer(name, torch.tensor(value))
-        tolerate_missing(self, ("image_threshold", "image_threshold_fraction"))
-
     def _take_thresholds(self, scores: Mapping[str, Tensor]) -> None:
+        # Without a defect among the validated pixels no threshold is better than another.
         if scores.get("f1_max", 0) > 0:
             self.predict_threshold.fill_(scores["f1_max_threshold"])
         if "image_f1_max" in scores:
@@ -332,7 +333,7 @@ def _join_classes(logits: Tensor) -> Tensor:
 
 
 def plain_difference(images: Tensor) -> Tensor:
-    """The score that any engineer would try first: |target - mean(references)|.
+    """Return the score that any engineer would try first: |target - mean(references)|.
 
     Args:
         images: [B, C, H, W]; channel 0 is the target.
@@ -350,6 +351,7 @@ def _make_scores(
 ) -> dict[str, nn.ModuleDict]:
     scores: dict[str, nn.ModuleDict] = {}
     for stage, suffix in product(_STAGES, suffixes):
+        # The plain difference is no probability, so its Dice is that of its best threshold.
         pixels = PixelScores(threshold=None if suffix else 0.5)
         if image_score_fraction is not None and not suffix:
             pixels = AnomalyMetrics(score_fraction=image_score_fraction)
@@ -358,7 +360,3 @@ def _make_scores(
             metrics["defects"] = DefectRecall(false_alarms_per_patch=false_alarms_per_patch)
         scores[stage + suffix] = nn.ModuleDict(metrics)
     return scores
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=2e-2, weight_decay=1e-2)

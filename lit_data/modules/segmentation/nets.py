@@ -91,9 +91,8 @@ class UNet(nn.Module):
         height, width = images.shape[-2:]
         step = 2**self.depth
         padded = F.pad(images, (0, -width % step, 0, -height % step), mode="replicate")
-        features: Tensor = self.stem(
-            self.standardise(padded.contiguous(memory_format=torch.channels_last))
-        )
+        padded = padded.contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.stem(self.standardise(padded))
         sides = []
         for layer in self.down:
             sides.append(features)
@@ -132,11 +131,15 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     Returns:
         [K] float32.
     """
-    named = 0 if classes is None or isinstance(classes, int) else len(classes)
-    count = named + 1 if named else classes if isinstance(classes, int) else 1
+    if isinstance(classes, int):
+        count = max(classes, 0)
+        named = 0
+    else:
+        named = len(classes or ())
+        count = named + 1  # of the background too; without names it is the one of a defect
     if not 0 < prior < 1:
-        return torch.zeros(max(count, 0))
-    bias = torch.full((max(count, 0),), math.log(prior / (1 - prior) / max(1, named)))
+        return torch.zeros(count)
+    bias = torch.full((count,), math.log(prior / (1 - prior) / max(1, named)))
     if named:
         bias[0] = 0
     return bias
@@ -154,9 +157,8 @@ def _convolve(inputs: int, outputs: int, stride: int) -> tuple[nn.Module, ...]:
 
 
 _POOL_PX: Final = 4
-_WINDOW: Final = (
-    9  # pooled pixels, so 36 px: several stripes, but local enough for a drift along the image
-)
+# Pooled pixels, so 36 px: several stripes, but local enough for a drift along the image.
+_WINDOW: Final = 9
 _LARGEST_SHIFT_PX: Final = 1.5
 _FLOOR: Final = 2e-4  # keeps flat regions, which say nothing about the shift, at shift 0
 
@@ -182,15 +184,14 @@ def align(target: Tensor, references: Tensor) -> Tensor:
     # Larger differences than a shift can explain are defects; cut, they do not pull the estimate.
     reach = _LARGEST_SHIFT_PX * (gx.abs() + gy.abs()) + 0.02
     difference = (target - references).clamp(-reach, reach)
-    sums = smooth(
-        torch.cat((gx * gx, gy * gy, gx * gy, gx * difference, gy * difference), dim=1),
-        upsample=False,
-    )
+    # Least squares of the gradients in each window: two equations for the shift, solved by Cramer.
+    products = (gx * gx, gy * gy, gx * gy, gx * difference, gy * difference)
+    sums = smooth(torch.cat(products, dim=1), upsample=False)
     xx, yy, xy, xd, yd = sums.chunk(5, dim=1)
-    xx, yy = xx + _FLOOR, yy + _FLOOR
-    shift = torch.cat((yy * xd - xy * yd, xx * yd - xy * xd), dim=1) / (xx * yy - xy * xy).repeat(
-        1, 2, 1, 1
-    )
+    xx = xx + _FLOOR
+    yy = yy + _FLOOR
+    determinant = (xx * yy - xy * xy).repeat(1, 2, 1, 1)
+    shift = torch.cat((yy * xd - xy * yd, xx * yd - xy * xd), dim=1) / determinant
     u, v = _upsample(shift.clamp(-_LARGEST_SHIFT_PX, _LARGEST_SHIFT_PX), references).chunk(2, dim=1)
     return _warp(references, u, v)
 
@@ -226,9 +227,9 @@ def _warp(images: Tensor, u: Tensor, v: Tensor) -> Tensor:
     batch, channels, height, width = images.shape
     rows = torch.arange(height, device=images.device)[:, None]
     columns = torch.arange(width, device=images.device)
-    places = torch.stack(
-        ((columns + u + 0.5) * 2 / width - 1, (rows + v + 0.5) * 2 / height - 1), dim=-1
-    )
+    x = (columns + u + 0.5) * 2 / width - 1
+    y = (rows + v + 0.5) * 2 / height - 1
+    places = torch.stack((x, y), dim=-1)
     flat = images.reshape(batch * channels, 1, height, width)
     moved = F.grid_sample(flat, places.flatten(0, 1), padding_mode="border", align_corners=False)
     return moved.view_as(images)
@@ -273,14 +274,10 @@ class CompareNet(nn.Module):
                 f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < "
                 "prior < 1"
             )
-        inputs = [_FEATURES] + [width] * (depth - 1)
-        self.layers = nn.Sequential(
-            *(
-                layer
-                for count in inputs
-                for layer in (nn.Conv2d(count, width, 3, padding=1), nn.ReLU(inplace=True))
-            )
-        )
+        layers: list[nn.Module] = []
+        for inputs in (_FEATURES, *[width] * (depth - 1)):
+            layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
+        self.layers = nn.Sequential(*layers)
         self.head = nn.Conv2d(width, 1, 1)
         for layer in self.layers:
             if isinstance(layer, nn.Conv2d):
@@ -318,7 +315,8 @@ def compare(images: Tensor) -> Tensor:
     """
     with torch.autocast(images.device.type, enabled=False):
         normal = normalise_contrast(images.float())
-        target, references = normal[:, :1], normal[:, 1:]
+        target = normal[:, :1]
+        references = normal[:, 1:]
         plain = target - references
         registered = target - align(target, references)
         registered = registered - smooth(registered.clamp(-0.05, 0.05))

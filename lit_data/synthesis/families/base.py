@@ -2,8 +2,9 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from numbers import Real
 from typing import TYPE_CHECKING, Any, ClassVar, Final
 
@@ -13,6 +14,7 @@ from numpy.typing import NDArray
 from lit_data.errors import ConfigError
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
 
     from lit_data.synthesis.windows import Pixels, Windows
@@ -30,9 +32,14 @@ _LIMITS: Final[dict[str, tuple[float, float]]] = {
 """Limits of the ranges with these names; all others must not be negative."""
 
 Floats = NDArray[np.float32]
+Ints = NDArray[np.int64]
+Size = tuple[int, int]
+"""Height and width, px."""
 Range = tuple[float, float]
+Drawn = dict[str, Floats]
+"""Drawn parameters by name, [n] each, on the host."""
 Parameters = dict[str, "Tensor"]
-"""Drawn parameters by name, [n, 1, 1] each, on the device of the images."""
+"""The same on the device of the images, [n, 1, 1] each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,6 +87,7 @@ class Family(ABC):
         for field in fields(self):
             value = getattr(self, field.name)
             default = field.default
+            # Strengths have no default to tell their kind by.
             is_strength = field.name in ("amplitude", "contrast") and value is not None
             is_range = isinstance(default, tuple) and isinstance(default[0], int | float)
             if is_strength or is_range:
@@ -92,9 +100,8 @@ class Family(ABC):
         """Weights of the fixed forms of this family."""
         return (1.0,)
 
-    @abstractmethod
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        """Return the parameters of n defects.
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
+        """Return the parameters of n defects: by default evenly over the ranges of their names.
 
         Args:
             draws: [n, DRAWS] in [0, 1).
@@ -103,15 +110,17 @@ class Family(ABC):
         Returns:
             [n] for each of `parameters`.
         """
+        drawn = {}
+        for column, name in enumerate(self.parameters):
+            drawn[name] = spread(draws[:, column], getattr(self, name))
+        return drawn
 
     @abstractmethod
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         """Return the window of each defect: [n, 2] (height, width), or [2] for all of them."""
 
     def place(
-        self, y: Floats, x: Floats, parameters: dict[str, Floats], shape_px: tuple[int, int]
+        self, y: Floats, x: Floats, parameters: Drawn, shape_px: Size
     ) -> tuple[Floats, Floats]:
         """Return the centre of the window of each defect, by default that of the defect."""
         return y, x
@@ -164,13 +173,39 @@ def check_range(
     return pair[0], pair[1]
 
 
+@lru_cache(maxsize=32)
+def load_on(device: "torch.device", load: Callable[..., Floats], *arguments: Any) -> "Tensor":  # noqa: ANN401 - those of `load`
+    """Return an array that families read from, copied to a device once.
+
+    Args:
+        device: The device.
+        load: Makes the array.
+        arguments: Hashable arguments of `load`.
+    """
+    import torch
+
+    with torch.inference_mode(mode=False):  # else it could not be used outside of it
+        return torch.from_numpy(load(*arguments)).to(device)
+
+
+def find_extreme(pixels: "Tensor", strength: "Tensor") -> "Tensor":
+    """Return the brightest of J pixels for a positive strength, else the darkest: [n, C].
+
+    Args:
+        pixels: [n, J, C].
+        strength: [n], signed.
+    """
+    sign = strength.sign()[:, None]
+    return (pixels * sign[..., None]).amax(1) * sign
+
+
 def spread(draws: Floats, bounds: Range) -> Floats:
     """Spread uniform numbers in [0, 1) between bounds."""
     low, high = bounds
     return np.float32(low) + draws * np.float32(high - low)
 
 
-def square_window(half_px: NDArray[np.floating]) -> NDArray[np.int64]:
+def square_window(half_px: NDArray[np.floating]) -> Ints:
     """Return square windows that reach `half_px` from their centre, of few sizes: [n, 2]."""
     # Odd, so that the exponent is that of the next power of 2.
     least_px = 2 * np.ceil(half_px + 0.5) + 1

@@ -4,20 +4,23 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal, get_args
 
 import numpy as np
-from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import (
+    Drawn,
     Family,
     Floats,
+    Ints,
     Parameters,
     Range,
+    Size,
+    find_extreme,
     spread,
     square_window,
 )
-from lit_data.synthesis.outlines import band, stretch
+from lit_data.synthesis.outlines import band
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -56,7 +59,7 @@ class Line(Family):
             raise ConfigError(f"line.width_px={list(self.width_px)} must be whole numbers from 1")
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         column_fraction = {"rows": 0.0, "columns": 1.0, "both": 0.5}[self.along]
         low, high = self.width_px
         return {
@@ -66,9 +69,7 @@ class Line(Family):
         }
 
     @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         is_column = parameters["is_column"] > 0
         thickness_px = self.width_px[1] + 2
         height = np.where(is_column, shape_px[0] + 1, thickness_px)
@@ -77,7 +78,7 @@ class Line(Family):
 
     @override
     def place(
-        self, y: Floats, x: Floats, parameters: dict[str, Floats], shape_px: tuple[int, int]
+        self, y: Floats, x: Floats, parameters: Drawn, shape_px: Size
     ) -> tuple[Floats, Floats]:
         is_column = parameters["is_column"] > 0
         middle_y, middle_x = np.float32(shape_px[0] // 2), np.float32(shape_px[1] // 2)
@@ -95,8 +96,7 @@ class Line(Family):
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         level = (pixels.strength > 0).to(pixels.cover.dtype)[:, None]  # white or black
-        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (level - pixels.before) * opacity[:, None]
+        return pixels.turn_into(level, pixels.of_each(parameters["opacity"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,12 +136,11 @@ class Scratch(Family):
 
     def __post_init__(self) -> None:
         """Check the fraction too."""
-        if not 0 <= self.interrupted <= 1:
-            raise ConfigError(f"scratch.interrupted={self.interrupted!r} must lie between 0 and 1")
+        check_fraction("scratch.interrupted", self.interrupted)
         Family.__post_init__(self)
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         is_solid = draws[:, 6] >= self.interrupted
         side = np.where(draws[:, 4] < 0.5, np.float32(-1), np.float32(1))
         return {
@@ -156,9 +155,7 @@ class Scratch(Family):
         }
 
     @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         # Distance of the ends from the centre, in lengths.
         end_distance = np.hypot(np.float32(0.5), parameters["bend"] / 8)
         return square_window(parameters["length_px"] * end_distance + parameters["width_px"] / 2)
@@ -201,25 +198,17 @@ class ExtraStripe(Family):
     turns_inwards: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return {
-            "length_px": spread(draws[:, 0], self.length_px),
-            "width_px": spread(draws[:, 1], self.width_px),
-        }
-
-    @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         return square_window(np.maximum(parameters["length_px"], parameters["width_px"]) / 2)
 
     @override
     def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        return stretch(windows, parameters)
+        along, across = windows.along_stripes()
+        return band(along, parameters["length_px"] / 2) * band(across, parameters["width_px"] / 2)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StripeBreak(Family):
+class StripeBreak(ExtraStripe):
     """A stretch of a stripe where the ground shows through.
 
     Bright stripes get the darkest value across, dark ones the brightest; their direction is found
@@ -241,7 +230,8 @@ class StripeBreak(Family):
     reach_px: int = 8
 
     name: ClassVar[str] = "stripe_break"
-    parameters: ClassVar[tuple[str, ...]] = ("length_px", "width_px", "opacity")
+    parameters: ClassVar[tuple[str, ...]] = (*ExtraStripe.parameters, "opacity")
+    turns_inwards: ClassVar[bool] = False  # the sign chooses between darkest and brightest
     replaces: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -251,24 +241,6 @@ class StripeBreak(Family):
         Family.__post_init__(self)
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return {
-            "length_px": spread(draws[:, 0], self.length_px),
-            "width_px": spread(draws[:, 1], self.width_px),
-            "opacity": spread(draws[:, 2], self.opacity),
-        }
-
-    @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
-        return square_window(np.maximum(parameters["length_px"], parameters["width_px"]) / 2)
-
-    @override
-    def cover(self, windows: "Windows", parameters: Parameters) -> "Tensor":
-        return stretch(windows, parameters)
-
-    @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
         import torch
 
@@ -276,8 +248,5 @@ class StripeBreak(Family):
         across = torch.arange(-self.reach_px, self.reach_px + 1, device=pixels.y.device)
         y = pixels.y[:, None] + across * ~runs_down
         x = pixels.x[:, None] + across * runs_down
-        # With the sign of the strength the largest value is the brightest, or the darkest.
-        sign = pixels.strength.sign()[:, None]
-        ground = (pixels.look(y, x) * sign[..., None]).amax(1) * sign
-        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (ground - pixels.before) * opacity[:, None]
+        ground = find_extreme(pixels.look(y, x), pixels.strength)
+        return pixels.turn_into(ground, pixels.of_each(parameters["opacity"]))

@@ -10,13 +10,18 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.errors import DataError
+from lit_data.grid import mirror
 from lit_data.io.discovery import find_images
 from lit_data.io.images.readers import read_image
 from lit_data.synthesis.families.base import (
+    Drawn,
     Family,
     Floats,
+    Ints,
     Parameters,
     Range,
+    Size,
+    load_on,
     spread,
     square_window,
 )
@@ -31,7 +36,6 @@ from lit_data.synthesis.outlines import (
 )
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from lit_data.synthesis.windows import Pixels, Windows
@@ -60,7 +64,7 @@ class Region(Family):
     """Width of the edge in fractions of the shorter half axis."""
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         half = spread(draws[:, 0], self.size_px) / 2
         return {
             "half_px": half,
@@ -71,9 +75,7 @@ class Region(Family):
         }
 
     @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         if self.shapes_from is not None:
             return square_window(parameters["half_px"] * np.float32(np.sqrt(2)))
         half_px = parameters["half_px"]
@@ -112,7 +114,7 @@ class Blur(Region):
     replaces: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         sigma = {"sigma_px": spread(draws[:, 5], self.sigma_px)}
         return super(Blur, self).sample(draws, variant) | sigma
 
@@ -131,7 +133,7 @@ class Blur(Region):
             for n in range(len(offset)):
                 total = total + blurred.narrow(axis, n, length) * weights[:, :, n, None, None]
             blurred = total
-        return (blurred[pixels.at] - pixels.before) * pixels.cover[:, None]
+        return pixels.turn_into(blurred[pixels.at])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,9 +157,10 @@ class CutPaste(Region):
     replaces: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         direction = draws[:, 5] * np.float32(2 * np.pi)
         distance = spread(draws[:, 6], self.distance_px)
+        # Whole pixels, so that nothing is interpolated and noise stays what it is.
         shift = {
             "shift_y": np.rint(distance * np.sin(direction)),
             "shift_x": np.rint(distance * np.cos(direction)),
@@ -166,10 +169,9 @@ class CutPaste(Region):
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        shift_y = pixels.of_each(parameters["shift_y"]).view(-1).long()
-        shift_x = pixels.of_each(parameters["shift_x"]).view(-1).long()
-        source = pixels.look(pixels.y + shift_y, pixels.x + shift_x)
-        return (source - pixels.before) * pixels.cover[:, None]
+        shift_y = pixels.of_each(parameters["shift_y"]).long()
+        shift_x = pixels.of_each(parameters["shift_x"]).long()
+        return pixels.turn_into(pixels.look(pixels.y + shift_y, pixels.x + shift_x))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,23 +222,12 @@ def load_textures(folder: str | None) -> NDArray[np.float32]:
     return np.stack([_standardise(read_image(path)[0]) for path in paths])
 
 
-@lru_cache(maxsize=8)
-def textures_on(folder: str | None, device: "torch.device") -> "Tensor":
-    """Return the textures of `load_textures` on a device."""
-    import torch
-
-    with torch.inference_mode(mode=False):
-        return torch.from_numpy(load_textures(folder)).to(device)
-
-
 def _standardise(image: NDArray[np.generic]) -> NDArray[np.float32]:
     """Cut the middle out of an image, and give it mean 0 and variance 1."""
     pixels = image.astype(np.float32)
     for axis, length in enumerate(pixels.shape):
         start = max(0, length - TEXTURE_PX) // 2
-        period = max(1, 2 * (length - 1))
-        folded = (np.arange(TEXTURE_PX) + start) % period
-        pixels = pixels.take(np.minimum(folded, period - folded), axis=axis)
+        pixels = pixels.take(mirror(start, TEXTURE_PX, length), axis=axis)
     return np.asarray((pixels - pixels.mean()) / max(float(pixels.std()), 1e-6), np.float32)
 
 
@@ -264,7 +255,7 @@ class Texture(Region):
     replaces: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         texture = {"texture_y": draws[:, 5], "texture_x": draws[:, 6], "texture": draws[:, 7]}
         return super(Texture, self).sample(draws, variant) | texture
 
@@ -275,15 +266,15 @@ class Texture(Region):
 
     @override
     def change(self, pixels: "Pixels", parameters: Parameters) -> "Tensor":
-        textures = textures_on(self.textures_from, pixels.cover.device)
-        top = (pixels.of_each(parameters["texture_y"]).view(-1) * TEXTURE_PX).long()
-        left = (pixels.of_each(parameters["texture_x"]).view(-1) * TEXTURE_PX).long()
-        number = (pixels.of_each(parameters["texture"]).view(-1) * len(textures)).long()
+        textures = load_on(pixels.cover.device, load_textures, self.textures_from)
+        top = (pixels.of_each(parameters["texture_y"]) * TEXTURE_PX).long()
+        left = (pixels.of_each(parameters["texture_x"]) * TEXTURE_PX).long()
+        number = (pixels.of_each(parameters["texture"]) * len(textures)).long()
         row = (top + pixels.y) % TEXTURE_PX
         column = (left + pixels.x) % TEXTURE_PX
+        # The texture has variance 1, so the strength is its standard deviation.
         grain = pixels.strength.abs() * textures[number, row, column]
-        source = pixels.of_each(pixels.windows.brightness) + grain[:, None]
-        return (source - pixels.before) * pixels.cover[:, None]
+        return pixels.turn_into(pixels.windows.brightness[pixels.defect] + grain[:, None])
 
 
 def _perlin_mask(windows: "Windows", p: Parameters) -> "Tensor":

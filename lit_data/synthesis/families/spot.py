@@ -13,10 +13,15 @@ from lit_data.checks import call_checked
 from lit_data.devices import constant
 from lit_data.errors import ConfigError
 from lit_data.synthesis.families.base import (
+    Drawn,
     Family,
     Floats,
+    Ints,
     Parameters,
     Range,
+    Size,
+    find_extreme,
+    load_on,
     spread,
     square_window,
 )
@@ -24,7 +29,6 @@ from lit_data.synthesis.outlines import band
 from lit_data.synthesis.windows import SEARCH_PX
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
     from lit_data.synthesis.windows import Pixels, Windows
@@ -146,13 +150,11 @@ class Spot(Family):
         return tuple(shape.weight for shape in self.spots)
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         return {"shape": variant.astype(np.float32)}
 
     @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         height = max(shape.height_px for shape in self.spots)
         width = max(shape.width_px for shape in self.spots)
         return np.array((height, width))
@@ -162,14 +164,7 @@ class Spot(Family):
         offset_y = ((windows.centre_y - windows.nearest_y + 0.5) * SUBPIXELS).long()
         offset_x = ((windows.centre_x - windows.nearest_x + 0.5) * SUBPIXELS).long()
         shape = parameters["shape"].long().view(-1)
-        return _table(self.spots, windows.device)[shape, offset_y, offset_x]
-
-
-@lru_cache(maxsize=16)
-def _table(shapes: tuple[SpotShape, ...], device: "torch.device") -> "Tensor":
-    import torch
-
-    return torch.from_numpy(spot_kernels(shapes)).to(device)
+        return load_on(windows.device, spot_kernels, self.spots)[shape, offset_y, offset_x]
 
 
 _COMPASS_Y: Final = (0, -1, -0.7, 0, 0.7, 1, 0.7, 0, -0.7)
@@ -197,16 +192,7 @@ class Nick(Family):
     replaces: ClassVar[bool] = True
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
-        return {
-            "radius_px": spread(draws[:, 0], self.radius_px),
-            "opacity": spread(draws[:, 1], self.opacity),
-        }
-
-    @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         return square_window(parameters["radius_px"] + SEARCH_PX)
 
     @override
@@ -226,11 +212,8 @@ class Nick(Family):
         y = (windows.nearest_y + edge_y)[:, None] + compass_y
         x = (windows.nearest_x + edge_x)[:, None] + compass_x
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
-        # With the sign of the strength the largest value is the brightest, or the darkest.
-        sign = windows.strength.sign()[:, None]
-        level = (around * sign[..., None]).amax(1) * sign
-        opacity = pixels.cover * pixels.of_each(parameters["opacity"]).view(-1)
-        return (pixels.of_each(level) - pixels.before) * opacity[:, None]
+        level = find_extreme(around, windows.strength)
+        return pixels.turn_into(level[pixels.defect], pixels.of_each(parameters["opacity"]))
 
 
 _LEAST_SLOPE: Final = 1 / 256
@@ -265,7 +248,7 @@ class Relief(Family):
     parameters: ClassVar[tuple[str, ...]] = ("sigma_px", "sigma_across_px", "angle", "light")
 
     @override
-    def sample(self, draws: Floats, variant: NDArray[np.int64]) -> dict[str, Floats]:
+    def sample(self, draws: Floats, variant: Ints) -> Drawn:
         sigma = spread(draws[:, 0], self.sigma_px)
         if self.light_deg is None:
             light_deg = draws[:, 3] * 360
@@ -279,9 +262,7 @@ class Relief(Family):
         }
 
     @override
-    def window_px(
-        self, parameters: dict[str, Floats], shape_px: tuple[int, int]
-    ) -> NDArray[np.int64]:
+    def window_px(self, parameters: Drawn, shape_px: Size) -> Ints:
         return square_window(parameters["sigma_px"] * _REACH_SIGMAS)
 
     @override

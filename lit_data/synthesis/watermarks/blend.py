@@ -73,6 +73,7 @@ def _split_colours(images: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """
     red, green, blue = images.unbind(1)
     luma = (red * 299).add_(green * 587).add_(blue * 114).div_(1000).round_()
+    # Colours at half the resolution, as files have them (4:2:0).
     cb = _halve(blue - luma).div_(4 * 1.772).round_()
     cr = _halve(red - luma).div_(4 * 1.402).round_()
     return luma.sub_(128), cb, cr
@@ -122,6 +123,7 @@ def _transform(device: torch.device, dtype: torch.dtype) -> Tensor:
         [64, 64].
     """
     frequency, pixel = torch.meshgrid(torch.arange(8.0), torch.arange(8.0), indexing="ij")
+    # DCT-II along one axis; the transform of a block is the product of two.
     line = torch.cos((2 * pixel + 1) * frequency * math.pi / 16) / 2
     line[0] /= math.sqrt(2)
     return (torch.kron(line, line) * _UNIT).round().to(device, dtype)

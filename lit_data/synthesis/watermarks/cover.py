@@ -42,6 +42,7 @@ def _place(rows: Array, plan: WatermarkPlan, bank: GlyphBank, number: int) -> No
 
     bitmap, scale = _get_bitmap(plan, bank, number)
     half_height, half_width = _half_extents(bitmap, scale, float(plan.angle_deg[number]))
+    # The window is cut to the sample: a text may leave it at any edge.
     y, x = plan.centre[number].tolist()
     height, width = rows.shape
     top, bottom = max(0, math.floor(y - half_height)), min(height, math.ceil(y + half_height) + 1)
@@ -132,6 +133,7 @@ def probe_under(images: Array, cover: Array) -> Array:
         covered = np.flatnonzero(mask > _COVERED)
         if not len(covered):
             continue
+        # Evenly over the covered pixels in the order of rows.
         probes = covered[np.arange(PROBES) * len(covered) // PROBES]
         rows, columns = np.divmod(probes, width)
         under[row] = images[row][:, rows, columns].T
@@ -151,6 +153,7 @@ def keep_visible(plan: WatermarkPlan, under: Array) -> WatermarkPlan:
     ground = under.astype(np.float32) / np.float32(255)
     changed = _find_changed(plan, ground, plan.colour, plan.mode)
     mode = np.full_like(plan.mode, _NORMAL)
+    # One candidate of each other colour for each sample: [3, B, 3].
     others = np.array(_OTHERS, np.float32)[:, None, None] * np.ones_like(plan.colour)
     others_changed = np.stack([_find_changed(plan, ground, other, mode) for other in others])
     # Where no colour changes as much as it should, the best one is good enough.

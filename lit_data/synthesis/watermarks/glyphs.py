@@ -43,6 +43,7 @@ def find_fonts(fonts: str | Sequence[str] | None, texts: Iterable[str]) -> tuple
         ConfigError: A font is missing, cannot be read or lacks a character, or none is left.
     """
     _check_pillow()
+    # A space needs no glyph.
     characters = "".join(sorted(set("".join(texts)) - {" "}))
     if fonts == SYSTEM:
         return _find_installed(characters)

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lit_data.checks import check_choice, check_count
+from lit_data.checks import check_choice, check_count, check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, check_seed, uniform
 from lit_data.synthesis.families.base import Floats, Range, check_range, spread
@@ -206,9 +206,7 @@ class WatermarkSpec:
     def __post_init__(self) -> None:
         """Accept plain lists, as a configuration file gives them, and check every range."""
         for name in _FRACTIONS:
-            value = getattr(self, name)
-            if not isinstance(value, Real) or not 0 <= float(value) <= 1:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
+            check_fraction(name, getattr(self, name))
         for name, limits in _RANGES.items():
             bounds = getattr(self, name)
             if bounds is not None:
@@ -338,6 +336,7 @@ def sample_watermarks(
     tiled = u[1] < spec.tiling
     text_count = least + (u[2] * np.float32(most - least + 1)).astype(np.int64)
     text_count = np.where(tiled, 1, text_count)
+    # Every sample draws for the most texts: those it has do not depend on how many they are.
     row, slot = np.nonzero(present[:, None] & (np.arange(most) < text_count[:, None]))
     mark = text_draws.reshape(len(draws), most, _MARK_DRAWS)[row, slot].T
     return WatermarkPlan(
@@ -396,6 +395,7 @@ def _mix_colours(spec: WatermarkSpec, draws: Floats) -> Floats:
     value = spread(lightness, spec.lightness)
     is_coloured = chance < spec.coloured
     saturation = np.where(is_coloured, spread(level, spec.saturation), np.float32(0))
+    # HSV to RGB in closed form: one ramp for each of red, green and blue.
     sector = (np.array([5, 3, 1], np.float32)[:, None] + hue * 6) % 6
     darkening = np.clip(np.minimum(sector, 4 - sector), 0, 1)
     colours: Floats = (value * (1 - saturation * darkening)).T.astype(np.float32)

@@ -6,23 +6,21 @@ from urllib.parse import unquote
 import numpy as np
 import pytest
 
-from lit_data.commands.reports.charts import (
+from lit_data.commands.reports.curves import (
     COLOURS,
     AxisRange,
     Chart,
     ChartLine,
-    clip_line,
-    draw_chart,
-)
-from lit_data.commands.reports.curves import (
     ChartOf,
     Series,
+    clip_line,
     cut_final_score,
+    draw_chart,
     find_chart,
     read_log,
     thin,
 )
-from lit_data.commands.reports.units import find_direction, format_value
+from lit_data.commands.result import find_direction, format_value
 from tests.commands.reports.folders import CSV, make_run
 
 SVG, LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}"

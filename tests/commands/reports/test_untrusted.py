@@ -128,10 +128,7 @@ def test_everything_below_a_secret_key_is_masked() -> None:
     masker = Masker()
     assert masker.mask_tree(
         {"credentials": {"a": ["first-one"], "b": 3}, "n": [{"token": "x"}]}
-    ) == {
-        "credentials": MASK,
-        "n": [{"token": MASK}],
-    }
+    ) == {"credentials": MASK, "n": [{"token": MASK}]}
     assert masker.mask_text("first-one") == MASK
 
 

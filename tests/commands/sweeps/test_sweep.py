@@ -6,10 +6,9 @@ import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import psutil
@@ -22,13 +21,6 @@ from lit_data.errors import DataError
 ROOT = Path(lit_data.__file__).parents[1]
 LIMIT_S = 120
 
-# A site module puts a command of the test's own into the program and every process that it starts.
-SITE = """
-import sys, types
-module = types.ModuleType("lit_data.commands.show")
-exec({code!r}, module.__dict__)
-sys.modules[module.__name__] = module
-"""
 FATES = """
 import os, pathlib, signal
 from lit_data.errors import BatchMemoryError
@@ -49,38 +41,15 @@ def run(cfg):
     threading.Event().wait()
 """
 
-Run = Callable[..., dict[str, Any]]
 Install = Callable[..., None]
+Site = Callable[[str], None]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(autouse=True)
 def in_own_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-
-
-@pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Gives the processes of jobs a command."""
-
-    def write(code: str) -> None:
-        (tmp_path / "site").mkdir()
-        (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=code), encoding="utf-8")
-        monkeypatch.syspath_prepend(tmp_path / "site")
-
-    return write
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a function in the place of a command, for jobs that run in this process."""
-
-    def put(run: Run, name: str = "show") -> None:
-        module = ModuleType(f"lit_data.commands.{name}")
-        module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    return put
 
 
 def sweep(*words: str) -> int:
@@ -103,7 +72,7 @@ def score(cfg: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
-    site: Callable[[str], None], capfd: pytest.CaptureFixture[str]
+    site: Site, capfd: pytest.CaptureFixture[str]
 ) -> None:
     site(FATES)
     words = [
@@ -146,15 +115,12 @@ def test_a_second_start_runs_the_killed_job_and_the_one_without_memory(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [(signal.SIGINT, 130), (signal.SIGTERM, 143)],
-)
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_ends_the_whole_sweep(
-    site: Callable[[str], None], number: signal.Signals, code: int
+    site: Site, start: Start, number: signal.Signals, code: int
 ) -> None:
     site(WAITING)
-    with _started("show", "-m", "seed=1,2", "hydra.sweep.dir=out") as program:
+    with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
         _wait_until_ready(program)
         family = psutil.Process(program.pid).children(recursive=True)
         program.send_signal(number)
@@ -170,9 +136,9 @@ def test_a_signal_ends_the_whole_sweep(
 
 
 @pytest.mark.slow
-def test_the_job_ends_with_a_sweep_that_is_killed(site: Callable[[str], None]) -> None:
+def test_the_job_ends_with_a_sweep_that_is_killed(site: Site, start: Start) -> None:
     site(WAITING)
-    with _started("show", "-m", "seed=1,2", "hydra.sweep.dir=out") as program:
+    with ending(start("show", "-m", "seed=1,2", "hydra.sweep.dir=out")) as program:
         _wait_until_ready(program)
         family = psutil.Process(program.pid).children(recursive=True)
         program.kill()
@@ -365,7 +331,7 @@ def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
 
 
 @pytest.mark.slow
-def test_an_unheard_of_folder_name_reaches_the_job(site: Callable[[str], None]) -> None:
+def test_an_unheard_of_folder_name_reaches_the_job(site: Site) -> None:
     site("def run(cfg):\n    return {'test/is_own': float(cfg.paths.run.endswith('0'))}\n")
     folder = Path("it's, a=b {c} ü").absolute()
     assert main(["show", "-m", "seed=1", f'hydra.sweep.dir="{folder}"']) == 0
@@ -427,30 +393,17 @@ def test_optuna_with_other_proposals_keeps_the_jobs_before(install: Install) -> 
     assert len(read_rows()) == 1
 
 
-class _started:
-    """The program in a process of its own, which is gone at the end."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-
-    def __enter__(self) -> subprocess.Popen[str]:
-        self._program = subprocess.Popen(
-            [sys.executable, "-m", "lit_data", *self._words],
-            env={**os.environ, "PYTHONPATH": f"{Path.cwd()}/site{os.pathsep}{ROOT}"},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            # A shell that starts these tests in the background lets all its children ignore Ctrl-C.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
-        return self._program
-
-    def __exit__(self, *error: object) -> None:
-        if self._program.poll() is None:
-            for process in psutil.Process(self._program.pid).children(recursive=True):
+@contextmanager
+def ending(program: subprocess.Popen[str]) -> Iterator[subprocess.Popen[str]]:
+    """Leaves no process of a program."""
+    try:
+        yield program
+    finally:
+        if program.poll() is None:
+            for process in psutil.Process(program.pid).children(recursive=True):
                 process.kill()
-            self._program.kill()
-        self._program.communicate()
+            program.kill()
+        program.communicate()
 
 
 def _wait_until_ready(program: subprocess.Popen[str]) -> None:

@@ -11,16 +11,19 @@ from omegaconf import OmegaConf
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.reports.comparison import shorten_keys
+from lit_data.commands.result import Outcome, describe_failure, find_monitor
 from lit_data.commands.sweeps import process as sweep_process
-from lit_data.commands.sweeps.job import JobRecord, keep_computing, read_record, write_record
-from lit_data.commands.sweeps.options import (
+from lit_data.commands.sweeps.job import (
+    JobRecord,
     SweepOptions,
     choose_direction,
-    find_monitor,
+    keep_computing,
     optimized_metric,
+    read_record,
     settle_direction,
+    write_record,
 )
-from lit_data.commands.sweeps.process import Outcome, describe_failure, run_process
+from lit_data.commands.sweeps.process import run_process
 from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_table
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
@@ -85,11 +88,9 @@ def test_options_are_checked(node: Any, message: str) -> None:
 
 
 def test_the_checkpoint_says_what_is_good() -> None:
-    monitored = find_monitor(compose("fit"))
+    monitored = find_monitor(compose("fit").callbacks)
     assert monitored == ("val/average_precision", "max")
-    assert find_monitor(
-        OmegaConf.create({"callbacks": {"last": {"filename": "last"}, "none": None}})
-    ) == (None, None)
+    assert find_monitor({"last": {"filename": "last"}, "none": None}) == (None, None)
     assert choose_direction(SweepOptions(), "val/average_precision", monitored) == "max"
     assert choose_direction(SweepOptions(), "val/loss", monitored) is None
     assert choose_direction(SweepOptions(mode="min"), "val/loss", monitored) == "min"

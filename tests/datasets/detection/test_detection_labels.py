@@ -115,8 +115,16 @@ def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCapture
         np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
     )
     assert [record.getMessage() for record in caplog.records] == [
-        "2 boxes reached up to 1 % of their size beyond their image and were cut off there"
+        "2 boxes reached up to 1 % of their size, or a pixel, beyond their image and were cut off there"
     ]
+
+
+def test_a_small_box_may_reach_a_pixel_out_of_its_image() -> None:
+    # 0.6 px of 15 px are 4 %; a box that lies outside for more than half of it is refused.
+    table = collect((185.6, 10, 200.6, 50))
+    assert table.boxes[0, 1:].tolist() == pytest.approx(np.float32([0.964, 0.3, 0.072, 0.4]))
+    with pytest.raises(DataError, match=r"lies by 60 % outside .*; 1 %, or one pixel, is allowed"):
+        collect((199.6, 10, 200.6, 50))
 
 
 def test_rounding_to_six_decimals_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from lit_data.datasets import GANDataset
-from lit_data.datasets.gan.table import SampleTable, ViewLayout, tabulate
+from lit_data.datasets.gan import SampleTable, ViewLayout, tabulate
 from lit_data.errors import ConfigError, DataError
 from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader

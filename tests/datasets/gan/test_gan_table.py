@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.datasets.gan.table import (
+from lit_data.datasets.gan import (
     Labels,
     SampleTable,
     ViewLayout,

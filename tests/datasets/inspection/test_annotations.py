@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -76,43 +77,41 @@ def _csv(folder: Path, *rows: str, head: str = "ImageId,ClassId,EncodedPixels") 
 
 def _yolo(folder: Path, text: str) -> None:
     (folder / "labels").mkdir()
-    (folder / "labels" / "a.txt").write_text(text)
+    (folder / "labels" / "a.txt").write_text(f"0 {text}")
 
 
-def _cvat(folder: Path, points: str) -> None:
-    polygon = f'<polygon label="x" points="{points}"/>'
-    text = f'<annotations><image id="0" name="a.png" width="30" height="20">{polygon}</image></annotations>'
+def _cvat(folder: Path, points: str, shape: str = "") -> None:
+    shape = shape or f'<polygon label="x" points="{points}"/>'
+    text = f'<annotations><image id="0" name="a.png" width="30" height="20">{shape}</image></annotations>'
     (folder / "annotations.xml").write_text(text)
 
 
+POINTS = ";".join(f"{x},{y}" for x, y in BOX)
 FLAT = [float(value) for point in BOX for value in point]
 RUNS = " ".join(map(str, to_runs(_expected())))
+COUNTS = _to_counts(_expected())
+SPLIT_RUNS = (RUNS.split()[:6], RUNS.split()[6:])
 KINDS: dict[str, tuple[str, Callable[[Path], None]]] = {
     "COCO polygons": ("coco", lambda folder: _coco(folder, [FLAT])),
-    "COCO counts": (
-        "coco",
-        lambda folder: _coco(folder, {"size": SIZE, "counts": _to_counts(_expected())}),
-    ),
-    "COCO text": (
-        "coco",
-        lambda folder: _coco(folder, {"size": SIZE, "counts": _pack(_to_counts(_expected()))}),
-    ),
+    "COCO counts": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": COUNTS})),
+    "COCO text": ("coco", lambda folder: _coco(folder, {"size": SIZE, "counts": _pack(COUNTS)})),
     "LabelMe": ("labelme", _labelme),
     "runs": ("csv", lambda folder: _csv(folder, f"a.png,1,{RUNS}", "b.png,,")),
     "runs in several rows": (
         "csv",
         lambda folder: _csv(
             folder,
-            f"a.png_1,{' '.join(RUNS.split()[:6])}",
-            f"a.png_4,{' '.join(RUNS.split()[6:])}",
+            *(f"a.png_{1 + 3 * row},{' '.join(runs)}" for row, runs in enumerate(SPLIT_RUNS)),
             head="ImageId_ClassId,EncodedPixels",
         ),
     ),
-    "YOLO": (
-        "yolo",
-        lambda folder: _yolo(folder, "0 " + " ".join(f"{x / 30} {y / 20}" for x, y in BOX)),
+    "YOLO": ("yolo", lambda folder: _yolo(folder, " ".join(f"{x / 30} {y / 20}" for x, y in BOX))),
+    "CVAT": ("cvat", lambda folder: _cvat(folder, POINTS)),
+    "rectangle of LabelMe": ("labelme", lambda folder: _labelme(folder, BOX[::2], "rectangle")),
+    "box of CVAT": (
+        "cvat",
+        lambda folder: _cvat(folder, "", '<box label="x" xtl="5" ytl="4" xbr="15" ybr="12"/>'),
     ),
-    "CVAT": ("cvat", lambda folder: _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))),
 }
 
 
@@ -142,67 +141,62 @@ def test_each_kind_gives_the_same_mask(name: str, folder: Path) -> None:
     assert not masks.get(1, np.zeros(1)).any()
 
 
-FAULTS: dict[str, tuple[Callable[[Path], None], str]] = {
-    "outside": (
-        lambda f: _coco(f, [[0, 0, 50, 0, 50, 10]]),
-        "an outline that leaves the image of 20 x 30 px",
-    ),
-    "empty polygon": (lambda f: _coco(f, []), "an outline of 0 points; three at least are needed"),
-    "two points": (lambda f: _labelme(f, BOX[:2]), "an outline of 2 points"),
-    "no polygon": (lambda f: _labelme(f, BOX, "circle"), "a circle: polygons are read"),
-    "no numbers": (lambda f: _cvat(f, "a,b"), "an outline that is no list of points"),
-    "beyond the image": (
-        lambda f: _csv(f, "a.png,1,595 10"),
-        "runs up to pixel 604 of an image of 600",
-    ),
-    "half a run": (lambda f: _csv(f, "a.png,1,595 1 7"), "runs of 3 numbers"),
-    "no run": (lambda f: _csv(f, "a.png,1,x"), "runs that are no whole numbers"),
-    "another size": (
-        lambda f: _coco(f, {"size": [5, 5], "counts": [25]}),
-        r"runs of an image of \[5, 5\]",
-    ),
-    "cut text": (lambda f: _coco(f, {"size": SIZE, "counts": "oooo"}), "runs that cannot be read"),
-    "a size that is none": (
-        lambda f: _coco(f, {"size": 5, "counts": [600]}),
-        "runs of an image of 5, found",
-    ),
-    "counts beyond int64": (
-        lambda f: _coco(f, {"size": SIZE, "counts": [2**62] * 4}),
-        f"runs up to pixel {2**62} of",
-    ),
-    "runs beyond int64": (
-        lambda f: _csv(f, f"a.png,1,{2**62} {2**62}"),
-        f"runs up to pixel {2**62} of",
-    ),
-    "400 digits": (lambda f: _coco(f, [[10**400] * 6]), "an outline that is no list of points"),
-    "400 digits in XML": (
-        lambda f: _cvat(f, ";".join(["9" * 400 + ",1"] * 3)),
-        "an outline that leaves the image",
-    ),
-    "a long image": (
-        lambda f: _coco(f, [FLAT], image_id=10**400),
-        "an image 10{79} that images does not hold",
-    ),
-    "letters beyond those of runs": (
-        lambda f: _coco(f, {"size": SIZE, "counts": "é"}),
-        "runs that cannot be read",
-    ),
-    "unknown category": (
-        lambda f: _coco(f, [FLAT], category_id=9),
-        "a category 9 that categories does not hold",
-    ),
-    "unknown image": (
-        lambda f: _coco(f, [FLAT], image_id=9),
-        "an image 9 that images does not hold",
-    ),
-    "no such image": (lambda f: _csv(f, f"a.png,1,{RUNS}", "c.png,1,1 1"), r"row 3: .*"),
-}
+def test_a_circle_of_labelme_is_filled(folder: Path) -> None:
+    _labelme(folder, [(15, 10), (15, 6)], "circle")
+    rows, columns = np.mgrid[:20, :30] + 0.5
+    expected = np.hypot(columns - 15, rows - 10) < 4
+    np.testing.assert_array_equal(_draw(folder)[1][0] > 0, expected)
 
 
-@pytest.mark.parametrize("name", FAULTS)
-def test_what_does_not_fit_is_listed(name: str, folder: Path) -> None:
-    write, message = FAULTS[name]
-    write(folder)
+def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
+    _coco(folder, [[24, 7, 27, 10]])
+    assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]
+
+
+POLYLINE = '<polyline label="x" points="1,1;9,9"/>'
+FAULTS: list[tuple[Callable[..., None], Any, str]] = [
+    (_coco, [[0, 0, 50, 0, 50, 10]], "an outline that leaves the image of 20 x 30 px"),
+    (_coco, [], "an outline of 0 points; three at least are needed"),
+    (_labelme, BOX[:2], "an outline of 2 points"),
+    (
+        partial(_labelme, kind="linestrip"),
+        BOX,
+        "a 'linestrip': polygons, rectangles and circles are read",
+    ),
+    (
+        partial(_coco, bbox=[1, 1, 9, 9]),
+        [],
+        "a box without an outline; .experiment=detection learns boxes",
+    ),
+    (
+        partial(_cvat, shape=POLYLINE),
+        "",
+        "a.png, polyline 0: .*a polyline: polygons and boxes are read",
+    ),
+    (_cvat, "a,b", "an outline that is no list of points"),
+    (_csv, "a.png,1,595 10", "runs up to pixel 604 of an image of 600"),
+    (_csv, "a.png,1,595 1 7", "runs of 3 numbers"),
+    (_csv, "a.png,1,x", "runs that are no whole numbers"),
+    (_csv, f"a.png,1,{2**62} {2**62}", f"runs up to pixel {2**62} of"),
+    (_csv, f"a.png,1,{RUNS}\nc.png,1,1 1", r"row 3: .*"),
+    (_coco, {"size": [5, 5], "counts": [25]}, r"runs of an image of \[5, 5\]"),
+    (_coco, {"size": 5, "counts": [600]}, "runs of an image of 5, found"),
+    (_coco, {"size": SIZE, "counts": "oooo"}, "runs that cannot be read"),
+    (_coco, {"size": SIZE, "counts": "\u00e9"}, "runs that cannot be read"),
+    (_coco, {"size": SIZE, "counts": [2**62] * 4}, f"runs up to pixel {2**62} of"),
+    (_coco, [[10**400] * 6], "an outline that is no list of points"),
+    (_cvat, ";".join(["9" * 400 + ",1"] * 3), "an outline that leaves the image"),
+    (partial(_coco, image_id=10**400), [FLAT], "an image 10{79} that images does not hold"),
+    (partial(_coco, image_id=9), [FLAT], "an image 9 that images does not hold"),
+    (partial(_coco, category_id=9), [FLAT], "a category 9 that categories does not hold"),
+]
+
+
+@pytest.mark.parametrize(("write", "content", "message"), FAULTS, ids=range(len(FAULTS)))
+def test_what_does_not_fit_is_listed(
+    write: Callable[..., None], content: Any, message: str, folder: Path
+) -> None:
+    write(folder, content)
     with pytest.raises(DataError, match=rf"{message}(.|\n)*1 annotations are bad"):
         _draw(folder)
 
@@ -316,7 +310,7 @@ def test_runs_may_be_longer_than_python_takes_for_a_field(tmp_path: Path) -> Non
 
 
 def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
-    _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))
+    _cvat(folder, POINTS)
     text, count = (folder / "annotations.xml").read_text(), 20_000
     inner = (
         '<image name="b.png"><polygon label="x" points="1,1;9,1;9,9"/>' * count + "</image>" * count
@@ -330,7 +324,7 @@ def test_an_image_of_cvat_inside_another_is_left_out(folder: Path) -> None:
 
 
 def test_a_cvat_file_of_many_images_may_be_large(folder: Path) -> None:
-    _cvat(folder, ";".join(f"{x},{y}" for x, y in BOX))
+    _cvat(folder, POINTS)
     with (folder / "annotations.xml").open("a") as stream:
         stream.write(f"<!--{'x' * 10_000_000}-->")
     np.testing.assert_array_equal(_draw(folder)[1][0], _expected())

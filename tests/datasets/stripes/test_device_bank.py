@@ -10,10 +10,9 @@ import psutil
 import pytest
 import torch
 
-from lit_data.datasets import PatchDataset
+from lit_data.datasets import PatchDataset, device_bank
+from lit_data.datasets.device_bank import DeviceBank, DevicePatches, find_free_bytes, upload
 from lit_data.datasets.patch_source import GridPatches
-from lit_data.datasets.stripes import device_bank
-from lit_data.datasets.stripes.device_bank import DeviceBank, DevicePatches, find_free_bytes, upload
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageDecoder, ImageSource

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from lit_data.datasets.stripes.layouts import find_sources
+from lit_data.datasets.references import find_sources
 from lit_data.errors import ConfigError, DataError
 
 FILES = {"target": "*_a.png", "ref1": "*_b.png", "ref2": "*_c.png"}

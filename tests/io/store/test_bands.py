@@ -14,7 +14,7 @@ from lit_data.datamodules import InspectionDataModule, StripeDataModule, Waterma
 from lit_data.datasets.inspection.occupancy import PartialMasks
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.grid import cut_patch
-from lit_data.inference.sources import open_source
+from lit_data.inference.batches import open_source
 from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
 from lit_data.io.images.image_source import cut_patches

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from lit_data.modules.anomaly.memory import Candidates, choose_coreset, find_distances
+from lit_data.modules.anomaly.module import Candidates, choose_coreset, find_distances
 
 
 def test_the_sample_is_bounded_and_that_of_one_batch() -> None:

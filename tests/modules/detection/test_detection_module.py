@@ -172,10 +172,6 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
     ("options", "message"),
     [
         (
-            {"schedule": "linear"},
-            "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, ",
-        ),
-        (
             {"score_threshold": 1.0},
             "score_threshold=1.0, iou_threshold=0.6: need 0 <= score_threshold < 1 and 0 < iou",
         ),
@@ -188,19 +184,6 @@ def test_checkpoints_hold_plain_data(tmp_path: Path) -> None:
 def test_impossible_options(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         _module(**options)
-
-
-def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
-    class Endless(torch.utils.data.IterableDataset[Batch]):
-        def __iter__(self) -> Any:
-            return iter([_batch(1)])
-
-    trainer = _trainer(tmp_path, max_epochs=-1)
-    with pytest.raises(
-        ConfigError,
-        match=r"schedule='warmup_cosine' needs the length of the run: set trainer.max_epochs",
-    ):
-        trainer.fit(_module(), DataLoader(Endless(), batch_size=None), _loader(_batch(1)))
 
 
 class Named(L.LightningDataModule):
@@ -219,7 +202,7 @@ def test_a_set_must_not_have_more_classes_than_the_net(classes: Any, tmp_path: P
     trainer, module = _trainer(tmp_path), _module()
     assert trainer.predict(module, datamodule=Named(classes))
     with pytest.raises(
-        ConfigError, match=r"the set has 3 classes, the net 2: set model\.net\.classes=3"
+        ConfigError, match=r"the dataset has 3 classes, the net 2: set model\.net\.classes=3"
     ):
         trainer.predict(module, datamodule=Named(("a", "b", "c")))
     del module.net.classes  # a net of another make may not tell

@@ -14,7 +14,8 @@ SIDE_PX = 64
 
 
 def _truths(*rows: list[float]) -> Truths:
-    return read_truths(torch.tensor(rows).view(-1, 6), height_px=SIDE_PX, width_px=SIDE_PX)
+    image = torch.empty(0, 3, SIDE_PX, SIDE_PX)
+    return read_truths({"image": image, "boxes": torch.tensor(rows).view(-1, 6)})
 
 
 def _net() -> DetectorNet:

@@ -31,7 +31,7 @@ def _candidates(box: list[float]) -> list[int]:
 
 def test_boxes_become_pixels() -> None:
     boxes = torch.tensor([[1.0, 2.0, 0.5, 0.25, 0.5, 0.5]])
-    truths = read_truths(boxes, height_px=64, width_px=48)
+    truths = read_truths({"image": torch.empty(0, 3, 64, 48), "boxes": boxes})
     assert (truths.rows.tolist(), truths.classes.tolist()) == ([1], [2])
     assert truths.boxes.tolist() == [[12.0, 0.0, 36.0, 32.0]]
 

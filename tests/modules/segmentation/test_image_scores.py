@@ -6,8 +6,12 @@ import torch
 from torch import Tensor
 
 from lit_data.modules.segmentation import anomaly_metrics
-from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.modules.segmentation.image_scores import choose_threshold, count_top_px, mean_highest
+from lit_data.modules.segmentation.anomaly_metrics import (
+    AnomalyMetrics,
+    choose_threshold,
+    count_top_px,
+    mean_highest,
+)
 
 SIZES_PX = torch.tensor([[4, 10], [6, 4]])
 

@@ -155,14 +155,7 @@ def test_images_of_one_kind_give_no_threshold(tmp_path: Path) -> None:
     assert 0 < float(model.predict_threshold) != 0.5
 
 
-def test_checkpoints_of_before_have_no_threshold_of_images(tmp_path: Path) -> None:
-    model, path = SegmentationModule(anomaly_metrics=True), tmp_path / "old.ckpt"
-    state = {
-        name: value for name, value in model.state_dict().items() if not name.startswith("image_")
-    }
-    torch.save({"state_dict": state | {"predict_threshold": torch.tensor(0.25)}}, path)
-    load_weights(model, path)
-    assert (float(model.predict_threshold), float(model.image_threshold)) == (0.25, -1)
+def test_a_fraction_of_pixels_is_at_most_all() -> None:
     with pytest.raises(ConfigError, match=r"image_score_fraction=1.5 must be from 0"):
         SegmentationModule(image_score_fraction=1.5)
 
@@ -312,6 +305,16 @@ def test_learning_rate(schedule: Any, progress: float, factor: float) -> None:
     assert learning_rate_factor(schedule, progress) == pytest.approx(factor, abs=1e-12)
 
 
+class Rates(L.Callback):
+    """The learning rate of each batch."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        self.seen.append(trainer.optimizers[0].param_groups[0]["lr"])
+
+
 class _Stream(IterableDataset[dict[str, torch.Tensor]]):
     """Samples whose number nobody knows, as with a batch size that changes."""
 
@@ -336,18 +339,13 @@ class _Stream(IterableDataset[dict[str, torch.Tensor]]):
 def test_loaders_without_a_length(
     limits: dict[str, int], rates: list[float], tmp_path: Path
 ) -> None:
-    seen: list[float] = []
-
-    class Watch(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
-
+    watch = Rates()
     torch.manual_seed(0)  # with such a rate some weights diverge, whatever ran before
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1.0))
-    trainer = _trainer(tmp_path, callbacks=[Watch()], **({"max_epochs": 9} | limits))
+    trainer = _trainer(tmp_path, callbacks=[watch], **({"max_epochs": 9} | limits))
     loader = DataLoader(_Stream(), batch_size=2)
     trainer.fit(model, loader, loader)
-    assert seen == pytest.approx(rates)
+    assert watch.seen == pytest.approx(rates)
 
 
 class _StepClock(Timer):
@@ -378,59 +376,44 @@ class _StepClock(Timer):
 def test_the_rate_follows_the_clock_where_that_ends_the_run(
     max_epochs: int, progress: list[float], tmp_path: Path
 ) -> None:
-    seen: list[float] = []
-
-    class Watch(L.Callback):
-        def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
-
+    watch = Rates()
     model = SegmentationModule(schedule="cosine", optimizer=partial(torch.optim.SGD, lr=1e-3))
     clock = _StepClock({"seconds": 8})
     loader = DataLoader(_samples(4), batch_size=2)  # type: ignore[arg-type]
-    trainer = _trainer(tmp_path, callbacks=[Watch(), clock], max_epochs=max_epochs)
+    trainer = _trainer(tmp_path, callbacks=[watch, clock], max_epochs=max_epochs)
     trainer.fit(model, loader, loader)
-    assert seen == pytest.approx([1e-3 * learning_rate_factor("cosine", part) for part in progress])
+    assert watch.seen == pytest.approx(
+        [1e-3 * learning_rate_factor("cosine", part) for part in progress]
+    )
 
 
 def test_the_rate_falls_where_the_metric_of_the_best_checkpoint_stays(tmp_path: Path) -> None:
-    seen: list[float] = []
-
-    class Watch(L.Callback):
-        def on_train_epoch_start(self, trainer: L.Trainer, *_: Any) -> None:
-            seen.append(trainer.optimizers[0].param_groups[0]["lr"])
-
+    watch = Rates()
     model = SegmentationModule(schedule="plateau", optimizer=partial(torch.optim.SGD, lr=1e-4))
     best = ModelCheckpoint(tmp_path, monitor="val/average_precision", mode="max")
     samples = [
         sample | {"mask": torch.zeros_like(sample["mask"])} for sample in _samples(4)
     ]  # it stays at 0
     loader = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
-    _trainer(tmp_path, max_epochs=9, callbacks=[best, Watch()], enable_checkpointing=True).fit(
+    _trainer(tmp_path, max_epochs=9, callbacks=[best, watch], enable_checkpointing=True).fit(
         model, loader, loader
     )
-    assert seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
+    assert watch.seen == pytest.approx([1e-4] * 7 + [1e-5] * 2)
 
 
-def test_a_rate_that_follows_a_metric_needs_one(tmp_path: Path) -> None:
-    trainer = _trainer(tmp_path, max_epochs=1)
-    loader = DataLoader(_samples(4), batch_size=4)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"set callbacks\.checkpoint\.monitor"):
-        trainer.fit(SegmentationModule(schedule="plateau"), loader, loader)
-
-
-def test_a_schedule_needs_the_length_of_the_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("schedule", "epochs", "message"),
+    [
+        ("plateau", 1, r"set callbacks\.checkpoint\.monitor"),
+        ("one_cycle", -1, "schedule='one_cycle' needs the length of the run: set trainer.max_ep"),
+        ("linear", 1, "schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cos"),
+    ],
+)
+def test_schedules_that_know_too_little_are_refused(
+    schedule: Any, epochs: int, message: str, tmp_path: Path
+) -> None:
     loader = DataLoader(_Stream(), batch_size=2)
-    trainer = _trainer(tmp_path, max_epochs=-1)
-    with pytest.raises(
-        ConfigError,
-        match=r"schedule='one_cycle' needs the length of the run: set trainer.max_epochs",
-    ):
-        trainer.fit(SegmentationModule(), loader, loader)
-
-
-def test_unknown_schedule() -> None:
-    with pytest.raises(
-        ConfigError,
-        match="schedule='linear' is unknown: choose one of one_cycle, cosine, warmup_cosine, ",
-    ):
-        SegmentationModule(schedule="linear")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=message):
+        _trainer(tmp_path, max_epochs=epochs).fit(
+            SegmentationModule(schedule=schedule), loader, loader
+        )

@@ -7,7 +7,7 @@ import torch
 
 from lit_data.synthesis.watermarks import WatermarkPlan, WatermarkSpec, sample_watermarks
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
-from lit_data.synthesis.watermarks.cover import PROBES, find_lines, keep_visible, mix, probe_under
+from lit_data.synthesis.watermarks.cover import PROBES, keep_visible, mix, probe_under
 from lit_data.synthesis.watermarks.plan import MODES
 from lit_data.types import Array
 
@@ -135,18 +135,3 @@ def test_probes_lie_under_the_mark() -> None:
     found = probe_under(images, cover)
     assert (found[0] == (10, 20, 30)).all()
     assert not found[1].any()
-
-
-def test_lines_meet_in_the_middle() -> None:
-    colours = np.random.default_rng(0).random((4, 3)).astype(np.float32)
-    base, below, _ = find_lines(colours, np.arange(4))
-    np.testing.assert_allclose(
-        base + below / 2, mix(np.full((4, 3), 0.5, np.float32), colours, np.arange(4))
-    )
-
-
-def test_a_look_moves_like_a_tensor() -> None:
-    look = Look.of(_plan(3)).to("cpu")
-    assert look.opacity.shape == (3,)
-    assert look.base.shape == look.below.shape == look.above.shape == (3, 3)
-    assert {part.dtype for part in (look.opacity, look.base, look.quality)} == {torch.float32}

@@ -6,9 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 
 import psutil
 import pytest
@@ -29,32 +28,15 @@ LIMIT_S = 60
 
 Run = Callable[[DictConfig], dict[str, float | int | str]]
 Install = Callable[..., None]
+Site = Callable[[str], None]
+Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(autouse=True)
-def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Runs each test in its own folder and takes Hydra's log handlers away again."""
+def in_empty_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("LIT_DATA_TRACEBACK", "HYDRA_FULL_ERROR", "RANK", "LOCAL_RANK", "SLURM_PROCID"):
         monkeypatch.delenv(name, raising=False)
-    root = logging.getLogger()
-    before = root.handlers[:], root.level
-    yield
-    for handler in set(root.handlers) - set(before[0]):
-        handler.close()
-    root.handlers[:], root.level = before
-
-
-@pytest.fixture
-def install(monkeypatch: pytest.MonkeyPatch) -> Install:
-    """Puts a function in the place of a command's module."""
-
-    def put(run: Run, name: str = "show") -> None:
-        module = ModuleType(f"lit_data.commands.{name}")
-        module.run = run  # type: ignore[attr-defined]
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-
-    return put
 
 
 def raising(error: BaseException) -> Run:
@@ -88,6 +70,8 @@ def test_help_names_commands_and_experiments(capsys: pytest.CaptureFixture[str])
     assert "  stripe " in text
     assert main(["-h"]) == 0
     assert capsys.readouterr().out == text
+    assert main([]) == 2
+    assert capsys.readouterr() == ("", text)
 
 
 def test_help_adds_experiments_of_the_own_folder(
@@ -104,30 +88,22 @@ def test_help_adds_experiments_of_the_own_folder(
     assert ["bare"] in lines
 
 
-def test_no_word_gives_the_same_text_and_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--help"]) == 0
-    text = capsys.readouterr().out
-    assert main([]) == 2
-    assert capsys.readouterr() == ("", text)
-
-
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"lit_data {lit_data.__version__}\n"
 
 
-def test_help_imports_nothing_heavy() -> None:
+@pytest.mark.parametrize(
+    ("words", "heavy"),
+    [
+        (["--help"], {"torch", "lightning", "kornia", "hydra", "omegaconf", "numpy", "cv2"}),
+        (["fit", "--cfg", "job"], {"torch", "lightning", "kornia", "cv2"}),
+    ],
+)
+def test_nothing_heavy_is_imported_before_a_command_runs(words: list[str], heavy: set[str]) -> None:
     code = (
-        "import sys; from lit_data.cli import main; main(['--help']); "
-        "print(sorted({'torch', 'lightning', 'kornia', 'hydra', 'omegaconf', 'numpy', 'cv2'} & set(sys.modules)))"
-    )
-    assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
-
-
-def test_composing_imports_no_torch() -> None:
-    code = (
-        "import sys; from lit_data.cli import main; main(['fit', '--cfg', 'job']); "
-        "print(sorted({'torch', 'lightning', 'kornia', 'cv2'} & set(sys.modules)))"
+        f"import sys; from lit_data.cli import main; main({words}); "
+        f"print(sorted({heavy} & set(sys.modules)))"
     )
     assert run_python("-c", code).stdout.splitlines()[-1] == "[]"
 
@@ -330,24 +306,6 @@ def test_each_job_of_a_sweep_has_its_own_folder_and_command_line(
     ]
 
 
-@pytest.mark.slow
-def test_failed_job_does_not_end_the_sweep(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], install: Install
-) -> None:
-    def run(cfg: DictConfig) -> dict[str, float | int | str]:
-        if cfg.seed == 1:
-            raise errors.DataError("a.png is empty")
-        return {}
-
-    install(run)
-    assert main(["show", "-m", "seed=1,2", "hydra.sweep.dir=out", "sweep.isolate=none"]) == 3
-    out, err = capsys.readouterr()
-    assert ": a.png is empty\n" in out
-    assert err == "lit_data: 1 of 2 jobs did not end well; job 0: failed: a.png is empty\n"
-    assert not (tmp_path / "out/0/summary.json").exists()
-    assert (tmp_path / "out/1/summary.json").exists()
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -508,13 +466,6 @@ def test_configuration_is_printed_and_nothing_runs(
     assert list(tmp_path.iterdir()) == []
 
 
-# A site module puts a command of the test's own into the program and every process that it starts.
-SITE = """
-import sys, types
-module = types.ModuleType("lit_data.commands.show")
-exec({code!r}, module.__dict__)
-sys.modules[module.__name__] = module
-"""
 WAITING = """
 import threading
 def run(cfg):
@@ -542,25 +493,6 @@ def run(cfg):
     trainer.fit(Model())
     return {"train/steps": trainer.global_step, "train/ranks": trainer.world_size}
 """
-
-
-def start_program(tmp_path: Path, code: str, *words: str) -> subprocess.Popen[str]:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/sitecustomize.py").write_text(SITE.format(code=code), encoding="utf-8")
-    return start(tmp_path, "show", *words)
-
-
-def start(tmp_path: Path, *words: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "lit_data", *words],
-        env={**os.environ, "PYTHONPATH": f"{tmp_path}/site{os.pathsep}{ROOT}"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,  # a process group of its own
-        # A shell that starts these tests in the background lets all its children ignore Ctrl-C.
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-    )
 
 
 def signal_when_ready(
@@ -596,19 +528,19 @@ ENDINGS = [
 
 @pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
 def test_signal_ends_a_command(
-    tmp_path: Path, number: signal.Signals, code: int, message: str
+    site: Site, start: Start, number: signal.Signals, code: int, message: str
 ) -> None:
-    program = start_program(tmp_path, WAITING)
-    assert signal_when_ready(program, number) == (code, message)
+    site(WAITING)
+    assert signal_when_ready(start("show"), number) == (code, message)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("number", "code", "message"), ENDINGS)
 def test_signal_ends_training(
-    tmp_path: Path, number: signal.Signals, code: int, message: str
+    site: Site, start: Start, number: signal.Signals, code: int, message: str
 ) -> None:
-    program = start_program(tmp_path, TRAINING, "trainer.max_epochs=1000000")
-    ended, err = signal_when_ready(program, number)
+    site(TRAINING)
+    ended, err = signal_when_ready(start("show", EPOCHS), number)
     assert ended == code
     assert err.endswith(message)
 
@@ -636,11 +568,11 @@ EPOCHS = "trainer.max_epochs=1000000"
 
 
 def interrupt_fit(
-    tmp_path: Path, *words: str, number: signal.Signals, to: Callable[..., None]
+    start: Start, *words: str, number: signal.Signals, to: Callable[..., None]
 ) -> tuple[int, str]:
-    (tmp_path / "site").mkdir()
-    (tmp_path / "site/own_ready.py").write_text(READY, encoding="utf-8")
-    return signal_when_ready(start(tmp_path, *FIT, EPOCHS, *words, "hydra.run.dir=out"), number, to)
+    Path("site").mkdir()
+    Path("site/own_ready.py").write_text(READY, encoding="utf-8")
+    return signal_when_ready(start(*FIT, EPOCHS, *words, "hydra.run.dir=out"), number, to)
 
 
 @pytest.mark.slow
@@ -655,15 +587,15 @@ def interrupt_fit(
 )
 def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     tmp_path: Path,
+    start: Start,
     to: Callable[..., None],
     workers: int,
     number: signal.Signals,
     code: int,
     message: str,
 ) -> None:
-    ended, text = interrupt_fit(
-        tmp_path, f"data.loader.num_workers={workers}", number=number, to=to
-    )
+    words = f"data.loader.num_workers={workers}"
+    ended, text = interrupt_fit(start, words, number=number, to=to)
     path = tmp_path / "out/checkpoints/interrupted.ckpt"
     saved = torch.load(path, weights_only=True)
     step = saved["global_step"]
@@ -674,17 +606,8 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     if workers == 0:
         return
     again = [word for word in FIT if "own_ready" not in word]
-    assert (
-        main(
-            [
-                *again,
-                f"trainer.max_epochs={saved['epoch'] + 2}",
-                f"ckpt={path}",
-                "hydra.run.dir=again",
-            ]
-        )
-        == 0
-    )
+    more = [f"trainer.max_epochs={saved['epoch'] + 2}", f"ckpt={path}", "hydra.run.dir=again"]
+    assert main([*again, *more]) == 0
     assert torch.load("again/checkpoints/last.ckpt", weights_only=True)["global_step"] > step
 
 
@@ -698,14 +621,11 @@ def test_signal_leaves_a_checkpoint_that_fit_goes_on_from(
     ],
 )  # a scheduler tells one rank, a terminal all
 def test_all_ranks_stop_after_the_same_step(
-    tmp_path: Path, target: str, number: signal.Signals, code: int
+    start: Start, target: str, number: signal.Signals, code: int
 ) -> None:
     def send(pid: int, number: signal.Signals) -> None:
-        ranks = [
-            child
-            for child in psutil.Process(pid).children()
-            if child.environ().get("LOCAL_RANK") == "1"
-        ]
+        children = psutil.Process(pid).children()
+        ranks = [child for child in children if child.environ().get("LOCAL_RANK") == "1"]
         assert len(ranks) == 1
         if target == "group":
             os.killpg(pid, number)
@@ -713,20 +633,21 @@ def test_all_ranks_stop_after_the_same_step(
             os.kill(pid if target == "main" else ranks[0].pid, number)
 
     words = ["trainer.devices=2", "data.loader.num_workers=0"]
-    ended, text = interrupt_fit(tmp_path, *words, number=number, to=send)
+    ended, text = interrupt_fit(start, *words, number=number, to=send)
     assert ended == code, text
-    assert (
-        torch.load(tmp_path / "out/checkpoints/interrupted.ckpt", weights_only=True)["global_step"]
-        >= 8
-    )
+    saved = torch.load("out/checkpoints/interrupted.ckpt", weights_only=True)
+    assert saved["global_step"] >= 8
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("isolate", ["process", "none"])
-def test_every_job_of_a_sweep_starts_its_ranks(tmp_path: Path, isolate: str) -> None:
+def test_every_job_of_a_sweep_starts_its_ranks(
+    tmp_path: Path, site: Site, start: Start, isolate: str
+) -> None:
+    site(TRAINING)
     words = ["-m", "seed=1,2", "trainer.devices=2", "trainer.max_epochs=1", "hydra.sweep.dir=out"]
     words.append(f"sweep.isolate={isolate}")
-    program = start_program(tmp_path, TRAINING, *words)
+    program = start("show", *words)
     try:
         _, err = program.communicate(timeout=LIMIT_S)
     finally:
@@ -822,6 +743,7 @@ def test_a_wrong_value_is_one_line_and_leaves_nothing(
             4,
             "text.ckpt is no checkpoint that can be read: it is damaged, or holds more than data",
         ),
+        (["ckpt=fifo.ckpt"], 3, "ckpt=fifo.ckpt is not a file"),
         (["ckpt=empty.ckpt"], 4, "empty.ckpt is no checkpoint that can be read"),
         (["ckpt=number.ckpt"], 4, "number.ckpt is no checkpoint: it holds a int"),
         (
@@ -836,6 +758,7 @@ def test_a_checkpoint_that_cannot_be_gone_on_from_is_refused(
 ) -> None:
     (tmp_path / "text.ckpt").write_text("not a checkpoint")
     (tmp_path / "empty.ckpt").write_bytes(b"")
+    os.mkfifo(tmp_path / "fifo.ckpt")
     torch.save(3, tmp_path / "number.ckpt")
     torch.save({"state_dict": {}}, tmp_path / "weights.ckpt")
     assert main(["fit", *words]) == code
@@ -903,12 +826,6 @@ def test_every_argument_of_a_class_can_be_typed(words: list[str], install: Insta
     assert seen[0].trainer[key.partition(".")[2]] == int(value)
 
 
-def test_a_fifo_is_no_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    os.mkfifo(tmp_path / "last.ckpt")
-    assert main(["fit", "ckpt=last.ckpt"]) == 3
-    assert "ckpt=last.ckpt is not a file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("command", "word"),
     [("prepare", "prepare.export=images/out"), ("predict", "predict.folder=images")],
@@ -921,19 +838,8 @@ def test_nothing_is_written_into_the_folder_that_is_read(
         Image.effect_noise((64, 64), 50).convert("RGB").save(tmp_path / f"images/{number}.png")
     (tmp_path / "best.ckpt").write_text("")
     before = sorted((tmp_path / "images").iterdir())
-    assert (
-        main(
-            [
-                command,
-                word,
-                "data.root=images",
-                "data.patch_px=32",
-                "paths.cache=cache",
-                "ckpt=best.ckpt",
-            ]
-        )
-        == 2
-    )
+    words = ["data.root=images", "data.patch_px=32", "paths.cache=cache", "ckpt=best.ckpt"]
+    assert main([command, word, *words]) == 2
     assert "lies in data.root=images, where it would be read as data" in capsys.readouterr().err
     assert sorted((tmp_path / "images").iterdir()) == before
 

@@ -1,4 +1,4 @@
-"""Search for the number of samples that may go through the model at once."""
+"""Search for the number of samples that may go through a model at once, in training and prediction."""
 
 import sys
 from dataclasses import asdict, dataclass, fields

@@ -124,10 +124,12 @@ def _match_roles(
     exclude: Sequence[str],
 ) -> list[tuple[Path, ...]]:
     patterns = tuple(files[role] for role in roles)
+    # One walk for all roles: folders may be large, or on a network.
     listing = find_images(root, patterns=patterns, exclude=exclude).paths
     paths_of = {role: _find_role(root, files[role], listing) for role in roles}
     keys = sorted(set().union(*paths_of.values()))
     missing = []
+    # Every key that any role has needs all roles.
     for key in keys:
         for role in roles:
             if key not in paths_of[role]:
@@ -142,10 +144,10 @@ def _match_roles(
 
 def _find_role(root: Path, pattern: str, paths: Sequence[Path]) -> dict[str, Path]:
     """Find the files of one role, by the text that ``*`` stands for."""
-    before, after = pattern.split("*")
+    before, after = pattern.split("*")  # of one star, as was checked
     path_of = {}
     for path in paths:
         name = Path(os.path.relpath(path, root)).as_posix()
-        if fnmatchcase(name, pattern):
+        if fnmatchcase(name, pattern):  # the list holds files of the other roles too
             path_of[name[len(before) : len(name) - len(after)]] = path
     return path_of

@@ -10,80 +10,84 @@ import pytest
 import torch
 from packaging.requirements import Requirement
 
-from lit_data.commands.diagnosis import device, machine
-from lit_data.commands.diagnosis import device as disk
-from lit_data.commands.diagnosis.finding import Finding
+from lit_data.commands import diagnosis, doctor
+from lit_data.commands.diagnosis import Finding
 
 GIB = 2**30
 
 CASES: list[tuple[Callable[..., Finding], tuple[object, ...], str, str]] = [
-    (machine.judge_system, ("linux",), "ok", ""),
-    (machine.judge_system, ("darwin",), "note", "worker_kind=thread"),
-    (machine.judge_cores, (8, 8, 1.0), "ok", ""),
-    (machine.judge_cores, (2, 8, 1.0), "note", "data.cache=device"),
-    (machine.judge_cores, (8, 8, 13.0), "warning", "other work"),
-    (machine.judge_threads, (4, 4), "ok", ""),
-    (machine.judge_threads, (2, 64), "warning", "OMP_NUM_THREADS=2"),
-    (machine.judge_memory, (8 * GIB, 16 * GIB, 0), "ok", ""),
-    (machine.judge_memory, (GIB, 16 * GIB, 0), "warning", "low_memory"),
-    (machine.judge_memory, (4 * GIB, 16 * GIB, 5 * GIB), "warning", "low_memory"),
-    (machine.judge_shared, (8 * GIB,), "ok", ""),
-    (machine.judge_shared, (64 * 2**20,), "note", "--shm-size"),
-    (machine.judge_files, (65536, 9), "ok", ""),
-    (machine.judge_files, (256, 9), "warning", "ulimit -n"),
-    (machine.judge_files, (-1, 9), "ok", ""),  # no limit
-    (machine.judge_temp, ("/tmp",), "ok", ""),
-    (machine.judge_temp, ("/" + "t" * 80,), "warning", "TMPDIR"),
-    (disk.judge_room, ("paths.cache", "c", 100 * GIB, 200 * GIB), "ok", ""),
-    (disk.judge_room, ("paths.cache", "c", GIB, 200 * GIB), "warning", "paths.cache=FOLDER"),
-    (disk.judge_room, ("paths.runs", "r", 30 * GIB, 4000 * GIB), "warning", "paths.runs=FOLDER"),
-    (disk.judge_kind, ("paths.cache", "ext4"), "ok", ""),
-    (disk.judge_kind, ("paths.cache", "nfs4"), "warning", "on a disk of this machine"),
-    (disk.judge_kind, ("paths.runs", "nfs4"), "ok", ""),
-    (disk.judge_kind, ("paths.runs", "tmpfs"), "warning", "RAM"),
-    (device.judge_memory, ("GPU", 79 * GIB, 80 * GIB), "ok", ""),
-    (device.judge_memory, ("GPU", 40 * GIB, 80 * GIB), "warning", "nvidia-smi"),
-    (device.judge_kernels, ((9, 0), ["sm_80", "sm_90"]), "ok", ""),
-    (device.judge_kernels, ((8, 9), ["sm_80", "sm_90"]), "ok", ""),
-    (device.judge_kernels, ((12, 0), ["sm_90", "compute_90"]), "ok", ""),
-    (device.judge_kernels, ((12, 0), ["sm_80", "sm_90a"]), "fault", "sm_80, sm_90a"),
-    (device.judge_kernels, ((6, 1), ["sm_75", "sm_120"]), "fault", "install a build"),
-    (device.judge_pinning, (True,), "ok", ""),
-    (device.judge_pinning, (False,), "warning", "pin_memory=auto"),
-    (partial(device.judge_precision, has_bf16=True, used="auto"), ("cpu",), "ok", ""),
-    (partial(device.judge_precision, has_bf16=True, used="bf16-mixed"), ("cpu",), "ok", ""),
-    (partial(device.judge_precision, has_bf16=False, used="auto"), ("cpu",), "ok", ""),
+    (diagnosis.judge_system, ("linux",), "ok", ""),
+    (diagnosis.judge_system, ("darwin",), "note", "worker_kind=thread"),
+    (diagnosis.judge_cores, (8, 8, 1.0), "ok", ""),
+    (diagnosis.judge_cores, (2, 8, 1.0), "note", "data.cache=device"),
+    (diagnosis.judge_cores, (8, 8, 13.0), "warning", "other work"),
+    (diagnosis.judge_threads, (4, 4), "ok", ""),
+    (diagnosis.judge_threads, (2, 64), "warning", "OMP_NUM_THREADS=2"),
+    (diagnosis.judge_host_memory, (8 * GIB, 16 * GIB, 0), "ok", ""),
+    (diagnosis.judge_host_memory, (GIB, 16 * GIB, 0), "warning", "low_memory"),
+    (diagnosis.judge_host_memory, (4 * GIB, 16 * GIB, 5 * GIB), "warning", "low_memory"),
+    (diagnosis.judge_shared, (8 * GIB,), "ok", ""),
+    (diagnosis.judge_shared, (64 * 2**20,), "note", "--shm-size"),
+    (diagnosis.judge_files, (65536, 9), "ok", ""),
+    (diagnosis.judge_files, (256, 9), "warning", "ulimit -n"),
+    (diagnosis.judge_files, (-1, 9), "ok", ""),  # no limit
+    (diagnosis.judge_temp, ("/tmp",), "ok", ""),
+    (diagnosis.judge_temp, ("/" + "t" * 80,), "warning", "TMPDIR"),
+    (diagnosis.judge_room, ("paths.cache", "c", 100 * GIB, 200 * GIB), "ok", ""),
+    (diagnosis.judge_room, ("paths.cache", "c", GIB, 200 * GIB), "warning", "paths.cache=FOLDER"),
     (
-        partial(device.judge_precision, has_bf16=True, used="fp32"),
+        diagnosis.judge_room,
+        ("paths.runs", "r", 30 * GIB, 4000 * GIB),
+        "warning",
+        "paths.runs=FOLDER",
+    ),
+    (diagnosis.judge_kind, ("paths.cache", "ext4"), "ok", ""),
+    (diagnosis.judge_kind, ("paths.cache", "nfs4"), "warning", "on a disk of this machine"),
+    (diagnosis.judge_kind, ("paths.runs", "nfs4"), "ok", ""),
+    (diagnosis.judge_kind, ("paths.runs", "tmpfs"), "warning", "RAM"),
+    (diagnosis.judge_device_memory, ("GPU", 79 * GIB, 80 * GIB), "ok", ""),
+    (diagnosis.judge_device_memory, ("GPU", 40 * GIB, 80 * GIB), "warning", "nvidia-smi"),
+    (diagnosis.judge_kernels, ((9, 0), ["sm_80", "sm_90"]), "ok", ""),
+    (diagnosis.judge_kernels, ((8, 9), ["sm_80", "sm_90"]), "ok", ""),
+    (diagnosis.judge_kernels, ((12, 0), ["sm_90", "compute_90"]), "ok", ""),
+    (diagnosis.judge_kernels, ((12, 0), ["sm_80", "sm_90a"]), "fault", "sm_80, sm_90a"),
+    (diagnosis.judge_kernels, ((6, 1), ["sm_75", "sm_120"]), "fault", "install a build"),
+    (diagnosis.judge_pinning, (True,), "ok", ""),
+    (diagnosis.judge_pinning, (False,), "warning", "pin_memory=auto"),
+    (partial(diagnosis.judge_precision, has_bf16=True, used="auto"), ("cpu",), "ok", ""),
+    (partial(diagnosis.judge_precision, has_bf16=True, used="bf16-mixed"), ("cpu",), "ok", ""),
+    (partial(diagnosis.judge_precision, has_bf16=False, used="auto"), ("cpu",), "ok", ""),
+    (
+        partial(diagnosis.judge_precision, has_bf16=True, used="fp32"),
         ("cpu",),
         "note",
         "callbacks.amp.precision=auto",
     ),
     (
-        partial(device.judge_precision, has_bf16=True, used="fp16"),
+        partial(diagnosis.judge_precision, has_bf16=True, used="fp16"),
         ("cuda",),
         "note",
         "callbacks.amp.precision=auto",
     ),
     (
-        partial(device.judge_precision, has_bf16=False, used="bf16"),
+        partial(diagnosis.judge_precision, has_bf16=False, used="bf16"),
         ("cpu",),
         "warning",
         "callbacks.amp.precision=auto",
     ),
-    (device.judge_share, (16, 2), "ok", ""),
-    (device.judge_share, (6, 2), "warning", "data.cache=device"),
-    (machine.judge_opencv, (["opencv-python-headless"],), "ok", ""),
+    (diagnosis.judge_share, (16, 2), "ok", ""),
+    (diagnosis.judge_share, (6, 2), "warning", "data.cache=device"),
+    (doctor.judge_opencv, (["opencv-python-headless"],), "ok", ""),
     (
-        machine.judge_opencv,
+        doctor.judge_opencv,
         (["opencv-python", "opencv-python-headless"],),
         "warning",
         "pip uninstall opencv-python",
     ),
-    (machine.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
-    (machine.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
+    (doctor.judge_requirements, ([Requirement("numpy>=2.0")],), "ok", ""),
+    (doctor.judge_requirements, ([Requirement("numpy>=99")],), "fault", "pip install"),
     (
-        machine.judge_requirements,
+        doctor.judge_requirements,
         ([Requirement("lit-data-no-such-package")],),
         "fault",
         "pip install",
@@ -110,7 +114,7 @@ def test_a_check_tells_good_from_bad(
     ],
 )
 def test_says_why_there_is_no_gpu(facts: dict[str, object], level: str, remedy: str) -> None:
-    finding = device.judge_absence(**facts)  # type: ignore[arg-type]
+    finding = diagnosis.judge_absence(**facts)  # type: ignore[arg-type]
     assert finding.level == level
     assert remedy in finding.remedy
 
@@ -126,7 +130,7 @@ def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.Monkey
     }
     for name, fact in facts.items():
         monkeypatch.setattr(torch.cuda, name, fact)
-    found = list(device.check_devices(2, pins=False, accelerator="cpu"))
+    found = list(diagnosis.check_devices(2, pins=False, accelerator="cpu"))
     warned = [finding.what for finding in found if finding.level == "warning"]
     assert warned == ["GPU", "pinned batches", "cores for each GPU", "trainer"]
     assert "GPU 1: 19.0 GiB" in next(
@@ -149,7 +153,7 @@ def test_looks_at_each_gpu_and_at_how_the_run_uses_it(monkeypatch: pytest.Monkey
 def test_finds_variables_that_hurt(
     environ: dict[str, str], expected: list[tuple[str, str]]
 ) -> None:
-    found = [(finding.level, finding.what) for finding in machine.check_environment(environ)]
+    found = [(finding.level, finding.what) for finding in doctor.check_environment(environ)]
     assert [item for item in found if item[0] != "ok"] == expected
 
 
@@ -158,9 +162,9 @@ def test_names_malicious_uploads(
     version: str, faults: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        machine, "find_version", lambda name: version if name == "lightning" else None
+        doctor, "find_version", lambda name: version if name == "lightning" else None
     )
-    found = list(machine.find_malicious())
+    found = list(doctor.find_malicious())
     assert [finding.level for finding in found] == ["fault"] * faults
 
 
@@ -171,7 +175,7 @@ def test_an_extra_is_installed_when_all_of_it_is() -> None:
         Requirement('lit-data-no-such-package; extra == "half"'),
         Requirement("torch"),
     ]
-    finding = machine.describe_extras(wanted, ["whole", "half", "dev"])
+    finding = doctor.describe_extras(wanted, ["whole", "half", "dev"])
     assert finding.found == "installed: whole; not installed: half"
     assert ".[half]" in finding.remedy
 
@@ -182,7 +186,7 @@ def test_every_extra_of_the_project_is_described() -> None:
         "test",
         "notebooks",
     }
-    found = {finding.what: finding.found for finding in machine.check_packages()}
+    found = {finding.what: finding.found for finding in doctor.check_packages()}
     assert all(extra in found["extras"] for extra in extras)
 
 
@@ -198,20 +202,20 @@ def test_every_extra_of_the_project_is_described() -> None:
 )
 def test_a_path_lies_on_the_deepest_mount_above_it(path: str, kind: str) -> None:
     mounts = [("/", "ext4"), ("/data", "nfs4"), ("/data/local", "xfs")]
-    assert disk.find_kind(path, mounts) == kind
+    assert diagnosis.find_kind(path, mounts) == kind
 
 
 def test_of_two_mounts_at_one_place_the_later_one_counts() -> None:
-    assert disk.find_kind("/a/b", [("/", "ext4"), ("/a", "autofs"), ("/a", "nfs")]) == "nfs"
-    assert disk.find_kind("/a", []) == ""
+    assert diagnosis.find_kind("/a/b", [("/", "ext4"), ("/a", "autofs"), ("/a", "nfs")]) == "nfs"
+    assert diagnosis.find_kind("/a", []) == ""
 
 
 def test_reads_the_mounts_of_the_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     part = namedtuple("part", "mountpoint fstype")
     mounts: Sequence[object] = [part("/", "ext4"), part(str(tmp_path), "lustre")]
-    monkeypatch.setattr(disk.psutil, "disk_partitions", lambda all: mounts)
+    monkeypatch.setattr(diagnosis.psutil, "disk_partitions", lambda all: mounts)
     found = {
         finding.what: finding
-        for finding in disk.check_disks({"paths.cache": str(tmp_path / "not" / "yet")})
+        for finding in diagnosis.check_disks({"paths.cache": str(tmp_path / "not" / "yet")})
     }
     assert found["paths.cache, disk"].found == "lustre"

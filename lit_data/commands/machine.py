@@ -1,56 +1,61 @@
-"""`Finding`: one thing that was looked at, how it is, and what to do about it."""
+"""Processor, device and versions of this machine, and a torchvision that does not fit its torch.
 
+Torch and Lightning are imported by what needs them: the command line reads this file for `--help`.
+"""
+
+import platform
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib import metadata
-from typing import Final, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lit_data.errors import ConfigError, LitDataError
 
-Level = Literal["ok", "note", "warning", "fault"]
-
-LEVELS: Final[tuple[Level, ...]] = ("fault", "warning", "note", "ok")
-"""The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be
-meant so."""
+if TYPE_CHECKING:
+    import torch
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was looked at.
+def describe_machine(device: "torch.device") -> dict[str, str | int]:
+    """Return cores, processor, memory, device, and the versions that decide the speed."""
+    import lightning
+    import numpy as np
+    import psutil
+    import torch
 
-    Attributes:
-        level: How bad it is.
-        what: The thing, in a word or two.
-        found: How it is, with units.
-        remedy: What to do; empty where all is well.
-    """
+    from lit_data.loading.machine import count_cores
 
-    level: Level
-    what: str
-    found: str
-    remedy: str = ""
-
-
-def judge(what: str, state: str, *, bad: bool, remedy: str, level: Level = "warning") -> Finding:
-    """Return a finding of `level` with its remedy if something is bad, else one that all is well.
-
-    Args:
-        what: The thing that was looked at.
-        state: How it is, with units.
-        bad: It is not as it should be.
-        remedy: What to do then.
-        level: Of the finding then.
-    """
-    if bad:
-        return Finding(level, what, state, remedy)
-    return Finding("ok", what, state)
+    return {
+        "cores": count_cores(),
+        "cpu": _read_cpu_model(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else device.type,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "lightning": lightning.__version__,
+    }
 
 
-def to_gib(size_bytes: float) -> str:
-    """Format bytes for people."""
-    return f"{size_bytes / 2**30:.1f} GiB"
+def print_machine(machine: dict[str, str | int]) -> str:
+    """Return one line for a log or a title."""
+    memory_gib = int(machine["memory_bytes"]) / 2**30
+    return (
+        f"{machine['cores']} cores of {machine['cpu']}, {memory_gib:.0f} GiB, {machine['device']}, "
+        f"Python {machine['python']}, torch {machine['torch']}, NumPy {machine['numpy']}, "
+        f"Lightning {machine['lightning']}"
+    )
+
+
+def _read_cpu_model() -> str:
+    """Read the model where Linux keeps it; elsewhere `platform` knows it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text(encoding="utf-8").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
 
 
 def describe_torchvision(error: Exception) -> tuple[str, str]:
@@ -62,8 +67,8 @@ def describe_torchvision(error: Exception) -> tuple[str, str]:
     Returns:
         How it is, and the remedy.
     """
-    torch_version = _find_version("torch")
-    torchvision_version = _find_version("torchvision")
+    torch_version = find_version("torch")
+    torchvision_version = find_version("torchvision")
     build = (torch_version or "").partition("+")[2]  # such as cpu or cu128
     index = f", both from PyTorch's index of {build} builds (--index-url)" if build else ""
     cause = " ".join(str(error).split())
@@ -76,7 +81,8 @@ def describe_torchvision(error: Exception) -> tuple[str, str]:
     )
 
 
-def _find_version(package: str) -> str | None:
+def find_version(package: str) -> str | None:
+    """Return the installed version of a package, if any."""
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,15 +1,160 @@
-"""Disks and devices of this machine."""
+"""Findings of ``doctor`` on the hardware: cores, memory, disks and devices."""
 
 import os
 import shutil
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 import psutil
 import torch
 
-from lit_data.commands.diagnosis.finding import Finding, judge, to_gib
+from lit_data.loading.machine import available_memory_bytes, count_cores, count_files
+
+Level = Literal["ok", "note", "warning", "fault"]
+
+LEVELS: Final[tuple[Level, ...]] = ("fault", "warning", "note", "ok")
+"""The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be
+meant so."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at.
+
+    Attributes:
+        level: How bad it is.
+        what: The thing, in a word or two.
+        found: How it is, with units.
+        remedy: What to do; empty where all is well.
+    """
+
+    level: Level
+    what: str
+    found: str
+    remedy: str = ""
+
+
+def judge(what: str, state: str, *, bad: bool, remedy: str, level: Level = "warning") -> Finding:
+    """Return a finding of `level` with its remedy if something is bad, else one that all is well.
+
+    Args:
+        what: The thing that was looked at.
+        state: How it is, with units.
+        bad: It is not as it should be.
+        remedy: What to do then.
+        level: Of the finding then.
+    """
+    if bad:
+        return Finding(level, what, state, remedy)
+    return Finding("ok", what, state)
+
+
+def to_gib(size_bytes: float) -> str:
+    """Format bytes for people."""
+    return f"{size_bytes / 2**30:.1f} GiB"
+
+
+_LEAST_MEMORY_BYTES: Final = 2 * 2**30
+_LEAST_SHARED_BYTES: Final = 2**30
+_LEAST_FILES: Final = 1024
+# Of the 107 bytes of a Unix socket's path, Python's own names take up to 45.
+_LONGEST_TEMP: Final = 60
+_SHARED: Final = Path("/dev/shm")
+
+
+def check_machine() -> Iterator[Finding]:
+    """Look at system, cores, memory, files and sockets."""
+    cores = count_cores()
+    memory, swap = psutil.virtual_memory(), psutil.swap_memory()
+    yield judge_system(sys.platform)
+    yield judge_cores(cores, psutil.cpu_count() or cores, os.getloadavg()[0])
+    yield judge_threads(cores, torch.get_num_threads())
+    yield judge_host_memory(available_memory_bytes(), memory.total, swap.used)
+    if _SHARED.is_dir():
+        yield judge_shared(shutil.disk_usage(_SHARED).total)
+    yield judge_files(*count_files())
+    yield judge_temp(tempfile.gettempdir())
+
+
+def judge_system(platform: str) -> Finding:
+    """Judge the system: worker processes share memory by means that Linux alone has."""
+    remedy = "set data.loader.worker_kind=thread; worker processes need Linux"
+    return judge("system", platform, bad=platform != "linux", level="note", remedy=remedy)
+
+
+def judge_cores(cores: int, present: int, load: float) -> Finding:
+    """Judge if this process has enough cores, and has them to itself.
+
+    Args:
+        cores: That it may use.
+        present: Of the machine.
+        load: Processes that want to run, mean of the last minute.
+    """
+    state = f"{cores} of {present} usable, load {load:.1f}"
+    # The load counts all processes of the machine, not those of a container.
+    if load > 1.5 * present:
+        remedy = (
+            "other work keeps them busy, so samples come late and measured speeds are wrong: wait, "
+            "or stop it"
+        )
+        return Finding("warning", "cores", state, remedy)
+    remedy = "data.cache=device leaves them little to do, on a GPU"
+    return judge("cores", state, bad=cores < 4, level="note", remedy=remedy)
+
+
+def judge_threads(cores: int, threads: int) -> Finding:
+    """Judge the threads of torch, which counts the machine's cores and not a container's quota."""
+    remedy = f"export OMP_NUM_THREADS={cores}: threads that wait for each other's cores spin"
+    return judge("threads of torch", str(threads), bad=threads > cores, remedy=remedy)
+
+
+def judge_host_memory(free_bytes: int, total_bytes: int, swapped_bytes: int) -> Finding:
+    """Judge if there is memory for workers, and none was swapped out."""
+    state = f"{to_gib(free_bytes)} of {to_gib(total_bytes)} free, {to_gib(swapped_bytes)} swapped"
+    # More swapped out than is free: what comes back pushes something else out.
+    is_bad = free_bytes < _LEAST_MEMORY_BYTES or swapped_bytes > free_bytes
+    remedy = (
+        "use callbacks=low_memory and data.loader.worker_kind=thread, or end what holds the memory"
+    )
+    return judge("memory", state, bad=is_bad, remedy=remedy)
+
+
+def judge_shared(total_bytes: int) -> Finding:
+    """Judge the room of torch's own DataLoader and NCCL; lit_data's loader does not need it."""
+    state = f"{to_gib(total_bytes)}; lit_data's loader does not use it"
+    is_bad = total_bytes < _LEAST_SHARED_BYTES
+    remedy = (
+        "docker run --shm-size=8g (or --ipc=host): torch's own DataLoader and NCCL die of a bus "
+        "error when it is full"
+    )
+    return judge("/dev/shm", state, bad=is_bad, level="note", remedy=remedy)
+
+
+def judge_files(limit: int, used: int) -> Finding:
+    """Judge if enough files may be open.
+
+    Args:
+        limit: How many may be; negative: as many as one likes.
+        used: How many are.
+    """
+    state = f"{limit} may be open, {used} are"
+    is_bad = 0 <= limit < _LEAST_FILES
+    return judge("open files", state, bad=is_bad, remedy="ulimit -n 65536 before the start")
+
+
+def judge_temp(folder: str) -> Finding:
+    """Judge if sockets of worker processes fit below the folder of temporary files."""
+    is_bad = len(os.fsencode(folder)) > _LONGEST_TEMP
+    remedy = (
+        f"export TMPDIR=/tmp: a path of more than {_LONGEST_TEMP} bytes is too long for the "
+        "sockets of workers"
+    )
+    return judge("temporary files", folder, bad=is_bad, remedy=remedy)
+
 
 _LEAST_FREE_BYTES: Final = 5 * 2**30
 _LEAST_FREE_DISK_FRACTION: Final = 0.02
@@ -41,6 +186,7 @@ def check_disks(folders: Mapping[str, str]) -> Iterator[Finding]:
 def judge_room(key: str, folder: str, free_bytes: int, total_bytes: int) -> Finding:
     """Judge the room for checkpoints and decoded images."""
     free = f"{folder}: {to_gib(free_bytes)} of {to_gib(total_bytes)} free"
+    # Of a large disk a fixed amount is soon written, of a small one 2 % is next to nothing.
     least_bytes = max(_LEAST_FREE_BYTES, _LEAST_FREE_DISK_FRACTION * total_bytes)
     remedy = (
         f"free some, or set {key}=FOLDER on another disk; a store takes height x width x channels "
@@ -103,7 +249,9 @@ def check_devices(cores: int, *, pins: bool, accelerator: str) -> Iterator[Findi
         return
     count = torch.cuda.device_count()
     for number in range(count):
-        yield judge_memory(torch.cuda.get_device_name(number), *torch.cuda.mem_get_info(number))
+        yield judge_device_memory(
+            torch.cuda.get_device_name(number), *torch.cuda.mem_get_info(number)
+        )
         yield judge_kernels(torch.cuda.get_device_capability(number), torch.cuda.get_arch_list())
     yield judge_pinning(pins)
     yield judge_share(cores, count)
@@ -157,7 +305,7 @@ def judge_absence(*, has_driver: bool, built_for: str | None) -> Finding:
     return Finding("fault", "GPU", state, remedy)
 
 
-def judge_memory(name: str, free_bytes: int, total_bytes: int) -> Finding:
+def judge_device_memory(name: str, free_bytes: int, total_bytes: int) -> Finding:
     """Judge the memory of a device: others may hold some of it."""
     free = f"{name}: {to_gib(free_bytes)} of {to_gib(total_bytes)} free"
     remedy = (
@@ -197,6 +345,7 @@ def judge_share(cores: int, devices: int) -> Finding:
 
 def _runs(generation: str, major: int, minor: int) -> bool:
     """Return True if a device runs kernels that were built for a generation."""
+    # sm_90a and sm_100f are builds for one generation or family: they run on that one here.
     kind, _, digits = generation.rstrip("af").partition("_")
     if kind not in ("sm", "compute"):
         return False

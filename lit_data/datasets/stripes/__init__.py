@@ -1,1 +1,0 @@
-"""Layouts of inspection images with references, defects that workers draw, pixels on the device."""

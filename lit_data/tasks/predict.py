@@ -1,0 +1,282 @@
+"""``predict``: batch by batch with a Trainer, and whole images tile by tile."""
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import lightning as L
+import numpy as np
+import torch
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
+from torch import nn
+from typing_extensions import override
+
+from lit_data.batch_form import count_samples, cut_evenly, slice_batch
+from lit_data.callbacks import AdaptiveBatchSize
+from lit_data.callbacks.adaptive.active_batch import merge_outputs
+from lit_data.callbacks.wrapping import wrap
+from lit_data.datamodules.base import BaseDataModule
+from lit_data.errors import ConfigError, DataError
+from lit_data.inference import TiledPredictor
+from lit_data.inference.forward import InferenceThreads
+from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
+from lit_data.tasks.nets import (
+    ProbabilityNet,
+    choose_overlap_px,
+    convert_net,
+    open_predictor,
+)
+from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
+from lit_data.tasks.writer import PredictionWriter, Work
+
+_SLACK: Final = 1e-3  # of sums of weights and of half precision
+
+
+def predict_batches(
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    writer: PredictionWriter,
+    run: PredictRun,
+    options: PredictOptions,
+) -> Predicted:
+    """Predict all inputs that are not done yet.
+
+    A batch that does not fit into memory is cut into micro-batches.
+
+    Args:
+        datamodule: Its predict stage has one sample for each input of the writer.
+        model: With its weights.
+        writer: Reads and writes what `predict_step` returns.
+        run: Where.
+        options: How: `batch_size` in the place of that of the loader, `min_batch_size`,
+            `max_batch_size`, `threads`.
+
+    Raises:
+        ConfigError: The model returns something else.
+        BatchMemoryError: `min_batch_size` samples do not fit into memory.
+        StoreError: Files cannot be written.
+    """
+    work = Work(writer, run, options, range(len(writer.names)))
+    if not work.waiting:
+        return work.finish()
+    adaptive = AdaptiveBatchSize(min_size=options.min_batch_size, max_size=options.max_batch_size)
+    trainer = run.make_trainer([_Writes(work), adaptive])
+    with ExitStack() as resources:
+        if options.threads is not None and options.threads > 1:
+            threads = resources.enter_context(closing(InferenceThreads(options.threads)))
+            # Wrapped before the trainer starts, so that each thread gets a part of what fits.
+            step = partial(_predict_in_threads, threads, datamodule)
+            # The stack restores the step of the strategy before the threads end.
+            resources.callback(wrap(trainer.strategy, "predict_step", step))
+        resources.enter_context(datamodule.predicting(work.waiting, options.batch_size))
+        trainer.predict(model, datamodule=datamodule, return_predictions=False)
+    return work.finish()
+
+
+class _Writes(L.Callback):
+    """Hands the answer for each sample to a writer."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._numbers = iter(work.waiting)  # the next answer belongs to the next of them
+
+    @override
+    def on_predict_batch_end(
+        self,
+        trainer: L.Trainer,
+        pl_module: L.LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+        dataloader_idx: int = 0,
+    ) -> None:
+        answers = self._work.writer.read(outputs, batch)
+        if answers is None:
+            raise ConfigError(
+                f"predict_step of {type(pl_module).__name__} must return "
+                f"{self._work.writer.expects}; it returned a {type(outputs).__name__}"
+            )
+        samples = count_samples(batch)
+        if len(answers) != samples:
+            raise ConfigError(
+                f"predict_step of {type(pl_module).__name__} returned {len(answers)} answers for "
+                f"{samples} samples"
+            )
+        for answer in answers:
+            self._work.write(next(self._numbers), answer)
+
+
+def _predict_in_threads(
+    threads: InferenceThreads,
+    datamodule: BaseDataModule,
+    call: Callable[..., Any],
+    batch: Any,  # noqa: ANN401 - any form
+    *args: Any,  # noqa: ANN401
+) -> Any:  # noqa: ANN401
+    """Run `predict_step` on micro-batches side by side."""
+    samples = count_samples(batch)
+    if samples < 2:
+        return call(batch, *args)
+    ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
+    cut = getattr(datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
+    # All micro-batches are submitted before the first answer is awaited.
+    futures = []
+    for start, stop in ranges:
+        micro_batch = cut(batch, start, stop)
+        futures.append(threads.submit(partial(_without_gradient, call, micro_batch, *args)))
+    outputs = [future.result() for future in futures]
+    return merge_outputs(outputs, [stop - start for start, stop in ranges])
+
+
+def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step
+    """Call a step in inference mode, which holds for one thread and so is entered in each."""
+    with torch.inference_mode():
+        return call(*args)
+
+
+def predict_images(
+    datamodule: BaseDataModule,
+    model: L.LightningModule,
+    writer: ImageWriter,
+    run: PredictRun,
+    options: PredictOptions,
+) -> Predicted:
+    """Predict all images that are not done yet, tile by tile.
+
+    Each is written as soon as it is complete. Bad images are left out and listed, in ``bad.csv``
+    too; they do not stop the others.
+
+    Args:
+        datamodule: Whose images they are.
+        model: Its `predict_step` returns a dict with ``probability`` [B, 1, H, W].
+        writer: Has the images, and writes what is predicted.
+        run: Where.
+        options: How.
+
+    Raises:
+        ConfigError: The model returns something else, or options do not fit.
+        BatchMemoryError: A single tile does not fit into memory.
+        StoreError: Files cannot be written.
+    """
+    trainer = run.make_trainer([])
+    device = trainer.strategy.root_device
+    images = writer.images
+    work = Work(writer, run, options, range(_limit(trainer, len(images))))
+    net_metrics: dict[str, Any] = {}
+    if work.waiting or options.onnx is not None:
+        # Moved by itself: within another module Lightning's modules do not learn their device.
+        model.to(device)
+        net: nn.Module = ProbabilityNet(
+            model,
+            images.channels,
+            datamodule.batch_format,
+            datamodule.channel_names,
+            len(images.classes),
+        )
+        # Measured before the conversion, as rounding to int8 hides how far a net sees.
+        overlap_px = choose_overlap_px(net, images, options, device)
+        net, net_metrics = convert_net(net, images, options)
+        predictor = open_predictor(net, images, options, device, overlap_px=overlap_px)
+        small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
+        large = [number for number in work.waiting if images.count_px(number) > options.large_px]
+        has_bar = trainer.progress_bar_callback is not None
+        with _open_bar(len(work.waiting), enabled=has_bar) as bar:
+            _predict_small(predictor, work, images, small, bar)
+            _predict_large(predictor, work, images, large, bar, run.folder)
+    metrics, bad = work.finish()
+    return Predicted({**metrics, **net_metrics}, bad)
+
+
+def _limit(trainer: L.Trainer, count: int) -> int:
+    """Return the images that ``trainer.limit_predict_batches`` leaves; it counts images here."""
+    limit = trainer.limit_predict_batches
+    return min(limit, count) if isinstance(limit, int) else int(limit * count)
+
+
+def _open_bar(total: int, *, enabled: bool) -> Progress:
+    """Return a bar on stderr that counts images, and the tiles that went through the net."""
+    columns = (
+        TextColumn("predicting"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[tiles]} tiles"),
+        TimeRemainingColumn(),
+    )
+    bar = Progress(*columns, console=Console(stderr=True), disable=not enabled)
+    bar.add_task("predicting", total=total, tiles=0)
+    return bar
+
+
+def _count_tiles(bar: Progress, count: int) -> None:
+    (task,) = bar.tasks
+    bar.update(task.id, tiles=task.fields["tiles"] + count)
+
+
+def _predict_small(
+    predictor: TiledPredictor,
+    work: Work,
+    images: WholeImages,
+    numbers: Sequence[int],
+    bar: Progress,
+) -> None:
+    def note_bad(position: int, error: DataError) -> None:
+        work.bad[numbers[position]] = str(error)
+        bar.advance(bar.task_ids[0])
+
+    loads = [partial(images.load, number) for number in numbers]
+    on_tiles = partial(_count_tiles, bar)
+    work.restart_clock()
+    for position, values in predictor.predict(loads, on_bad=note_bad, on_tiles=on_tiles):
+        number = numbers[position]
+        answer = ProbabilityMap.of(images.restore(number, values.numpy()))
+        _check_probability(answer.values.min(), answer.values.max())
+        work.write(number, answer)
+        bar.advance(bar.task_ids[0])
+
+
+def _predict_large(
+    predictor: TiledPredictor,
+    work: Work,
+    images: WholeImages,
+    numbers: Sequence[int],
+    bar: Progress,
+    folder: Path,
+) -> None:
+    """Predict images one at a time, each through a file in the place of an array."""
+    path = folder / ".large.npy"
+    on_tiles = partial(_count_tiles, bar)
+    for number in numbers:
+        work.restart_clock()
+        try:
+            image = images.load(number)
+            values = predictor.predict_to_file(image, path, dtype="uint16", on_tiles=on_tiles)
+        except DataError as error:
+            work.bad[number] = str(error)
+        else:
+            answer = ProbabilityMap.of(images.restore(number, values))
+            work.write(number, answer)
+        finally:
+            path.unlink(missing_ok=True)
+        bar.advance(bar.task_ids[0])
+
+
+def _check_probability(least: np.floating[Any], largest: np.floating[Any]) -> None:
+    if np.isnan(least):
+        raise ConfigError(
+            "predict_step returned NaN: the model overflows on this image. Set "
+            "trainer.precision=32-true if it is lower, or take the checkpoint of an earlier epoch"
+        )
+    if not (least >= -_SLACK and largest <= 1 + _SLACK):
+        raise ConfigError(
+            f"probability goes from {least:.4g} to {largest:.4g}: predict_step must return values "
+            "in 0..1, so logits go through sigmoid first"
+        )

@@ -28,8 +28,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.progress import track
 from lit_data.io.volumes.hounsfield import WINDOWS
 from lit_data.io.volumes.indexing import IndexOptions, index_volume
-from lit_data.io.volumes.reading import open_volume
-from lit_data.io.volumes.sources import VolumeSource, find_volumes
+from lit_data.io.volumes.sources import VolumeSource, find_volumes, open_volume
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.io.volumes.sparse_store import SparseStore
 

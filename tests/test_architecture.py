@@ -113,6 +113,16 @@ def _check_imports(path: Path) -> None:
             )
 
 
+def test_nothing_outside_of_io_asks_where_a_bank_lies() -> None:
+    for path in FILES:
+        if _room(path) == "io":
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Name | ast.alias):
+                name = node.id if isinstance(node, ast.Name) else node.name
+                assert name not in {"ShardedBank", "ShardedStore", "ShardedVolumes"}, path
+
+
 def test_importing_a_dataset_loads_no_heavy_library() -> None:
     code = (
         "import sys, lit_data.datasets.patches, lit_data.datasets.detection.dataset, lit_data.loading;"

@@ -8,6 +8,7 @@ import pytest
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError
+from lit_data.io import ImageBank
 from lit_data.mosaic import MosaicPlan, MosaicSpec, move_boxes, sample_mosaics
 from lit_data.types import Array
 
@@ -173,7 +174,7 @@ def test_values_out_of_range_are_refused(wrong: dict[str, Any], match: str) -> N
 IMAGES = 110  # their numbers are greys below 114, which is what nothing covers
 
 
-class Bank:
+class Bank(ImageBank):
     channels, dtype, skipped = 3, np.dtype(np.uint8), ()
 
     def __init__(self, images: list[Array]) -> None:

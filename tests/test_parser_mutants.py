@@ -18,8 +18,9 @@ from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml, r
 from lit_data.datasets.gan import LAYOUT_FILE, read_layout
 from lit_data.errors import LitDataError
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource
-from lit_data.io.remote.connection_web import read_index
-from lit_data.io.remote.manifest import NAME, Manifest, MirroredFile, parse_list
+from lit_data.io.remote.fetching import MANIFEST_NAME, Manifest, MirroredFile
+from lit_data.io.remote.scope import parse_list
+from lit_data.io.remote.web import read_index
 from lit_data.io.store.arrays import META_NAME
 from lit_data.tasks.writer import FINGERPRINT, JOURNAL, Entry, Journal
 from tests.commands.reports.folders import make_run
@@ -145,7 +146,7 @@ def _manifest(folder: Path) -> Case:
     whole.begin()
     whole.add("a.png", MirroredFile("v1", 7, 8))
     whole.finish("scope", 1)
-    return Case(folder / NAME, lambda: Manifest(folder, "http://host/set"))
+    return Case(folder / MANIFEST_NAME, lambda: Manifest(folder, "http://host/set"))
 
 
 def _journal(folder: Path, name: str) -> Case:

@@ -90,10 +90,12 @@ def _find_points(parts: Mapping[str, Any], start: int, stop: int) -> slice:
         ConfigError: Nothing says whose the points are.
     """
     if COUNT in parts:
+        # Number of the first point of each sample, and the end of the last.
         ends = torch.nn.functional.pad(parts[COUNT].cumsum(0), (1, 0))
         stop = min(stop, len(ends) - 1)
         return slice(int(ends[min(start, stop)]), int(ends[stop]))
     if "coords" in parts:
+        # Points lie row by row, so bisection finds those of some rows.
         rows = parts["coords"][:, 0].contiguous()
         edges = torch.tensor((start, stop), dtype=rows.dtype, device=rows.device)
         first, last = torch.searchsorted(rows, edges)
@@ -218,8 +220,8 @@ class CTDataModule(BaseDataModule[CTDataset]):
     def prepare_data(self) -> None:
         super().prepare_data()
         distances = self._distances()
-        # Of shards they are measured when they are needed: this would fetch all of them.
-        if distances is not None and self.source.shards is None:
+        # Of volumes that are fetched they are measured when they are needed.
+        if distances is not None and not self.volumes.bank.fetches:
             distances.prepare()
 
     def build_dataset(self, stage: Stage) -> CTDataset:

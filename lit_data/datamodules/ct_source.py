@@ -18,7 +18,7 @@ from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.volumes import ShardedVolumeRoot, ShardedVolumes, publish_volumes
+from lit_data.io.shards.volumes import ShardedVolumeRoot, publish_volumes
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.indexing import IndexOptions, index_source
 from lit_data.io.volumes.resampling import Resolution
@@ -61,6 +61,7 @@ class CTVolumes:
 
     def find_room(self, max_points: int | None) -> int:
         """Return the largest number of points of a sample."""
+        # Rows of a batch have room for at least one point.
         largest_count = max(1, int(self.bank.counts[self.of("predict")].max(initial=0)))
         return largest_count if max_points is None else min(max_points, largest_count)
 
@@ -101,6 +102,7 @@ def read_range(
     """
     if occupied_hu is None:
         return window.low_hu, None
+    # One number, or text, is no pair.
     is_single = isinstance(occupied_hu, str | float | int)
     pair = (occupied_hu,) if is_single else tuple(occupied_hu)
     if len(pair) != 2 or not all(value is None or _is_number(value) for value in pair):
@@ -192,6 +194,7 @@ class CTSource(Source):
     @override
     def _publish(self, writer: SetWriter, shard_bytes: int) -> dict[str, int]:
         sources = find_volumes(self.folder)
+        # The root may be one file.
         root = self.folder if self.folder.is_dir() else self.folder.parent
         names: dict[str, str] = {}
         for source in sources:
@@ -235,6 +238,7 @@ class CTSource(Source):
         names = [source.name for source in sources]
         splits = split_images(names, self.splits, seed=self.split_seed)
         numbers = _find_good(sources, bank)
+        # Numbers in the bank.
         too_few = self._find_too_few(bank)
         bank_numbers = {number: row for row, number in enumerate(numbers) if row not in too_few}
         split_rows: dict[str, NDArray[np.int64]] = {}
@@ -281,9 +285,9 @@ class CTSource(Source):
 
     def verify(self, volumes: CTVolumes) -> list[str]:
         """Return a line for each volume whose index differs from what its files give now."""
-        if isinstance(volumes.bank, ShardedVolumes):
+        damages: list[str] = []
+        if volumes.bank.fetches:  # there are no files to compare with
             return volumes.bank.find_damages()
-        damages = []
         for number, source in enumerate(track(volumes.sources, "verifying", len(volumes.sources))):
             stored, fresh = volumes.bank[number], index_source(source, self.index_options)
             is_equal = (

@@ -18,10 +18,10 @@ from lit_data.errors import ConfigError
 from lit_data.io.discovery import name_below
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
-from lit_data.io.remote.objects import open_objects
+from lit_data.io.remote.transport import open_transport
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.shards.store import ShardedRoot
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
@@ -208,7 +208,7 @@ class Source(FileOptions, ABC):
             )
         self.refresh()
         return self._publish(
-            SetWriter(open_objects(address, self.remote), self.store_folder / "publish"),
+            SetWriter(open_transport(address, self.remote), self.store_folder / "publish"),
             shard_bytes,
         )
 

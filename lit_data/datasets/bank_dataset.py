@@ -8,8 +8,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.shards.store import ShardedStore
-from lit_data.io.store.store import StoredImages
 from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
@@ -20,7 +18,7 @@ _PLACED: Final = 2**16
 
 
 class BankDataset(ABC):
-    """Says which of its samples lie together, and fetches ahead what lies in shards.
+    """Says which of its samples lie together, and fetches ahead what lies elsewhere.
 
     Attributes:
         bank: Decoded images.
@@ -72,45 +70,41 @@ class BankDataset(ABC):
 
     def _group_runs(self, epoch: int) -> SampleRuns:
         """Samples of an epoch by what they are read from: images, or the shards that hold them."""
-        bank, images = self.bank, self.images_of(np.arange(len(self)), epoch)
+        images = self.images_of(np.arange(len(self)), epoch)
         # Samples are mixed within what is fetched as one: a shard, or an image.
-        group = bank.shard_of[images] if isinstance(bank, ShardedStore) else images
-        order = np.argsort(group, kind="stable")
-        firsts = np.unique(group[order], return_index=True)[1]
+        groups = self.bank.groups_of(images)
+        order = np.argsort(groups, kind="stable")
+        firsts = np.unique(groups[order], return_index=True)[1]
         nbytes = self._count_bytes(images[order[firsts]])
-        return SampleRuns(np.append(firsts[1:], len(order)), nbytes, order, self._window_bytes)
+        ends = np.append(firsts[1:], len(order))
+        return SampleRuns(ends, nbytes, order, self.bank.window_bytes)
 
     def _count_bytes(self, images: Ints) -> Ints:
         """[n] bytes of images with their masks, or of the shards that hold them."""
-        if isinstance(self.bank, ShardedStore):
-            return self.bank.cache.count_bytes(self.bank.shard_of[images])
+        nbytes = self.bank.count_bytes(images)
+        if self.masks is None or self.bank.fetches:
+            return nbytes
         # A mask has one byte for each pixel.
-        item_bytes = self.bank.channels * self.bank.dtype.itemsize + (self.masks is not None)
-        nbytes: Ints = self.bank.heights_px[images] * self.bank.widths_px[images] * item_bytes
-        return nbytes
-
-    @property
-    def _window_bytes(self) -> int | None:
-        return self.bank.cache.window_bytes if isinstance(self.bank, ShardedStore) else None
+        return nbytes + self.bank.heights_px[images] * self.bank.widths_px[images]
 
     @property
     def fetches(self) -> bool:
-        """True if the images come in shards."""
-        return isinstance(self.bank, ShardedStore) and self.pixels
+        """True if the images come from elsewhere when they are needed."""
+        return self.bank.fetches and self.pixels
 
     @property
     def needs_windows(self) -> bool:
-        """True if the images come in shards that have no room here all at once."""
-        return isinstance(self.bank, ShardedStore) and self.pixels and not self.bank.cache.fits
+        """True if the images come from elsewhere, and have no room here all at once."""
+        return self.fetches and not self.bank.fits
 
     def look_ahead(self, indices: Callable[[], Ints], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need; None where the images are here.
+        """Begin to fetch what samples of an epoch need; None where the images are here.
 
         Args:
             indices: Gives the samples, in their order.
             epoch: The epoch they are read for.
         """
-        if not isinstance(self.bank, ShardedStore) or not self.pixels:
+        if not self.fetches:
             return None
         samples = indices()
         # In parts, as the places of an epoch may take more memory than its numbers.
@@ -118,9 +112,7 @@ class BankDataset(ABC):
             self.images_of(samples[at : at + _PLACED], epoch)
             for at in range(0, len(samples), _PLACED)
         ]
-        return (
-            self.bank.cache.look_ahead(self.bank.shard_of[np.concatenate(parts)]) if parts else None
-        )
+        return self.bank.look_ahead(np.concatenate(parts)) if parts else None
 
     def check_sources(self) -> None:
         """Check, after a worker was killed, that no store was cut short while it was read; cheap.
@@ -129,5 +121,5 @@ class BankDataset(ABC):
             StoreCorruptError: It was.
         """
         for bank in (self.bank, self.masks):
-            if isinstance(bank, StoredImages):
+            if bank is not None:
                 bank.check_size()

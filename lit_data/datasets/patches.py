@@ -11,7 +11,6 @@ from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.io.images.image_source import ImageBank, cut_patches
-from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.types import Array, FieldSpec, SampleRuns
 
@@ -151,13 +150,13 @@ class PatchDataset(BankDataset):
         ends, images = self.patches.image_ends, self.images
         if ends is None:  # patches of an image change with the epoch
             return self._group_runs
-        if isinstance(self.bank, ShardedStore):  # images of a split lie in the order of the shards
-            last = np.flatnonzero(np.diff(self.bank.shard_of[images], append=-1))
-            ends, images = ends[last], images[last]
+        # Images of a split lie in the order of their groups.
+        last = np.flatnonzero(np.diff(self.bank.groups_of(images), append=-1))
+        ends, images = ends[last], images[last]
         # An image may have no patch, and a run must not be empty.
         has_samples = np.diff(ends, prepend=0) > 0
         nbytes = self._count_bytes(images)[has_samples]
-        return SampleRuns(ends[has_samples], nbytes, most_bytes=self._window_bytes)
+        return SampleRuns(ends[has_samples], nbytes, most_bytes=self.bank.window_bytes)
 
     @override
     def images_of(self, indices: Ints, epoch: int) -> Ints:

@@ -1,10 +1,11 @@
 """Progress bars that stay away from short work, and a map in threads that keeps the order."""
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Self, TypeVar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -72,23 +73,51 @@ def track(
             bar.stop()
 
 
-def _start_bar(what: str, total: int) -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
+class BytesBar:
+    """Progress bar of bytes on stderr, shown after ``DELAY_S``; a context manager.
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
+    Args:
+        what: One or two words in front of the bar.
+        total_bytes: How many there will be.
+    """
+
+    def __init__(self, what: str, total_bytes: int) -> None:
+        self._what, self._total_bytes, self._done_bytes = what, total_bytes, 0
+        self._started_s = time.monotonic()
+        self._bar: Progress | None = None
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def add(self, new_bytes: int) -> None:
+        """Count bytes, from any thread; negative ones are those that have to be read again."""
+        with self._lock:
+            self._done_bytes += new_bytes
+            if self._bar is None and time.monotonic() - self._started_s > DELAY_S:
+                self._bar = _start_bar(self._what, self._total_bytes, in_bytes=True)
+            if self._bar is not None:
+                self._bar.update(self._bar.task_ids[0], completed=self._done_bytes)
+
+
+def _start_bar(what: str, total: int, *, in_bytes: bool = False) -> "Progress":
+    from rich import progress
+    from rich.console import Console
+
+    counts: list[progress.ProgressColumn] = [progress.MofNCompleteColumn()]
+    if in_bytes:
+        counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+    bar = progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        *counts,
+        progress.TimeRemainingColumn(),
+        console=Console(stderr=True),
     )
-    bar = Progress(*columns, console=Console(stderr=True))
     bar.add_task(what, total=total)
     bar.start()
     return bar

@@ -17,10 +17,10 @@ from lit_data.modules.pretrained.nets import (
 )
 from lit_data.modules.segmentation.module import SegmentationModule
 from lit_data.modules.segmentation.nets import CompareNet, UNet
+from lit_data.modules.voxel.blocks import VectorQuantiser
 from lit_data.modules.voxel.module import VoxelModule
 from lit_data.modules.voxel.net import PointVoxelNet
-from lit_data.modules.voxel.queries import QueryCounts
-from lit_data.modules.voxel.vector_quantiser import VectorQuantiser
+from lit_data.modules.voxel.points import QueryCounts
 
 __all__ = [
     "AnomalyModule",

@@ -15,16 +15,14 @@ from typing_extensions import override
 from lit_data.datamodules import CTDataModule
 from lit_data.errors import ConfigError
 from lit_data.files import write_table
-from lit_data.io.shards.volumes import ShardedVolumes
-from lit_data.io.volumes.reading import open_volume
-from lit_data.io.volumes.streams import import_medical
-from lit_data.io.volumes.volume import Volume
+from lit_data.io.volumes.sources import open_volume
+from lit_data.io.volumes.volume import Volume, import_medical
 from lit_data.tasks.answers import ask_step
 from lit_data.tasks.base import Task, register
 from lit_data.tasks.figures import CELL_INCHES, new_axes, save_figure
 from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.volume_views import PLANES, VolumeShown, show_slice, show_view
-from lit_data.tasks.writer import Entry, PredictionWriter, Written, stamp_of
+from lit_data.tasks.writer import Entry, PredictionWriter, Written
 from lit_data.types import COUNT_SUFFIX, Array, Batch, Stage
 
 log = logging.getLogger(__name__)
@@ -86,6 +84,7 @@ def draw_volume_samples(
     Returns:
         Rows of the batch that are drawn: those with the most occupied voxels.
     """
+    # Nearly empty windows show nothing.
     order = torch.argsort(_count_occupied(batch), descending=True, stable=True)
     rows: list[int] = order[:count].tolist()
     views = [f"from {angle}°" for angle in _ANGLES_DEG]
@@ -94,8 +93,8 @@ def draw_volume_samples(
         cell.set_title(name, fontsize=10)
     for row, line in zip(rows, cells, strict=True):
         volume = read_shown(batch, row)
-        # Shards hold the occupied voxels alone, so there are no files to read slices from.
-        if volume.slices is None and datamodule.source.shards is None:
+        # What is fetched are the occupied voxels alone: there are no files to read slices from.
+        if volume.slices is None and not datamodule.volumes.bank.fetches:
             slices = _read_slices(datamodule, int(batch["volume_index"][row]))
             volume = volume._replace(slices=slices)
         for axis in range(3):
@@ -285,12 +284,7 @@ class VolumeWriter(PredictionWriter):
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
-        if isinstance(self._volumes.bank, ShardedVolumes):
-            return self._volumes.bank.stamp(self._numbers[number])
-        path = Path(self.path(number))
-        if path.is_dir():  # a series of DICOM files, whose time says nothing of the files in it
-            return ()
-        return stamp_of(str(path))
+        return self._volumes.bank.stamp(self._numbers[number])
 
     @override
     def path(self, number: int) -> str:
@@ -348,6 +342,7 @@ class VolumeWriter(PredictionWriter):
         """Write a reconstruction in Hounsfield units; return the path of the file."""
         window = self._window
         affine = self._volumes.bank[number].affine
+        # Air in the window, where nothing was found.
         dense = np.full(reconstructed.shape, _to_int16(np.array(window.low_hu)), np.int16)
         values_hu = reconstructed.values * window.width_hu + window.low_hu
         dense[tuple(reconstructed.coords.T)] = _to_int16(values_hu)
@@ -396,6 +391,7 @@ def compare_voxels(
     common = len(true_rows)
     both = common * total / max(len(true.coords), 1)  # of all voxels, where the points are a subset
     both_sizes = total + len(reconstructed.coords)
+    # |A or B| = |A| + |B| - |A and B|.
     union = both_sizes - both
     errors = true.values[true_rows].astype(np.float64) - reconstructed.values[found_rows]
     # With no voxel in common the values count as wrong by the whole window.

@@ -18,7 +18,6 @@ from typing_extensions import override
 from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.files import PART, write_json, write_table
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.shards.store import ShardedStore
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 
 log = logging.getLogger(__name__)
@@ -198,12 +197,6 @@ class PredictionWriter(ABC):
         """Write tables and pictures of all inputs that are done; return numbers for summary.json."""
 
 
-def stamp_of(path: str) -> list[int]:
-    """Return size and modification time of a file, which change with it."""
-    status = Path(path).stat()
-    return [status.st_size, status.st_mtime_ns]
-
-
 class BankWriter(PredictionWriter):
     """Writes predictions of the images of a bank.
 
@@ -219,10 +212,8 @@ class BankWriter(PredictionWriter):
 
     @override
     def stamp(self, number: int) -> Sequence[int]:
-        """Return numbers that change with the file of an image, or with the shard that holds it."""
-        if isinstance(self.bank, ShardedStore):
-            return self.bank.stamp(number)
-        return stamp_of(self.path(number))
+        """Return numbers that change with an image."""
+        return self.bank.stamp(number)
 
     @override
     def path(self, number: int) -> str:

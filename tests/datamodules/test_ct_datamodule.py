@@ -422,7 +422,7 @@ def test_a_cut_index_is_found_after_a_worker_died(tmp_path: Path) -> None:
     data = _data(str(tmp_path), root=str(_write_set(tmp_path / "set")))
     dataset: Any = data.dataset("train")
     dataset.check_sources()
-    path = data.volumes.bank.file(2) / "positions.npy"  # type: ignore[attr-defined]
+    path = data.volumes.bank.paths[2] / "positions.npy"  # type: ignore[attr-defined]
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.truncate(1000)

@@ -18,6 +18,7 @@ from lit_data.datasets.patch_source import (
 from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import cut_patch
+from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.types import Array, RowWriter
@@ -26,7 +27,7 @@ SIZES = np.array([(60, 90), (64, 64), (20, 100), (7, 1)])
 GROWING = ProgressiveSize(((0, 16), (1, 32), (2, 24)))
 
 
-class Bank:
+class Bank(ImageBank):
     dtype, skipped = np.dtype(np.uint8), ()
 
     def __init__(self, channels: int = 3, numbers: Any = range(4)) -> None:

@@ -11,7 +11,7 @@ from lit_data.augment import Geometry, Layers
 from lit_data.modules.detection.boxes import BoxScores
 from lit_data.modules.scored import DefectRecall, PixelScores
 from lit_data.modules.segmentation.anomaly_metrics import AnomalyMetrics
-from lit_data.modules.voxel.scores import VoxelScores
+from lit_data.modules.voxel.module import VoxelScores
 from lit_data.synthesis import render
 from lit_data.synthesis.watermarks.blend import compress
 from tests.augment.test_augmentation import ANY_CHANNELS, RGB, make_layers

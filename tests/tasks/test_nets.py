@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lit_data.datamodules import WatermarkDataModule
+from lit_data.io import ImageBank
 from lit_data.tasks.maps import WholeImages
 from lit_data.tasks.nets import ProbabilityNet, choose_overlap_px
 from lit_data.tasks.options import PredictOptions
@@ -21,7 +22,7 @@ from tests.tasks.running import make_run
 CPU: Final = torch.device("cpu")
 
 
-class Files:
+class Files(ImageBank):
     """Black images, whose files are this one."""
 
     channels, dtype, skipped = 3, np.dtype("uint8"), ()

@@ -13,7 +13,7 @@ import torch
 from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError
-from lit_data.io.volumes.reading import open_volume
+from lit_data.io.volumes.sources import open_volume
 from lit_data.loading import LoaderOptions
 from lit_data.tasks import PredictOptions, PredictRun, find_task
 from lit_data.tasks.volume_views import VolumeShown, project
@@ -95,7 +95,10 @@ def _read(path: Path) -> Array:
 
 def _expected(data: CTDataModule, number: int) -> Array:
     """Occupied voxels within the window, and its lower edge elsewhere."""
-    return data.volumes.bank[number].dense(-500).clip(-500, 1300)
+    sparse = data.volumes.bank[number]
+    dense = np.full(sparse.shape, -500, sparse.values.dtype)
+    dense.reshape(-1)[sparse.positions] = sparse.values
+    return dense.clip(-500, 1300)
 
 
 def _table(folder: Path) -> list[dict[str, str]]:

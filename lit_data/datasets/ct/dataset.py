@@ -7,7 +7,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.ct.points import PointRows, WindowRows
-from lit_data.io.shards.volumes import ShardedVolumes
 from lit_data.types import Array, FieldSpec, LookAhead, SampleRuns, read_samples
 
 if TYPE_CHECKING:
@@ -87,32 +86,29 @@ class CTDataset:
 
     @property
     def fetches(self) -> bool:
-        """True if the volumes come in shards."""
-        return isinstance(self.rows.bank, ShardedVolumes)
+        """True if the volumes come from elsewhere when they are needed."""
+        return self.rows.bank.fetches
 
     @property
     def needs_windows(self) -> bool:
-        """True if many samples share a shard, and the shards have no room here all at once."""
-        bank = self.rows.bank
-        if not isinstance(bank, ShardedVolumes) or not isinstance(self.rows, WindowRows):
-            return False
-        return not bank.cache.fits
+        """True if many samples share a volume, and the volumes have no room here all at once."""
+        return isinstance(self.rows, WindowRows) and not self.rows.bank.fits
 
     @property
     def runs(self) -> SampleRuns | None:
-        """Samples of each shard, for an order by windows; None where the volumes are here."""
+        """Samples of each volume, for an order by windows; None where the volumes are here."""
         bank = self.rows.bank
-        if not isinstance(bank, ShardedVolumes):
+        if not bank.fetches:
             return None
         volumes = self.rows.volumes_of(np.arange(len(self)))
-        # The samples of a volume, which is a shard, follow one another.
+        # The samples of a volume follow one another.
         firsts = np.flatnonzero(np.diff(volumes, prepend=-1))
         ends = np.append(firsts[1:], len(volumes))
-        nbytes = bank.cache.count_bytes(volumes[firsts])
-        return SampleRuns(ends, nbytes, most_bytes=bank.cache.window_bytes)
+        nbytes = bank.count_bytes(volumes[firsts])
+        return SampleRuns(ends, nbytes, most_bytes=bank.window_bytes)
 
     def look_ahead(self, indices: Callable[[], NDArray[np.int64]], epoch: int) -> LookAhead | None:
-        """Begin to fetch the shards that samples of an epoch need.
+        """Begin to fetch the volumes that samples of an epoch need.
 
         Args:
             indices: Returns the samples, in their order.
@@ -121,10 +117,9 @@ class CTDataset:
         Returns:
             None where the volumes are here.
         """
-        bank = self.rows.bank
-        if not isinstance(bank, ShardedVolumes):
-            return None
-        return bank.cache.look_ahead(self.rows.volumes_of(indices()))
+        if not self.fetches:
+            return None  # the order, which is long, is not asked for
+        return self.rows.bank.look_ahead(self.rows.volumes_of(indices()))
 
     def describe_sample(self, index: int) -> str:
         """Name one sample of this split for a message, by its file and, for a window, its place."""

@@ -48,7 +48,9 @@ def choose_points(
     if count <= most:
         return None
     words = random_words(seed, Stream.POINTS, index, epoch, most + 2)[0].astype(np.uint64)
+    # 64 bits, so that the remainder is even enough for any volume.
     turn = int(words[0] << _WORD_BITS | words[1]) % count
+    # Whole numbers, so that arcs differ by one voxel at most.
     edges = np.arange(most + 1, dtype=np.uint64) * np.uint64(count) // np.uint64(most)
     places = edges[:-1] + (words[2:] * np.diff(edges) >> _WORD_BITS)
     places = places.astype(np.int64)
@@ -174,6 +176,7 @@ class PointRows:
         if self.distances is not None:
             feats[:, 1] = _take(self.distances[number], chosen)
         if self.has_labels:
+            # Losses leave out what is -1.
             labels = UNLABELLED if volume.labels is None else _take(volume.labels, chosen)
             rows["label"][row, :count, 0] = labels
             rows["label" + COUNT_SUFFIX][row] = count
@@ -253,6 +256,7 @@ class WindowRows:
             window = int(self._numbers[number])
             return window, int(self.grid.locate([window])[0][0])
         volume = int(self.volumes[number // self.spec.per_volume])
+        # Numbered by volume, so that other splits do not change them.
         return volume * self.spec.per_volume + number % self.spec.per_volume, volume
 
     def volumes_of(self, numbers: Ints) -> Ints:
@@ -269,6 +273,7 @@ class WindowRows:
         numbers, places = find_inside(volume, start.tolist(), self.spec.sides)
         image, occupied = rows["image"][row], rows["occupied"][row]
         image[...] = 0
+        # Only occupied voxels are scaled.
         image.reshape(-1)[places] = self.window.scale(volume.values[numbers])
         occupied[...] = False
         occupied.reshape(-1)[places] = True
@@ -321,6 +326,7 @@ class WindowRows:
         """Return the grid's windows of this split, without those that hold too little."""
         parts = [np.zeros(0, np.int64)]
         for volume in self.volumes.tolist():
+            # Numbers of windows are those of all splits, so a stream does not depend on the split.
             windows = np.array(self.grid.windows_of(volume))
             if self.spec.min_points:
                 counts = count_inside(

@@ -92,7 +92,9 @@ class WindowGrid:
         self.shapes = np.asarray(shapes, np.int64).reshape(-1, 3)
         self.steps = np.array(steps, np.int64)
         self.slack = np.maximum(self.shapes - sides, 0)
+        # Rounded up: the last window covers the rest.
         self.counts = -(-self.slack // self.steps) + 1
+        # Number behind the last window of each volume.
         self._ends = np.cumsum(self.counts.prod(1))
 
     def __len__(self) -> int:
@@ -191,11 +193,13 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
     for axis, length in enumerate(volume.shape):
         cuts = np.unique((starts[:, axis], stops[:, axis]))
         cell_of_line = np.searchsorted(cuts, np.arange(length), side="right")
+        # Number of the cell in C order, axis by axis.
         cell = cell * (len(cuts) + 1) + cell_of_line[coords[:, axis]]
         sizes.append(len(cuts) + 1)
         firsts.append(np.searchsorted(cuts, starts[:, axis]))
         lasts.append(np.searchsorted(cuts, stops[:, axis]))
     counts = np.bincount(cell, minlength=int(np.prod(sizes))).reshape(sizes)
+    # sums[z, y, x] counts the voxels of all cells up to and with that one.
     sums = counts.cumsum(0).cumsum(1).cumsum(2)
     (z0, y0, x0), (z1, y1, x1) = firsts, lasts
     below_z1 = sums[z1, y1, x1] - sums[z1, y0, x1] - sums[z1, y1, x0] + sums[z1, y0, x0]

@@ -18,7 +18,7 @@ Ints = NDArray[np.int64]
 _NO_DEFECT: Final = np.zeros((1, 1, 1), np.uint8)
 
 
-class PartialMasks:
+class PartialMasks(ImageBank):
     """Masks of images of which some have none: nothing is marked there.
 
     Args:

@@ -1,13 +1,16 @@
 """Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from rich.filesize import decimal
+from typing_extensions import override
 
 from lit_data.grid import Ints, cut_patch
+from lit_data.io.bank import Bank
 from lit_data.io.cache import LruCache
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, survey_sources
@@ -16,36 +19,30 @@ from lit_data.io.store.sources import join_paths
 from lit_data.types import Array
 
 
-class ImageBank(Protocol):
-    """Images by number, all of one dtype and one channel count, of equal or different sizes."""
+class ImageBank(Bank):
+    """Images by number, all of one dtype and one channel count, of equal or different sizes.
 
-    @property
-    def channels(self) -> int:
-        """Channels of every image."""
+    Attributes:
+        channels: Channels of every image.
+        dtype: Dtype of every image: uint8, uint16, int16 or float32.
+        heights_px: [n] int64, rows of each image.
+        widths_px: [n] int64, columns of each image.
+    """
 
-    @property
-    def dtype(self) -> np.dtype[np.generic]:
-        """Dtype of every image: uint8, uint16, int16 or float32."""
+    channels: int
+    dtype: np.dtype[Any]
+    heights_px: NDArray[np.int64]
+    widths_px: NDArray[np.int64]
 
-    @property
-    def heights_px(self) -> NDArray[np.int64]:
-        """Rows of each image: [n] int64."""
-
-    @property
-    def widths_px(self) -> NDArray[np.int64]:
-        """Columns of each image: [n] int64."""
-
-    @property
-    def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(first path, what is wrong) of each source that was left out."""
-
-    def __len__(self) -> int: ...
-
+    @abstractmethod
     def __getitem__(self, index: int) -> Array:
-        """One image: [C, H, W], read-only."""
+        """Return one image: [C, H, W], read-only."""
 
-    def name(self, index: int) -> str:
-        """First source path of one image."""
+    @override
+    def count_bytes(self, numbers: Ints) -> Ints:
+        pixel_bytes = self.channels * self.dtype.itemsize
+        nbytes: Ints = self.heights_px[numbers] * self.widths_px[numbers] * pixel_bytes
+        return nbytes
 
 
 def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
@@ -77,7 +74,7 @@ def describe_bank(bank: ImageBank) -> dict[str, int]:
     }
 
 
-class DecodedFiles:
+class DecodedFiles(ImageBank):
     """Reads like a ``DecodedStore``, for sources that must not be stored.
 
     All headers are read once, at construction; a file whose pixels turn out bad raises when it is

@@ -1,35 +1,40 @@
-"""An open connection to a folder on a server: what it holds, and the bytes of one file."""
+"""An open connection to a folder on a server: what it holds, and the bytes of one file.
+
+All that asks a server is a coroutine of `Connection`; `lit_data.io.remote.transport` runs them.
+"""
 
 import asyncio
 import logging
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, Self
+from tempfile import TemporaryDirectory
+from typing import Any, Final, TypeVar
 
-from lit_data.errors import ConfigError
-from lit_data.io.remote.address import WEB, Address
+from typing_extensions import override
+
+from lit_data.errors import ConfigError, DataError, list_problems
 from lit_data.io.remote.faults import insist
-from lit_data.io.remote.options import RemoteOptions
-from lit_data.io.remote.scope import Scope
+from lit_data.io.remote.options import WEB, Address, RemoteOptions
+from lit_data.io.remote.scope import SUMS_NAME, Scope, parse_list
+
+T = TypeVar("T")
+Item = TypeVar("Item")
 
 MAX_LIST_BYTES: Final = 256 * 2**20
 """The largest list of files or index page that is read."""
 
-TALKATIVE: Final = (
-    "botocore",
-    "aiobotocore",
-    "s3fs",
-    "fsspec",
-    "aiohttp",
-    "urllib3",
-    "asyncio",
-    "boto3",
-)
+S3: Final = ("s3", "s3a")
+_S3_OPTIONS: Final = ("endpoint_url", "region", "anon")
 _PACKAGES: Final = {"s3": "s3fs", "s3a": "s3fs"}
+# Names that file systems of fsspec give to checksums, versions and times of a file.
+_TAGS: Final = ("ETag", "etag", "md5Hash", "md5", "content_md5", "checksum", "generation")
+_TIMES: Final = ("LastModified", "last_modified", "updated", "mtime", "modified", "created")
+_HEX: Final = frozenset("0123456789abcdef")
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +59,16 @@ class RemoteFile:
     sha256: str | None = None
 
 
+def too_large(what: str, most_bytes: int) -> DataError:
+    """Return the error for a file that is larger than it may be."""
+    return DataError(
+        f"{what}: more than the {most_bytes} bytes that it may have; it changes just now, or has "
+        "to be prepared again"
+    )
+
+
 class Connection(ABC):
-    """A folder on a server, open for reading; an asynchronous context manager.
+    """A folder on a server, open for reading.
 
     Args:
         address: Of the folder.
@@ -66,66 +79,97 @@ class Connection(ABC):
     """
 
     def __init__(self, address: Address, options: RemoteOptions) -> None:
-        self.address, self.options = address, options
+        self.address = address
+        self.options = options
         self._class = _find_class(address.scheme)
         self._fs: Any = None
 
-    async def __aenter__(self) -> Self:
-        settings = self._class._get_kwargs_from_urls(self.address.url) | self.choose_settings(
-            self._read_conf()
-        )
+    async def open(self) -> None:
+        """Make the client, which asks the server nothing yet.
+
+        Raises:
+            ConfigError: Options do not suit this kind of server.
+        """
+        settings = self._class._get_kwargs_from_urls(self.address.url)
+        settings |= self._choose_settings(_read_configuration(self._class))
         if self._class.async_impl:
             settings["asynchronous"] = True
         self._fs = self._class(skip_instance_cache=True, use_listings_cache=False, **settings)
-        self.adapt(self._fs)
-        return self
 
-    async def __aexit__(self, *args: object) -> None:
+    async def close(self) -> None:
+        """Close the client."""
         session: Any = getattr(self._fs, "_s3", None) or getattr(self._fs, "_session", None)
         if self._class.async_impl and hasattr(session, "close"):
             with suppress(Exception):
                 await session.close()
 
     @abstractmethod
-    def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
-        """Arguments of the file system, from those of the user's configuration of fsspec."""
-
-    def adapt(self, fs: Any) -> None:  # noqa: ANN401, B027 - fsspec has no types; most need nothing
-        """Set what the arguments of a file system cannot."""
+    def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+        """Return arguments of the file system, from those of the user's configuration of fsspec."""
 
     @abstractmethod
     async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
-        """The wanted files, in no order, and with whatever names.
+        """Return the files of a scope, in no order, and with whatever names.
 
         Raises:
             DataError: There is no such folder, or it may not be read.
         """
 
+    @abstractmethod
+    def full_path(self, name: str) -> str:
+        """Return a file as the file system names it."""
+
     async def is_sum(self, file: RemoteFile) -> bool:
         """Return True if the stated MD5 sum is that of a file's content after all."""
         return file.md5 is not None
 
-    async def read(self, name: str) -> bytes:
-        """The content of a small file.
+    async def get(self, name: str, path: Path, most_bytes: int) -> None:
+        """Copy a file to a local one, however many tries that takes.
 
         Raises:
-            DataError: It is not there.
+            DataError: It is not there, or larger than it may be.
         """
-        content: bytes = await self.insist(lambda: self.call("cat_file", self.place(name)), name)
-        return content
+        await self.insist(lambda: self.fetch(name, path, most_bytes), name)
 
-    async def fetch(self, name: str, path: Path, tell: Callable[[int], None]) -> None:
+    async def read(self, name: str) -> bytes:
+        """Return the content of a list of files."""
+        with TemporaryDirectory() as folder:
+            path = Path(folder) / "list"
+            await self.get(name, path, MAX_LIST_BYTES)
+            return path.read_bytes()
+
+    async def fetch(
+        self, name: str, path: Path, most_bytes: int, count: Callable[[int], None] | None = None
+    ) -> None:
         """Copy a file to a local one, once; raises whatever the client does.
 
         Args:
             name: Path below the root.
-            path: A new local file.
-            tell: Called with the number of new bytes.
+            path: A local file.
+            most_bytes: Most bytes that it may have.
+            count: Called with the number of new bytes.
+
+        Raises:
+            DataError: More bytes arrive.
+            TimeoutError: None arrive for `timeout_s`, however long the file takes as a whole.
         """
-        pulse = _Pulse(tell)
-        await _while_alive(
-            self.call("get_file", self.place(name), str(path), callback=pulse), pulse, self.options
-        )
+        too_many = too_large(self.address.name(name), most_bytes)
+        loop, timeout_s = asyncio.get_running_loop(), self.options.timeout_s
+        async with asyncio.timeout(timeout_s) as limit:
+
+            def arrive(new_bytes: int) -> None:
+                arrived.total_bytes += new_bytes
+                if count is not None:
+                    count(new_bytes)
+                if arrived.total_bytes > most_bytes:  # at once, before it fills the disk
+                    raise too_many
+                # From the thread of a client that is not asynchronous, perhaps.
+                loop.call_soon_threadsafe(_extend, limit, loop.time() + timeout_s)
+
+            arrived = _Arrived(arrive)
+            await self._call("get_file", self.full_path(name), str(path), callback=arrived)
+        if path.stat().st_size > most_bytes:
+            raise too_many
 
     async def put(self, path: Path, name: str) -> None:
         """Copy a local file to the server, whole.
@@ -133,82 +177,201 @@ class Connection(ABC):
         Raises:
             DataError: It may not be written there.
         """
-        await self.insist(lambda: self.call("put_file", str(path), self.place(name)), name)
+        await self.insist(lambda: self._call("put_file", str(path), self.full_path(name)), name)
 
     async def list_sizes(self, folder: str) -> dict[str, int]:
-        """Size in bytes of each file of a folder below the root, by its path below that folder."""
-        root = self.place(folder)
-        infos: dict[str, Any] = await self.insist(
-            lambda: self.call("find", root, detail=True), folder
-        )
-        return {
-            path.removeprefix(root).removeprefix("/"): info["size"]
-            for path, info in infos.items()
-            if info["type"] == "file" and path != root
-        }
+        """Return the size of each file of a folder below the root, bytes, by its path below it."""
+        root = self.full_path(folder)
+        infos = await self.insist(lambda: self._call("find", root, detail=True), folder)
+        sizes = {}
+        for path, info in infos.items():
+            if info["type"] == "file" and path != root:
+                sizes[path.removeprefix(root).removeprefix("/")] = info["size"]
+        return sizes
 
-    @abstractmethod
-    def place(self, name: str) -> str:
-        """A file as the file system names it."""
+    async def insist(self, call: Callable[[], Awaitable[T]], name: str = "") -> T:
+        """Try again while errors pass; see `lit_data.io.remote.faults.insist`."""
+        what = self.address.name(name) if name else str(self.address)
+        return await insist(call, what, self.options)
 
-    async def call(self, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - fsspec has no types
+    async def _call(self, method: str, *args: object, **kwargs: object) -> Any:  # noqa: ANN401 - fsspec has no types
         """Call a method of the file system, in a thread if it is not asynchronous."""
         if self._class.async_impl:
             return await getattr(self._fs, f"_{method}")(*args, **kwargs)
         return await asyncio.to_thread(getattr(self._fs, method), *args, **kwargs)
 
-    async def insist(self, call: Callable[[], Awaitable[Any]], name: str = "") -> Any:  # noqa: ANN401 - as `call`
-        """Try again while errors pass; how long one try may take without a byte is the client's setting."""
-        return await insist(
-            call, self.address.name(name) if name else str(self.address), self.options
-        )
-
-    def _read_conf(self) -> dict[str, Any]:
-        """The user's own configuration of fsspec, from its files and the environment."""
-        from fsspec.config import conf  # type: ignore[import-untyped]
-
-        protocols = (
-            self._class.protocol
-            if isinstance(self._class.protocol, tuple | list)
-            else (self._class.protocol,)
-        )
-        merged: dict[str, Any] = {}
-        for protocol in protocols:
-            merged |= conf.get(protocol, {})
-        return merged
+    def _refuse_s3_options(self, advice: str = "") -> None:
+        for name in _S3_OPTIONS:
+            if getattr(self.options, name):
+                raise ConfigError(
+                    f"remote.{name} is for S3, and data.root is {self.address.scheme}://...{advice}"
+                )
 
 
-class _Pulse:
-    """The part of fsspec's callbacks that tells of new bytes."""
+class _Arrived:
+    """The part of fsspec's callbacks that says how many bytes are new."""
 
-    def __init__(self, tell: Callable[[int], None]) -> None:
-        self.beats, self._tell = 0, tell
+    def __init__(self, arrive: Callable[[int], None]) -> None:
+        self.total_bytes = 0
+        self._arrive = arrive
 
     def set_size(self, size: int | None) -> None:
         """The size is known already."""
 
     def relative_update(self, inc: int = 1) -> None:
         """Some bytes arrived."""
-        self.beats += inc > 0
-        self._tell(inc)
+        self._arrive(inc)
 
 
-async def _while_alive(read: Awaitable[None], pulse: _Pulse, options: RemoteOptions) -> None:
-    """Wait for a read for as long as bytes arrive, however long it is; clients limit that each in another way."""
-    task, seen = asyncio.ensure_future(read), -1
+def _extend(limit: asyncio.Timeout, end_s: float) -> None:
+    with suppress(RuntimeError):  # the file is there already
+        limit.reschedule(end_s)
+
+
+class ListedConnection(Connection):
+    """A folder of a file system that lists all files below it with their sizes."""
+
+    @override
+    def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+        self._refuse_s3_options(
+            "; settings of other file systems belong to the configuration files of fsspec, see "
+            "docs/remote.md"
+        )
+        return {}
+
+    @override
+    async def list_files(self, scope: Scope) -> Sequence[RemoteFile]:
+        root = self.full_path("").rstrip("/")
+        listed = await self.insist(lambda: self._call("find", root, detail=True))
+        if root in listed and len(listed) == 1:
+            raise DataError(f"{self.address} is a file: give its folder")
+        infos: dict[str, Mapping[str, Any]] = {}
+        for path, info in listed.items():
+            name = path.removeprefix(root).removeprefix("/")
+            # Consoles of S3 make folders as empty objects that end with a slash; the one of the
+            # root has no name left.
+            if info["type"] == "file" and name and not name.endswith("/"):
+                infos[name] = info
+        if not infos:
+            raise DataError(f"{self.address}: no such folder, or it holds no file; check data.root")
+        sums = await self._read_sums(infos)
+        return [
+            self._describe(name, info, sums.get(name))
+            for name, info in infos.items()
+            if scope.wants(name)
+        ]
+
+    @override
+    def full_path(self, name: str) -> str:
+        root = self._class._strip_protocol(self.address.url).rstrip("/")
+        return f"{root}/{name}"
+
+    async def _read_sums(self, infos: Mapping[str, object]) -> Mapping[str, str | None]:
+        name = self.options.file_list or SUMS_NAME
+        if name not in infos and self.options.file_list is None:
+            return {}
+        list_address = self.address.name(name)
+        sums = parse_list(await self.read(name), list_address)
+        missing = sorted(sums.keys() - infos.keys())
+        if missing:
+            faults = [(self.address.name(file), "listed, but not there") for file in missing]
+            headline = f"{len(missing)} files of {list_address} are not there"
+            raise list_problems(faults).make_error(headline)
+        return sums
+
+    def _describe(self, name: str, info: Mapping[str, Any], sha256: str | None) -> RemoteFile:
+        size_bytes = info.get("size")
+        if not isinstance(size_bytes, int):
+            raise DataError(f"{self.address.name(name)}: the server states no size")
+        tag = str(_first(info, _TAGS) or "").strip('"')
+        time = _first(info, _TIMES)
+        version = sha256 or tag or str(time or "")
+        return RemoteFile(
+            name, size_bytes, version, _read_seconds(time), self.find_md5(tag), sha256
+        )
+
+    def find_md5(self, tag: str) -> str | None:
+        """Return the MD5 sum that the tag of a file is, where it is one."""
+        return None
+
+
+class S3Connection(ListedConnection):
+    """A folder of an S3 bucket, or of another server that speaks S3."""
+
+    @override
+    async def open(self) -> None:
+        await super().open()
+        self._fs.retries = 1  # no argument sets it; `insist` alone tries again, or tries multiply
+
+    @override
+    def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+        options = self.options
+        client = dict(conf.get("client_kwargs") or {})
+        if options.region is not None:
+            client["region_name"] = options.region
+        config = dict(conf.get("config_kwargs") or {}) | {
+            "connect_timeout": options.timeout_s,
+            "read_timeout": options.timeout_s,
+            "max_pool_connections": options.connections,
+            "retries": {"total_max_attempts": 1},
+        }
+        settings = {"client_kwargs": client, "config_kwargs": config, "max_concurrency": 1}
+        if options.endpoint_url is not None:
+            settings["endpoint_url"] = options.endpoint_url
+        if options.anon:
+            settings["anon"] = True
+        return settings
+
+    @override
+    async def is_sum(self, file: RemoteFile) -> bool:
+        """Ask for the headers of an object: encrypted with a key of its own, its ETag is no sum."""
+        bucket, _, key = self.full_path(file.name).partition("/")
+        head = await self.insist(
+            lambda: self._fs._call_s3("head_object", Bucket=bucket, Key=key), file.name
+        )
+        encryption = head.get("ServerSideEncryption", "")
+        return "SSECustomerAlgorithm" not in head and not encryption.startswith("aws:kms")
+
+    @override
+    def find_md5(self, tag: str) -> str | None:
+        """Return the ETag of an object that was not put together from parts: its MD5 sum."""
+        return tag if len(tag) == 32 and _HEX.issuperset(tag) else None
+
+
+async def call_each(
+    call: Callable[[Item], Awaitable[T]], items: Sequence[Item], most: int
+) -> list[T]:
+    """Call for each item, and end all calls at the first that raises.
+
+    Args:
+        call: Returns the coroutine of an item.
+        items: What to call for.
+        most: How many calls are under way at a time.
+
+    Returns:
+        The results, in the order of the items.
+    """
+    results: dict[int, T] = {}
+    waiting = iter(enumerate(items))  # one for all
+
+    async def work() -> None:
+        for number, item in waiting:
+            results[number] = await call(item)
+
+    tasks = [asyncio.ensure_future(work()) for _ in range(min(most, len(items)))]
     try:
-        while not task.done():
-            if pulse.beats == seen:
-                raise TimeoutError
-            seen = pulse.beats
-            await asyncio.wait({task}, timeout=options.timeout_s)
+        await asyncio.gather(*tasks)
     finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError, Exception):
-            await task
-    await task
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return [results[number] for number in range(len(items))]
 
 
+TALKATIVE: Final = (
+    *("botocore", "aiobotocore", "s3fs", "fsspec"),
+    *("aiohttp", "urllib3", "asyncio", "boto3"),
+)
 keepers: set[object] = set()
 _levels_before: dict[str, int] = {}
 _quieting = threading.Lock()
@@ -218,16 +381,16 @@ _quieting = threading.Lock()
 def quiet_clients() -> Iterator[None]:
     """Keep clients from logging requests, whose headers hold tokens.
 
-    Also where everything else is logged.
-
-    Several threads may ask for it: it ends with the last of them.
+    Also where everything else is logged. Several threads may ask for it: it ends with the last of
+    them.
     """
     keeper = object()
     with _quieting:
         if not keepers:
-            _levels_before.update((name, logging.getLogger(name).level) for name in TALKATIVE)
-            for name, level in _levels_before.items():
-                logging.getLogger(name).setLevel(max(level, logging.WARNING))
+            for name in TALKATIVE:
+                logger = logging.getLogger(name)
+                _levels_before[name] = logger.level
+                logger.setLevel(max(logger.level, logging.WARNING))
         keepers.add(keeper)
     try:
         yield
@@ -255,3 +418,24 @@ def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types
         raise ConfigError(
             f"data.root={scheme}://... needs a package that is not installed: {hint}"
         ) from None
+
+
+def _read_configuration(file_system: Any) -> dict[str, Any]:  # noqa: ANN401 - a class of fsspec
+    """Return the user's own arguments of a file system, from files of fsspec and the environment."""
+    from fsspec.config import apply_config  # type: ignore[import-untyped]
+
+    arguments: dict[str, Any] = apply_config(file_system, {})
+    return arguments
+
+
+def _first(info: Mapping[str, Any], keys: Sequence[str]) -> Any:  # noqa: ANN401 - of a client
+    for key in keys:
+        if info.get(key):
+            return info[key]
+    return None
+
+
+def _read_seconds(time: object) -> int:
+    if isinstance(time, datetime):
+        return max(0, int(time.timestamp()))
+    return max(0, int(time)) if isinstance(time, int | float) else 0

@@ -1,4 +1,4 @@
-"""Faults of reading from a server: worth another try or not, in words without anything secret.
+"""Faults of reading from a server: worth another try or not, in text without anything secret.
 
 Errors of clients carry addresses, which after a redirect may hold signatures; so no such error is
 ever chained to one of ours, and none is raised further.
@@ -8,7 +8,8 @@ import asyncio
 import errno
 import logging
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+import ssl
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
@@ -22,21 +23,11 @@ T = TypeVar("T")
 
 _LONGEST_WAIT_S: Final = 30.0
 _TRANSIENT_STATUS: Final = (408, 425, 429, 500, 502, 503, 504)
-_TRANSIENT_TYPES: Final = frozenset(
-    {
-        "TimeoutError",
-        "ConnectionError",  # reset, refused, aborted, broken pipe
-        "IncompleteReadError",
-        "EOFError",
-        "gaierror",
-        "ClientConnectionError",  # aiohttp
-        "ClientPayloadError",  # aiohttp: the body ended early
-        "HTTPClientError",  # botocore: no connection, timeouts, a connection that was closed
-    }
+_LASTING: Final = (
+    *(ssl.SSLError, ValueError, TypeError, LookupError),
+    *(AttributeError, ImportError, NotImplementedError),
 )
-_PERMANENT_TYPES: Final = frozenset(
-    {"ClientSSLError", "SSLError", "SSLCertVerificationError", "InvalidURL"}
-)
+"""Errors without an answer of the server that another try cannot help."""
 _NO_SPACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _SHOWN: Final = 200
 
@@ -58,43 +49,41 @@ class Fault:
     Args:
         passes: Whether another try may succeed.
         text: For a message.
-        status: Of HTTP, where there was an answer.
     """
 
     passes: bool
     text: str
-    status: int | None = None
 
 
 def describe_fault(error: BaseException) -> Fault:
-    """Judge an error of fsspec or of a library below it."""
+    """Judge an error of fsspec or of a library below it.
+
+    What has a status is an answer of the server, and says by itself if another try may help;
+    without one the connection is at fault, except for `_LASTING`.
+    """
     chain = list(_chain(error))
-    names = {cls.__name__ for link in chain for cls in type(link).__mro__}
-    status = next((code for link in chain if (code := _find_status(link)) is not None), None)
-    if status is None:
-        kinds = {FileNotFoundError: 404, PermissionError: 403}
-        status = next((code for kind, code in kinds.items() if isinstance(error, kind)), None)
-    if status in (401, 403) or "NoCredentialsError" in names:
+    status = _find_status(chain)
+    has_no_credentials = any(type(link).__name__ == "NoCredentialsError" for link in chain)
+    if status in (401, 403) or has_no_credentials:
         answer = "no credentials were found" if status is None else f"access denied ({status})"
-        return Fault(False, f"{answer}{ACCESS_ADVICE}", status)
+        return Fault(False, f"{answer}{ACCESS_ADVICE}")
     if status in (404, 410):
         return Fault(
             False,
             f"not found ({status}); check data.root, or begin anew if the folder is just changing",
-            status,
         )
     if isinstance(error, BrokenReadError):
         return Fault(True, str(error))
     reason = redact(str(error))[:_SHOWN] or "no reason given"
     if status is not None:
-        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({reason})", status)
-    if names & _PERMANENT_TYPES:
+        return Fault(status in _TRANSIENT_STATUS, f"the server answers {status} ({reason})")
+    if any(isinstance(link, ssl.SSLError) for link in chain):
         return Fault(False, f"no trusted connection ({type(error).__name__}: {reason})")
-    if names & _TRANSIENT_TYPES:
-        return Fault(
-            True, "no answer in time" if "TimeoutError" in names else f"no connection ({reason})"
-        )
-    return Fault(False, f"cannot be read ({type(error).__name__}: {reason})")
+    if isinstance(error, _LASTING):
+        return Fault(False, f"cannot be read ({type(error).__name__}: {reason})")
+    if isinstance(error, TimeoutError):
+        return Fault(True, "no answer in time")
+    return Fault(True, f"no connection ({reason})")
 
 
 async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOptions) -> T:
@@ -152,14 +141,15 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
-def _find_status(error: BaseException) -> int | None:
-    """The status of HTTP that an error of aiohttp or botocore carries."""
-    status = getattr(error, "status", None)
-    response = getattr(error, "response", None)
-    if isinstance(response, dict):
-        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return (
-        status
-        if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600
-        else None
-    )
+def _find_status(chain: Sequence[BaseException]) -> int | None:
+    """Return the status of HTTP that an error of aiohttp or botocore carries, or stands for."""
+    for link in chain:
+        status = getattr(link, "status", None)
+        response = getattr(link, "response", None)
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        if isinstance(status, int) and not isinstance(status, bool) and 300 <= status < 600:
+            return status
+    if isinstance(chain[0], FileNotFoundError):
+        return 404
+    return 403 if isinstance(chain[0], PermissionError) else None

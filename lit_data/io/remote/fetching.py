@@ -1,88 +1,147 @@
-"""Bringing files from a server into a mirror: each whole and compared with what the server states, or not at all."""
+"""Bringing files from a server into a mirror, and the record of those that are there.
+
+Each file is whole and compared with what the server states, or not there at all.
+"""
 
 import asyncio
 import hashlib
+import json
 import logging
 import os
-import threading
-import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Final, Self
+from typing import Any, Final
 
-from lit_data.errors import DataError, Problems, StoreError, show_path
-from lit_data.io.progress import DELAY_S
-from lit_data.io.remote.connection import Connection, RemoteFile
+from lit_data.errors import DataError, Problems
+from lit_data.files import replacing
+from lit_data.io.progress import BytesBar
+from lit_data.io.remote.connection import Connection, RemoteFile, call_each
 from lit_data.io.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError
-from lit_data.io.remote.manifest import Manifest, MirroredFile
-from lit_data.io.remote.runner import call_each
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
+from lit_data.io.store.files import write_all
 
 log = logging.getLogger(__name__)
 
+MANIFEST_NAME: Final = ".manifest.jsonl"
+_FORMAT: Final = 1
 _MOST_FAULTS: Final = 100  # then no more files are asked for
+_NS: Final = 10**9
 
 
-class BytesBar:
-    """Progress bar of bytes on stderr, shown after ``DELAY_S``; a context manager.
+@dataclass(frozen=True, slots=True)
+class MirroredFile:
+    """A file of the mirror.
 
     Args:
-        what: One or two words in front of the bar.
-        total_bytes: How many there will be.
+        version: What the server said of it when it was read.
+        size_bytes: Its size.
+        mtime_ns: Its local time, as the disk gave it back.
     """
 
-    def __init__(self, what: str, total_bytes: int) -> None:
-        self._what, self._total_bytes, self._done_bytes = what, total_bytes, 0
-        self._started_s = time.monotonic()
-        self._bar: Progress | None = None
-        self._lock = threading.Lock()
+    version: str
+    size_bytes: int
+    mtime_ns: int
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-
-    def add(self, new_bytes: int) -> None:
-        """Count bytes, from any thread; negative ones are those that have to be read again."""
-        with self._lock:
-            self._done_bytes += new_bytes
-            if self._bar is None and time.monotonic() - self._started_s > DELAY_S:
-                self._bar = _start(self._what, self._total_bytes)
-            if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=self._done_bytes)
+    def is_at(self, path: Path) -> bool:
+        """Return True if the local file is the one that was read."""
+        try:
+            status = path.lstat()
+        except OSError:
+            return False
+        return (status.st_size, status.st_mtime_ns) == (self.size_bytes, self.mtime_ns)
 
 
-def _start(what: str, total_bytes: int) -> "Progress":
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
+class Manifest:
+    """Record of a mirror, of which the next start reads what need not be read again.
 
-    columns = (
-        TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()
-    )  # fmt: skip
-    bar = Progress(*columns, console=Console(stderr=True))
-    bar.add_task(what, total=total_bytes)
-    bar.start()
-    return bar
+    Lines are added while files arrive; the last line of a name counts.
+
+    A line is written before its file gets its name: then a kill in between leaves a line that no
+    file fits, which is read anew, and never a file that nobody knows of.
+
+    Args:
+        folder: Where the record lies.
+        url: What is mirrored; a record of anything else is not used.
+
+    Attributes:
+        entries: By name.
+        complete: For the key of each scope that is there as a whole: how many files it has.
+    """
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self._path = folder / MANIFEST_NAME
+        self._url = url
+        self.entries: dict[str, MirroredFile] = {}
+        self.complete: dict[str, int] = {}
+        self._load()
+
+    def begin(self, gone: Iterable[str] = ()) -> None:
+        """Write the record anew without some files, and with nothing complete: files change now."""
+        for name in gone:
+            del self.entries[name]
+        self.complete = {}
+        self._write()
+
+    def add(self, name: str, entry: MirroredFile) -> None:
+        """Note a file that is about to get its name."""
+        self.entries[name] = entry
+        # One write of one line with O_APPEND is never torn by another thread's.
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            write_all(fd, memoryview(_encode({"name": name, **asdict(entry)})))
+        finally:
+            os.close(fd)
+
+    def finish(self, scope: str, files: int) -> None:
+        """Note that a scope is there as a whole.
+
+        Args:
+            scope: Its key.
+            files: How many files it has.
+        """
+        self.complete[scope] = files
+        self._write()
+
+    def _write(self) -> None:
+        lines = [_encode({"format": _FORMAT, "url": self._url, "complete": self.complete})]
+        for name, entry in self.entries.items():
+            lines.append(_encode({"name": name, **asdict(entry)}))
+        with replacing(self._path) as file:
+            file.writelines(lines)
+
+    def _load(self) -> None:
+        try:
+            lines = self._path.read_bytes().splitlines()
+        except OSError:
+            return
+        head = _decode(lines[0]) if lines else {}
+        if (head.get("format"), head.get("url")) != (_FORMAT, self._url):
+            return
+        complete = head.get("complete")
+        if isinstance(complete, dict):
+            self.complete = {key: n for key, n in complete.items() if isinstance(n, int)}
+        for line in lines[1:]:
+            row = _decode(line)
+            name, version = row.get("name"), row.get("version")
+            size_bytes, mtime_ns = row.get("size_bytes"), row.get("mtime_ns")
+            is_text = isinstance(name, str) and isinstance(version, str)
+            if is_text and isinstance(size_bytes, int) and isinstance(mtime_ns, int):
+                self.entries[str(name)] = MirroredFile(str(version), size_bytes, mtime_ns)
 
 
-_NS: Final = 10**9
+def _encode(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _decode(line: bytes) -> dict[str, Any]:
+    """Return a line of a record; empty if it was cut short by a kill."""
+    try:
+        # RecursionError: brackets in brackets, in a record that somebody changed.
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    return row if isinstance(row, dict) else {}
 
 
 class Fetcher:
@@ -99,10 +158,12 @@ class Fetcher:
     def __init__(
         self, connection: Connection, manifest: Manifest, *, folder: Path, temp: Path, bar: BytesBar
     ) -> None:
-        self._connection, self._manifest = connection, manifest
-        self._folder, self._temp, self._bar = folder, temp, bar
+        self._connection = connection
+        self._manifest = manifest
+        self._folder = folder
+        self._temp = temp
+        self._bar = bar
         self._faults: dict[str, str] = {}
-        self._real_folders: set[Path] = {folder}
         self._has_other_tags = False  # ETags turned out to be no sums
 
     async def run(self, files: Sequence[RemoteFile]) -> None:
@@ -113,15 +174,31 @@ class Fetcher:
             DataError: Lists all files that cannot be read, or are not what the server states.
         """
         await call_each(self._try, list(enumerate(files)), self._connection.options.connections)
-        self._raise_faults(len(files))
+        if not self._faults:
+            return
+        problems = Problems()
+        advice = ""
+        for name, text in sorted(self._faults.items()):
+            # Many files share this advice, which comes once, at the end.
+            if text.endswith(ACCESS_ADVICE):
+                advice = ACCESS_ADVICE.removeprefix("; ")
+            problems.add(self._connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
+        headline = (
+            f"{len(problems)} of {len(files)} files of {self._connection.address} could not be read"
+        )
+        raise problems.make_error(headline, advice)
 
     async def _try(self, numbered: tuple[int, RemoteFile]) -> None:
         number, file = numbered
         if len(self._faults) >= _MOST_FAULTS:
             return
         path = self._temp / str(number)
+        wrong_sums: list[str] = []
         try:
-            await self._fetch(file, path)
+            entry = await self._connection.insist(
+                lambda: self._fetch(file, path, wrong_sums), file.name
+            )
+            await asyncio.to_thread(self._publish, file, path, entry)
         except UnreachableError:
             raise
         except DataError as error:
@@ -129,46 +206,30 @@ class Fetcher:
         finally:
             path.unlink(missing_ok=True)
 
-    def _raise_faults(self, files: int) -> None:
-        """Raise one error for all files, with the advice that many of them share at its end."""
-        problems = Problems()
-        for name, text in sorted(self._faults.items()):
-            problems.add(self._connection.address.name(name), text.removesuffix(ACCESS_ADVICE))
-        if len(problems):
-            what = (
-                f"{len(problems)} of {files} files of {self._connection.address} could not be read"
-            )
-            denied = any(text.endswith(ACCESS_ADVICE) for text in self._faults.values())
-            raise problems.make_error(what, ACCESS_ADVICE.removeprefix("; ") if denied else "")
+    async def _fetch(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> MirroredFile:
+        """Read a file once and compare it."""
+        arrived: list[int] = []
 
-    async def _fetch(self, file: RemoteFile, path: Path) -> None:
-        wrong: list[str] = []
+        def count(new_bytes: int) -> None:
+            arrived.append(new_bytes)
+            self._bar.add(new_bytes)
 
-        async def once() -> MirroredFile:
-            arrived: list[int] = []
+        try:
+            path.unlink(missing_ok=True)
+            await self._connection.fetch(file.name, path, file.size_bytes, count)
+            size_bytes = path.stat().st_size
+            if size_bytes != file.size_bytes:
+                raise BrokenReadError(
+                    f"{size_bytes} bytes arrived, the server states {file.size_bytes}"
+                )
+            await self._check_sum(file, path, wrong_sums)
+            return await asyncio.to_thread(_finish, file, path)
+        except BaseException:
+            # The next try reads these again.
+            self._bar.add(-sum(arrived))
+            raise
 
-            def tell(new_bytes: int) -> None:
-                arrived.append(new_bytes)
-                self._bar.add(new_bytes)
-                if sum(arrived) > file.size_bytes:  # at once, before it fills the disk
-                    raise BrokenReadError(
-                        f"more than the {file.size_bytes} bytes arrive that the server states"
-                    )
-
-            try:
-                path.unlink(missing_ok=True)
-                await self._connection.fetch(file.name, path, tell)
-                await asyncio.to_thread(_check_size, file, path)
-                await self._check_sum(file, path, wrong)
-                return await asyncio.to_thread(_finish, file, path)
-            except BaseException:
-                self._bar.add(-sum(arrived))
-                raise
-
-        entry: MirroredFile = await self._connection.insist(once, file.name)
-        await asyncio.to_thread(self._publish, file, path, entry)
-
-    async def _check_sum(self, file: RemoteFile, path: Path, wrong: list[str]) -> None:
+    async def _check_sum(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> None:
         """Compare the sums; the same wrong one twice is the server's, another try cannot help.
 
         Raises:
@@ -176,49 +237,38 @@ class Fetcher:
             DataError: It stays wrong.
         """
         algorithm, stated = ("sha256", file.sha256) if file.sha256 else ("md5", file.md5)
-        skipped = algorithm == "md5" and self._has_other_tags
-        if stated is None or skipped or not self._connection.options.checksums:
+        is_tag = algorithm == "md5"
+        options = self._connection.options
+        if stated is None or not options.checksums or (is_tag and self._has_other_tags):
             return
         read_sum = await asyncio.to_thread(_digest, path, algorithm)
         if read_sum == stated:
             return
-        if algorithm == "md5" and not await self._connection.is_sum(file):
+        if is_tag and not await self._connection.is_sum(file):
             log.info("%s: ETags there are no sums; sizes are compared", self._connection.address)
             self._has_other_tags = True
             return
-        wrong.append(read_sum)
-        if wrong.count(read_sum) < 2 and self._connection.options.retries:
-            raise BrokenReadError(
-                f"the {algorithm.upper()} sum is {read_sum}, the server states {stated}"
-            )
+        fault = f"{algorithm.upper()} sum is {read_sum}, the server states {stated}"
+        if read_sum not in wrong_sums and options.retries:
+            wrong_sums.append(read_sum)
+            raise BrokenReadError(f"the {fault}")
         raise DataError(
-            f"{self._connection.address.name(file.name)}: its {algorithm.upper()} sum is "
-            f"{read_sum}, the server states {stated}: the file there is damaged or the stated sum "
-            "is out of date; mend it there, or set data.remote.checksums=false, which compares "
-            "sizes only"
+            f"{self._connection.address.name(file.name)}: its {fault}: the file there is damaged "
+            "or the stated sum is out of date; mend it there, or set data.remote.checksums=false, "
+            "which compares sizes only"
         )
 
     def _publish(self, file: RemoteFile, path: Path, entry: MirroredFile) -> None:
-        """Give a whole file its name, which may replace an older file and never follows a link."""
+        """Give a whole file its name, in place of an older file or a link."""
         target = self._folder / file.name
-        self._make_parents(target.parent)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # In this order, see `Manifest`.
         self._manifest.add(file.name, entry)
         path.replace(target)
 
-    def _make_parents(self, folder: Path) -> None:
-        if folder in self._real_folders:
-            return
-        self._make_parents(folder.parent)
-        folder.mkdir(exist_ok=True)
-        if folder.is_symlink():
-            raise StoreError(
-                f"{show_path(folder)} is a link, which a mirror never holds; remove it"
-            )
-        self._real_folders.add(folder)
-
 
 def choose_mtime_ns(file: RemoteFile) -> int:
-    """A local time that is the same on every machine, and another one for each version of a file.
+    """Return a local time that is the same on every machine, and another for each version.
 
     Stores know their sources by size and time, and servers tell times in whole seconds only; so the
     version chooses the nanoseconds.
@@ -227,23 +277,17 @@ def choose_mtime_ns(file: RemoteFile) -> int:
     return file.mtime_s * _NS + int.from_bytes(digest[:8], "little") % _NS
 
 
-def _check_size(file: RemoteFile, path: Path) -> None:
-    size_bytes = path.stat().st_size
-    if size_bytes != file.size_bytes:
-        raise BrokenReadError(f"{size_bytes} bytes arrived, the server states {file.size_bytes}")
-
-
 def _digest(path: Path, algorithm: str) -> str:
+    make = partial(hashlib.new, algorithm, usedforsecurity=False)  # MD5 is what S3 states
     with path.open("rb") as stream:
-        return hashlib.file_digest(
-            stream, lambda: hashlib.new(algorithm, usedforsecurity=False)
-        ).hexdigest()
+        return hashlib.file_digest(stream, make).hexdigest()
 
 
 def _finish(file: RemoteFile, path: Path) -> MirroredFile:
     """Bring a file to the disk and give it its time."""
     fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
+        # Before the record says that the file is there.
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -1,12 +1,14 @@
-"""Options of reading a folder on a server."""
+"""Options and addresses of folders on servers, and credentials, which neither may hold."""
 
 import math
 import os
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Final, Literal, get_args
+from urllib.parse import urlsplit
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, escape
 
 WHERE_CREDENTIALS_BELONG: Final = (
@@ -31,6 +33,7 @@ _SECRET_FIELD = re.compile(
     r"(?i)\b((?:authorization|x-amz-security-token|secret[_-]?access[_-]?key|session[_-]?token|password)['\"]?\s*[:=]\s*)"
     r"['\"]?(?:(?:bearer|basic)\s+)?[^\s,'\"]+"
 )
+# Names of keys: long-lived ones begin with AKIA, temporary ones with ASIA.
 _AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _SHORTEST_SECRET = 8
@@ -74,8 +77,8 @@ def redact(text: str) -> str:
 
 Offline = Literal["warn", "error", "always"]
 
-_MOST_CONNECTIONS: Final = 256
-"""More would only wait: one event loop moves the bytes, and servers refuse callers with more."""
+_MOST_CONNECTIONS: Final = 256  # more would only wait: one event loop moves the bytes
+_MOST_RETRIES: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,37 +120,161 @@ class RemoteOptions:
     anon: bool = False
 
     def __post_init__(self) -> None:
-        for name, least, most in (("connections", 1, _MOST_CONNECTIONS), ("retries", 0, 100)):
-            if not _is_whole(value := getattr(self, name)) or not least <= value <= most:
-                raise ConfigError(
-                    f"remote.{name}={value!r} is not allowed: a whole number from {least} to "
-                    f"{most} is"
-                )
+        check_count("remote.connections", self.connections, 1)
+        check_count("remote.retries", self.retries, 0)
+        for name, most in (("connections", _MOST_CONNECTIONS), ("retries", _MOST_RETRIES)):
+            value = getattr(self, name)
+            if value > most:
+                raise ConfigError(f"remote.{name}={value} is not allowed: at most {most} is")
         for name in ("backoff_s", "timeout_s"):
             value = getattr(self, name)
-            if (
-                isinstance(value, bool)
-                or not isinstance(value, int | float)
-                or not 0 < value < math.inf
-            ):
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 < value < math.inf:
                 raise ConfigError(f"remote.{name}={value!r} is not allowed: seconds above 0 are")
-        if self.max_bytes is not None and (not _is_whole(self.max_bytes) or self.max_bytes < 1):
-            raise ConfigError(
-                f"remote.max_bytes={self.max_bytes!r} is not allowed: a whole number above 0 or "
-                "null is"
-            )
-        for name in ("checksums", "anon"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise ConfigError(f"remote.{name}={value!r} is not allowed: true or false is")
+        if self.max_bytes is not None:
+            check_count("remote.max_bytes", self.max_bytes, 1)
+        check_choice("remote.checksums", self.checksums, (True, False))
+        check_choice("remote.anon", self.anon, (True, False))
         check_choice("remote.offline", self.offline, get_args(Offline))
         check_no_credentials(self.endpoint_url, "remote.endpoint_url")
-        if self.endpoint_url is not None and not self.endpoint_url.startswith(
-            ("http://", "https://")
-        ):
+        if self.endpoint_url and not self.endpoint_url.startswith(("http://", "https://")):
             raise ConfigError(
                 f"remote.endpoint_url={self.endpoint_url!r} must begin with http:// or https://"
             )
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+WEB: Final = ("http", "https")
+_REMOTE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(::|://)")
+_LOCAL = ("file", "local")
+_WRAPPERS = (
+    "async_wrapper", "asyncwrapper", "blockcache", "cached", "dask", "data", "dir", "filecache", "generic",
+    "libarchive", "reference", "simplecache", "tar", "zip",
+)  # fmt: skip
+"""File systems of fsspec that read through another one, or hold their content in the address."""
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A folder on a server.
+
+    Args:
+        scheme: In small letters.
+        place: What follows ``://``, without a slash at its end.
+    """
+
+    scheme: str
+    place: str
+
+    def __str__(self) -> str:
+        return escape(f"{self.scheme}://{self.place}")
+
+    @property
+    def url(self) -> str:
+        """The address without a slash at its end."""
+        return f"{self.scheme}://{self.place}"
+
+    @property
+    def slug(self) -> str:
+        """The last part of the address, as a name of a local folder."""
+        return (
+            re.sub(r"[^A-Za-z0-9._-]", "_", self.place.rpartition("/")[2]).strip(".")[:64] or "root"
+        )
+
+    def name(self, name: str) -> str:
+        """A file of the folder, for messages."""
+        return f"{self}/{escape(name)}"
+
+
+def is_remote(root: str | os.PathLike[str] | None) -> bool:
+    """Return True if a root is an address on a server and not a local path."""
+    return isinstance(root, str) and _REMOTE.match(root) is not None
+
+
+def check_root(root: str | None) -> None:
+    """Refuse an address that cannot be read, before anything else is done.
+
+    Raises:
+        ConfigError: See `parse_address`.
+    """
+    if root is not None:
+        # Also of an address that is mistyped, so that it looks like a path.
+        check_no_credentials(root, "data.root")
+        if is_remote(root):
+            parse_address(root)
+
+
+def parse_address(root: str) -> Address:
+    """Read the address of a folder.
+
+    Raises:
+        ConfigError: It holds credentials, which are not repeated, or it is none that can be read.
+    """
+    check_no_credentials(root, "data.root")
+    scheme, _, folder = root.partition("://")
+    scheme, folder = scheme.lower(), folder.rstrip("/")
+    address = escape(root)
+    if "::" in scheme or scheme in _WRAPPERS:
+        raise ConfigError(
+            f"data.root={address}: addresses that read through another one are not supported; "
+            "unpack it"
+        )
+    if scheme in _LOCAL:
+        raise ConfigError(f"data.root={address}: give a local folder as a plain path")
+    if "?" in folder or (scheme in WEB and "#" in folder):
+        raise ConfigError(
+            f"data.root={address.partition('?')[0]}: a root has nothing behind a '?' or '#'"
+        )
+    if ".." in folder.split("/"):
+        raise ConfigError(f"data.root={address}: write it without '..'")
+    if not folder or (scheme in WEB and not urlsplit(f"{scheme}://{folder}").hostname):
+        raise ConfigError(f"data.root={address} names no folder: write {scheme}://PLACE/FOLDER")
+    return Address(scheme, folder)
+
+
+_TARGET: Final = "lit_data.io.remote.RemoteOptions"
+
+
+def check_plain(node: object, key: str = "") -> None:
+    """Refuse credentials in addresses and beside the options of `RemoteOptions`.
+
+    Args:
+        node: Resolved plain data.
+        key: Where it stands.
+
+    Raises:
+        ConfigError: Names the key and never its value.
+    """
+    if isinstance(node, str):
+        check_no_credentials(node, f"'{key}'")
+    elif isinstance(node, Mapping):
+        if node.get("_target_") == _TARGET:
+            _check_names(node, key)
+        for name, value in node.items():
+            check_plain(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(node, Sequence):
+        for index, value in enumerate(node):
+            check_plain(value, f"{key}[{index}]")
+
+
+def check_words(words: Sequence[str]) -> None:
+    """Refuse words of a command line that hold credentials in an address.
+
+    Args:
+        words: Such as ``data.root=s3://bucket/folder``.
+
+    Raises:
+        ConfigError: Names the key and never its value.
+    """
+    for word in words:
+        key = word.partition("=")[0]
+        check_no_credentials(word, "the command line" if ":" in key else f"'{key}'")
+
+
+def _check_names(node: Mapping[str, object], key: str) -> None:
+    known = [field.name for field in fields(RemoteOptions)]
+    for name in node:
+        if name not in (*known, "_target_"):
+            raise ConfigError(
+                f"unknown key '{key}.{name}'; known are {', '.join(known)}; "
+                f"{WHERE_CREDENTIALS_BELONG}"
+            )

@@ -9,10 +9,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Final, Self
 
-from lit_data.errors import Problems
+from lit_data.errors import DataError, Problems, escape
 from lit_data.io.discovery import compile_patterns, is_hidden
 from lit_data.io.images.header import EXTENSIONS
-from lit_data.io.remote.address import Address
+from lit_data.io.remote.options import Address
 
 _ALL: Final = ("**/*",)
 _LONGEST_PART_BYTES: Final = 255
@@ -49,6 +49,7 @@ class Scope:
         beside: tuple[str, ...] = (),
     ) -> Self:
         """Images by their patterns, all masks of a folder below the root, and some other files."""
+        # Masks elsewhere on this machine are not on the server.
         below = (
             ()
             if masks is None or Path(masks).is_absolute()
@@ -121,11 +122,13 @@ def check_names(names: Iterable[str], address: Address) -> None:
         if fault := find_fault(name):
             problems.add(address.name(name), f"the name {fault}")
             continue
+        # Some local file systems take names that differ in case, or in the form of accents, for one.
         first = seen.setdefault(unicodedata.normalize("NFC", name).casefold(), name)
         if first != name:
             problems.add(
                 address.name(name), f"differs from {first!a} in case or accents only; rename one"
             )
+        # Every folder above a file; the first known one has all of its parents already.
         folder = name.rpartition("/")[0]
         while folder and folder not in folders:
             folders[folder] = name
@@ -136,3 +139,47 @@ def check_names(names: Iterable[str], address: Address) -> None:
                 address.name(name), f"is a file, and the folder of {folders[name]!a}; rename one"
             )
     problems.raise_if_any(f"{len(problems)} bad names in {address}")
+
+
+SUMS_NAME: Final = "SHA256SUMS"
+_LINE = re.compile(r"\\?([0-9a-fA-F]{64}) [ *](.+)")
+
+
+def parse_list(content: bytes, what: str) -> dict[str, str | None]:
+    """Read a list of files, with or without their SHA-256 sums.
+
+    Each line is a name, or a sum and a name; empty lines and those with ``#`` are left out.
+
+    Args:
+        content: UTF-8 text.
+        what: Address of the list, for messages.
+
+    Returns:
+        For each name its sum in small letters, or none.
+
+    Raises:
+        DataError: It is no such text, is empty, or states two sums for one name.
+    """
+    try:
+        lines = content.decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{what}: is no text in UTF-8") from error
+    sums: dict[str, str | None] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        if line.lstrip().startswith("<"):
+            raise DataError(
+                f"{what}, line {number}: is HTML and no list of files: {escape(line[:80])}"
+            )
+        # As `sha256sum` writes it: a sum, two blanks or a blank and a star, and the name.
+        match = _LINE.fullmatch(line)
+        stated, name = (match[1].lower(), match[2]) if match else (None, line.strip())
+        name = name.removeprefix("./")
+        if sums.setdefault(name, stated) != stated:
+            raise DataError(
+                f"{what}, line {number}: {escape(name)} is there twice, with other sums"
+            )
+    if not sums:
+        raise DataError(f"{what}: names no file")
+    return sums

@@ -6,30 +6,31 @@ import os
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
 import numpy as np
 from rich.filesize import decimal
+from typing_extensions import override
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import find_sha256
 from lit_data.grid import Ints
+from lit_data.io.bank import Bank
 from lit_data.io.cache import HasBytes, LruCache
-from lit_data.io.remote.objects import Objects
+from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import Shard
 from lit_data.io.store.files import TAR_SUFFIX
 from lit_data.io.temp import hold_lock, sweep, temp_folder
 
 log = logging.getLogger(__name__)
 
-_LOCKS: Final = 64
+_LOCKS: Final = 64  # files; shards share them by number, as each lock is a file for ever
 _TRIES: Final = 5
 _TOUCH_S: Final = 1.0
-_OPEN_SHARE: Final = 4
-"""One of so many file descriptors that a process may have is for a shard, which takes up to two."""
+_DESCRIPTORS: Final = 4  # of a process for each open shard, which takes up to two of them
 
 
 Opened = TypeVar("Opened", bound=HasBytes)
@@ -45,7 +46,7 @@ class ShardCache(Generic[Opened]):
     Args:
         folder: Of the copies; it is made.
         shards: Of the set.
-        objects: Where they come from.
+        transport: Where they come from.
         max_bytes: Of all copies together.
         open_file: Opens a local copy.
 
@@ -57,7 +58,7 @@ class ShardCache(Generic[Opened]):
         self,
         folder: Path,
         shards: Sequence[Shard],
-        objects: Objects,
+        transport: Transport,
         max_bytes: int,
         open_file: Callable[[Path], Opened],
     ) -> None:
@@ -65,14 +66,17 @@ class ShardCache(Generic[Opened]):
         if max_bytes < min(4 * largest, sum(shard.nbytes for shard in shards)):
             raise ConfigError(
                 f"data.cache_bytes={max_bytes} ({decimal(max_bytes)}) must hold at least four "
-                f"shards, the largest of {objects} has {decimal(largest)}: raise it to "
+                f"shards, the largest of {transport} has {decimal(largest)}: raise it to "
                 f"{4 * largest} or more"
             )
-        self.folder, self.shards, self.max_bytes, self.objects = folder, shards, max_bytes, objects
+        self.folder = folder
+        self.shards = shards
+        self.max_bytes = max_bytes
+        self.transport = transport
         self._open_copy = open_file
         self._sizes = np.array([shard.nbytes for shard in shards], np.int64)
         most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-        max_open = None if most == resource.RLIM_INFINITY else most // _OPEN_SHARE
+        max_open = None if most == resource.RLIM_INFINITY else most // _DESCRIPTORS
         # One shard at least, also where it takes more than a half.
         self._opened: LruCache[int, Opened] = LruCache(
             max(max_bytes // 2, largest), max_items=max_open
@@ -80,7 +84,13 @@ class ShardCache(Generic[Opened]):
         self._stamped_s: dict[int, float] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.folder, self.shards, self.objects, self.max_bytes, self._open_copy)
+        return type(self), (
+            self.folder,
+            self.shards,
+            self.transport,
+            self.max_bytes,
+            self._open_copy,
+        )
 
     @property
     def fits(self) -> bool:
@@ -158,12 +168,12 @@ class ShardCache(Generic[Opened]):
                 self._make_room(shard.nbytes)
                 part.touch()  # from here on others count it
             for is_last in (False, True):
-                self.objects.get(shard.name, part, shard.nbytes)
+                self.transport.get(shard.name, part, shard.nbytes)
                 if find_sha256(part) == shard.sha256:
                     break
                 if is_last:
                     raise DataError(
-                        f"{self.objects}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
+                        f"{self.transport}/{shard.name}: its SHA-256 sum is wrong, twice; prepare it "
                         "again"
                     )
             part.rename(path)
@@ -174,28 +184,26 @@ class ShardCache(Generic[Opened]):
         sweep(self.folder)
         # First: one that is renamed meanwhile may count twice, but is not overlooked.
         coming = self._count_coming()
-        copies = [
-            (status.st_mtime_ns, status.st_size, path) for path, status in self._list_copies()
-        ]
-        used = sum(size for _, size, _ in copies) + coming
-        for _, size, path in sorted(copies):
-            if used + nbytes <= self.max_bytes:
+        copies: list[tuple[int, int, Path]] = []
+        for path in self.folder.glob(f"*{TAR_SUFFIX}"):
+            with suppress(FileNotFoundError):  # another process removed it
+                status = path.stat()
+                copies.append((status.st_mtime_ns, status.st_size, path))
+        used_bytes = sum(size_bytes for _, size_bytes, _ in copies) + coming
+        for _, size_bytes, path in sorted(copies):  # what was used longest ago goes first
+            if used_bytes + nbytes <= self.max_bytes:
                 return
             path.unlink(missing_ok=True)
-            used -= size
-
-    def _list_copies(self) -> Iterator[tuple[Path, os.stat_result]]:
-        for path in self.folder.glob(f"*{TAR_SUFFIX}"):
-            with suppress(FileNotFoundError):
-                yield path, path.stat()
+            used_bytes -= size_bytes
 
     def _count_coming(self) -> int:
         """Bytes of the shards that are being fetched."""
-        names: list[str] = []
+        coming_bytes = 0
         for folder in self.folder.glob(".build-*"):
             with suppress(FileNotFoundError):  # it has just come
-                names += [path.name for path in folder.iterdir()]
-        return sum(int(name.partition(".")[0]) for name in names)
+                for path in folder.iterdir():
+                    coming_bytes += int(path.name.partition(".")[0])  # its name is its size
+        return coming_bytes
 
     def _stamp_used(self, number: int) -> None:
         self._stamped_s[number] = time.monotonic()
@@ -207,6 +215,49 @@ class ShardCache(Generic[Opened]):
 
     def _path(self, number: int) -> Path:
         return self.folder / f"{self.shards[number].sha256}{TAR_SUFFIX}"
+
+
+class ShardedBank(Bank, Generic[Opened]):
+    """Items out of shards, each of which comes when it is needed.
+
+    Shards are whole files that are compared with their sums when they come, so `check_size` has
+    nothing to do.
+
+    Attributes:
+        cache: Of the shards.
+        shard_of: [n] shard of each item.
+    """
+
+    fetches = True
+    cache: ShardCache[Opened]
+    shard_of: Ints
+
+    @property
+    @override
+    def fits(self) -> bool:
+        return self.cache.fits
+
+    @property
+    @override
+    def window_bytes(self) -> int:
+        return self.cache.window_bytes
+
+    @override
+    def groups_of(self, numbers: Ints) -> Ints:
+        return self.shard_of[numbers]
+
+    @override
+    def count_bytes(self, numbers: Ints) -> Ints:
+        return self.cache.count_bytes(self.shard_of[numbers])
+
+    @override
+    def look_ahead(self, numbers: Ints) -> "Prefetch":
+        return self.cache.look_ahead(self.shard_of[numbers])
+
+    @override
+    def stamp(self, index: int) -> list[int]:
+        """Return a whole number that changes with the shard of an item."""
+        return self.cache.shards[self.shard_of.item(index)].stamp
 
 
 class Prefetch:
@@ -226,9 +277,14 @@ class Prefetch:
         self, cache: ShardCache[Any], numbers: Sequence[int], lasts: Sequence[int], threads: int = 4
     ) -> None:
         self.max_bytes = cache.max_bytes // 2
-        self._cache, self._numbers, self._lasts = cache, numbers, lasts
-        self._next, self._live_bytes, self._is_closed, self._has_begun = 0, 0, False, False
-        self._live: dict[int, int] = {}
+        self._cache = cache
+        self._numbers = numbers
+        self._lasts = lasts
+        self._next = 0  # of `numbers`, to be fetched
+        self._live: dict[int, int] = {}  # last sample that needs each shard that takes room
+        self._live_bytes = 0
+        self._has_begun = False  # the first shard is here
+        self._is_closed = False
         self._changed = threading.Condition()
         for _ in range(min(threads, len(numbers))):
             threading.Thread(target=self._work, name="lit_data shards", daemon=True).start()

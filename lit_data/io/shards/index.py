@@ -69,17 +69,17 @@ class Shard(NamedTuple):
 
     @property
     def name(self) -> str:
-        """Below the address of the set."""
+        """Path below the address of the set."""
         return f"shards/{self.key}-{self.sha256}.tar"
 
     @property
     def stamp(self) -> list[int]:
-        """A whole number that changes with what is in it."""
+        """Return a whole number that changes with what is in it."""
         return [int(self.sha256[:15], 16)]
 
 
 class ShardIndex(NamedTuple):
-    """See the module.
+    """Index of images, see the module.
 
     Attributes:
         path: Of the local copy.
@@ -108,47 +108,37 @@ class ShardIndex(NamedTuple):
             StoreCorruptError: It is not what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
-        places, files = (
-            folder.map("images", PLACE, check=True),
-            folder.map("files", SOURCE_RECORD, check=True),
-        )
-        names, facts, shards = (
-            folder.map("names", "u1", check=True),
-            folder.facts,
-            read_shards(folder),
-        )
-        table, ends = (
-            SourceTable(names, files, places["first_source"].astype(np.int64)),
-            files["name_end"],
-        )
+        facts = folder.facts
+        shards = read_shards(folder)
+        places = folder.map("images", PLACE, check=True)
+        files = folder.map("files", SOURCE_RECORD, check=True)
+        names = folder.map("names", "u1", check=True)
         similar = folder.map("similar", "<i8", check=True) if "similar" in folder.arrays else None
         if any(array.ndim != 1 or not len(array) for array in (places, files, names)):
             raise corrupt(path / META_NAME, "no index of shards")
+        firsts, ends = places["first_source"].astype(np.int64), files["name_end"]
+        # Whatever is read by these numbers later must lie in the arrays: the index is not trusted.
         checks = [
             facts.get("dtype") in list(DTYPES) and type(facts.get("channels")) is int,
             isinstance(facts.get("decoder"), str) and are_pairs(facts.get("skipped")),
-            len(places) > 0 and int(places["shard"].max()) < len(shards),
-            len(files) > 0 and int(ends[-1]) == len(names) and bool(np.all(ends[1:] >= ends[:-1])),
-            bool(np.all(np.diff(table.firsts) > 0)),
-            len(table.firsts) > 0
-            and int(table.firsts[0]) == 0
-            and int(table.firsts[-1]) < len(files),
+            int(places["shard"].max()) < len(shards),
+            int(ends[-1]) == len(names) and bool(np.all(ends[1:] >= ends[:-1])),
+            int(firsts[0]) == 0 and bool(np.all(np.diff(firsts) > 0)),
+            int(firsts[-1]) < len(files),
             similar is None or similar.shape == places.shape,
         ]
         if not all(checks) or not 0 < facts["channels"] <= _MOST_CHANNELS:
             raise corrupt(path / META_NAME, "no index of shards")
+        table = SourceTable(names, files, firsts)
         return cls(path, folder.key, facts, places, shards, table, similar)
 
     def write(self, folder: Path) -> None:
         """Write the arrays into an empty folder."""
         writer = ArrayWriter(folder)
         add_shards(writer, self.shards)
-        for name, array in {
-            "images": self.places,
-            "files": self.sources.files,
-            "names": self.sources.names,
-        }.items():
-            writer.add(name, array)
+        writer.add("images", self.places)
+        writer.add("files", self.sources.files)
+        writer.add("names", self.sources.names)
         if self.similar is not None:
             writer.add("similar", self.similar)
         writer.finish(_KIND, _VERSION, self.key, self.facts)
@@ -156,51 +146,57 @@ class ShardIndex(NamedTuple):
 
 def are_pairs(skipped: object) -> bool:
     """Return True if this lists pairs of a path and its fault."""
-    return isinstance(skipped, list) and all(
-        isinstance(pair, list) and len(pair) == 2 and all(isinstance(text, str) for text in pair)
-        for pair in skipped
-    )
+    if not isinstance(skipped, list):
+        return False
+    for pair in skipped:
+        if not isinstance(pair, list) or len(pair) != 2 or not all_text(pair):
+            return False
+    return True
+
+
+def all_text(values: object) -> bool:
+    """Return True for a list of text."""
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 def add_shards(writer: ArrayWriter, shards: Sequence[Shard]) -> None:
     """Write the sums and sizes of shards into an index."""
+    # Key and SHA-256 sum of each shard, 32 bytes each.
     sums = b"".join(bytes.fromhex(shard.key) + bytes.fromhex(shard.sha256) for shard in shards)
     writer.add("sums", np.frombuffer(sums, np.uint8))
     writer.add("sizes", np.array([shard.nbytes for shard in shards], np.uint64))
 
 
 def read_shards(folder: ArrayFolder) -> tuple[Shard, ...]:
-    """The shards of an index.
+    """Return the shards of an index.
 
     Raises:
         StoreCorruptError: It holds more or fewer sums than shards.
     """
     sums, sizes = folder.map("sums", "u1", check=True), folder.map("sizes", "<u8", check=True)
-    if (
-        sums.ndim != 1
-        or sizes.ndim != 1
-        or len(sums) != 2 * _SUM_BYTES * len(sizes)
-        or not 0 < sizes.max() < 2**62
-    ):
+    is_flat = sums.ndim == sizes.ndim == 1 and len(sums) == 2 * _SUM_BYTES * len(sizes)
+    # Sizes are summed up as int64.
+    if not is_flat or not 0 < sizes.max() < 2**62:
         raise corrupt(folder.path / META_NAME, f"{len(sums)} bytes of sums of {len(sizes)} shards")
+    shards = []
     pairs = sums.reshape(-1, 2, _SUM_BYTES)
-    return tuple(
-        Shard(key.tobytes().hex(), sum_.tobytes().hex(), int(n))
-        for (key, sum_), n in zip(pairs, sizes, strict=True)
-    )
+    for (key, sha256), nbytes in zip(pairs, sizes.tolist(), strict=True):
+        shards.append(Shard(key.tobytes().hex(), sha256.tobytes().hex(), nbytes))
+    return tuple(shards)
 
 
 def locate_below(root: Path, name: str) -> str:
-    """Local path of a file that an index names.
+    """Return the local path of a file that an index names.
 
     Raises:
         DataError: It would lie elsewhere.
     """
+    # The index comes from a server.
     if fault := find_fault(name):
         raise DataError(f"a set of shards names a file that {fault}: {name!a:.80}")
     return f"{root}/{name}"
 
 
 def join_key(shards: Sequence[Shard]) -> str:
-    """SHA-256 of all shards, the key of their index."""
+    """Return the SHA-256 sum of all shards, the key of their index."""
     return hashlib.sha256("".join(shard.sha256 for shard in shards).encode()).hexdigest()

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 import numpy as np
 from rich.filesize import decimal
@@ -18,7 +18,7 @@ from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, survey_sources
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.remote.objects import Objects
+from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, join_key
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
 from lit_data.io.store.bands import StoreOptions
@@ -31,8 +31,120 @@ from lit_data.types import Array
 
 log = logging.getLogger(__name__)
 
-_WORKERS: Final = 2
+Entry = TypeVar("Entry")
+
+_WORKERS: Final = 2  # each decodes one shard into memory
 _NOTE: Final = "note"
+
+
+class SetWriter:
+    """Brings the files of a set to where it will be.
+
+    Args:
+        transport: To that place.
+        scratch: A folder for what is under way, and for notes of what is written; it is made.
+
+    Attributes:
+        there: Name of each shard that is there already, by its key.
+    """
+
+    def __init__(self, transport: Transport, scratch: Path) -> None:
+        self.transport = transport
+        self.scratch = scratch
+        scratch.mkdir(parents=True, exist_ok=True)
+        sweep(scratch)
+        self._sizes = transport.list_sizes("shards")
+        # Names of shards are KEY-SUM.tar.
+        self.there = {name.partition("-")[0]: name for name in self._sizes}
+
+    def bring(
+        self,
+        key: str,
+        build: Callable[[Path], Path],
+        describe: Callable[[Shard, Path], Entry],
+        *,
+        nbytes: int = 0,
+    ) -> Entry | DataError:
+        """Bring a shard to its place if it is not there.
+
+        Args:
+            key: Of the shard.
+            build: Writes a folder of what is in it below an empty one, and returns it.
+            describe: Reads what the index says of a shard from its local copy.
+            nbytes: That building takes on the disk.
+
+        Returns:
+            What is described; the error of `build` where what the shard holds is bad.
+
+        Raises:
+            DataError: The place does not answer, which is nothing to skip, or holds damaged shards.
+        """
+        with temp_folder(self.scratch) as temp, explain_errors(self.scratch, nbytes):
+            tar = temp / "shard.tar"
+            if key in self.there:
+                return describe(self._fetch_shard(key, tar), tar)
+            try:
+                folder = build(temp)
+            except DataError as error:
+                return error
+            write_tar({path.name: path for path in folder.iterdir()}, tar)
+            shard = Shard(key, find_sha256(tar), tar.stat().st_size)
+            self.transport.put(tar, shard.name)
+            return describe(shard, tar)
+
+    def finish(
+        self,
+        shards: Sequence[Shard],
+        write_index: Callable[[Path], None],
+        files: Mapping[str, Path],
+    ) -> dict[str, int]:
+        """Send what makes shards a set.
+
+        Args:
+            shards: All of them, which are there.
+            write_index: Writes the index into an empty folder.
+            files: What is read beside, by its path below the root.
+
+        Returns:
+            Numbers for a report.
+        """
+        with temp_folder(self.scratch) as temp:
+            write_index(temp)
+            sums = {"index": self._send({path.name: path for path in temp.iterdir()}, "index")}
+        sums["files"] = self._send(files, "files")
+        # Last, so that readers find the old set until all of the new one is there.
+        pointer = self.scratch / POINTER
+        pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
+        self.transport.put(pointer, POINTER)
+        kept_count = sum(shard.key in self.there for shard in shards)
+        nbytes = sum(shard.nbytes for shard in shards)
+        size = decimal(nbytes)
+        log.info("%s: %d shards, %s; %d were there", self.transport, len(shards), size, kept_count)
+        return {"shards": len(shards), "shards_kept": kept_count, "bytes": nbytes}
+
+    def _fetch_shard(self, key: str, tar: Path) -> Shard:
+        """Fetch a shard that is there, as what the index says of it is found in it alone.
+
+        Raises:
+            DataError: It is damaged.
+        """
+        name = f"shards/{self.there[key]}"
+        self.transport.get(name, tar, self._sizes[self.there[key]])
+        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
+        if shard.name != name:
+            raise DataError(
+                f"{self.transport}/{name} is damaged: remove it there and run this again"
+            )
+        return shard
+
+    def _send(self, files: Mapping[str, Path], part: str) -> str:
+        """Send files in a tar; return its SHA-256 sum."""
+        with temp_folder(self.scratch) as temp:
+            tar = temp / f"{part}.tar"
+            write_tar(files, tar)
+            sha256 = find_sha256(tar)
+            self.transport.put(tar, f"{part}-{sha256}.tar")
+            return sha256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,136 +170,59 @@ class PublishOptions:
         check_count("prepare.shard_bytes", self.shard_bytes, 1)
 
 
-@dataclass(frozen=True, slots=True)
 class _Written:
-    """A shard that is at its place, and what the index says of it."""
+    """A shard of images that is at its place, and what the index says of it.
 
-    shard: Shard
-    sizes_px: Ints
-    sources: SourceTable
-    skipped: tuple[tuple[str, str], ...]
-    summary: Array
+    Args:
+        shard: The shard.
+        arrays: ``sizes`` [2 n] px, ``files``, ``names`` and ``firsts`` of its sources, and
+            ``summary``.
+        skipped: (path, what is wrong) of each image that was left out.
+    """
+
+    def __init__(
+        self, shard: Shard, arrays: Mapping[str, Array], skipped: Sequence[tuple[str, str]]
+    ) -> None:
+        self.shard = shard
+        self.arrays = arrays
+        self.skipped = skipped
+        self.sizes_px = arrays["sizes"].reshape(-1, 2)
+        self.sources = SourceTable(arrays["names"], arrays["files"], arrays["firsts"])
 
     @classmethod
     def of(
         cls, shard: Shard, store: DecodedStore, summarise: Callable[[ImageBank], Array] | None
     ) -> Self:
-        sizes_px, table = np.stack((store.heights_px, store.widths_px), axis=1), store.sources
-        # The store is not kept.
-        table = SourceTable(table.names.copy(), table.files.copy(), table.firsts.copy())
-        return cls(
-            shard, sizes_px, table, store.skipped, summarise(store) if summarise else np.zeros(0)
-        )
+        """Describe a shard by its store, of which nothing is kept open."""
+        arrays = {
+            "sizes": np.stack((store.heights_px, store.widths_px), axis=1).reshape(-1),
+            # Copies, as the arrays of a store are views of its map.
+            "files": store.sources.files.copy(),
+            "names": store.sources.names.copy(),
+            "firsts": store.sources.firsts.copy(),
+            "summary": summarise(store) if summarise else np.zeros(0),
+        }
+        return cls(shard, arrays, store.skipped)
 
     def write(self, note: Path) -> None:
         """Note what is written, so that a run that goes on need not read it again."""
         note.parent.mkdir(exist_ok=True)
+        facts = {"sha256": self.shard.sha256, "nbytes": self.shard.nbytes, "skipped": self.skipped}
         with temp_folder(note.parent) as temp:
-            writer, table = ArrayWriter(temp), self.sources
-            arrays = {
-                "sizes": self.sizes_px.reshape(-1),
-                "files": table.files,
-                "names": table.names,
-            }
-            for name, array in (arrays | {"firsts": table.firsts, "summary": self.summary}).items():
+            writer = ArrayWriter(temp)
+            for name, array in self.arrays.items():
                 writer.add(name, array)
-            shard = {"sha256": self.shard.sha256, "nbytes": self.shard.nbytes}
-            writer.finish(_NOTE, 1, self.shard.key, shard | {"skipped": self.skipped})
+            writer.finish(_NOTE, 1, self.shard.key, facts)
             publish(temp, note)
 
     @classmethod
     def read(cls, note: Path) -> Self:
+        """Read a note."""
         folder = ArrayFolder(note, _NOTE, 1)
-        sizes, files, names, firsts, summary = (
-            np.array(folder.map(name, check=True))
-            for name in ("sizes", "files", "names", "firsts", "summary")
-        )
-        shard = Shard(folder.key, folder.facts["sha256"], folder.facts["nbytes"])
-        skipped = tuple((path, fault) for path, fault in folder.facts["skipped"])
-        return cls(shard, sizes.reshape(-1, 2), SourceTable(names, files, firsts), skipped, summary)
-
-
-class SetWriter:
-    """Brings the files of a set to where it will be.
-
-    Args:
-        objects: That place.
-        scratch: A folder for what is under way, and for notes of what is written; it is made.
-
-    Attributes:
-        there: Name of each shard that is there already, by its key.
-    """
-
-    def __init__(self, objects: Objects, scratch: Path) -> None:
-        self.objects, self.scratch = objects, scratch
-        scratch.mkdir(parents=True, exist_ok=True)
-        sweep(scratch)
-        self._sizes = objects.list_sizes("shards")
-        self.there = {name.partition("-")[0]: name for name in self._sizes}
-
-    def send_shard(self, folder: Path, key: str, tar: Path) -> Shard:
-        """Pack a folder into a new file and send that."""
-        write_tar({path.name: path for path in folder.iterdir()}, tar)
-        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
-        self.objects.put(tar, shard.name)
-        return shard
-
-    def fetch_shard(self, key: str, tar: Path) -> Shard:
-        """A shard that is there; it is read, as what the index says of it is found in it alone.
-
-        Raises:
-            DataError: It is damaged.
-        """
-        name = f"shards/{self.there[key]}"
-        self.objects.get(name, tar, self._sizes[self.there[key]])
-        shard = Shard(key, find_sha256(tar), tar.stat().st_size)
-        if shard.name != name:
-            raise DataError(f"{self.objects}/{name} is damaged: remove it there and run this again")
-        return shard
-
-    def finish(
-        self,
-        shards: Sequence[Shard],
-        write_index: Callable[[Path], None],
-        files: Mapping[str, Path],
-    ) -> dict[str, int]:
-        """Send what makes shards a set.
-
-        Args:
-            shards: All of them, which are there.
-            write_index: Writes the index into an empty folder.
-            files: What is read beside, by its path below the root.
-
-        Returns:
-            Numbers for a report.
-        """
-        with temp_folder(self.scratch) as temp:
-            write_index(temp)
-            sums = {"index": self._send({path.name: path for path in temp.iterdir()}, "index")}
-        sums["files"] = self._send(files, "files")
-        pointer = self.scratch / POINTER
-        pointer.write_text(json.dumps({"format": FORMAT, **sums}), encoding="utf-8")
-        self.objects.put(pointer, POINTER)
-        kept_count, nbytes = (
-            sum(shard.key in self.there for shard in shards),
-            sum(shard.nbytes for shard in shards),
-        )
-        log.info(
-            "%s: %d shards, %s; %d were there",
-            self.objects,
-            len(shards),
-            decimal(nbytes),
-            kept_count,
-        )
-        return {"shards": len(shards), "shards_kept": kept_count, "bytes": nbytes}
-
-    def _send(self, files: Mapping[str, Path], part: str) -> str:
-        with temp_folder(self.scratch) as temp:
-            tar = temp / f"{part}.tar"
-            write_tar(files, tar)
-            sum_ = find_sha256(tar)
-            self.objects.put(tar, f"{part}-{sum_}.tar")
-            return sum_
+        facts = folder.facts
+        arrays = {name: np.array(folder.map(name, check=True)) for name in folder.arrays}
+        skipped = [(path, fault) for path, fault in facts["skipped"]]
+        return cls(Shard(folder.key, facts["sha256"], facts["nbytes"]), arrays, skipped)
 
 
 class ImagePublisher:
@@ -203,7 +238,10 @@ class ImagePublisher:
     def __init__(
         self, writer: SetWriter, decoder: Decoder, names: Mapping[str, str], options: PublishOptions
     ) -> None:
-        self._writer, self._decoder, self._names, self._options = writer, decoder, names, options
+        self._writer = writer
+        self._decoder = decoder
+        self._names = names
+        self._options = options
 
     def write(self, sources: Sequence[ImageSource], files: Mapping[str, Path]) -> dict[str, int]:
         """Write the shards that are not there, then the index, and then what makes it the set.
@@ -223,62 +261,57 @@ class ImagePublisher:
         )
         chunks = list(_cut(survey, self._options.shard_bytes))
 
-        def write(chunk: Ints) -> _Written | str:
-            return self._write_shard(
-                [sources[survey.images[n]] for n in chunk.tolist()], _take(survey, chunk)
-            )
+        def write(chunk: Ints) -> _Written | DataError:
+            chosen = [sources[survey.images[number]] for number in chunk.tolist()]
+            return self._write_shard(chosen, _take(survey, chunk))
 
-        results = list(track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks)))
-        written = [entry for entry in results if not isinstance(entry, str)]
+        results = track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks))
+        written: list[_Written] = []
+        skipped = list(survey.skipped)
+        for chunk, result in zip(chunks, results, strict=True):
+            if isinstance(result, _Written):
+                written.append(result)
+                continue
+            for number in chunk.tolist():  # no image of the shard is good
+                skipped.append((sources[survey.images[number]].paths[0], str(result)))
         if not written:
-            raise DataError(f"all images are bad, such as: {results[0]}")
-        lost = [
-            (sources[survey.images[n]].paths[0], fault)
-            for chunk, fault in zip(chunks, results, strict=True)
-            if isinstance(fault, str)
-            for n in chunk.tolist()
-        ]
-        index = self._index(survey, written, [*survey.skipped, *lost])
+            raise DataError(f"all images are bad, such as: {skipped[-1][1]}")
+        index = self._index(survey, written, skipped)
         counts = {"images": len(index.places), "skipped": len(index.facts["skipped"])}
         return counts | self._writer.finish(index.shards, index.write, files)
 
-    def _write_shard(self, sources: Sequence[ImageSource], survey: Survey) -> _Written | str:
-        """A shard that is at its place now, or under `on_bad=skip` why none of its images is good."""
-        options, there, scratch = self._options, self._writer.there, self._writer.scratch
+    def _write_shard(self, sources: Sequence[ImageSource], survey: Survey) -> _Written | DataError:
+        """Bring a shard to its place; return an error where none of its images is good.
+
+        Raises:
+            DataError: Images are bad, and are not to be skipped.
+        """
+        options = self._options
         table = list_below(sources, self._names)
-        target = Recipe(table, self._decoder.fingerprint, options.on_bad, options.store)
-        note = scratch / "notes" / target.key
-        if target.key in there and is_there(note):
+        recipe = Recipe(table, self._decoder.fingerprint, options.on_bad, options.store)
+        # Without a note a shard that is there is fetched again, to be described.
+        note = self._writer.scratch / "notes" / recipe.key
+        if recipe.key in self._writer.there and is_there(note):
             return _Written.read(note)
-        with temp_folder(scratch) as temp, explain_errors(scratch, survey.pixels_bytes):
-            tar = temp / "shard.tar"
-            if target.key in there:
-                shard = self._writer.fetch_shard(target.key, tar)
-            else:
-                try:
-                    self._build(sources, survey, target, temp / "store")
-                except (
-                    DataError
-                ) as error:  # of the images: a server that does not answer is nothing to skip
-                    if options.on_bad == "error":
-                        raise
-                    return str(error)
-                shard = self._writer.send_shard(temp / "store", target.key, tar)
+
+        def build(temp: Path) -> Path:
+            folder = temp / "store"
+            folder.mkdir()
+            building = BuildOptions(
+                on_bad=options.on_bad, workers=_WORKERS, progress=False, store=options.store
+            )
+            write_store(folder, sources, self._decoder, recipe, survey, building)
+            return folder
+
+        def describe(shard: Shard, tar: Path) -> _Written:
             written = _Written.of(shard, DecodedStore.open(tar), options.summarise)
             written.write(note)
             return written
 
-    def _build(
-        self, sources: Sequence[ImageSource], survey: Survey, target: Recipe, folder: Path
-    ) -> None:
-        folder.mkdir()
-        build = BuildOptions(
-            on_bad=target.on_bad,  # type: ignore[arg-type]
-            workers=_WORKERS,
-            progress=False,
-            store=target.store,
-        )
-        write_store(folder, sources, self._decoder, target, survey, build)
+        result = self._writer.bring(recipe.key, build, describe, nbytes=survey.pixels_bytes)
+        if isinstance(result, DataError) and options.on_bad == "error":
+            raise result
+        return result
 
     def _index(
         self, survey: Survey, written: Sequence[_Written], skipped: Sequence[tuple[str, str]]
@@ -286,13 +319,15 @@ class ImagePublisher:
         counts = [len(entry.sizes_px) for entry in written]
         places = np.zeros(sum(counts), PLACE)
         places["shard"] = np.repeat(np.arange(len(written)), counts)
+        # Images of a shard lie in their order.
         places["row"] = np.concatenate([np.arange(count) for count in counts])
-        places["height_px"], places["width_px"] = np.concatenate(
-            [entry.sizes_px for entry in written]
-        ).T
+        sizes_px = np.concatenate([entry.sizes_px for entry in written])
+        places["height_px"], places["width_px"] = sizes_px.T
         table = _join([entry.sources for entry in written])
         places["first_source"] = table.firsts
-        left_out = [*skipped, *(pair for entry in written for pair in entry.skipped)]
+        left_out = list(skipped)
+        for entry in written:
+            left_out += entry.skipped
         facts = {
             "dtype": survey.dtype,
             "channels": survey.channels,
@@ -300,15 +335,19 @@ class ImagePublisher:
             "skipped": [(self._names.get(path, path), fault) for path, fault in left_out],
         }
         shards = tuple(entry.shard for entry in written)
-        group = self._options.group
-        similar = group(np.concatenate([entry.summary for entry in written])) if group else None
+        similar = None
+        if self._options.group is not None:
+            summaries = [entry.arrays["summary"] for entry in written]
+            similar = self._options.group(np.concatenate(summaries))
         return ShardIndex(Path(), join_key(shards), facts, places, shards, table, similar)
 
 
 def _cut(survey: Survey, shard_bytes: int) -> Iterator[Ints]:
-    """The images of each shard, in order."""
-    sizes = survey.heights_px * survey.widths_px * survey.channels * np.dtype(survey.dtype).itemsize
+    """Yield the numbers of the images of each shard, in order."""
+    item_bytes = survey.channels * np.dtype(survey.dtype).itemsize
+    sizes = survey.heights_px * survey.widths_px * item_bytes
     before = np.cumsum(sizes) - sizes
+    # A shard begins with each image that starts behind another multiple of its size.
     edges = np.flatnonzero(np.diff(before // shard_bytes, prepend=-1))
     return iter(np.split(np.arange(len(sizes)), edges[1:]))
 
@@ -325,14 +364,16 @@ def _take(survey: Survey, images: Ints) -> Survey:
 
 
 def _join(tables: Sequence[SourceTable]) -> SourceTable:
-    files = [table.files.copy() for table in tables]
-    names_before = np.cumsum([0, *(len(table.names) for table in tables)])
-    files_before = np.cumsum([0, *map(len, files)])
-    for part, before in zip(files, names_before, strict=False):
-        part["name_end"] += np.uint64(before)
-    firsts = [table.firsts + before for table, before in zip(tables, files_before, strict=False)]
-    return SourceTable(
-        np.concatenate([table.names for table in tables]),
-        np.concatenate(files),
-        np.concatenate(firsts),
-    )
+    """Join tables of sources, whose offsets count from the beginning of each."""
+    names, files, firsts = [], [], []
+    name_bytes = file_count = 0
+    for table in tables:
+        moved_files = table.files.copy()
+        # Ends of names count bytes of all names before.
+        moved_files["name_end"] += np.uint64(name_bytes)
+        names.append(table.names)
+        files.append(moved_files)
+        firsts.append(table.firsts + file_count)
+        name_bytes += len(table.names)
+        file_count += len(table.files)
+    return SourceTable(np.concatenate(names), np.concatenate(files), np.concatenate(firsts))

@@ -8,33 +8,33 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
-from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.errors import DataError
 from lit_data.files import write_json
 from lit_data.io.images.decoders import ImageSource
 from lit_data.io.images.header_scan import OnBad, raise_bad
 from lit_data.io.progress import ordered_map, track
-from lit_data.io.shards.cache import ShardCache
+from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import (
     Shard,
     add_shards,
+    all_text,
     are_pairs,
     join_key,
     locate_below,
     read_shards,
 )
 from lit_data.io.shards.publish import SetWriter
-from lit_data.io.shards.root import ShardedRoot
+from lit_data.io.shards.store import ShardedRoot
 from lit_data.io.store.arrays import META_NAME, ArrayFolder, ArrayWriter
-from lit_data.io.store.files import corrupt, explain_errors
+from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import list_below
-from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse import SparseVolume
-from lit_data.io.volumes.sparse_build import Write, open_writer
+from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
+from lit_data.io.volumes.sparse_store import Write, open_writer
 from lit_data.io.volumes.volume import Triple
 from lit_data.types import Array
 
@@ -68,6 +68,7 @@ class Described(NamedTuple):
             shape=facts.shape,
             points=stored.points,
             nbytes=sum(array.nbytes for array in arrays.values()),
+            # Bytes of the dense array follow from it and the shape.
             itemsize=arrays["values"].dtype.itemsize,
             has_labels="labels" in arrays,
             shard=shard,
@@ -107,14 +108,18 @@ def publish_volumes(
     """
     with open_writer(processes) as write:
 
-        def work(source: VolumeSource) -> Described | str:
+        def work(source: VolumeSource) -> Described | DataError:
             return _publish(writer, source, names, options, write)
 
         results = list(track(ordered_map(work, sources, processes), "writing shards", len(sources)))
-    pairs = list(zip(sources, results, strict=True))
-    bad = [(names[source.files[0]], fault) for source, fault in pairs if isinstance(fault, str)]
+    volumes: list[Described] = []
+    bad: list[tuple[str, str]] = []
+    for source, result in zip(sources, results, strict=True):
+        if isinstance(result, DataError):
+            bad.append((names[source.files[0]], str(result)))
+        else:
+            volumes.append(result)
     raise_bad(bad, len(sources), on_bad, what="volumes")
-    volumes = [entry for entry in results if not isinstance(entry, str)]
     index = VolumeIndex.of(volumes, {"options": options.fingerprint(), "skipped": bad})
     counts = {
         "volumes": len(volumes),
@@ -130,30 +135,27 @@ def _publish(
     names: Mapping[str, str],
     options: IndexOptions,
     write: Write,
-) -> Described | str:
-    """A volume that is at its place now, or what is wrong with it."""
+) -> Described | DataError:
+    """Bring a volume to its place; return what is wrong with a bad one."""
     key = make_key(list_below([ImageSource(source.all_files)], names), source.name, options)
     note = writer.scratch / "notes" / f"{key}.json"
     if key in writer.there and note.exists():
+        # A shard that is there and noted is not fetched again.
         return Described.read(note)
-    with temp_folder(writer.scratch) as temp, explain_errors(writer.scratch, 0):
-        tar = temp / "shard.tar"
-        if key in writer.there:
-            shard = writer.fetch_shard(key, tar)
-        else:
-            try:
-                write(
-                    replace(source, path=names[source.files[0]]), temp / f"{key}{SUFFIX}", options
-                )
-            except (
-                DataError
-            ) as error:  # of the volume: a server that does not answer is nothing to skip
-                return str(error)
-            shard = writer.send_shard(temp / f"{key}{SUFFIX}", key, tar)
+
+    def build(temp: Path) -> Path:
+        folder = temp / f"{key}{SUFFIX}"
+        # Under its name below the root, which is the same on every machine.
+        write(replace(source, path=names[source.files[0]]), folder, options)
+        return folder
+
+    def describe(shard: Shard, tar: Path) -> Described:
         described = Described.of(StoredVolume(tar), shard)
         note.parent.mkdir(exist_ok=True)
         write_json(note, described._asdict())
         return described
+
+    return writer.bring(key, build, describe)
 
 
 class VolumeIndex(NamedTuple):
@@ -173,13 +175,10 @@ class VolumeIndex(NamedTuple):
     def of(cls, volumes: Sequence[Described], facts: Mapping[str, Any]) -> Self:
         """Of the volumes of a set."""
         rows = [(*v.shape, v.points, v.nbytes, v.itemsize, v.has_labels) for v in volumes]
-        names = {
-            "names": [volume.name for volume in volumes],
-            "paths": [volume.path for volume in volumes],
-        }
-        return cls(
-            {**facts, **names}, np.array(rows, VOLUME), tuple(volume.shard for volume in volumes)
-        )
+        names = [volume.name for volume in volumes]
+        paths = [volume.path for volume in volumes]
+        shards = tuple(volume.shard for volume in volumes)
+        return cls({**facts, "names": names, "paths": paths}, np.array(rows, VOLUME), shards)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -190,23 +189,19 @@ class VolumeIndex(NamedTuple):
             StoreCorruptError: It is not what was written.
         """
         folder = ArrayFolder(path, _KIND, _VERSION)
-        volumes, facts, shards = (
-            folder.map("volumes", VOLUME, check=True),
-            folder.facts,
-            read_shards(folder),
+        facts = folder.facts
+        volumes = folder.map("volumes", VOLUME, check=True)
+        shards = read_shards(folder)
+        is_right = (
+            isinstance(facts.get("options"), str)
+            and are_pairs(facts.get("skipped"))
+            and volumes.ndim == 1
+            and len(volumes) == len(shards) > 0
         )
-        texts = [facts.get("names"), facts.get("paths")]
-        checks = [
-            isinstance(facts.get("options"), str) and are_pairs(facts.get("skipped")),
-            volumes.ndim == 1,
-        ]
-        checks += [
-            isinstance(part, list) and len(part) == len(volumes) == len(shards) > 0
-            for part in texts
-        ]
-        if not all(checks) or not all(
-            isinstance(text, str) for part in texts for text in part or ()
-        ):
+        for name in ("names", "paths"):
+            texts: Any = facts.get(name)
+            is_right = is_right and all_text(texts) and len(texts) == len(volumes)
+        if not is_right:
             raise corrupt(path / META_NAME, "no index of volumes")
         return cls(facts, volumes, shards)
 
@@ -218,10 +213,8 @@ class VolumeIndex(NamedTuple):
         writer.finish(_KIND, _VERSION, join_key(self.shards), self.facts)
 
 
-class ShardedVolumes:
-    """Volumes out of shards; a `lit_data.io.volumes.banks.VolumeBank`.
-
-    A shard comes when it is needed.
+class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
+    """Volumes out of shards, of which each is one.
 
     Args:
         index: Local copy of the index.
@@ -238,18 +231,19 @@ class ShardedVolumes:
     """
 
     def __init__(self, index: Path, root: Path, cache: ShardCache[SparseVolume]) -> None:
-        self.index, self._root, self.cache = index, root, cache
+        self.index = index
+        self.cache = cache
+        self._root = root
         facts, volumes, _ = VolumeIndex.open(index)
         self._names: list[str] = facts["names"]
         self._paths: list[str] = facts["paths"]
         self.skipped = tuple(
             (locate_below(root, name), str(fault)) for name, fault in facts["skipped"]
         )
-        self.shapes: list[Triple] = list(
-            zip(*(volumes[axis].tolist() for axis in _AXES), strict=True)
-        )
-        self.has_labels: list[bool] = (volumes["has_labels"] > 0).tolist()
-        self.counts: NDArray[np.int64] = volumes["points"].astype(np.int64)
+        self.shapes = volumes[[*_AXES]].tolist()
+        self.has_labels = (volumes["has_labels"] > 0).tolist()
+        self.counts = volumes["points"].astype(np.int64)
+        self.shard_of = np.arange(len(volumes))
         self.nbytes = int(volumes["nbytes"].sum())
         self.dense_bytes = sum(map(math.prod, volumes[[*_AXES, "itemsize"]].tolist()))
 
@@ -262,6 +256,7 @@ class ShardedVolumes:
     def __getitem__(self, index: int) -> SparseVolume:
         """One volume, which is fetched if it is not here."""
         volume = self.cache.open(index)
+        # A whole shard may still be another volume than the index says.
         if (volume.shape, len(volume)) != (self.shapes[index], self.counts[index]):
             raise corrupt(
                 self.cache.fetch(index), "it does not hold what the index of the set says"
@@ -274,25 +269,22 @@ class ShardedVolumes:
 
     def list_sources(self) -> list[VolumeSource]:
         """The volumes by their names; their files are not here."""
-        paths = map(self.name, range(len(self)))
-        for name in self._names:
+        sources = []
+        for number, name in enumerate(self._names):
             locate_below(self._root, name)  # files are written under it
-        return [
-            VolumeSource(name, path, "npz", (path,))
-            for name, path in zip(self._names, paths, strict=True)
-        ]
+            # The kind is never looked at, as nothing reads these files.
+            path = self.name(number)
+            sources.append(VolumeSource(name, path, "npz", (path,)))
+        return sources
 
-    def stamp(self, index: int) -> list[int]:
-        """A whole number that changes with the volume."""
-        return self.cache.shards[index].stamp
-
-    def check_size(self) -> None:
-        """Shards are whole files, and compared with their sums when they come."""
-
+    @override
     def find_damages(self) -> list[str]:
-        """Fetch every shard and compare its arrays with their checksums; a line for each that is not what it was."""
-        paths = map(self.cache.fetch, track(range(len(self)), "checking shards", len(self)))
-        return [line for path in paths for line in StoredVolume(path).folder.find_damages() if line]
+        """Fetch every shard and compare its arrays with their checksums."""
+        damages: list[str] = []
+        for number in track(range(len(self)), "checking shards", len(self)):
+            folder = StoredVolume(self.cache.fetch(number)).folder
+            damages += filter(None, folder.find_damages())
+        return damages
 
 
 class ShardedVolumeRoot(ShardedRoot):

@@ -5,7 +5,7 @@ import logging
 import operator
 import os
 import zlib
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import compress
@@ -39,8 +39,8 @@ log = logging.getLogger(__name__)
 CHUNK_BYTES = 2**20
 
 
-class StoredImages(ABC):
-    """Bank of stored images, so that it is known what they are; an `ImageBank`.
+class StoredImages(ImageBank):
+    """Bank of stored images, so that it is known what they are.
 
     Attributes:
         key: SHA-256 of all that the images were made from.
@@ -56,14 +56,6 @@ class StoredImages(ABC):
     @abstractmethod
     def source_states(self) -> Array:
         """[n, 2] CRC-32 and size of the first file of each image: equal for equal files."""
-
-    @abstractmethod
-    def check_size(self) -> None:
-        """See `ArrayFolder.check_size`.
-
-        Raises:
-            StoreCorruptError: A file is not as long as it should be.
-        """
 
     @abstractmethod
     def verify(self, *, progress: bool = True) -> list[str]:

@@ -5,11 +5,10 @@ Importing this imports no medical library; each reader imports its own when it i
 
 from lit_data.io.volumes.hounsfield import WINDOWS, Window, read_window
 from lit_data.io.volumes.indexing import IndexOptions, index_volume
-from lit_data.io.volumes.reading import open_volume
 from lit_data.io.volumes.resampling import Resolution
-from lit_data.io.volumes.sources import VolumeSource, find_volumes
+from lit_data.io.volumes.sources import VolumeSource, find_volumes, open_volume
 from lit_data.io.volumes.sparse import LabelIndex, SparseVolume, VolumeBank
-from lit_data.io.volumes.sparse_store import SparseStore, StoreReport
+from lit_data.io.volumes.sparse_store import SparseStore
 from lit_data.io.volumes.volume import Volume, wrap_array
 
 __all__ = [
@@ -19,7 +18,6 @@ __all__ = [
     "Resolution",
     "SparseStore",
     "SparseVolume",
-    "StoreReport",
     "Volume",
     "VolumeBank",
     "VolumeSource",

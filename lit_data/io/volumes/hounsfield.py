@@ -43,11 +43,6 @@ class Window:
         """The lower edge; scaled to 0."""
         return self.centre_hu - self.width_hu / 2
 
-    @property
-    def high_hu(self) -> float:
-        """The upper edge; scaled to 1."""
-        return self.centre_hu + self.width_hu / 2
-
     def scale(self, values: Array) -> NDArray[np.float32]:
         """Scale Hounsfield units of any shape to float32 in 0..1, clipped outside the window."""
         scaled = (values.astype(np.float32) - np.float32(self.low_hu)) / np.float32(self.width_hu)
@@ -153,6 +148,7 @@ class StoredScale:
             return stored.astype(self.dtype, copy=False)
         if self.dtype.kind == "f":
             return self._apply_float(stored)
+        # In int32, so that a number beyond what the header allows is noticed below.
         values = stored.astype(np.int32) * int(self.slope) + int(self.intercept)
         result = values.astype(np.int16)
         if not np.array_equal(values, result):
@@ -164,6 +160,7 @@ class StoredScale:
     def _apply_float(self, stored: Array) -> Array:
         if self.stored.kind in "iu" and stored.size:
             low, high = int(stored.min()), int(stored.max())
+            # float32 would round them without a word.
             if max(-low, high) > EXACT_FLOAT:
                 raise DataError(f"values {low} to {high}; these are no Hounsfield units")
         # The check for NaN and inf that follows names the place.

@@ -54,6 +54,7 @@ class Resolution:
         """
         shape, spacing_mm = _as_triple(self.shape), _as_triple(self.spacing_mm)
         if spacing_mm is not None and not np.allclose(spacing_mm, volume.spacing_mm, rtol=1e-6):
+            # Old voxels in a new one.
             steps = np.divide(spacing_mm, volume.spacing_mm).tolist()
             z, y, x = np.divide(volume.shape, steps).tolist()
             resampled_shape = max(1, round(z)), max(1, round(y)), max(1, round(x))
@@ -178,6 +179,7 @@ class _PaddedVolume(Volume):
         return self._source.work_bytes + self.slice_bytes
 
     def read(self, begin: int, end: int) -> Array:
+        # Voxels that nothing is copied to were added.
         slab = np.full((end - begin, *self.shape[1:]), self._fill, self.dtype)
         shift = begin + self._starts[0]
         first, last = max(shift, 0), min(end + self._starts[0], self._source.shape[0])
@@ -199,6 +201,7 @@ class _PaddedVolume(Volume):
 
 def _plan(new: int, old: int, step: float) -> _ResampledAxis:
     """Lay an axis of ``new`` voxels over one of ``old`` voxels, ``step`` old ones apart."""
+    # Beyond the outer centres the value is that of the last voxel.
     centres = np.clip((np.arange(new) + 0.5) * step - 0.5, 0, old - 1)
     lower = np.floor(centres).astype(np.int64)
     upper = np.minimum(lower + 1, old - 1)

@@ -1,15 +1,21 @@
-"""Search for the volumes of a folder: one for each file or DICOM series, with their labels."""
+"""Volumes of a folder: one for each file or DICOM series, with their labels, and how to open one."""
 
+import itertools
+import logging
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal, get_args
+from typing import Final, Literal
 
-from lit_data.errors import ConfigError, DataError, Problems, show_path
+import numpy as np
+
+from lit_data.errors import DataError, Problems, show_path
 from lit_data.io.discovery import describe_outside, is_hidden, is_inside
-from lit_data.io.source import check_regular, nearest_existing
-from lit_data.io.volumes.file_dicom import group_series, is_dicom_name
+from lit_data.io.source import check_regular, naming, nearest_existing
+from lit_data.io.volumes.dicom import group_series, is_dicom_name, open_dicom
+from lit_data.io.volumes.files import open_nifti, open_npy, open_npz
+from lit_data.io.volumes.volume import Volume
 
 Kind = Literal["npy", "npz", "nifti", "dicom"]
 SUFFIXES: Final[dict[str, Kind]] = {
@@ -19,7 +25,6 @@ SUFFIXES: Final[dict[str, Kind]] = {
     ".nii.gz": "nifti",
 }
 LABEL_ENDINGS: Final = ("_labels", "_seg", "_mask")
-_KINDS = get_args(Kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +38,6 @@ class VolumeSource:
         kind: What it is stored as.
         files: All files of it: one, or the slices of a DICOM series.
         labels: The file of its labels; None without.
-
-    Raises:
-        ConfigError: an unknown kind, or no file.
     """
 
     name: str
@@ -44,22 +46,13 @@ class VolumeSource:
     files: tuple[str, ...]
     labels: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.kind not in _KINDS or not self.files or isinstance(self.files, str):
-            raise ConfigError(
-                f"volume {self.name!r} of kind {self.kind!r} with files {self.files!r:.80}; "
-                f"give a kind out of {', '.join(_KINDS)} and a tuple of at least one file"
-            )
-
     @property
     def all_files(self) -> tuple[str, ...]:
         """The files of the volume and of its labels."""
         return self.files if self.labels is None else (*self.files, self.labels)
 
 
-def find_volumes(
-    root: str | os.PathLike[str], *, allow_outside: bool = False
-) -> list[VolumeSource]:
+def find_volumes(root: str | os.PathLike[str]) -> list[VolumeSource]:
     """List the volumes of a folder and its subfolders, or the one volume that a file is.
 
     ``.npy``, ``.npz``, ``.nii`` and ``.nii.gz`` files are volumes, and so is each series of the
@@ -69,7 +62,6 @@ def find_volumes(
 
     Args:
         root: The folder or file.
-        allow_outside: Follow links that lead out of the folder.
 
     Returns:
         Sorted by name. A series is named by its folder, and by its first file as well where a
@@ -88,8 +80,9 @@ def find_volumes(
         )
     problems = Problems()
     sources: dict[str, VolumeSource] = {}
-    for folder, names in _walk(root, problems, allow_outside=allow_outside):
+    for folder, names in _walk(root, problems):
         for source in _list_folder(root, folder, names, problems):
+            # a.npy and a.nii would be one volume of two files.
             first = sources.setdefault(source.name, source)
             if first is not source:
                 problems.add(source.path, f"the same name as {show_path(first.path)}")
@@ -118,18 +111,16 @@ def guess_kind(path: str | os.PathLike[str]) -> Kind:
     return kind
 
 
-def _walk(
-    root: Path, problems: Problems, *, allow_outside: bool
-) -> Iterator[tuple[Path, list[str]]]:
+def _walk(root: Path, problems: Problems) -> Iterator[tuple[Path, list[str]]]:
     """Yield each folder with the names of its files; links that lead outside are problems."""
     real_root = os.path.realpath(root)
-    for folder, folders, names in os.walk(root, followlinks=allow_outside):
+    for folder, folders, names in os.walk(root):
         # os.walk goes on with what is left in its own list, in this order.
         folders[:] = sorted(name for name in folders if not is_hidden(name))
         files = sorted(name for name in names if not is_hidden(name))
         for name in [*folders, *files]:
             path = Path(folder) / name
-            if path.is_symlink() and not allow_outside:
+            if path.is_symlink():
                 target = os.path.realpath(path)
                 if not is_inside(target, real_root):
                     problems.add(path, describe_outside(target))
@@ -202,3 +193,99 @@ def _find_owner(name: str) -> str | None:
 def _suffix(name: str) -> str:
     low = name.lower()
     return ".nii.gz" if low.endswith(".nii.gz") else os.path.splitext(low)[1]  # noqa: PTH122 - of a relative name
+
+
+log = logging.getLogger(__name__)
+
+
+def open_volume(
+    source: VolumeSource | str | os.PathLike[str],
+    *,
+    nan_fill: float | None = None,
+) -> Volume:
+    """Open a volume for reading slab by slab; close it, or use it in a ``with`` block.
+
+    Args:
+        source: What ``find_volumes`` found, or the path of a file or of the folder of one DICOM
+            series.
+        nan_fill: Replaces NaN and infinite voxels; None makes them an error.
+
+    Raises:
+        DataError: it cannot be read; says why and what to do.
+        ConfigError: the library that reads it is not installed.
+    """
+    if not isinstance(source, VolumeSource):
+        source = _find_one(source)
+    with naming(source.path):
+        if source.kind == "dicom":
+            return open_dicom(source.files, source.path, nan_fill)
+        if source.kind == "nifti":
+            return open_nifti(source.files[0], nan_fill)
+        if source.kind == "npy":
+            return open_npy(source.files[0], nan_fill)
+        return open_npz(source.files[0], nan_fill)
+
+
+def open_labels(source: VolumeSource, volume: Volume) -> Volume | None:
+    """Open the labels that lie beside a volume.
+
+    Args:
+        source: The volume's.
+        volume: It, opened.
+
+    Returns:
+        The labels, of the shape of the volume; None if there are none.
+
+    Raises:
+        DataError: they cannot be read, or have another shape.
+    """
+    if source.labels is None:
+        return None
+    kind = guess_kind(source.labels)
+    labels = open_volume(VolumeSource(source.name, source.labels, kind, (source.labels,)))
+    if labels.shape != volume.shape:
+        labels.close()
+        with naming(source.labels):
+            check_same_shape(labels, volume)
+    if not _lie_alike(labels, volume):
+        log.warning(
+            "%s: its header puts it elsewhere than its volume; are its axes turned?",
+            show_path(source.labels),
+        )
+    return labels
+
+
+def check_same_shape(labels: Volume, volume: Volume) -> None:
+    """Refuse labels of another shape than their volume.
+
+    Raises:
+        DataError: the shapes differ.
+    """
+    if labels.shape != volume.shape:
+        turned = " (turned?)" if sorted(labels.shape) == sorted(volume.shape) else ""
+        raise DataError(
+            f"labels of shape {labels.shape}{turned}, "
+            f"but {show_path(volume.name)} has {volume.shape}"
+        )
+
+
+def _lie_alike(labels: Volume, volume: Volume) -> bool:
+    """Return True if the corners of labels and volume lie within half a voxel of each other.
+
+    Also if one of them does not say where it is.
+    """
+    if labels.affine is None or volume.affine is None:
+        return True
+    z, y, x = (length - 1 for length in volume.shape)
+    corners = np.array([(*corner, 1) for corner in itertools.product((0, x), (0, y), (0, z))])
+    apart_mm = np.linalg.norm(corners @ (labels.affine - volume.affine).T, axis=1)
+    return bool(apart_mm.max() <= 0.5 * max(volume.spacing_mm))
+
+
+def _find_one(path: str | os.PathLike[str]) -> VolumeSource:
+    sources = find_volumes(path)
+    if len(sources) != 1:
+        raise DataError(
+            f"{show_path(path)}: {len(sources)} volumes; use find_volumes and open each"
+        )
+    return sources[0]

@@ -1,14 +1,16 @@
 """Occupied voxels of a volume: positions, values, and where each slice begins among them."""
 
 import math
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.errors import DataError
+from lit_data.io.bank import Bank
 from lit_data.io.volumes.volume import Spacing, Triple
 from lit_data.types import Array
 
@@ -119,11 +121,6 @@ class SparseVolume:
             nbytes += index.positions.nbytes + index.classes.nbytes + index.starts.nbytes
         return nbytes
 
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of the volume as a dense array of the values' dtype."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.values.dtype.itemsize
-
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
         """Return the coordinates of the occupied voxels.
 
@@ -136,6 +133,7 @@ class SparseVolume:
         _, height, width = self.shape
         flat = self.positions if rows is None else self.positions[rows]
         coords = np.empty((len(flat), 3), np.int32)
+        # A division and a product are faster than two remainders.
         line = flat // width
         coords[:, 2] = flat - line * width
         if rows is None:  # of all voxels the slices are known, which saves a division
@@ -159,23 +157,6 @@ class SparseVolume:
         begin, end = int(self.slices[first]), int(self.slices[max(first, last)])
         return begin + _find_rows(self.positions[begin:end], self.shape, start, size)
 
-    def window(self, start: Sequence[int], size: Sequence[int], fill: float) -> Array:
-        """Return the values of a box; touches the voxels of its slices and lines alone.
-
-        Args:
-            start: (z, y, x) of its first voxel; may lie outside the volume.
-            size: (D, H, W).
-            fill: Value of voxels that are not occupied, and of those outside the volume.
-
-        Returns:
-            [D, H, W] of the dtype of ``values``.
-        """
-        box = np.full(tuple(size), fill, self.values.dtype)
-        rows = self.rows_in(start, size)
-        places, is_inside = _locate(self.positions[rows], self.shape, start, size)
-        box.reshape(-1)[places] = self.values[rows[is_inside]]
-        return box
-
     def window_labels(self, start: Sequence[int], size: Sequence[int]) -> NDArray[np.int32]:
         """Return the labels of a box, occupied or not: [D, H, W] int32, 0 where there is none.
 
@@ -186,53 +167,29 @@ class SparseVolume:
             raise DataError("the volume has no labels; put them beside it as NAME_labels.*")
         return self.label_index.window(start, size)
 
-    def dense(self, fill: float) -> Array:
-        """Return the volume [z, y, x], ``fill`` where it is not occupied."""
-        volume = np.full(self.shape, fill, self.values.dtype)
-        volume.reshape(-1)[self.positions] = self.values
-        return volume
 
+class VolumeBank(Bank):
+    """Sparse volumes by number.
 
-class VolumeBank(Protocol):
-    """Sparse volumes by number."""
+    Attributes:
+        counts: [n] int64, occupied voxels of each volume.
+        shapes: (z, y, x) voxels of each volume.
+        has_labels: True for each volume that has labels.
+        nbytes: Bytes of the arrays of all volumes.
+        dense_bytes: Bytes of all volumes as dense arrays of their values' dtype.
+    """
 
-    @property
-    def counts(self) -> NDArray[np.int64]:
-        """[n] occupied voxels of each volume."""
+    counts: NDArray[np.int64]
+    shapes: Sequence[Triple]
+    has_labels: Sequence[bool]
+    nbytes: int
+    dense_bytes: int
 
-    @property
-    def skipped(self) -> tuple[tuple[str, str], ...]:
-        """(path, what is wrong) of each volume that was left out."""
+    @abstractmethod
+    def __getitem__(self, index: int) -> SparseVolume:
+        """Map one volume; one that lies elsewhere is fetched first."""
 
-    @property
-    def shapes(self) -> Sequence[Triple]:
-        """(z, y, x) voxels of each volume."""
-
-    @property
-    def has_labels(self) -> Sequence[bool]:
-        """True for each volume that has labels."""
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the arrays of all volumes."""
-
-    @property
-    def dense_bytes(self) -> int:
-        """Bytes of all volumes as dense arrays of their values' dtype."""
-
-    def __len__(self) -> int: ...
-
-    def __getitem__(self, index: int) -> SparseVolume: ...
-
-    def name(self, index: int) -> str:
-        """Return the path of the source of one volume."""
-
-    def check_size(self) -> None:
-        """Raise if a mapped file changed its length.
-
-        Reading past its end kills a process, which cannot be caught.
-        """
-
+    @abstractmethod
     def find_damages(self) -> list[str]:
         """Read every byte of all arrays; return a line for each that is not what was written."""
 

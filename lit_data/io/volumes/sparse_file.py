@@ -18,12 +18,13 @@ from lit_data.io.store.sources import SourceTable
 from lit_data.io.temp import temp_folder
 from lit_data.io.volumes.indexing import (
     IndexOptions,
+    LabelCollector,
     bring_to,
     is_whole,
     open_with_labels,
     scan_slabs,
+    value_dtype,
 )
-from lit_data.io.volumes.occupied import LabelCollector, value_dtype
 from lit_data.io.volumes.sources import VolumeSource
 from lit_data.io.volumes.sparse import (
     LABEL_DTYPES,
@@ -89,10 +90,6 @@ class SparseFacts:
         if wrong_names:
             raise ValueError(f"wrong: {', '.join(wrong_names)}")
 
-    def as_meta(self) -> dict[str, Any]:
-        """Return the fields for `meta.json`."""
-        return dataclasses.asdict(self)
-
 
 class StoredVolume:
     """A volume of a store, of which nothing but its `meta.json` is read before it is mapped.
@@ -125,11 +122,6 @@ class StoredVolume:
         self.folder.check_size()
 
     @property
-    def nbytes(self) -> int:
-        """Bytes of the files of its arrays."""
-        return self.folder.nbytes
-
-    @property
     def array_bytes(self) -> int:
         """Bytes of its arrays, without the headers of their files."""
         return sum(facts.nbytes for facts in self.folder.arrays.values())
@@ -147,6 +139,7 @@ class StoredVolume:
         """
         arrays = {name: self.folder.map(name, dtype) for name, dtype in self._descrs.items()}
         facts = self.facts
+        # JSON holds it row by row.
         affine = None if facts.affine is None else np.array(facts.affine).reshape(4, 4)
         label_index: LabelIndex | None = None
         try:
@@ -238,7 +231,7 @@ def write_volume(source: VolumeSource, target: Path, options: IndexOptions) -> N
             low_hu=float(options.low_hu),
             high_hu=None if options.high_hu is None else float(options.high_hu),
         )
-        writer.finish(KIND, VERSION, target.stem, facts.as_meta())
+        writer.finish(KIND, VERSION, target.stem, dataclasses.asdict(facts))
         keep_private(temp / "volume", source.all_files)
         publish(temp / "volume", target)
 
@@ -265,6 +258,7 @@ class Spool:
         """Yield the values of a stretch in parts of ``COPY_BYTES``."""
         stop = self._nbytes if end is None else end
         for start in range(begin, stop, COPY_BYTES):
+            # Without moving the end that `append` writes at.
             raw = os.pread(self._stream.fileno(), min(COPY_BYTES, stop - start), start)
             yield np.frombuffer(raw, dtype)
 
@@ -287,14 +281,7 @@ def _write_arrays(
     """
     values, voxel_labels, classes = spools
     collector = None if labels is None else LabelCollector(volume.shape, classes.append)
-    slabs = scan_slabs(
-        volume,
-        options.low_hu,
-        options.high_hu,
-        labels=labels,
-        collector=collector,
-        slab_bytes=options.slab_bytes,
-    )
+    slabs = scan_slabs(volume, options.low_hu, options.high_hu, labels=labels, collector=collector)
     positions_dtype, slab_dtype = index_dtype(volume.shape), value_dtype(volume)
     is_int16 = True
     counts: list[Array] = []
@@ -304,6 +291,7 @@ def _write_arrays(
             counts.append(slab.counts)
             stream.append(slab.positions)
             values.append(slab.values)
+            # Empty arrays without labels.
             voxel_labels.append(slab.labels)
     # The values wait for the last slab, which alone can say whether all are whole numbers.
     writer.add("slices", np.cumsum(np.concatenate([[0], *counts]), dtype=np.int64))

@@ -1,14 +1,14 @@
 """A dense volume that is read slab by slab, whatever it is stored in."""
 
+import importlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from types import TracebackType
-from typing import Any, Final, Protocol, Self
+from typing import IO, Any, Final, Literal, Protocol, Self
 
 import numpy as np
 
-from lit_data.errors import DataError
+from lit_data.errors import ConfigError, DataError
 from lit_data.io.source import naming
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.types import Array
@@ -21,7 +21,7 @@ Spacing = tuple[float, float, float]
 
 MAX_SLICE_BYTES: Final = 2**30
 SLAB_BYTES: Final = 2 * 2**20
-"""Default of a slab: it stays in the cache of a core while it is compared."""
+"""Of a slab: it stays in the cache of a core while it is compared."""
 
 
 class SliceReader(Protocol):
@@ -85,28 +85,13 @@ class Volume:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
-
-    def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({self.name}, {self.shape}, {self.dtype}, {self.spacing_mm} mm)"
-        )
 
     @property
     def slice_bytes(self) -> int:
         """Bytes of one slice of Hounsfield units."""
         return self.shape[1] * self.shape[2] * self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all Hounsfield units."""
-        return self.shape[0] * self.slice_bytes
 
     @property
     def work_bytes(self) -> int:
@@ -126,12 +111,9 @@ class Volume:
     def close(self) -> None:
         """Close the files."""
 
-    def slabs(self, slab_bytes: int = SLAB_BYTES) -> Iterator[tuple[int, int]]:
-        """Yield first slice and end of each slab that stays within so many bytes.
-
-        Each has at least one slice.
-        """
-        count = max(1, slab_bytes // max(self.work_bytes, 1))
+    def slabs(self) -> Iterator[tuple[int, int]]:
+        """Yield first slice and end of each slab: within ``SLAB_BYTES``, but at least one slice."""
+        count = max(1, SLAB_BYTES // max(self.work_bytes, 1))
         for begin in range(0, self.shape[0], count):
             yield begin, min(begin + count, self.shape[0])
 
@@ -186,6 +168,7 @@ class FileVolume(Volume):
             return slab
         if self._nan_fill is not None:
             return np.where(is_finite, slab, np.float32(self._nan_fill))
+        # argmin of booleans is the first that is False.
         z, y, x = np.unravel_index(int(is_finite.argmin()), slab.shape)
         count = slab.size - int(is_finite.sum()) + self._count_rest(begin + len(slab))
         raise DataError(
@@ -243,3 +226,104 @@ def wrap_array(
     return FileVolume(
         name, ArraySlices(array), scale, spacing_mm=spacing_mm, affine=affine, nan_fill=nan_fill
     )
+
+
+def import_medical(name: Literal["nibabel", "pydicom"]) -> Any:  # noqa: ANN401 - a module without types
+    """Import one of them.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
+        raise ConfigError(
+            f"{name} is not installed: pip install {name} to read such files"
+        ) from error
+
+
+FREE_BYTES: Final = 2**30
+"""Size up to which a volume may be packed at will: empty masks shrink to a thousandth."""
+MAX_RATIO: Final = 200
+"""Largest unpacked by packed size of what is larger; air packs to about a hundredth."""
+MAX_REST_BYTES: Final = 2**24
+"""Behind the last voxel: padding."""
+
+
+def check_unpacked(packed_bytes: int, unpacked_bytes: int) -> None:
+    """Refuse a small file that unpacks to a large volume, before and while it is unpacked.
+
+    Raises:
+        DataError: more than ``FREE_BYTES`` and ``MAX_RATIO`` times the packed size.
+    """
+    if unpacked_bytes > max(FREE_BYTES, packed_bytes * MAX_RATIO):
+        raise DataError(
+            f"{packed_bytes} bytes that unpack to {unpacked_bytes} or more; above {FREE_BYTES} "
+            f"bytes, more than {MAX_RATIO} times as many are taken for an attack; unpack the file "
+            "yourself if it is meant so"
+        )
+
+
+class StreamSlices:
+    """Slices that lie one behind the other in a stream.
+
+    Args:
+        stream: Readable and seekable; seeking back may be slow, forward it is not needed.
+        offset: Where the first slice begins.
+        shape: (z, y, x).
+        dtype: As stored.
+        close: Closes the stream and what it lies in.
+    """
+
+    def __init__(
+        self,
+        stream: IO[bytes],
+        offset: int,
+        shape: Triple,
+        dtype: "np.dtype[np.generic]",
+        close: Callable[[], None],
+    ) -> None:
+        self._stream, self._offset, self._dtype, self._close = stream, offset, dtype, close
+        self._next_slice = -1  # at which the stream stands; -1: nobody knows
+        self.shape = shape
+
+    def read(self, begin: int, end: int) -> Array:
+        """Read slices ``begin`` to ``end``; behind the last one a checksum is compared."""
+        slab = np.empty((end - begin, *self.shape[1:]), self._dtype)
+        # Seeking in a packed stream unpacks all before it again.
+        if begin != self._next_slice:
+            self._stream.seek(self._offset + begin * slab[0].nbytes)
+        self._next_slice = -1  # until all has been read
+        self._fill(slab.data.cast("B"), begin)
+        self._next_slice = end
+        if end == self.shape[0]:
+            self._finish()
+        return slab
+
+    def close(self) -> None:
+        """Close the stream."""
+        self._close()
+
+    def _finish(self) -> None:
+        """Read to the end of the stream, where it has its checksum."""
+        self._next_slice = -1
+        rest_bytes = 0
+        while chunk := self._stream.read(2**16):
+            rest_bytes += len(chunk)
+            if rest_bytes > MAX_REST_BYTES:
+                raise DataError(
+                    f"more than {MAX_REST_BYTES} bytes follow the last voxel; "
+                    "its header gives too few slices"
+                )
+
+    def _fill(self, rest: memoryview, begin: int) -> None:
+        """Fill a slab, whatever pieces the stream gives."""
+        size_bytes = len(rest)
+        while rest:
+            chunk = self._stream.read(min(len(rest), 2**20))
+            if not chunk:
+                missing = f"{len(rest)} of {size_bytes} bytes are missing from slice {begin} on"
+                raise DataError(f"cut short: {missing}; copy or download the file again")
+            # Straight into the slab, without a second copy.
+            rest[: len(chunk)] = chunk
+            rest = rest[len(chunk) :]

@@ -171,7 +171,7 @@ def test_alias_is_refused_and_not_called(target: str) -> None:
     [
         # functions of ours, of which some run or delete
         "lit_data.io.temp.remove_folder",
-        "lit_data.io.volumes.streams.import_medical",
+        "lit_data.io.volumes.volume.import_medical",
         "lit_data.augment.stage_augmentations",
         # classes of ours that are made for no configuration
         "lit_data.io.store.shared_arrays.SharedMemory",
@@ -196,7 +196,7 @@ def test_only_public_classes_that_are_made_for_it_are_allowed(target: str) -> No
 @pytest.mark.parametrize(
     "target",
     [
-        "lit_data.io.volumes.sparse_build._remove_stale",
+        "lit_data.io.volumes.sparse_store._remove_stale",
         "torch.nn.utils._deprecation_utils.lazy_deprecated_import",
         "lightning.fabric.plugins.precision.utils._ClassReplacementContextManager",
         "torchmetrics.text.BERTScore",

@@ -7,6 +7,7 @@ import torch
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
+from lit_data.io import ImageBank
 from lit_data.mosaic import FILL, MosaicSpec
 from lit_data.types import Array, RowWriter, read_rows, row_shapes
 
@@ -19,7 +20,7 @@ BOXES = [
 ]
 
 
-class Bank:
+class Bank(ImageBank):
     dtype, channels, skipped = np.dtype(np.uint8), 3, ()
     heights_px, widths_px = SIZES.T
 

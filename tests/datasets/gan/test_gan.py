@@ -8,13 +8,14 @@ import torch
 from lit_data.datasets import GANDataset
 from lit_data.datasets.gan import SampleTable, ViewLayout, tabulate
 from lit_data.errors import ConfigError, DataError
+from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.types import Array, RowWriter
 
 SHEETS = ViewLayout(views="sheet", tiles=2)
 
 
-class Bank:
+class Bank(ImageBank):
     """Images whose every pixel is another number."""
 
     skipped = ()

@@ -27,7 +27,7 @@ from lit_data.types import Array, RowWriter
 SIZES = [(20, 30), (16, 16), (33, 17), (25, 40)]
 
 
-class Bank:
+class Bank(ImageBank):
     """Images in memory, behind the interface of a store."""
 
     def __init__(self, images: list[Array]) -> None:

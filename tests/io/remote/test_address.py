@@ -5,9 +5,8 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.io.remote import RemoteOptions, check_plain, check_root, check_words, connection
-from lit_data.io.remote.address import is_remote, parse_address
 from lit_data.io.remote.connection import quiet_clients
-from lit_data.io.remote.options import redact
+from lit_data.io.remote.options import is_remote, parse_address, redact
 
 SECRET = "hunter2SECRET"
 WITH_SECRETS = [

@@ -11,11 +11,11 @@ from botocore import exceptions as boto
 from s3fs.errors import translate_boto_error
 
 from lit_data.errors import DataError
+from lit_data.io import progress as bar
+from lit_data.io.progress import BytesBar
 from lit_data.io.remote import RemoteOptions, faults
-from lit_data.io.remote import fetching as bar
+from lit_data.io.remote.connection import call_each
 from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
-from lit_data.io.remote.fetching import BytesBar
-from lit_data.io.remote.runner import call_each, run_apart
 
 
 def _s3(code: str, status: int) -> BaseException:
@@ -42,7 +42,7 @@ def _web(status: int) -> BaseException:
         (_s3("PermanentRedirect", 301), False, "the server answers 301"),
         (boto.NoCredentialsError(), False, "no credentials were found; credentials belong"),
         (boto.EndpointConnectionError(endpoint_url="http://host"), True, "no connection"),
-        (boto.ReadTimeoutError(endpoint_url="http://host"), True, "no answer in time"),
+        (boto.ReadTimeoutError(endpoint_url="http://host"), True, "no connection (Read timeout"),
         (_web(503), True, "the server answers 503"),
         (_web(429), True, "the server answers 429"),
         (_web(401), False, "access denied (401)"),
@@ -50,7 +50,7 @@ def _web(status: int) -> BaseException:
         (_web(400), False, "the server answers 400"),
         (aiohttp.ClientPayloadError("cut"), True, "no connection (cut)"),
         (aiohttp.ServerDisconnectedError(), True, "no connection"),
-        (aiohttp.InvalidURL("x"), False, "no trusted connection"),
+        (aiohttp.InvalidURL("x"), False, "cannot be read (InvalidURL"),
         (ssl.SSLCertVerificationError("self-signed"), False, "no trusted connection"),
         (TimeoutError(), True, "no answer in time"),
         (ConnectionResetError("reset"), True, "no connection (reset)"),
@@ -111,16 +111,6 @@ def test_tries_are_counted(waits_s: list[float]) -> None:
     assert len(waits_s) == 2
 
 
-def test_a_running_loop_is_not_in_the_way() -> None:
-    async def notebook() -> int:
-        async def work() -> int:
-            return await asyncio.to_thread(lambda: 7)
-
-        return run_apart(work)
-
-    assert asyncio.run(notebook()) == 7
-
-
 def test_calls_are_bounded_and_end_with_the_first_that_fails() -> None:
     busy, ended = [0, 0], []
 
@@ -139,10 +129,10 @@ def test_calls_are_bounded_and_end_with_the_first_that_fails() -> None:
             busy[0] -= 1
         return -number
 
-    assert run_apart(lambda: call_each(call, [0, 1, 4, 5], 2)) == [0, -1, -4, -5]
-    assert run_apart(lambda: call_each(call, [], 2)) == []
+    assert asyncio.run(call_each(call, [0, 1, 4, 5], 2)) == [0, -1, -4, -5]
+    assert asyncio.run(call_each(call, [], 2)) == []
     with pytest.raises(ValueError, match="three"):
-        run_apart(lambda: call_each(call, [2, 3, 4], 2))
+        asyncio.run(call_each(call, [2, 3, 4], 2))
     assert (busy, ended) == ([0, 2], [2])
 
 

@@ -12,7 +12,7 @@ from fsspec.config import conf
 
 from lit_data.errors import DataError
 from lit_data.io.remote import RemoteOptions, Root
-from lit_data.io.remote.connection_listed import S3Connection
+from lit_data.io.remote.connection import S3Connection
 from tests.io.remote.servers import s3_server
 
 FILES = {f"{number % 2}/{number}.png": os.urandom(1000 + number) for number in range(6)}

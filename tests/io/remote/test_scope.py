@@ -1,10 +1,9 @@
 import pytest
 
 from lit_data.errors import ConfigError, DataError
-from lit_data.io.remote.address import parse_address
-from lit_data.io.remote.connection_web import join_url, read_index
-from lit_data.io.remote.manifest import parse_list
-from lit_data.io.remote.scope import Scope, check_names
+from lit_data.io.remote.options import parse_address
+from lit_data.io.remote.scope import Scope, check_names, parse_list
+from lit_data.io.remote.web import join_url, read_index
 
 ADDRESS = parse_address("s3://bucket/set")
 

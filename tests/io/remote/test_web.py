@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from fsspec.config import conf
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import DataError
 from lit_data.io.remote import RemoteOptions, Root, Scope
 from tests.io.remote.servers import WebServer
 
@@ -225,15 +225,6 @@ def test_signatures_of_a_redirect_are_not_shown(
         fetch()
     chain = [caught.value, caught.value.__cause__, caught.value.__context__]
     assert "hunter2SECRET" not in f"{chain}{caplog.text}"
-
-
-def test_too_much_is_refused_before_anything_is_read(web: WebServer, fetch: Fetch) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"9 files of 18\.0 kB \(18036 bytes\) are more than data\.remote\.max_bytes",
-    ):
-        fetch(max_bytes=18035)
-    assert not [path for (method, path) in web.asked if method == "GET" and path.endswith(".png")]
 
 
 def test_headers_of_the_users_configuration_are_sent(

@@ -25,7 +25,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.objects import FolderObjects, open_objects
+from lit_data.io.remote.transport import FolderTransport, open_transport
 from lit_data.io.shards.cache import Prefetch, ShardCache
 from lit_data.io.shards.index import ShardIndex
 from lit_data.io.shards.store import ShardedStore
@@ -168,7 +168,7 @@ def test_shards_are_held_to_the_size_that_the_index_states(
     store = open_store(make(address))
     cache = store.cache
     small = [shard._replace(nbytes=1000) for shard in cache.shards]
-    bounded = ShardCache(tmp_path / "small", small, cache.objects, 4000, DecodedStore.open)
+    bounded = ShardCache(tmp_path / "small", small, cache.transport, 4000, DecodedStore.open)
     with pytest.raises(DataError, match="more than the 1000 bytes that it may have"):
         bounded.fetch(0)
     assert not list((tmp_path / "small").glob("*.tar"))
@@ -178,12 +178,12 @@ def test_a_server_that_sends_more_is_stopped(
     make: Make, address: Path, web: WebServer, tmp_path: Path
 ) -> None:
     serve(address, web)
-    objects = open_objects(f"{web.url}/set.shards", RemoteOptions(backoff_s=0.01, retries=2))
+    transport = open_transport(f"{web.url}/set.shards", RemoteOptions(backoff_s=0.01, retries=2))
     with pytest.raises(DataError, match="more than the 20 bytes"):
-        objects.read("set.json", 20)
+        transport.read("set.json", 20)
     name = f"shards/{next(iter(list_shards(address)))}"
     with pytest.raises(DataError, match="more than the 1000 bytes"):
-        objects.get(name, tmp_path / "copy", 1000)
+        transport.get(name, tmp_path / "copy", 1000)
 
 
 @pytest.mark.parametrize("place", ["set.json", "shards"])
@@ -322,21 +322,21 @@ def test_what_shows_the_same_is_known_without_reading(
 def test_a_run_that_was_ended_goes_on(
     make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    address, put, left = tmp_path / "set.shards", FolderObjects.put, iter([True] * 3)
+    address, put, left = tmp_path / "set.shards", FolderTransport.put, iter([True] * 3)
 
-    def stop(self: FolderObjects, path: Path, name: str) -> None:
+    def stop(self: FolderTransport, path: Path, name: str) -> None:
         if not next(left, False):
             raise KeyboardInterrupt
         put(self, path, name)
 
-    monkeypatch.setattr(FolderObjects, "put", stop)
+    monkeypatch.setattr(FolderTransport, "put", stop)
     with pytest.raises(KeyboardInterrupt):
         make(root).publish(str(address), SHARD_BYTES)
     first = list_shards(address)
     assert len(first) == 3
     with pytest.raises(DataError, match=r"set.json: not found; check data.root"):
         make(address, "other").open_images()
-    monkeypatch.setattr(FolderObjects, "put", put)
+    monkeypatch.setattr(FolderTransport, "put", put)
     for cache in ("cache", "another machine"):
         assert make(root, cache).publish(str(address), SHARD_BYTES)["shards_kept"] == (
             3 if cache == "cache" else 5
@@ -348,10 +348,10 @@ def test_a_run_that_was_ended_goes_on(
 def test_a_server_that_does_not_answer_is_no_bad_image(
     make: Make, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: FolderObjects, path: Path, name: str) -> None:
+    def fail(self: FolderTransport, path: Path, name: str) -> None:
         raise UnreachableError("no answer")
 
-    monkeypatch.setattr(FolderObjects, "put", fail)
+    monkeypatch.setattr(FolderTransport, "put", fail)
     with pytest.raises(UnreachableError, match="no answer"):
         make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), SHARD_BYTES)
 
@@ -425,13 +425,13 @@ def test_copies_take_no_more_than_they_may(
 
 
 def count_gets(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    asked, get = [], FolderObjects.get
+    asked, get = [], FolderTransport.get
 
-    def count(self: FolderObjects, name: str, path: Path, most_bytes: int) -> None:
+    def count(self: FolderTransport, name: str, path: Path, most_bytes: int) -> None:
         asked.append(name)
         get(self, name, path, most_bytes)
 
-    monkeypatch.setattr(FolderObjects, "get", count)
+    monkeypatch.setattr(FolderTransport, "get", count)
     return asked
 
 
@@ -649,7 +649,7 @@ def test_leftovers_of_a_killed_process_are_removed(make: Make, address: Path) ->
 
 
 def leave_behind(cache: ShardCache) -> None:
-    with patch.object(type(cache.objects), "get", lambda *_: os._exit(0)):
+    with patch.object(type(cache.transport), "get", lambda *_: os._exit(0)):
         cache.fetch(0)
 
 

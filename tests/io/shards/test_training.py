@@ -25,7 +25,7 @@ from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError
 from lit_data.io.images.writing import write_png
 from lit_data.io.remote import RemoteOptions
-from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.remote.transport import FolderTransport
 from lit_data.io.shards.store import ShardedStore
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
@@ -106,9 +106,9 @@ def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
     assert isinstance(bank, ShardedStore)
     for path in bank.cache.folder.glob("*.tar"):
         path.unlink()
-    asked, get = [], FolderObjects.get
+    asked, get = [], FolderTransport.get
     monkeypatch.setattr(
-        FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
+        FolderTransport, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
     )
     loader = data.make_loader("train")
     for epoch in (0, 1):

@@ -1,8 +1,10 @@
 """CT volumes in shards: the samples of the set, each shard fetched once in an epoch, within the allowed bytes."""
 
 import json
+import os
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from lit_data.datamodules import CTDataModule
 from lit_data.datasets.ct.windows import WindowSpec
 from lit_data.errors import ConfigError, DataError, StoreCorruptError
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.objects import FolderObjects
+from lit_data.io.remote.transport import FolderTransport
 from lit_data.io.shards.volumes import ShardedVolumes, VolumeIndex
 from lit_data.io.store.files import write_tar
 from lit_data.loading import LoaderOptions
@@ -121,6 +123,16 @@ def test_samples_are_those_of_the_files(
         )
 
 
+def measure(folder: Path) -> int:
+    """Return the bytes of all files below a folder, some of which other threads remove meanwhile."""
+    total_bytes = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total_bytes += (Path(parent) / name).stat().st_size
+    return total_bytes
+
+
 @pytest.mark.parametrize("options", [{"max_points": 500}, WINDOWS])
 def test_an_epoch_fetches_each_shard_once(
     open_data: Open, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
@@ -133,17 +145,15 @@ def test_an_epoch_fetches_each_shard_once(
     cache = open_bank(small).cache
     for path in cache.folder.glob("*.tar"):
         path.unlink()
-    asked, get = [], FolderObjects.get
+    asked, get = [], FolderTransport.get
     monkeypatch.setattr(
-        FolderObjects, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
+        FolderTransport, "get", lambda self, name, *to: (asked.append(name), get(self, name, *to))
     )
     for epoch in (0, 1):
         asked.clear()
         found = read_rows(small, epoch=epoch)
         assert max(Counter(asked).values()) == 1
-        assert (
-            sum(path.stat().st_size for path in cache.folder.rglob("*") if path.is_file()) <= SMALL
-        )
+        assert measure(cache.folder) <= SMALL
         wanted = read_rows(files, epoch=epoch)
         torch.testing.assert_close(
             found, {number: wanted[number] for number in found}, rtol=0, atol=0
@@ -178,17 +188,17 @@ def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
     root.mkdir()
     for number in range(4):
         np.save(root / f"{number}.npy", np.full((4, 5, 6), 300 + number, np.int16))
-    put, left = FolderObjects.put, iter([True] * 2)
+    put, left = FolderTransport.put, iter([True] * 2)
 
-    def stop(self: FolderObjects, path: Path, name: str) -> None:
+    def stop(self: FolderTransport, path: Path, name: str) -> None:
         if not next(left, False):
             raise KeyboardInterrupt
         put(self, path, name)
 
-    monkeypatch.setattr(FolderObjects, "put", stop)
+    monkeypatch.setattr(FolderTransport, "put", stop)
     with pytest.raises(KeyboardInterrupt):
         make(root, tmp_path).source.publish(str(address), 1)
-    monkeypatch.setattr(FolderObjects, "put", put)
+    monkeypatch.setattr(FolderTransport, "put", put)
     (root / "9.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"9.npy(?s:.)*1 of 5 volumes are bad"):
         make(root, tmp_path).source.publish(str(address), 1)
@@ -229,10 +239,10 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
 def test_a_server_that_does_not_answer_is_no_bad_volume(
     sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(self: FolderObjects, path: Path, name: str) -> None:
+    def fail(self: FolderTransport, path: Path, name: str) -> None:
         raise UnreachableError("no answer")
 
-    monkeypatch.setattr(FolderObjects, "put", fail)
+    monkeypatch.setattr(FolderTransport, "put", fail)
     with pytest.raises(UnreachableError, match="no answer"):
         make(sets / "set", tmp_path, on_bad="skip").source.publish(str(tmp_path / "set.shards"), 1)
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from lit_data.errors import DataError
-from lit_data.io.volumes import open_volume, streams
+from lit_data.io.volumes import open_volume
+from lit_data.io.volumes import volume as volume_module
 
 
 def _read_all(path: Path) -> np.ndarray[Any, Any]:
@@ -49,7 +50,7 @@ def test_what_follows_the_last_voxel_is_not_unpacked_without_end(tmp_path: Path)
     voxels = _nifti_header((2, 2, 2)) + bytes(16)
     path.write_bytes(gzip.compress(voxels + bytes(1000)))
     assert _read_all(path).shape == (2, 2, 2)
-    path.write_bytes(gzip.compress(voxels + bytes(streams.MAX_REST_BYTES + 1), 1))
+    path.write_bytes(gzip.compress(voxels + bytes(volume_module.MAX_REST_BYTES + 1), 1))
     with pytest.raises(DataError, match="bytes follow the last voxel"):
         _read_all(path)
 
@@ -83,7 +84,7 @@ def test_an_archive_is_refused_by_its_directory(
     path = tmp_path / "v.npz"
     np.savez_compressed(path, volume=np.asarray(np.zeros((64, 64, 64), np.int16), order=order))  # type: ignore[call-overload]
     assert _read_all(path).shape == (64, 64, 64)
-    monkeypatch.setattr(streams, "FREE_BYTES", 2**18)
+    monkeypatch.setattr(volume_module, "FREE_BYTES", 2**18)
     with pytest.raises(DataError, match=r"above 262144 bytes, more than 200 times as many"):
         open_volume(path)
 

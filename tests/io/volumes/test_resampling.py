@@ -7,6 +7,7 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.io.volumes import Resolution, index_volume, wrap_array
+from lit_data.io.volumes import volume as volume_module
 from lit_data.io.volumes.hounsfield import StoredScale
 from lit_data.io.volumes.volume import FileVolume, Volume
 from lit_data.types import Array
@@ -103,16 +104,13 @@ def test_padding_adds_air_and_cropping_takes_the_middle() -> None:
     np.testing.assert_array_equal(_read(padded, 3), expected)
 
 
-def test_labels_are_never_blended_and_keep_to_their_voxels() -> None:
+def test_labels_are_never_blended_and_keep_to_their_voxels(monkeypatch: pytest.MonkeyPatch) -> None:
     labels = np.zeros(SHAPE, np.uint8)
     labels[:, :, 6:] = 9
     volume = np.where(labels > 0, np.int16(500), np.int16(-1000))
+    monkeypatch.setattr(volume_module, "SLAB_BYTES", 1)
     sparse = index_volume(
-        wrap_array(volume),
-        0,
-        resolution=Resolution((5, 16, 24)),
-        labels=wrap_array(labels),
-        slab_bytes=1,
+        wrap_array(volume), 0, resolution=Resolution((5, 16, 24)), labels=wrap_array(labels)
     )
     assert sparse.shape == (5, 16, 24)
     assert sparse.label_index is not None

@@ -1,13 +1,15 @@
 """The sparse index is what argwhere gives, and windows of it are windows of the volume."""
 
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
-from lit_data.io.volumes.occupied import find_true
+from lit_data.io.volumes import volume as volume_module
+from lit_data.io.volumes.indexing import find_true
 from lit_data.types import Array
 
 SHAPE = (7, 9, 13)
@@ -41,7 +43,8 @@ def test_the_index_is_what_argwhere_gives(
 ) -> None:
     volume = _draw(dtype)
     occupied = (volume > low) & (volume <= (np.inf if high is None else high))
-    sparse = index_volume(wrap_array(volume), low, high, slab_bytes=slab_bytes)
+    with patch.object(volume_module, "SLAB_BYTES", slab_bytes):
+        sparse = index_volume(wrap_array(volume), low, high)
     expected = np.argwhere(occupied)
     assert sparse.positions.dtype == np.int32
     np.testing.assert_array_equal(sparse.coords(), expected)
@@ -64,24 +67,11 @@ def test_true_places_are_what_flatnonzero_gives(density: float, length: int) -> 
         np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
 
 
-@pytest.mark.parametrize(("start", "size"), BOXES)
-def test_a_window_is_cut_out_of_the_volume_that_fill_surrounds(start: Any, size: Any) -> None:
-    volume = _draw()
-    sparse = index_volume(wrap_array(volume), -400)
-    around = np.pad(np.where(volume > -400, volume, -1024), 20, constant_values=-1024)
-    expected = around[tuple(slice(20 + s, 20 + s + n) for s, n in zip(start, size, strict=True))]
-    window = sparse.window(start, size, -1024)
-    assert window.dtype == np.int16
-    np.testing.assert_array_equal(window, expected)
-
-
-def test_coordinates_of_some_voxels_and_the_dense_volume() -> None:
+def test_coordinates_of_some_voxels() -> None:
     volume = _draw()
     sparse = index_volume(wrap_array(volume), -400)
     rows = np.array([5, 0, len(sparse) - 1])
     np.testing.assert_array_equal(sparse.coords(rows), sparse.coords()[rows])
-    np.testing.assert_array_equal(sparse.dense(-1024), np.where(volume > -400, volume, -1024))
-    assert sparse.dense_bytes == volume.nbytes
 
 
 @pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])
@@ -90,9 +80,8 @@ def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int
         _draw(),
         np.random.default_rng(2).choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32),
     )
-    sparse = index_volume(
-        wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=slab_bytes
-    )
+    with patch.object(volume_module, "SLAB_BYTES", slab_bytes):
+        sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels))
     assert sparse.labels is not None
     assert sparse.label_index is not None
     assert sparse.labels.dtype == np.uint16
@@ -112,7 +101,8 @@ def test_slices_without_labels_and_volumes_without_any_are_allowed() -> None:
     volume, labels = _draw(), np.zeros(SHAPE, np.uint8)
     for label, classes in ((0, []), (4, [4])):
         labels[3, 2] = label
-        sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels), slab_bytes=1)
+        with patch.object(volume_module, "SLAB_BYTES", 1):
+            sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels))
         assert sparse.label_index is not None
         assert sparse.label_index.classes.tolist() == classes
         np.testing.assert_array_equal(sparse.window_labels((0, 0, 0), SHAPE), labels)
@@ -137,7 +127,6 @@ def test_labels_that_do_not_fit_are_refused() -> None:
         ({"low_hu": np.nan}, "occupied from nan"),
         ({"low_hu": 5, "high_hu": 5}, "the second above the first"),
         ({"low_hu": 0, "nan_fill": np.inf}, "nan_fill=inf"),
-        ({"low_hu": 0, "slab_bytes": 0}, "slab_bytes=0"),
     ],
 )
 def test_options_that_are_not_allowed(options: dict[str, Any], message: str) -> None:

@@ -18,7 +18,8 @@ import psutil
 import pytest
 
 from lit_data.errors import WorkerDiedError
-from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_build
+from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_store
+from lit_data.io.volumes import volume as volume_module
 from lit_data.io.volumes.sparse_file import StoredVolume
 from lit_data.types import Array
 
@@ -55,8 +56,13 @@ def _write(folder: Path, count: int) -> list[Array]:
     return volumes
 
 
+@pytest.fixture(autouse=True)
+def many_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(volume_module, "SLAB_BYTES", 4000)
+
+
 def _build(folder: Path, processes: int = 1) -> SparseStore:
-    options = IndexOptions(low_hu=500, slab_bytes=4000)
+    options = IndexOptions(low_hu=500)
     return SparseStore.build(
         find_volumes(folder / "ct"),
         folder / "cache",
@@ -135,7 +141,9 @@ def test_workers_go_when_their_parent_is_killed_and_the_rest_is_built_later(tmp_
     code = f"""
 from pathlib import Path
 from lit_data.io.volumes import *
-options = IndexOptions(low_hu=500, slab_bytes=4000)
+from lit_data.io.volumes import volume
+volume.SLAB_BYTES = 4000
+options = IndexOptions(low_hu=500)
 SparseStore.build(find_volumes({str(tmp_path / "ct")!r}), {str(tmp_path / "cache")!r}, options=options, processes=2)
 """
     with subprocess.Popen([sys.executable, "-c", code]) as parent:
@@ -193,7 +201,7 @@ def test_a_worker_that_dies_is_reported_with_its_volume(
 ) -> None:
     _write(tmp_path / "ct", 8)
     # The processes are forked, so they die of the replacement.
-    monkeypatch.setattr(sparse_build, "write_volume", lambda *_: os._exit(9))
+    monkeypatch.setattr(sparse_store, "write_volume", lambda *_: os._exit(9))
     with pytest.raises(
         WorkerDiedError,
         match=r"v0\d\.npy: a process died while it indexed this volume or one beside",

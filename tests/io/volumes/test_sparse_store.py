@@ -9,14 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lit_data.errors import ConfigError, DataError, StoreCorruptError, StoreError
+from lit_data.errors import DataError, StoreCorruptError
 from lit_data.io.volumes import (
     IndexOptions,
     Resolution,
     SparseStore,
     find_volumes,
     index_volume,
-    sparse_build,
+    sparse_store,
     wrap_array,
 )
 from lit_data.io.volumes.sparse_file import MAX_OPEN
@@ -48,9 +48,9 @@ def test_nobody_reads_an_index_who_may_not_read_its_volume(tmp_path: Path) -> No
     _write(tmp_path / "ct", 2)
     (tmp_path / "ct" / "v1.npy").chmod(0o600)
     store = _build(tmp_path)
-    assert [store.file(number).stat().st_mode & 0o044 for number in range(2)][1] == 0
+    assert [store.paths[number].stat().st_mode & 0o044 for number in range(2)][1] == 0
     assert (
-        store.file(0).stat().st_mode & 0o044 == (tmp_path / "ct" / "v0.npy").stat().st_mode & 0o044
+        store.paths[0].stat().st_mode & 0o044 == (tmp_path / "ct" / "v0.npy").stat().st_mode & 0o044
     )
 
 
@@ -79,7 +79,6 @@ def test_a_store_holds_what_the_volumes_hold(tmp_path: Path, processes: int) -> 
             np.testing.assert_array_equal(found, wanted)
         assert sparse.label_index is not None
         np.testing.assert_array_equal(sparse.label_index.of(3), np.flatnonzero(volume > 0))
-    _check(SparseStore.open(store.path), volumes)
     _check(pickle.loads(pickle.dumps(store)), volumes)
 
 
@@ -88,7 +87,7 @@ def test_a_whole_store_is_opened_without_reading_a_dense_volume(
 ) -> None:
     volumes = _write(tmp_path / "ct")
     _build(tmp_path)
-    monkeypatch.setattr(sparse_build, "write_volume", lambda *args: pytest.fail("built again"))
+    monkeypatch.setattr(sparse_store, "write_volume", lambda *args: pytest.fail("built again"))
     _check(_build(tmp_path), volumes)
 
 
@@ -96,14 +95,14 @@ def test_only_what_changed_is_made_again_and_the_old_file_goes(tmp_path: Path) -
     volumes = _write(tmp_path / "ct")
     first = _build(tmp_path)
     old = first[1]
-    states = {path: path.stat().st_mtime_ns for path in first.path.iterdir()}
+    states = {path: path.stat().st_mtime_ns for path in first.paths[0].parent.iterdir()}
     np.save(tmp_path / "ct" / "v1.npy", volumes[2])
     second = _build(tmp_path)
     _check(second, [volumes[0], volumes[2], volumes[2]])
-    assert second.file(0).stat().st_mtime_ns == states[second.file(0)]
-    assert not first.file(1).exists()
+    assert second.paths[0].stat().st_mtime_ns == states[second.paths[0]]
+    assert not first.paths[1].exists()
     np.testing.assert_array_equal(old.values, volumes[1][volumes[1] > 500])  # its map reads on
-    assert len(list(second.path.glob("*.voxels"))) == 3
+    assert len(list(second.paths[0].parent.glob("*.voxels"))) == 3
 
 
 def test_other_options_make_another_store_beside(tmp_path: Path) -> None:
@@ -116,9 +115,8 @@ def test_other_options_make_another_store_beside(tmp_path: Path) -> None:
             IndexOptions(low_hu=500, resolution=Resolution(4)),
         )
     ]
-    assert len({store.path for store in stores}) == 3
+    assert len({store.paths[0].parent for store in stores}) == 3
     assert stores[2][0].shape == (4, 4, 4)
-    assert _build(tmp_path, options=IndexOptions(low_hu=500, slab_bytes=1)).path == stores[0].path
 
 
 def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
@@ -134,13 +132,9 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     store = _build(tmp_path, on_bad="skip")
     _check(store, volumes)
     assert [Path(path).name for path, _ in store.skipped] == ["a.npy", "z.npy"]
-    report = store.report()
-    assert (report.volumes, report.refused, report.points) == (3, 2, int(store.counts.sum()))
-    assert report.dense_bytes == sum(volume.nbytes for volume in volumes)
-    assert report.sparse_bytes == sum(
-        path.stat().st_size for path in store.path.glob("*.voxels/*.npy")
-    )
-    assert "3 volumes" in str(report)
+    assert store.dense_bytes == sum(volume.nbytes for volume in volumes)
+    assert str(store).startswith(f"3 volumes, {store.counts.sum()} occupied voxels: ")
+    assert str(store).endswith("; 2 refused")
 
 
 def test_a_set_of_bad_volumes_alone_is_refused_even_if_they_are_to_be_skipped(
@@ -167,28 +161,15 @@ def test_a_damaged_file_is_never_read(
     tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     _write(tmp_path / "ct", 1)
-    path = _build(tmp_path).file(0)
+    path = _build(tmp_path).paths[0]
     (path / name).write_bytes(damage((path / name).read_bytes()))
-    for call in (lambda: _build(tmp_path), lambda: SparseStore.open(path.parent)):
-        with pytest.raises(StoreCorruptError, match="delete the folder"):
-            call()
-
-
-def test_a_folder_without_a_store_says_so(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="no store of sparse volumes at"):
-        SparseStore.open(tmp_path)
-
-
-@pytest.mark.parametrize("arguments", [{"processes": 0}, {"on_bad": "ignore"}, {"wait_s": -1}])
-def test_arguments_that_are_not_allowed(tmp_path: Path, arguments: dict[str, object]) -> None:
-    _write(tmp_path / "ct", 1)
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        _build(tmp_path, **arguments)
+    with pytest.raises(StoreCorruptError, match="delete the folder"):
+        _build(tmp_path)
 
 
 def test_many_volumes_need_few_descriptors(tmp_path: Path) -> None:
     _write(tmp_path / "ct", 1)
-    first = _build(tmp_path).file(0)
+    first = _build(tmp_path).paths[0]
     paths = [first.with_name(f"{number}{first.suffix}") for number in range(2 * MAX_OPEN)]
     for path in paths:
         shutil.copytree(first, path, copy_function=os.link)
@@ -203,7 +184,7 @@ def test_a_file_that_is_cut_while_it_is_mapped_is_found(tmp_path: Path) -> None:
     store = _build(tmp_path)
     assert len(store[1]) > 0
     store.check_size()
-    path = store.file(1) / "values.npy"
+    path = store.paths[1] / "values.npy"
     os.truncate(path, path.stat().st_size - 64)
     with pytest.raises(StoreCorruptError, match=r"expected \d+ bytes, found \d+"):
         store.check_size()
@@ -213,10 +194,10 @@ def test_every_byte_is_verified(tmp_path: Path) -> None:
     _write(tmp_path / "ct", 1, labels=True)
     store = _build(tmp_path)
     assert store.find_damages() == []
-    for path in sorted(store.file(0).glob("*.npy")):
+    for path in sorted(store.paths[0].glob("*.npy")):
         content = bytearray(path.read_bytes())
         content[-1] ^= 1
         path.write_bytes(content)
-    lines = SparseStore([store.file(0)]).find_damages()
+    lines = SparseStore([store.paths[0]]).find_damages()
     assert len(lines) == 7
     assert all("expected CRC-32" in line for line in lines)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from lit_data.modules.voxel.scores import CodePerplexity, VoxelScores
+from lit_data.modules.voxel.module import CodePerplexity, VoxelScores
 
 
 def test_scores_of_two_volumes() -> None:

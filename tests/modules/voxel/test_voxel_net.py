@@ -5,8 +5,7 @@ from torch import Tensor
 from lit_data.errors import ConfigError
 from lit_data.modules import PointVoxelNet, VectorQuantiser
 from lit_data.modules.voxel.blocks import read_between
-from lit_data.modules.voxel.decoding import CellVoxels, Decoding, compare, reconstruct
-from lit_data.modules.voxel.net import Field
+from lit_data.modules.voxel.net import CellVoxels, Decoding, Field, compare, reconstruct
 from lit_data.modules.voxel.points import Points, read_points
 from lit_data.types import Batch
 

@@ -3,8 +3,7 @@ import torch
 
 from lit_data.errors import ConfigError
 from lit_data.modules import QueryCounts
-from lit_data.modules.voxel.points import Points, read_points
-from lit_data.modules.voxel.queries import Queries, draw_queries
+from lit_data.modules.voxel.points import Points, Queries, draw_queries, read_points
 from lit_data.types import Batch
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

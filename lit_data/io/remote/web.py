@@ -3,29 +3,29 @@
 import os
 from collections.abc import Mapping, Sequence
 from email.utils import parsedate_to_datetime
+from functools import partial
 from html.parser import HTMLParser
 from typing import Any, Final
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError
-from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile
+from lit_data.errors import DataError
+from lit_data.io.remote.connection import MAX_LIST_BYTES, Connection, RemoteFile, call_each
 from lit_data.io.remote.faults import UnreachableError
-from lit_data.io.remote.manifest import SUMS_NAME, parse_list
-from lit_data.io.remote.runner import call_each
-from lit_data.io.remote.scope import Scope, find_fault
+from lit_data.io.remote.scope import SUMS_NAME, Scope, find_fault, parse_list
 
 
 class _Links(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.targets: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Keep the link of an anchor."""
-        if tag == "a":
-            self.found += [value for name, value in attrs if name == "href" and value]
+        target = dict(attrs).get("href") if tag == "a" else None
+        if target:
+            self.targets.append(target)
 
 
 def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
@@ -45,7 +45,7 @@ def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
     parser.feed(page)
     here = urlsplit(url)
     files, folders = dict[str, None](), dict[str, None]()  # sets that keep the order
-    for link in parser.found:
+    for link in parser.targets:
         try:
             there = urlsplit(urljoin(url, link.strip()))
         except ValueError:
@@ -60,7 +60,7 @@ def read_index(page: str, url: str) -> tuple[list[str], list[str]]:
 
 
 def join_url(root: str, name: str) -> str:
-    """The address of a file below a folder, escaped."""
+    """Return the address of a file below a folder, escaped."""
     return f"{root}/{quote(os.fsencode(name))}"
 
 
@@ -73,16 +73,10 @@ class WebConnection(Connection):
     """A folder of a web server."""
 
     @override
-    def choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
+    def _choose_settings(self, conf: dict[str, Any]) -> dict[str, Any]:
         import aiohttp
 
-        s3_settings = [
-            name for name in ("endpoint_url", "region", "anon") if getattr(self.options, name)
-        ]
-        if s3_settings:
-            raise ConfigError(
-                f"remote.{s3_settings[0]} is for S3, and data.root is {self.address.scheme}://..."
-            )
+        self._refuse_s3_options()
         client = dict(conf.get("client_kwargs") or {})
         # Files as they are stored: servers announce .nii.gz as compressed transfer, which clients
         # would undo.
@@ -102,25 +96,22 @@ class WebConnection(Connection):
         sums = await self._read_list()
         if sums is None:
             sums = dict.fromkeys(await self._read_pages())
-        names = [name for name in sums if scope.wants(name)]
-        # For `check_names`: no such address is asked for.
-        bad = [name for name in names if find_fault(name)]
-        good = [name for name in names if not find_fault(name)]
-        remote_files = await call_each(
-            lambda name: self._look(name, sums), good, self.options.connections
-        )
-        return [*remote_files, *(RemoteFile(name, 0, "", 0) for name in bad)]
+        files, good_names = [], []
+        for name in filter(scope.wants, sums):
+            if find_fault(name):
+                # It is left to `check_names`: no such address is asked for.
+                files.append(RemoteFile(name, 0, "", 0))
+            else:
+                good_names.append(name)
+        look = partial(self._look, sums)
+        return files + await call_each(look, good_names, self.options.connections)
 
     @override
-    def place(self, name: str) -> str:
+    def full_path(self, name: str) -> str:
         return join_url(self.address.url, name)
 
-    @override
-    async def read(self, name: str) -> bytes:
-        return (await self._ask(self.place(name), name))[0]
-
     async def _read_list(self) -> Mapping[str, str | None] | None:
-        """The list of files that lies in the folder, if there is one."""
+        """Return the list of files that lies in the folder, None without one."""
         name = self.options.file_list or SUMS_NAME
         try:
             return parse_list(await self.read(name), self.address.name(name))
@@ -132,29 +123,30 @@ class WebConnection(Connection):
             return None
 
     async def _read_pages(self) -> list[str]:
-        """The names of all files, from the page of the folder and of each one below it."""
+        """Return the names of all files, from the page of the folder and of each one below it."""
         names: list[str] = []
-        level, pages = [""], 0
+        level = [""]  # folders of one depth, with a slash at their ends
+        pages = 0
         for _ in range(_DEEPEST):
             pages += len(level)
             if not level:
                 return names
             if pages > _MOST_PAGES:
                 break
-            below: list[str] = []
             contents = await call_each(self._read_page, level, self.options.connections)
+            next_level: list[str] = []
             for folder, (files, folders) in zip(level, contents, strict=True):
                 names += [folder + name for name in files]
-                below += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
-            level = below
+                next_level += [f"{folder}{name}/" for name in folders if not name.startswith(".")]
+            level = next_level
         raise DataError(
             f"{self.address}: its index pages have no end (more than {_DEEPEST} levels or "
             f"{_MOST_PAGES} pages)"
         )
 
     async def _read_page(self, folder: str) -> tuple[list[str], list[str]]:
-        url = self.place(folder) if folder else f"{self.address.url}/"
-        page, kind, final_url = await self._ask(url, folder)
+        url = self.full_path(folder) if folder else f"{self.address.url}/"
+        page, kind, final_url = await self.insist(lambda: self._get(url), folder)
         if "html" not in kind:
             raise DataError(
                 f"{self.address.name(folder)}: no index page but {kind or 'something'}; let the "
@@ -167,45 +159,42 @@ class WebConnection(Connection):
             )
         return read_index(page.decode("utf-8", "replace"), final_url)
 
-    async def _ask(self, url: str, name: str) -> tuple[bytes, str, str]:
-        answer: tuple[bytes, str, str] = await self.insist(lambda: self._get(url), name)
-        return answer
-
     async def _get(self, url: str) -> tuple[bytes, str, str]:
         session = await self._fs.set_session()
         async with session.get(self._fs.encode_url(url)) as response:
             response.raise_for_status()
-            page = await response.content.read(MAX_LIST_BYTES)
-            while more := await response.content.read(MAX_LIST_BYTES):
-                page += more
+            page = bytearray()
+            async for chunk in response.content.iter_any():
+                page += chunk
                 if len(page) > MAX_LIST_BYTES:
                     raise DataError(
                         f"{self.address}: an index page of more than {MAX_LIST_BYTES} bytes"
                     )
-            return page, response.headers.get("Content-Type", ""), str(response.url)
+            return bytes(page), response.headers.get("Content-Type", ""), str(response.url)
 
-    async def _look(self, name: str, sums: Mapping[str, str | None]) -> RemoteFile:
-        headers = await self.insist(lambda: self._head(self.place(name)), name)
+    async def _look(self, sums: Mapping[str, str | None], name: str) -> RemoteFile:
+        """Ask for size and version of a file."""
+        headers = await self.insist(lambda: self._head(self.full_path(name)), name)
         if not headers.get("Content-Length", "").isdigit():
             raise DataError(
                 f"{self.address.name(name)}: the server states no size (Content-Length)"
             )
-        sha256, changed = sums[name], headers.get("Last-Modified", "")
-        version = sha256 or headers.get("ETag", "") or changed
-        return RemoteFile(
-            name, int(headers["Content-Length"]), version, _read_seconds(changed), sha256=sha256
-        )
+        size_bytes = int(headers["Content-Length"])
+        changed = headers.get("Last-Modified", "")
+        version = sums[name] or headers.get("ETag", "") or changed
+        return RemoteFile(name, size_bytes, version, _read_seconds(changed), sha256=sums[name])
 
     async def _head(self, url: str) -> Mapping[str, str]:
+        """Return the headers of a file; some servers send them with its content only."""
         session = await self._fs.set_session()
-        for method in (session.head, session.get):
-            async with method(self._fs.encode_url(url), allow_redirects=True) as response:
-                if response.status in _NO_HEAD and method == session.head:
-                    continue
+        address = self._fs.encode_url(url)
+        async with session.head(address, allow_redirects=True) as response:
+            if response.status not in _NO_HEAD:
                 response.raise_for_status()
-                headers: Mapping[str, str] = response.headers
-                return headers
-        raise AssertionError("the second answer is returned or raised")
+                return response.headers  # type: ignore[no-any-return]
+        async with session.get(address) as response:
+            response.raise_for_status()
+            return response.headers  # type: ignore[no-any-return]
 
 
 def _read_seconds(text: str) -> int:

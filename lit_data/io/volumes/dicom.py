@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError, show_path
 from lit_data.io.source import check_regular, naming
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.streams import import_medical
-from lit_data.io.volumes.volume import FileVolume, Spacing, Triple
+from lit_data.io.volumes.volume import FileVolume, Spacing, Triple, import_medical
 from lit_data.types import Array
 
 GAP_TOLERANCE: Final = 0.02
@@ -40,6 +39,7 @@ class _Slice:
 
     @property
     def normal(self) -> NDArray[np.float64]:
+        # Direction cosines of a row and of a column of pixels.
         along_row, along_column = np.array(self.orientation).reshape(2, 3)
         return np.cross(along_row, along_column)
 
@@ -120,6 +120,7 @@ class _SeriesReader:
     """Slices in Hounsfield units, since each file has a slope and an intercept of its own."""
 
     def __init__(self, slices: Sequence[_Slice], dtype: "np.dtype[Any]") -> None:
+        # Slopes differ between slices of PET, for example, so each is scaled by itself.
         self._slices, self.dtype = slices, dtype
         self.shape: Triple = (len(slices), *slices[0].size)
 
@@ -146,6 +147,7 @@ def _describe(path: str) -> _Slice:
         missing = [name for name in needed if head.get(name) is None]
         if missing:
             raise DataError(f"without {', '.join(missing)}; such a file is no slice of a volume")
+        # Distance of rows comes first.
         row_mm, column_mm = map(float, head.PixelSpacing)
         orientation = head.get("ImageOrientationPatient") or (1, 0, 0, 0, 1, 0)
         origin_mm = head.get("ImagePositionPatient") or (np.nan, np.nan, np.nan)

@@ -1,11 +1,11 @@
-"""Volumes in NumPy's files: ``.npy`` by memory map, ``.npz`` unpacked slab by slab."""
+"""Volumes in single files: ``.npy`` by memory map, ``.npz`` and NIfTI read slab by slab."""
 
 import mmap
 import os
 import shutil
 import tempfile
 import zipfile
-from typing import IO, Literal
+from typing import IO, Any, Final, Literal
 
 import numpy as np
 
@@ -19,8 +19,15 @@ from lit_data.io.images.npz import (
 )
 from lit_data.io.source import check_regular, naming, open_source
 from lit_data.io.volumes.hounsfield import StoredScale
-from lit_data.io.volumes.streams import StreamSlices, check_unpacked
-from lit_data.io.volumes.volume import FileVolume, SliceReader, Spacing, Triple
+from lit_data.io.volumes.volume import (
+    FileVolume,
+    SliceReader,
+    Spacing,
+    StreamSlices,
+    Triple,
+    check_unpacked,
+    import_medical,
+)
 from lit_data.types import Array
 
 MAX_MEMBER_BYTES = 2**36
@@ -45,7 +52,7 @@ def open_npy(path: str, nan_fill: float | None) -> FileVolume:
         return FileVolume(path, slices, StoredScale(header.dtype), nan_fill=nan_fill)
 
 
-def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
+def open_npz(path: str, nan_fill: float | None) -> FileVolume:
     """Open an array of an ``.npz`` archive as a volume (z, y, x).
 
     A member ``spacing_mm`` [3] is its spacing. An array in Fortran order is unpacked into a
@@ -53,22 +60,22 @@ def open_npz(path: str, key: str | None, nan_fill: float | None) -> FileVolume:
 
     Args:
         path: The archive.
-        key: Name of the array; None takes the only one of three axes.
         nan_fill: See ``FileVolume``.
 
     Raises:
-        DataError: damaged, no such array, or several to choose from.
+        DataError: damaged, no array of three axes, or several.
     """
     check_regular(path)
+    # It stays open as long as slices are read from it.
     archive = zipfile.ZipFile(path)
     try:
         headers = read_directory(archive)
-        member = archive.getinfo(f"{_choose(headers, key)}.npy")
+        member = archive.getinfo(f"{_choose(headers)}.npy")
         header = headers[member.filename[:-4]]
         slices = _open_member(archive, member, header)
         scale = StoredScale(header.dtype)
         return FileVolume(
-            path, slices, scale, spacing_mm=_read_spacing(archive, headers), nan_fill=nan_fill
+            path, slices, scale, spacing_mm=_read_npz_spacing(archive, headers), nan_fill=nan_fill
         )
     except BaseException:
         archive.close()
@@ -116,6 +123,7 @@ class MappedSlices:
         """Read slices ``begin`` to ``end``: [n, y, x], a view; the pages before are given back."""
         if begin and not self._is_fortran and hasattr(mmap, "MADV_DONTNEED"):
             done_bytes = self._offset + begin * self._array[0].nbytes
+            # A volume is read forward, so pages behind are not needed again.
             self._map.madvise(mmap.MADV_DONTNEED, 0, done_bytes // mmap.PAGESIZE * mmap.PAGESIZE)
         return self._array[begin:end]
 
@@ -145,21 +153,18 @@ def _open_member(
         return MappedSlices(unpacked.fileno(), header, offset, is_fortran=True)
 
 
-def _choose(headers: dict[str, NpyHeader], key: str | None) -> str:
-    if key is not None:
-        if key not in headers:
-            raise DataError(f"no array {key!r}; it holds {', '.join(headers)}")
-        return key
+def _choose(headers: dict[str, NpyHeader]) -> str:
+    """Return the name of the only array of three axes."""
     volumes = [name for name, header in headers.items() if len(header.shape) == 3]
     if len(volumes) != 1:
         raise DataError(
             f"{len(volumes)} arrays of three axes out of {', '.join(headers)}; "
-            "name one with npz_key="
+            "save one volume in a file"
         )
     return volumes[0]
 
 
-def _read_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -> Spacing:
+def _read_npz_spacing(archive: zipfile.ZipFile, headers: dict[str, NpyHeader]) -> Spacing:
     if SPACING_NAME not in headers:
         return 1.0, 1.0, 1.0
     if headers[SPACING_NAME].shape != (3,):
@@ -182,3 +187,115 @@ def _is_fortran(stream: IO[bytes]) -> bool:
     with NPY_LOCK:
         _, is_fortran, _ = read_header(stream, max_header_size=MAX_HEADER_BYTES)
     return bool(is_fortran)
+
+
+_MM: Final = {"unknown": 1.0, "mm": 1.0, "meter": 1000.0, "micron": 0.001}
+_SIZES: Final = {348: "Nifti1Header", 540: "Nifti2Header"}
+_MAX_OFFSET: Final = 2**26
+"""Extensions of a header lie before the voxels; larger ones are not skipped."""
+
+
+def open_nifti(path: str, nan_fill: float | None) -> FileVolume:
+    """Open a ``.nii`` or ``.nii.gz`` file as a volume (z, y, x) in the order of its voxels.
+
+    Scale fields that are NaN, infinite or 0 mean what the standard says: stored numbers are the
+    values.
+
+    Args:
+        path: The file.
+        nan_fill: See ``FileVolume``.
+
+    Raises:
+        DataError: not NIfTI, cut short, of more than three axes, or of a dtype that holds no
+            Hounsfield units.
+    """
+    check_regular(path)
+    opener = import_medical("nibabel").openers.Opener(path, "rb", keep_open=True)
+    try:
+        header = _read_header(opener)
+        shape = _read_shape(header)
+        scale = StoredScale(header.get_data_dtype(), *_read_scale(header))
+        offset = _read_offset(opener, header)
+        reader = StreamSlices(opener, offset, shape, scale.stored, opener.close)
+        volume = FileVolume(
+            path,
+            reader,
+            scale,
+            spacing_mm=_read_spacing(header),
+            affine=_read_affine(header),
+            nan_fill=nan_fill,
+        )
+        _check_length(path, offset + int(np.prod(shape, dtype=object)) * scale.stored.itemsize)
+        return volume
+    except BaseException:
+        opener.close()
+        raise
+
+
+def _read_header(stream: Any) -> Any:  # noqa: ANN401 - nibabel has no types
+    # A header begins with its own size, in the byte order of the file.
+    start = stream.read(4)
+    size = int.from_bytes(start, "little")
+    if size not in _SIZES:
+        size = int.from_bytes(start, "big")
+    if size not in _SIZES:
+        raise DataError(f"not a NIfTI file, starts with {start!r}")
+    make_header = getattr(import_medical("nibabel"), _SIZES[size])
+    header = make_header(start + stream.read(size - len(start)), check=False)
+    if bytes(header["magic"]).rstrip(b"\0\r\n\x1a")[:3] not in (b"n+1", b"n+2"):
+        raise DataError("a NIfTI header without its voxels; give single .nii or .nii.gz files")
+    return header
+
+
+def _read_shape(header: Any) -> Triple:  # noqa: ANN401
+    stored: list[int] = [int(length) for length in header.get_data_shape()]
+    # Axes that are missing count as one voxel; a fourth one of length 1 is none.
+    x, y, z, *more = [*stored, 1, 1, 1]
+    if not stored or any(length != 1 for length in more):
+        raise DataError(
+            f"shape {tuple(stored)}; a volume has three axes, take one volume out of it"
+        )
+    return z, y, x
+
+
+def _read_scale(header: Any) -> tuple[float, float]:  # noqa: ANN401
+    # Programs that do not scale leave NaN or 0 here.
+    slope, intercept = float(header["scl_slope"]), float(header["scl_inter"])
+    if not np.isfinite(slope) or slope == 0:
+        return 1.0, 0.0
+    return slope, intercept if np.isfinite(intercept) else 0.0
+
+
+def _read_spacing(header: Any) -> Spacing:  # noqa: ANN401
+    unit_mm = _MM[header.get_xyzt_units()[0]]
+    sizes = [float(size) * unit_mm for size in header.get_zooms()]
+    x_mm, y_mm, z_mm = [*sizes, unit_mm, unit_mm][:3]  # a header may have fewer than three axes
+    return z_mm, y_mm, x_mm
+
+
+def _read_affine(header: Any) -> Array:  # noqa: ANN401
+    affine: Array = np.array(header.get_best_affine(), np.float64)
+    affine[:3] *= _MM[header.get_xyzt_units()[0]]
+    return affine
+
+
+def _read_offset(stream: Any, header: Any) -> int:  # noqa: ANN401
+    """Return the byte at which the voxels begin."""
+    offset, least = int(header["vox_offset"]), int(header.single_vox_offset)
+    # 0 stands for right behind the header, if no extensions follow there.
+    if offset == 0 and not any(stream.read(4)[:1]):
+        return least
+    if not least <= offset <= _MAX_OFFSET:
+        raise DataError(
+            f"vox_offset {offset}; voxels of a single file begin at {least} to {_MAX_OFFSET}, "
+            "save it again"
+        )
+    return offset
+
+
+def _check_length(path: str, needed_bytes: int) -> None:
+    found_bytes = os.stat(path).st_size  # noqa: PTH116 - the path is text
+    if not path.lower().endswith(".nii"):
+        check_unpacked(found_bytes, needed_bytes)
+    elif found_bytes < needed_bytes:
+        raise DataError(f"cut short: {needed_bytes} bytes expected, {found_bytes} found")

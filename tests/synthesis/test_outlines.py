@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from lit_data.synthesis.canvas import Canvas, ValueRange
-from lit_data.synthesis.outlines import WOBBLE, blob
+from lit_data.synthesis.families.region import WOBBLE, blob
 from lit_data.synthesis.windows import Surroundings, Windows
 
 

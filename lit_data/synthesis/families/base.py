@@ -212,3 +212,8 @@ def square_window(half_px: NDArray[np.floating]) -> Ints:
     _, exponent = np.frexp(least_px)
     side = np.maximum(16, 1 << exponent.astype(np.int64))
     return np.repeat(side[:, None], 2, axis=1)
+
+
+def band(distance_px: "Tensor", half_width_px: "Tensor") -> "Tensor":
+    """Return the coverage of a band around a line: 1 inside, 0 outside, an edge of one pixel."""
+    return (half_width_px + 0.5 - distance_px.abs()).clamp_(0, 1)

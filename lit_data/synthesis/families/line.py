@@ -16,11 +16,11 @@ from lit_data.synthesis.families.base import (
     Parameters,
     Range,
     Size,
+    band,
     find_extreme,
     spread,
     square_window,
 )
-from lit_data.synthesis.outlines import band
 
 if TYPE_CHECKING:
     from torch import Tensor

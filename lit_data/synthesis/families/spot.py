@@ -20,12 +20,12 @@ from lit_data.synthesis.families.base import (
     Parameters,
     Range,
     Size,
+    band,
     find_extreme,
     load_on,
     spread,
     square_window,
 )
-from lit_data.synthesis.outlines import band
 from lit_data.synthesis.windows import SEARCH_PX
 
 if TYPE_CHECKING:

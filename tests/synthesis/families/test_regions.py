@@ -6,7 +6,7 @@ import cv2
 import numpy as np
 import pytest
 
-from lit_data.synthesis.outlines import load_shapes
+from lit_data.synthesis.families.region import load_shapes
 from tests.synthesis.placing import drawn, move, only, plan_of, scene, with_values
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")

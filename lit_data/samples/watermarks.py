@@ -130,78 +130,85 @@ def draw_page(rng: np.random.Generator, size_px: tuple[int, int]) -> Pixels:
     # What margins and gaps leave, shared by the columns.
     column_px = (width - 2 * margin - (columns - 1) * gap) // columns
     for column in range(columns):
-        _fill_column(
-            ink, rng, (top, margin + column * (column_px + gap)), (height - margin, column_px)
-        )
+        left = margin + column * (column_px + gap)
+        _Column(ink, rng, (top, left), height - margin, column_px).fill()
     return _light(ink, rng)
 
 
-def _fill_column(
-    ink: Pixels, rng: np.random.Generator, corner: tuple[int, int], limits: tuple[int, int]
-) -> None:
-    """Blocks under each other from (y, x) `place` on, to `limits` (last row, width)."""
-    (y, x), (bottom, width) = corner, limits
-    size_px = int(rng.integers(9, 15))
-    # Blocks follow each other until no three lines fit.
-    while y < bottom - 3 * size_px:
-        kind = rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))
-        if kind == 0:
-            y = _write_paragraph(ink, rng, (y, x), (bottom, width), size_px)
-        elif kind == 1:
-            y += _write_line(ink, rng, (y, x), width, size_px + 5, words=3)
-        elif kind == 2:
-            y = _draw_table(ink, rng, (y, x), (bottom, width), size_px)
-        else:
-            y = _draw_picture(ink, rng, (y, x), (bottom, width))
-        y += size_px
+class _Column:
+    """Column of a page, filled with blocks from the top.
 
+    Args:
+        ink: [H, W] the page, written.
+        rng: Source of what is drawn.
+        corner: (y, x) px of its first pixel.
+        bottom: Row behind its last one.
+        width_px: Columns of pixels.
+    """
 
-def _write_paragraph(
-    ink: Pixels,
-    rng: np.random.Generator,
-    corner: tuple[int, int],
-    limits: tuple[int, int],
-    size_px: int,
-) -> int:
-    (y, x), (bottom, width) = corner, limits
-    for _ in range(int(rng.integers(3, 9))):
-        if y + size_px > bottom:
-            break
-        y += _write_line(ink, rng, (y, x), width, size_px)
-    return y
+    def __init__(
+        self,
+        ink: Pixels,
+        rng: np.random.Generator,
+        corner: tuple[int, int],
+        bottom: int,
+        width_px: int,
+    ) -> None:
+        self.ink = ink
+        self.rng = rng
+        self.y, self.left = corner
+        self.bottom = bottom
+        self.width_px = width_px
+        self.size_px = int(rng.integers(9, 15))
 
+    def fill(self) -> None:
+        """Write blocks under each other until no three lines fit."""
+        while self.y < self.bottom - 3 * self.size_px:
+            kind = self.rng.choice(4, p=(0.7, 0.1, 0.1, 0.1))
+            if kind == 0:
+                self._write_paragraph()
+            elif kind == 1:
+                self._write_line(self.size_px + 5, words=3)
+            elif kind == 2:
+                self._draw_table()
+            else:
+                self._draw_picture()
+            self.y += self.size_px
 
-def _draw_table(
-    ink: Pixels,
-    rng: np.random.Generator,
-    corner: tuple[int, int],
-    limits: tuple[int, int],
-    size_px: int,
-) -> int:
-    (y, x), (bottom, width) = corner, limits
-    cells, pitch_px = int(rng.integers(2, 5)), size_px + 6
-    rows = min(int(rng.integers(3, 8)), (bottom - y) // pitch_px)
-    for row in range(rows):
-        ink[y + row * pitch_px, x : x + width] = 60
-        for cell in range(cells):
-            left = x + cell * width // cells
-            _write_line(
-                ink, rng, (y + row * pitch_px + 2, left + 3), width // cells - 6, size_px, words=1
-            )
-    # The lower edge and the lines between cells, within the page.
-    ink[min(y + rows * pitch_px, len(ink) - 1), x : x + width] = 60
-    for cell in range(cells + 1):
-        ink[y : y + rows * pitch_px, min(x + cell * width // cells, x + width - 1)] = 60
-    return y + rows * pitch_px
+    def _write_line(self, size_px: int, words: int = 30) -> None:
+        corner = self.y, self.left
+        self.y += _write_line(self.ink, self.rng, corner, self.width_px, size_px, words=words)
 
+    def _write_paragraph(self) -> None:
+        for _ in range(int(self.rng.integers(3, 9))):
+            if self.y + self.size_px > self.bottom:
+                break
+            self._write_line(self.size_px)
 
-def _draw_picture(
-    ink: Pixels, rng: np.random.Generator, corner: tuple[int, int], limits: tuple[int, int]
-) -> int:
-    (y, x), (bottom, width) = corner, limits
-    height = min(int(width * rng.uniform(0.3, 0.7)), bottom - y)
-    ink[y : y + height, x : x + width] = draw_texture(rng, (height, width))
-    return y + height
+    def _draw_table(self) -> None:
+        """Draw rows of cells with a word each, and the lines between them."""
+        ink, left, right = self.ink, self.left, self.left + self.width_px
+        cells, pitch_px = int(self.rng.integers(2, 5)), self.size_px + 6
+        rows = min(int(self.rng.integers(3, 8)), (self.bottom - self.y) // pitch_px)
+        cell_px = self.width_px // cells - 6
+        for row in range(rows):
+            top = self.y + row * pitch_px
+            ink[top, left:right] = 60
+            for cell in range(cells):
+                corner = top + 2, left + cell * self.width_px // cells + 3
+                _write_line(ink, self.rng, corner, cell_px, self.size_px, words=1)
+        end = self.y + rows * pitch_px
+        # The lower edge and the lines between cells, within the page.
+        ink[min(end, len(ink) - 1), left:right] = 60
+        for cell in range(cells + 1):
+            ink[self.y : end, min(left + cell * self.width_px // cells, right - 1)] = 60
+        self.y = end
+
+    def _draw_picture(self) -> None:
+        height_px = min(int(self.width_px * self.rng.uniform(0.3, 0.7)), self.bottom - self.y)
+        picture = draw_texture(self.rng, (height_px, self.width_px))
+        self.ink[self.y : self.y + height_px, self.left : self.left + self.width_px] = picture
+        self.y += height_px
 
 
 def _write_line(

@@ -127,38 +127,8 @@ def find_inspection_set(
             them are listed.
     """
     paths, excluded = _list_files(folder, patterns, exclude)
-    image_set = _pair_any(folder, paths, excluded, masks)
+    image_set = _Pairing(folder, paths, excluded).pair(masks)
     return replace(image_set, excluded=tuple(excluded))
-
-
-def _pair_any(
-    folder: Path, paths: Sequence[Path], excluded: Sequence[Path], masks: str | None
-) -> InspectionSet:
-    if masks is not None:
-        return _pair_folder(folder, paths, (folder / masks).absolute(), excluded)
-    paths = [path for path in paths if not _lies_in_other_folder(folder, path)]
-    if any(is_anomaly(_parts(folder, path)) for path in paths):
-        return _pair_anomaly(folder, paths, excluded)
-    mask_folders = _find_mask_folders(folder, paths) or find_twin_folders(paths)
-    if mask_folders:
-        return _pair_folders(folder, paths, mask_folders, excluded)
-    return _pair_beside(folder, paths, excluded)
-
-
-def _lies_in_other_folder(folder: Path, path: Path) -> bool:
-    """Return True if a folder on the way to a file says that it holds something else."""
-    return any(map(_OTHER_FOLDERS.fullmatch, _parts(folder, path)[:-1]))
-
-
-def _find_mask_folders(folder: Path, paths: Sequence[Path]) -> set[Path]:
-    """Find the folders whose names say that they hold masks."""
-    mask_folders = set()
-    for path in paths:
-        parts = _parts(folder, path)
-        for depth, part in enumerate(parts[:-1], 1):
-            if MASK_FOLDERS.fullmatch(part):
-                mask_folders.add(folder.joinpath(*parts[:depth]))
-    return mask_folders
 
 
 def leave_out_stray(folder: Path, image_set: InspectionSet) -> InspectionSet:
@@ -257,119 +227,202 @@ def _list_files(
     return [folder / name for name in names], excluded
 
 
-def _pair_anomaly(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
-    """Pair the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
+@dataclass(frozen=True, slots=True)
+class _Pairing:
+    """Pairing of images and masks.
 
-    It lies below the folder, or below one for each product.
+    Args:
+        folder: Of the set.
+        paths: Its files.
+        excluded: Files that were to be left out, whose masks are no fault.
     """
-    mask_files = [path for path in paths if is_anomaly(_parts(folder, path))]
-    images = _without(paths, mask_files)
-    # For an image with a folder of masks that folder, else the mask itself: the files of its mask.
-    parts_of: dict[Path, list[Path]] = {}
-    for path in mask_files:
-        has_folder = is_anomaly(_parts(folder, path)[:-1])
-        parts_of.setdefault(path.parent if has_folder else path, []).append(path)
-    owner_of = {parts[0]: owner for owner, parts in parts_of.items()}
 
-    def key(path: Path) -> tuple[str, ...]:
-        owner = owner_of.get(path, path)
-        parts = _parts(folder, owner)
-        # PRODUCT..., test or ground_truth, KIND, NAME
-        return (*parts[:-3], *parts[-2:-1], plain_stem(owner.stem))
+    folder: Path
+    paths: Sequence[Path]
+    excluded: Sequence[Path]
 
-    test_images = [path for path in images if "train" not in _parts(folder, path)[:-1]]
-    mask_of = _match(test_images, list(owner_of), key, excluded)
-    kinds = []
-    for path in images:
-        name = path.parent.name
-        kinds.append("good" if _GOOD.fullmatch(name) else name)
-    several = {parts[0]: tuple(parts) for owner, parts in parts_of.items() if owner != parts[0]}
-    return InspectionSet(
-        layout="anomaly",
-        images=tuple(images),
-        masks=tuple(mask_of.get(path) for path in images),
-        kinds=tuple(kinds),
-        where="in ground_truth",
-        parts=several,
-    )
+    def parts(self, path: Path) -> tuple[str, ...]:
+        """Return names of the folders on the way to a file, and its own; none where it lies elsewhere."""
+        name = name_below(self.folder, path)
+        return () if name is None else tuple(name.split("/"))
 
+    def pair(self, masks: str | None) -> InspectionSet:
+        """Pair in the layout that the files are in, or with the masks of a folder."""
+        if masks is not None:
+            return self._pair_folder((self.folder / masks).absolute())
+        # Files in folders that say the same again are neither images nor masks.
+        paths = [path for path in self.paths if not self._lies_in_other_folder(path)]
+        pairing = replace(self, paths=paths)
+        if any(is_anomaly(self.parts(path)) for path in paths):
+            return pairing._pair_anomaly()
+        mask_folders = pairing._find_mask_folders() or find_twin_folders(paths)
+        if mask_folders:
+            beginnings = tuple(
+                f"{mask_folder}/" for mask_folder in mask_folders
+            )  # none is the root
+            mask_files = [path for path in paths if str(path).startswith(beginnings)]
+            return pairing._pair(_without(paths, mask_files), mask_files, min(mask_folders))
+        return pairing._pair_beside()
 
-def _pair_folder(
-    folder: Path, paths: Sequence[Path], masks: Path, excluded: Sequence[Path]
-) -> InspectionSet:
-    if not masks.is_dir():
-        raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
-    mask_files = [path for path in paths if path.absolute().is_relative_to(masks)]
-    images = _without(paths, mask_files)
-    if not mask_files:  # the folder lies elsewhere
-        mask_files = _list_files(masks, ("**/*",))[0]
-    return _pair(folder, images, mask_files, masks, excluded)
+    def _lies_in_other_folder(self, path: Path) -> bool:
+        return any(map(_OTHER_FOLDERS.fullmatch, self.parts(path)[:-1]))
 
+    def _find_mask_folders(self) -> set[Path]:
+        """Find the folders whose names say that they hold masks."""
+        mask_folders = set()
+        for path in self.paths:
+            parts = self.parts(path)
+            for depth, part in enumerate(parts[:-1], 1):
+                if MASK_FOLDERS.fullmatch(part):
+                    mask_folders.add(self.folder.joinpath(*parts[:depth]))
+        return mask_folders
 
-def _pair_folders(
-    folder: Path, paths: Sequence[Path], mask_folders: set[Path], excluded: Sequence[Path]
-) -> InspectionSet:
-    beginnings = tuple(f"{mask_folder}/" for mask_folder in mask_folders)  # none is the root
-    masks = [path for path in paths if str(path).startswith(beginnings)]
-    return _pair(folder, _without(paths, masks), masks, min(mask_folders), excluded)
+    def _pair_anomaly(self) -> InspectionSet:
+        """Pair the layout ``train/good``, ``test/KIND`` and ``ground_truth/KIND``.
 
+        It lies below the folder, or below one for each product.
+        """
+        mask_files = [path for path in self.paths if is_anomaly(self.parts(path))]
+        images = _without(self.paths, mask_files)
+        # For an image with a folder of masks that folder, else the mask itself: its mask files.
+        parts_of: dict[Path, list[Path]] = {}
+        for path in mask_files:
+            has_folder = is_anomaly(self.parts(path)[:-1])
+            parts_of.setdefault(path.parent if has_folder else path, []).append(path)
+        owner_of = {parts[0]: owner for owner, parts in parts_of.items()}
 
-def _pair(
-    folder: Path,
-    images: Sequence[Path],
-    masks: Sequence[Path],
-    where: Path,
-    excluded: Sequence[Path],
-) -> InspectionSet:
-    """Pair masks of folders: by the stem where stems are unique, else by the folders too."""
-    if not images:
-        raise DataError(
-            f"{show_path(folder)}: no images but the masks in {show_path(where)}; check data.root"
+        def key(path: Path) -> tuple[str, ...]:
+            owner = owner_of.get(path, path)
+            parts = self.parts(owner)
+            # PRODUCT..., test or ground_truth, KIND, NAME
+            return (*parts[:-3], *parts[-2:-1], plain_stem(owner.stem))
+
+        test_images = [path for path in images if "train" not in self.parts(path)[:-1]]
+        mask_of = self._match(test_images, list(owner_of), key)
+        kinds = []
+        for path in images:
+            name = path.parent.name
+            kinds.append("good" if _GOOD.fullmatch(name) else name)
+        several = {parts[0]: tuple(parts) for owner, parts in parts_of.items() if owner != parts[0]}
+        return InspectionSet(
+            layout="anomaly",
+            images=tuple(images),
+            masks=tuple(mask_of.get(path) for path in images),
+            kinds=tuple(kinds),
+            where="in ground_truth",
+            parts=several,
         )
-    stems = Counter(plain_stem(path.stem) for path in images)
-    # Numbers often begin anew in each folder: folders then tell images apart.
-    is_unique = max(stems.values()) == 1
 
-    def key(path: Path) -> tuple[str, ...]:
-        if is_unique:
-            return (plain_stem(path.stem),)
-        parts = []
-        for part in _parts(folder, path)[:-1]:
-            if not MASK_FOLDERS.fullmatch(part) and not _IMAGE_FOLDERS.fullmatch(part):
-                parts.append(part)
-        return (*parts, plain_stem(path.stem))
+    def _pair_folder(self, masks: Path) -> InspectionSet:
+        if not masks.is_dir():
+            raise DataError(f"{show_path(masks)}: no such folder of masks; check data.masks")
+        mask_files = [path for path in self.paths if path.absolute().is_relative_to(masks)]
+        images = _without(self.paths, mask_files)
+        if not mask_files:  # the folder lies elsewhere
+            mask_files = _list_files(masks, ("**/*",))[0]
+        return self._pair(images, mask_files, masks)
 
-    mask_of = _match(images, masks, key, excluded)
-    name = where.relative_to(folder).as_posix() if where.is_relative_to(folder) else str(where)
-    return _make(folder, "folder", images, mask_of, f"in {name}")
+    def _pair(self, images: Sequence[Path], masks: Sequence[Path], where: Path) -> InspectionSet:
+        """Pair masks of folders: by the stem where stems are unique, else by the folders too."""
+        if not images:
+            raise DataError(
+                f"{show_path(self.folder)}: no images but the masks in {show_path(where)}; "
+                "check data.root"
+            )
+        stems = Counter(plain_stem(path.stem) for path in images)
+        # Numbers often begin anew in each folder: folders then tell images apart.
+        is_unique = max(stems.values()) == 1
 
+        def key(path: Path) -> tuple[str, ...]:
+            if is_unique:
+                return (plain_stem(path.stem),)
+            parts = []
+            for part in self.parts(path)[:-1]:
+                if not MASK_FOLDERS.fullmatch(part) and not _IMAGE_FOLDERS.fullmatch(part):
+                    parts.append(part)
+            return (*parts, plain_stem(path.stem))
 
-def _pair_beside(folder: Path, paths: Sequence[Path], excluded: Sequence[Path]) -> InspectionSet:
-    """Pair masks in the folders of their images: by an ending of the name, or by another type."""
-    marked = [path for path in paths if _ENDING.search(path.stem)]
-    unmarked = _without(paths, marked)
-    files_of: dict[tuple[Path, str], list[Path]] = {}
-    for path in unmarked:
-        files_of.setdefault((path.parent, path.stem), []).append(path)
-    masks = list(marked)
-    for files in files_of.values():
-        # Of two files with one name, the one of the type that loses nothing is the mask.
-        if len(files) == 2 and _rank(files[0]) != _rank(files[1]):
-            masks.append(min(files, key=_rank))
-    images = _without(unmarked, masks)
-    if not masks or not images:
-        return _make(folder, "none", list(paths), {}, "")
+        name = name_below(self.folder, where) or str(where)
+        return self._make("folder", images, self._match(images, masks, key), f"in {name}")
 
-    def key(path: Path) -> tuple[str, ...]:
-        return (str(path.parent), plain_stem(path.stem))
+    def _pair_beside(self) -> InspectionSet:
+        """Pair masks in the folders of their images: by an ending of the name, or another type."""
+        endings = set()
+        marked = []
+        for path in self.paths:
+            match = _ENDING.search(path.stem)
+            if match:
+                endings.add(match[0].lower())
+                marked.append(path)
+        unmarked = _without(self.paths, marked)
+        files_of: dict[tuple[Path, str], list[Path]] = {}
+        for path in unmarked:
+            files_of.setdefault((path.parent, path.stem), []).append(path)
+        masks = list(marked)
+        for files in files_of.values():
+            # Of two files with one name, the one of the type that loses nothing is the mask.
+            if len(files) == 2 and _rank(files[0]) != _rank(files[1]):
+                masks.append(min(files, key=_rank))
+        images = _without(unmarked, masks)
+        if not masks or not images:
+            return self._make("none", self.paths, {}, "")
 
-    endings = set()
-    for path in marked:
-        match = _ENDING.search(path.stem)
-        if match:
-            endings.add(match[0].lower())
-    where = f"beside them ({', '.join(sorted(endings)) or 'of another type'})"
-    return _make(folder, "beside", images, _match(images, masks, key, excluded), where)
+        def key(path: Path) -> tuple[str, ...]:
+            return (str(path.parent), plain_stem(path.stem))
+
+        where = f"beside them ({', '.join(sorted(endings)) or 'of another type'})"
+        return self._make("beside", images, self._match(images, masks, key), where)
+
+    def _match(
+        self,
+        images: Sequence[Path],
+        masks: Sequence[Path],
+        key: Callable[[Path], tuple[str, ...]],
+    ) -> dict[Path, Path]:
+        """Return the mask of each image that has one, by their keys; pass over those of excluded images.
+
+        Raises:
+            DataError: A mask has no image or not one alone, or an image has several masks: all are
+                listed.
+        """
+        problems = Problems()
+        images_of: dict[tuple[str, ...], list[Path]] = {}
+        mask_of: dict[Path, Path] = {}
+        for path in images:
+            images_of.setdefault(key(path), []).append(path)
+        # A mask of an excluded image is no fault.
+        excluded_keys = {key(path) for path in self.excluded} - set(images_of)
+        for mask in masks:
+            mask_key = key(mask)
+            if mask_key in excluded_keys:
+                continue
+            owners = images_of.get(mask_key, [])
+            if not owners:
+                problems.add(mask, "a mask without an image of its name")
+            elif len(owners) > 1:
+                names = ", ".join(path.name for path in owners[:3])
+                problems.add(mask, f"{len(owners)} images have its name: {names}")
+            elif owners[0] in mask_of:
+                image, first_mask = show_path(owners[0]), show_path(mask_of[owners[0]])
+                problems.add(mask, f"a second mask of {image}, beside {first_mask}")
+            else:
+                mask_of[owners[0]] = mask
+        problems.raise_if_any(
+            f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images"
+        )
+        return mask_of
+
+    def _make(
+        self, layout: Layout, images: Sequence[Path], mask_of: dict[Path, Path], where: str
+    ) -> InspectionSet:
+        kinds = [_kind_of(self.parts(path)[:-1]) for path in images]
+        return InspectionSet(
+            layout=layout,
+            images=tuple(images),
+            masks=tuple(map(mask_of.get, images)),
+            kinds=tuple(kinds),
+            where=where,
+        )
 
 
 def _without(paths: Sequence[Path], others: Sequence[Path]) -> list[Path]:
@@ -383,46 +436,6 @@ def _rank(path: Path) -> int:
     return _LOSSLESS.index(extension) if extension in _LOSSLESS else len(_LOSSLESS)
 
 
-def _match(
-    images: Sequence[Path],
-    masks: Sequence[Path],
-    key: Callable[[Path], tuple[str, ...]],
-    excluded: Sequence[Path],
-) -> dict[Path, Path]:
-    """Return the mask of each image that has one, by their keys; pass over those of excluded images.
-
-    Raises:
-        DataError: A mask has no image or not one alone, or an image has several masks: all are
-            listed.
-    """
-    problems = Problems()
-    images_of: dict[tuple[str, ...], list[Path]] = {}
-    mask_of: dict[Path, Path] = {}
-    for path in images:
-        images_of.setdefault(key(path), []).append(path)
-    # A mask of an excluded image is no fault.
-    excluded_keys = {key(path) for path in excluded} - set(images_of)
-    for mask in masks:
-        mask_key = key(mask)
-        if mask_key in excluded_keys:
-            continue
-        owners = images_of.get(mask_key, [])
-        if not owners:
-            problems.add(mask, "a mask without an image of its name")
-        elif len(owners) > 1:
-            names = ", ".join(path.name for path in owners[:3])
-            problems.add(mask, f"{len(owners)} images have its name: {names}")
-        elif owners[0] in mask_of:
-            image, first_mask = show_path(owners[0]), show_path(mask_of[owners[0]])
-            problems.add(mask, f"a second mask of {image}, beside {first_mask}")
-        else:
-            mask_of[owners[0]] = mask
-    problems.raise_if_any(
-        f"{len(problems)} of {len(masks)} masks do not fit the {len(images)} images"
-    )
-    return mask_of
-
-
 def plain_stem(stem: str) -> str:
     """Return a stem without an ending that says mask, in small letters, a number without leading zeros."""
     stem = _ENDING.sub("", stem).casefold()
@@ -431,31 +444,12 @@ def plain_stem(stem: str) -> str:
     return stem.lstrip("0") or "0"
 
 
-def _make(
-    folder: Path, layout: Layout, images: Sequence[Path], mask_of: dict[Path, Path], where: str
-) -> InspectionSet:
-    kinds = [_kind_of(_parts(folder, path)[:-1]) for path in images]
-    return InspectionSet(
-        layout=layout,
-        images=tuple(images),
-        masks=tuple(map(mask_of.get, images)),
-        kinds=tuple(kinds),
-        where=where,
-    )
-
-
 def split_of(name: str) -> str | None:
     """Return the split that the first such folder of a path is named after, if any."""
     for part in name.split("/")[:-1]:
         if part in _SPLIT_NAMES:
             return _SPLIT_NAMES[part]
     return None
-
-
-def _parts(folder: Path, path: Path) -> tuple[str, ...]:
-    """Return names of the folders on the way to a file, and its own; none where it lies elsewhere."""
-    name = name_below(folder, path)
-    return () if name is None else tuple(name.split("/"))
 
 
 def _kind_of(folders: Sequence[str]) -> str:

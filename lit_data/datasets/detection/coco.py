@@ -240,6 +240,7 @@ def _find_headings(categories: Sequence[Any], annotations: Sequence[Any]) -> fro
 
 def _merge_categories(files: Sequence[CocoFile]) -> dict[int, str]:
     """Return the name of each category but of those that are headings in all files."""
+    # A category that any file marks with is a class in all of them.
     headings = frozenset.intersection(*(file.headings for file in files))
     merged: dict[int, str] = {}
     for file in files:
@@ -281,6 +282,7 @@ def _add_boxes(
     collector: BoxCollector, file: CocoFile, numbers: Mapping[int, int], ids: Mapping[int, int]
 ) -> int:
     """Add all boxes of a file but those of crowds, and count these."""
+    # Crowds cover several objects: a detector would be taught one large box.
     crowds = 0
     known = {entry["id"] for entry in file.images}
     for index, entry in enumerate(file.annotations):

@@ -22,9 +22,8 @@ AnyPath = str | os.PathLike[str]
 MAX_OUTSIDE: Final = 0.01
 """Share of a box's width or height that may lie beyond the image; it is cut off."""
 
-_ROUNDING: Final = (
-    2e-6  # what six decimals of centre and size can be off by, in shares of the image
-)
+_ROUNDING: Final = 2e-6
+"""Error of six decimals of centre and size, in fractions of the image."""
 _SPLIT_WORD: Final = re.compile(r"(?<![a-z])(train|val|test)(?:id|idation|ing)?\d*(?![a-z])")
 _SMALLEST: Final = 1e-9  # far below a pixel, and still above 0 as float32
 _LARGEST: Final = 1e9  # also refuses NaN, infinity and whole numbers that no float holds
@@ -56,6 +55,7 @@ class LabelTable:
             )
         if self.ends.dtype != np.int64 or self.ends.ndim != 1:
             raise ConfigError(f"ends must be int64 [I], found {self.ends.dtype} {self.ends.shape}")
+        # Ends that fall would give an image a negative number of boxes.
         counts = np.diff(self.ends, prepend=0)
         total = int(self.ends[-1]) if self.ends.size else 0
         if (counts < 0).any() or total != len(self.boxes):
@@ -71,11 +71,11 @@ class LabelTable:
             raise ConfigError("boxes must be shares from 0 to 1 with a width and a height above 0")
 
     def __len__(self) -> int:
-        """Images."""
+        """Return the number of images."""
         return len(self.ends)
 
     def of(self, image: int) -> NDArray[np.float32]:
-        """The boxes of one image.
+        """Return the boxes of one image.
 
         Returns:
             [n, 5], a view; n is 0 for an image without boxes.
@@ -85,7 +85,8 @@ class LabelTable:
         """
         if not 0 <= image < len(self.ends):
             raise IndexError(f"image {image} of {len(self.ends)}")
-        return self.boxes[int(self.ends[image - 1]) if image else 0 : int(self.ends[image])]
+        start = int(self.ends[image - 1]) if image else 0
+        return self.boxes[start : int(self.ends[image])]
 
 
 def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
@@ -101,7 +102,10 @@ def check_classes(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def find_split(text: str) -> str | None:
-    """The split that a file or folder is named after (``valid``, ``train2017``, ``instances_val``), if any."""
+    """Return the split that a file or folder is named after, if any.
+
+    Such names are ``valid``, ``train2017`` and ``instances_val``.
+    """
     words = {match[1] for match in _SPLIT_WORD.finditer(text.lower())}
     return words.pop() if len(words) == 1 else None
 
@@ -152,13 +156,13 @@ class BoxCollector:
     def __init__(self, form: BoxForm, sizes_px: NDArray[np.int64], *, on_bad: OnBad) -> None:
         if on_bad not in ("error", "skip"):
             raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
-        self.problems, self.bad = Problems(), Problems()
-        self._form, self._sizes_px, self._on_bad = (
-            form,
-            np.asarray(sizes_px, np.int64).reshape(-1, 2),
-            on_bad,
-        )
+        self.problems = Problems()
+        self.bad = Problems()
+        self._form = form
+        self._sizes_px = np.asarray(sizes_px, np.int64).reshape(-1, 2)
+        self._on_bad = on_bad
         self._paths: list[AnyPath] = []
+        # Of each box: image, file, place in the file, class, and its four numbers.
         self._rows: list[tuple[float, ...]] = []
 
     def start_file(self, path: AnyPath) -> None:
@@ -186,9 +190,8 @@ class BoxCollector:
         """
         rows = self._check_units(np.array(self._rows, np.float64).reshape(-1, 8))
         images = rows[:, 0].astype(np.int64)
-        corners = self._form.to_corners(
-            rows[:, 4:], self._sizes_px[images, ::-1].astype(np.float64)
-        )
+        sizes_px = self._sizes_px[images, ::-1].astype(np.float64)  # (width, height)
+        corners = self._form.to_corners(rows[:, 4:], sizes_px)
         good, clipped = self._check_places(rows, corners)
         self._raise_or_report()
         rows, images, corners = rows[good], images[good], corners[good].clip(0, 1)
@@ -199,9 +202,11 @@ class BoxCollector:
                 "cut off there",
                 clipped,
             )
-        centers, sides = (corners[:, :2] + corners[:, 2:]) / 2, corners[:, 2:] - corners[:, :2]
+        centres = (corners[:, :2] + corners[:, 2:]) / 2
+        sides = corners[:, 2:] - corners[:, :2]
+        # Image after image, and in each in the order of its file.
         order = np.argsort(images, kind="stable")
-        boxes = np.hstack([rows[:, 3:4], centers, sides])[order].astype(np.float32)
+        boxes = np.hstack([rows[:, 3:4], centres, sides])[order].astype(np.float32)
         ends = np.cumsum(np.bincount(images, minlength=len(self._sizes_px)), dtype=np.int64)
         return LabelTable(tuple(classes), boxes, ends)
 
@@ -210,16 +215,16 @@ class BoxCollector:
         mistaken = self._form.is_mistaken(rows[:, 4:])
         right, wrong = self._form.units
         proper = np.flatnonzero(~mistaken)
-        beside = (
-            f"; {self._describe(rows[proper[0]], whole=True)} is in {right}" if proper.size else ""
-        )
+        beside = ""
+        if proper.size:
+            beside = f"; {self._describe(rows[proper[0]], whole=True)} is in {right}"
         bad = rows[mistaken]
         for first in np.unique(bad[:, 1], return_index=True)[1]:
             count = int((bad[:, 1] == bad[first, 1]).sum())
             self.problems.add(
                 self._paths[int(bad[first, 1])],
-                f"{self._describe(bad[first])} is in {wrong}, with {count - 1} more of this file{beside}; "
-                f"{self._form.name} holds {right}: convert all boxes to that",
+                f"{self._describe(bad[first])} is in {wrong}, with {count - 1} more of this file"
+                f"{beside}; {self._form.name} holds {right}: convert all boxes to that",
             )
         return rows[~mistaken]
 
@@ -229,21 +234,18 @@ class BoxCollector:
         empty = ~(sides > _SMALLEST).all(1)
         for row in rows[empty]:
             self._note(row, "has no area (zero or negative width or height)")
+        # How far each side lies beyond the image, the left or the right one: one of them is 0.
         beyond = (-corners[:, :2]).clip(min=0) + (corners[:, 2:] - 1).clip(min=0)
         # Programs that crop and turn images leave boxes a fraction of a pixel beyond the edge.
         pixel = 1 / self._sizes_px[rows[:, 0].astype(np.int64), ::-1]
         allowed = np.maximum(MAX_OUTSIDE * sides, np.minimum(pixel, sides / 2)) + 1e-9
         outside = ~empty & (beyond > allowed).any(1)
-        for row, part in zip(
-            rows[outside], (beyond[outside] / sides[outside]).max(1, initial=0), strict=True
-        ):
+        fractions = (beyond[outside] / sides[outside]).max(1, initial=0)
+        for row, fraction in zip(rows[outside], fractions, strict=True):
             height, width = self._sizes_px[int(row[0])]
-            how = "lies outside" if part >= 1 else f"lies by {100 * part:.3g} % outside"
-            self._note(
-                row,
-                f"{how} its image of {height} x {width} pixels (height x width); 1 %, or one "
-                "pixel, is allowed",
-            )
+            how = "lies outside" if fraction >= 1 else f"lies by {100 * fraction:.3g} % outside"
+            image = f"its image of {height} x {width} pixels (height x width)"
+            self._note(row, f"{how} {image}; 1 %, or one pixel, is allowed")
         good = ~empty & ~outside
         return good, int((good & (beyond > _ROUNDING).any(1)).sum())
 
@@ -266,17 +268,13 @@ class BoxCollector:
         self.bad.warn_if_any(log, f"{len(self.bad)} bad boxes are left out")
 
     def _note(self, row: Floats, message: str) -> None:
-        hint = (
-            "; correct it, or set data.on_bad=skip to leave such boxes out"
-            if self._on_bad == "error"
-            else ""
-        )
+        hint = ""
+        if self._on_bad == "error":
+            hint = "; correct it, or set data.on_bad=skip to leave such boxes out"
         self.bad.add(self._paths[int(row[1])], f"{self._describe(row)} {message}{hint}")
 
     def _describe(self, row: Floats, *, whole: bool = False) -> str:
-        text = f"{self._form.place.format(int(row[2]))}: box {_show(row[4:].tolist())}"
+        """Return the place and the numbers of a box, on request with its file."""
+        numbers = ", ".join(f"{value:.6g}" for value in row[4:].tolist())
+        text = f"{self._form.place.format(int(row[2]))}: box ({numbers})"
         return f"{escape(os.fspath(self._paths[int(row[1])]))}, {text}" if whole else text
-
-
-def _show(box: Sequence[float]) -> str:
-    return f"({', '.join(f'{value:.6g}' for value in box)})"

@@ -204,6 +204,7 @@ def _find_labelled(index: NameIndex, name: str, parents: Sequence[str]) -> int:
     Of images of one name, that of the label file's split is meant.
     """
     parts = name.split("/")
+    # The innermost folder of labels: those above it may have such names too.
     last = max(index for index, part in enumerate(parts[:-1]) if part in parents)
     try:
         return index.find("/".join([*parts[:last], "images", *parts[last + 1 :]]))

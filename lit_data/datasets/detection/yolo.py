@@ -269,6 +269,7 @@ def _read_names(names: object, count: object) -> tuple[str, ...]:
 
     Values that are no text are never shown, since aliases of YAML can make these huge.
     """
+    # Names by number, as Ultralytics writes them.
     if isinstance(names, dict):
         if set(names) != set(range(len(names))):
             raise DataError(f"names must have the keys 0 to {len(names) - 1}, one for each class")

@@ -395,8 +395,10 @@ def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ..
         return None, ()
     # One whole number for family and window, so that one sort is enough.
     key = (family << 2 * _SIDE_BITS) | (windows_px[:, 0] << _SIDE_BITS) | windows_px[:, 1]
-    is_sorted = (key == key[0]).all()
-    order = np.arange(len(key)) if is_sorted else np.argsort(key, kind="stable")
+    if (key == key[0]).all():  # as with spots alone
+        height, width = windows_px[0].tolist()
+        return None, (Group(int(family[0]), height, width, 0, len(family)),)
+    order = np.argsort(key, kind="stable")
     stops = [*(np.flatnonzero(np.diff(key[order])) + 1).tolist(), len(family)]
     starts = [0, *stops[:-1]]
     groups = []
@@ -404,7 +406,7 @@ def _group(family: Ints, windows_px: Ints) -> tuple[Ints | None, tuple[Group, ..
         first = order[start]
         height, width = windows_px[first].tolist()
         groups.append(Group(int(family[first]), height, width, start, stop))
-    return None if is_sorted else order, tuple(groups)
+    return order, tuple(groups)
 
 
 def _choose_channels(is_true: NDArray[np.bool_], draws: Floats, channels: int) -> NDArray[np.bool_]:

@@ -3,7 +3,17 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.augment import ColourJitter, ExternalTransform, Geometry, Layers, Photometry, Pipeline
+from lit_data.augment import (
+    ColourJitter,
+    ExternalTransform,
+    Geometry,
+    Layers,
+    Photometry,
+    Pipeline,
+    StripeAugment,
+    as_augmentation,
+    stage_augmentations,
+)
 from lit_data.errors import ConfigError
 
 
@@ -44,3 +54,73 @@ def test_two_of_a_kind_would_draw_the_same_numbers(kind: type) -> None:
 def test_a_step_must_be_an_augmentation() -> None:
     with pytest.raises(ConfigError, match="3 is not an augmentation"):
         Pipeline([3])  # type: ignore[list-item]
+
+
+def test_what_becomes_an_augmentation() -> None:
+    stripe, flip = StripeAugment(), ka.RandomHorizontalFlip()
+    assert as_augmentation(None) is None
+    assert as_augmentation(stripe) is stripe
+    foreign = as_augmentation(flip)
+    assert isinstance(foreign, ExternalTransform)
+    assert flip in foreign.module.modules()
+    with pytest.raises(ConfigError, match="'stripe' is not an augmentation: give one of lit_data"):
+        as_augmentation("stripe")
+
+
+def test_one_augmentation_is_for_training() -> None:
+    stripe = StripeAugment()
+    assert stage_augmentations(stripe) == {"train": stripe}
+    assert stage_augmentations(None) == {}
+
+
+def test_each_stage_may_have_its_own() -> None:
+    stripe, crop = StripeAugment(), Geometry(crop_px=8)
+    assert stage_augmentations({"train": stripe, "val": crop, "test": None}) == {
+        "train": stripe,
+        "val": crop,
+    }
+
+
+@pytest.mark.parametrize(
+    ("stage", "match"),
+    [
+        (
+            "trian",
+            r"augment has no stage 'trian': choose of train, val, test, predict\. Did you mean 'train'\?",
+        ),
+        ("predicts", r"Did you mean 'predict'\?"),
+        (7, r"augment has no stage 7: choose of train, val, test, predict\.$"),
+    ],
+)
+def test_unknown_stages(stage: object, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        stage_augmentations({stage: StripeAugment()})
+
+
+IMAGES = torch.zeros(2, 3, 4, 5)
+
+
+def test_layers_hold_what_fits() -> None:
+    layers = Layers(IMAGES, torch.zeros(2, 7, 4, 5, dtype=torch.uint8), torch.zeros(0, 6))
+    assert layers.size_px == (4, 5)
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        (
+            {"images": IMAGES.double()},
+            r"images are \[2, 3, 4, 5\] float64: they must be \[B, C, H, W\] float32",
+        ),
+        ({"images": IMAGES[0]}, r"images are \[3, 4, 5\] float32"),
+        (
+            {"masks": torch.zeros(2, 1, 5, 4)},
+            r"masks are \[2, 1, 5, 4\] float32 beside images \[2, 3, 4, 5\]",
+        ),
+        ({"masks": torch.zeros(1, 1, 4, 5)}, r"must be \[B, K, H, W\]"),
+        ({"boxes": torch.zeros(3, 5)}, r"boxes are \[3, 5\] float32: they must be \[N, 6\]"),
+    ],
+)
+def test_what_does_not_fit_is_refused(given: dict[str, torch.Tensor], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Layers(**({"images": IMAGES} | given))

@@ -60,10 +60,6 @@ def test_crowds_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptu
     assert caplog.messages == ["1 boxes of crowds (iscrowd) are left out"]
 
 
-def test_row_56_images_without_annotations_are_valid(tmp_path: Path) -> None:
-    assert read(tmp_path, []).of(1)[:, 1:].shape == (0, 4)
-
-
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
@@ -100,13 +96,6 @@ def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> No
     message = r"annotations\[1\]: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
     with pytest.raises(DataError, match=message):
         read(tmp_path, [box([0, 0, 9, 9]), box([0.1, 0.1, 0.5, 0.5])])
-
-
-def test_row_55_duplicates_are_kept_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert len(read(tmp_path, [box([0, 0, 9, 9])] * 2).boxes) == 2
-    assert "1 boxes are duplicates" in caplog.text
 
 
 def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None:

@@ -83,13 +83,6 @@ def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> No
         read(tmp_path, item((1, 1, 9, 9)) + item((0.1, 0.1, 0.5, 0.5)))
 
 
-def test_row_55_duplicates_are_kept_and_counted(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    assert len(read(tmp_path, item((1, 1, 9, 9)) * 3).boxes) == 3
-    assert "2 boxes are duplicates" in caplog.text
-
-
 @pytest.mark.parametrize(
     ("size", "message"),
     [

@@ -84,6 +84,7 @@ class Pipeline(Augmentation):
         self.steps = nn.ModuleList(step for step in augmentations if step is not None)
         for step in self._each():
             self.crop_px = step.crop_px or self.crop_px  # the last crop is what comes out
+        # Numbers travel by their keys, so each kind of step can be in a pipeline once.
         for key, times in Counter(self.draw_keys).items():
             if times > 1:
                 raise ConfigError(f"two steps of the pipeline draw {key!r}: join them into one")
@@ -117,6 +118,7 @@ class Pipeline(Augmentation):
     def transform(self, layers: Layers, draws: Mapping[str, Tensor]) -> Layers:
         """Run the steps."""
         for step in self._each():
+            # On a CPU bytes stay bytes up to the first step that needs floats.
             if not step.takes_bytes:
                 layers = layers.in_floats()
             layers = step.transform(layers, draws)
@@ -281,6 +283,7 @@ def detection_augment(
         min_box_px=min_box_px,
         min_box_visible=min_box_visible,
     )
+    # As in ultralytics: samples are blended after they were moved, and before their colours.
     blend = MixUp(probability=mixup, alpha=mixup_alpha)
     return Pipeline([geometry, blend, ColourJitter(hue=hue, saturation=saturation, value=value)])
 

@@ -176,6 +176,7 @@ def _open_folder(root: Path, exclude: Sequence[str], allow_outside: bool, on_bad
         for pattern in _SIDE_FILES:
             for path in root.glob(pattern):
                 check_inside(path, root)
+    # Without a data.yaml: no names, no lists.
     yaml = DataYaml((), ".", {})
     if (root / "data.yaml").is_file():
         yaml = read_data_yaml(root / "data.yaml")
@@ -213,6 +214,7 @@ def _find_labels(
         )
     if wanted == "none":
         return _Labels("none", (), {})
+    # A named COCO file leaves no choice of the format.
     is_open = wanted == "auto" and annotations is None
     formats: tuple[LabelFormat, ...] = ("yolo", "coco", "voc") if is_open else (wanted,)
     for label_format in formats:
@@ -310,6 +312,7 @@ def _list_members(
     numbers = set(range(len(folder.names)))
     if coco:
         numbers &= {number for file in coco for number in file.match(folder.index)[0].values()}
+    # Images that no list names are left out; by fractions all are taken.
     if fixed is not None:
         numbers &= {number for part in fixed.values() for number in part}
     if not numbers:
@@ -393,6 +396,7 @@ def _number_splits(
         fractions = DEFAULT_SHARES if splits == "auto" else splits
         parts = split_images([names[number] for number in members], fractions, seed=seed)
         return {split: part.tolist() for split, part in parts.items()}
+    # Numbers without the images that are left out.
     new_numbers = {number: index for index, number in enumerate(members)}
     numbered: dict[str, list[int]] = {}
     for split in SPLITS:

@@ -44,6 +44,7 @@ def _build(name: str, spec: Any) -> Family:  # noqa: ANN401 - options or a famil
         return spec
     if name not in FAMILIES:
         raise ConfigError(f"families.{name} is unknown: choose from {', '.join(FAMILIES)}")
+    # Names first: the message of a wrong kind would not list them.
     options = [field.name for field in fields(FAMILIES[name])]
     if not isinstance(spec, Mapping) or not spec.keys() <= set(options):
         raise ConfigError(f"families.{name}={spec!r}: its options are {', '.join(options)}")

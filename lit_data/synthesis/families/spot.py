@@ -209,6 +209,7 @@ class Nick(Family):
         radius = parameters["radius_px"].view(-1, 1) + 1
         compass_y = radius * constant(_COMPASS_Y, radius.device)
         compass_x = radius * constant(_COMPASS_X, radius.device)
+        # Places around the disc, half of which lie on either side of the edge.
         y = (windows.nearest_y + edge_y)[:, None] + compass_y
         x = (windows.nearest_x + edge_x)[:, None] + compass_x
         around = windows.canvas.read_channels(windows.row, y.round_().long(), x.round_().long())
@@ -271,6 +272,7 @@ class Relief(Family):
         along, across = windows.turned(p["angle"])
         along = along / p["sigma_px"]
         across = across / p["sigma_across_px"]
+        # The light in the axes of the bump, whose slope towards it is what brightens.
         turn = p["light"] - p["angle"]
         towards = along * turn.cos() + across * turn.sin()
         slope = towards * (0.5 - (along.square() + across.square()) / 2).exp_()

@@ -19,7 +19,9 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import scale_size
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.mosaic import MosaicSpec
+from lit_data.testing import QUIET
 from lit_data.types import Batch
+from tests.reading import first, opened
 
 SAMPLES = {"count": 20, "size_px": [64, 80]}
 
@@ -47,16 +49,7 @@ def _data(cache: str, *, setup: bool = True, **options: Any) -> DetectionDataMod
         "mosaic": MosaicSpec(close_epochs=1),
     } | options
     data = DetectionDataModule(given.pop("root", None), cache_dir=cache, loader=loader, **given)
-    if setup:
-        data.prepare_data()
-        data.setup("fit")
-    return data
-
-
-def _first(
-    data: DetectionDataModule, stage: Any = "train", count: int = 4, epoch: int = 0
-) -> Batch:
-    return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
+    return opened(data) if setup else data
 
 
 def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
@@ -69,7 +62,7 @@ def _assert_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> None:
 
 def test_a_batch_is_what_the_table_says(cache: str) -> None:
     data = _data(cache)
-    batch = _first(data)
+    batch = first(data)
     assert batch.keys() == set(data.batch_keys)
     assert batch["image"].shape == (4, 3, 64, 64)
     assert batch["image"].dtype == torch.float32
@@ -92,12 +85,12 @@ def test_evaluation_and_prediction_show_each_image_alone(cache: str) -> None:
     data = _data(cache)
     assert len(data.dataset("predict")) == 20
     assert len(data.dataset("train")) == 14
-    batch = _first(data, "predict", 20)
+    batch = first(data, "predict", 20)
     assert batch["image_index"].tolist() == list(range(20))
     labels = data.files.labels
     assert batch["boxes_count"].tolist() == np.diff(labels.ends, prepend=0).tolist()
     assert batch["boxes"][:, 1].tolist() == labels.boxes[:, 0].tolist()
-    _assert_equal(_first(data, "val", 3, epoch=0), _first(data, "val", 3, epoch=0))
+    _assert_equal(first(data, "val", 3, epoch=0), first(data, "val", 3, epoch=0))
     assert data.describe() == {
         "images": 20,
         "skipped": 0,
@@ -149,7 +142,7 @@ def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
     data = _data(cache, mosaic=MosaicSpec(close_epochs=1), batch_format="yolo")
     _fit(Model(seen.append), data, tmp_path, max_epochs=2)
     (images, targets, paths, shapes), *_, last = seen
-    ours = _first(_data(cache), "train")
+    ours = first(_data(cache), "train")
     assert isinstance(seen[0], tuple)
     assert images.shape == (4, 3, 64, 64)
     assert targets.shape[1] == ours["boxes"].shape[1]
@@ -176,7 +169,7 @@ def test_yolo_trainers_get_their_tuple(cache: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("start", "stop"), [(0, 4), (0, 1), (1, 3), (3, 9)])
 def test_a_piece_of_a_batch_has_the_boxes_of_its_images(cache: str, start: int, stop: int) -> None:
     data = _data(cache, mosaic=None)
-    whole = _first(data, "predict")
+    whole = first(data, "predict")
     piece = data.slice_batch(whole, start, stop)
     alone = data.transform(
         data.make_loader("predict").read(np.arange(start, min(stop, 4)), 0), "predict"
@@ -203,7 +196,7 @@ def test_augmentation_moves_boxes_and_depends_on_the_sample_alone(cache: str) ->
     )
     loader = data.make_loader("train")
     batch = data.transform(loader.read(np.arange(8), 1), "train")
-    assert not torch.equal(batch["image"], _first(plain, count=8, epoch=1)["image"])
+    assert not torch.equal(batch["image"], first(plain, count=8, epoch=1)["image"])
     assert int(batch["boxes_count"].sum()) == len(batch["boxes"])
     for row in (0, 5):
         alone = data.transform(loader.read(np.array([row]), 1), "train")
@@ -238,9 +231,9 @@ def test_device_mosaics_are_those_of_the_workers_where_both_have_the_same_partne
 def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(cache: str) -> None:
     data = _data(cache, mosaic_on="device")
     one, again, later = (
-        _first(data),
-        _first(_data(cache, mosaic_on="device")),
-        _first(data, epoch=1),
+        first(data),
+        first(_data(cache, mosaic_on="device")),
+        first(data, epoch=1),
     )
     _assert_equal(one, again)
     assert not torch.equal(one["image"], later["image"])
@@ -248,7 +241,7 @@ def test_device_mosaics_are_the_same_for_the_same_batch_and_new_in_each_epoch(ca
     alone, read = _data(cache, mosaic=None), data.make_loader("train").read(np.arange(4), 0)
     stored = alone.make_loader("train").read(np.arange(4), 0)
     assert torch.equal(read["image"], stored["image"]), "workers write images alone"
-    _assert_equal(_first(data, "val", 3), _first(alone, "val", 3))
+    _assert_equal(first(data, "val", 3), first(alone, "val", 3))
     with pytest.raises(
         ConfigError, match="mosaic_on='gpu' is unknown: choose one of worker, device"
     ):
@@ -260,7 +253,7 @@ def test_samples_are_blended_behind_device_mosaics_with_the_boxes_of_both(cache:
         _data(cache, mosaic_on="device"),
         _data(cache, mosaic_on="device", augment=MixUp(probability=1.0)),
     )
-    before, after = _first(plain, count=2), _first(data, count=2)
+    before, after = first(plain, count=2), first(data, count=2)
     assert after["boxes_count"].tolist() == [len(before["boxes"])] * 2
     assert (
         after["boxes"][:, 0].tolist()
@@ -321,7 +314,7 @@ def test_samples_are_shown_before_augmentation_where_there_is_one(cache: str) ->
     planned = data.plan_batch(data.make_loader("train").read(np.arange(6), 0), "train")
     before = data.inspect("train").draw(planned)
     assert before is not None
-    _assert_equal(before, _first(plain, count=6))
+    _assert_equal(before, first(plain, count=6))
     assert data.inspect("val").draw(planned) is None
 
 
@@ -345,16 +338,9 @@ class Model(L.LightningModule):
 
 
 def _fit(model: Model, data: DetectionDataModule, folder: Path, **options: Any) -> None:
-    quiet = {
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "accelerator": "cpu",
-    }
-    if "callbacks" not in options:
-        quiet["enable_checkpointing"] = False
     path = options.pop("ckpt_path", None)
-    trainer = L.Trainer(default_root_dir=folder, num_sanity_val_steps=0, **quiet, **options)
+    quiet = {**QUIET, "num_sanity_val_steps": 0, "enable_checkpointing": "callbacks" in options}
+    trainer = L.Trainer(default_root_dir=folder, **quiet, **options)
     trainer.fit(model, datamodule=data, ckpt_path=path, weights_only=True)
     data.teardown("fit")
 
@@ -376,7 +362,7 @@ def test_the_last_epochs_have_no_mosaics_although_the_workers_live_on(
     data.dataset("train")  # before the length of the run is known, as for the pictures of a run
     seen: list[Batch] = []
     _fit(Model(seen.append), data, tmp_path, max_epochs=3)
-    alone = _first(_data(cache, mosaic=None), "predict", 20)["image"]
+    alone = first(_data(cache, mosaic=None), "predict", 20)["image"]
     assert len(seen) == 12
     for batch in seen:
         last = int(batch["epoch"][0]) == 2
@@ -394,7 +380,7 @@ def test_a_run_that_is_all_closing_says_so(
     data = _data(cache, mosaic=MosaicSpec(close_epochs=10))
     _fit(Model(seen.append), data, tmp_path, max_epochs=1)
     assert "no mosaics: the run has 1 epochs, the last 10 without" in caplog.text
-    alone = _first(_data(cache, mosaic=None), "predict", 20)["image"]
+    alone = first(_data(cache, mosaic=None), "predict", 20)["image"]
     assert torch.equal(seen[0]["image"][0], alone[int(seen[0]["index"][0])])
 
 
@@ -462,7 +448,7 @@ def test_damaged_images_are_listed_or_left_out_with_their_boxes(cache: str, tmp_
         "5.png",
     ]
     assert sorted(n for part in data.files.splits.values() for n in part) == [0, 1, 2, 3, 4]
-    batch = _first(data, "predict", 5)
+    batch = first(data, "predict", 5)
     widths = (batch["boxes"][:, 4] * 10).round().int().tolist()
     assert widths == [1, 2, 4, 5, 6]
     assert [str(path) for path in batch["path"]] == list(data.files.images)
@@ -483,7 +469,7 @@ def test_grey_images_are_refused_with_the_way_out(cache: str, tmp_path: Path) ->
     with pytest.raises(DataError, match=r"1 channels of uint8.*gray_to_rgb=true"):
         _data(cache, root=str(root)).dataset("train")
     data = _data(cache, root=str(root), read=ReadOptions(gray_to_rgb=True))
-    assert _first(data, "predict", 6)["image"].shape == (6, 3, 64, 64)
+    assert first(data, "predict", 6)["image"].shape == (6, 3, 64, 64)
 
 
 def test_sources_and_stores_are_checked(cache: str, tmp_path: Path) -> None:
@@ -514,6 +500,6 @@ def test_photographs_of_blood_cells(shared_data: Path, tmp_path: Path) -> None:
         "val": 10,
         "test": 10,
     }
-    batch = _first(data, "train", 40)
+    batch = first(data, "train", 40)
     assert batch["shape"].unique(dim=0).tolist() == [[480, 640]]
     assert batch["boxes"][:, 1].unique().tolist() == [0, 1, 2]

@@ -13,7 +13,9 @@ from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
-from lit_data.types import Batch, HasPoses
+from lit_data.testing import QUIET
+from lit_data.types import HasPoses
+from tests.reading import first, opened, read_all
 
 SAMPLES: dict[str, Any] = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
@@ -34,14 +36,7 @@ def _data(cache_dir: str | Path, *, setup: bool = True, **options: Any) -> GANDa
     )
     given = {"samples": SAMPLES, "image_px": 16} | options
     data = GANDataModule(cache_dir=str(cache_dir), loader=loader, **given)
-    if setup:
-        data.prepare_data()
-        data.setup("fit")
-    return data
-
-
-def _first(data: GANDataModule, stage: Any = "train", count: int = 4, epoch: int = 0) -> Batch:
-    return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
+    return opened(data) if setup else data
 
 
 def _write(
@@ -56,7 +51,7 @@ def _write(
 
 def test_a_batch_of_drawn_objects_is_what_the_table_says(cache: str) -> None:
     data = _data(cache, labels="folders")
-    batch = _first(data, "predict", 24)
+    batch = first(data, "predict", 24)
     assert batch.keys() == set(data.batch_keys)
     assert (batch["image"].shape, batch["image"].dtype) == ((24, 3, 16, 16), torch.float32)
     assert 0 <= batch["image"].min() < batch["image"].max() <= 1
@@ -82,7 +77,7 @@ def test_a_batch_of_drawn_objects_is_what_the_table_says(cache: str) -> None:
 
 def test_each_split_has_whole_objects(cache: str) -> None:
     data = _data(cache, splits={"train": 0.5, "val": 0.5})
-    shown = [set(_first(data, stage, 12)["object"].tolist()) for stage in ("train", "val")]
+    shown = [set(first(data, stage, 12)["object"].tolist()) for stage in ("train", "val")]
     assert [len(each) for each in shown] == [3, 3]
     assert not shown[0] & shown[1]
     with pytest.raises(ConfigError, match="the test split holds no images"):
@@ -94,23 +89,18 @@ def test_each_split_has_whole_objects(cache: str) -> None:
 def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
     augment = Geometry(flip_left_right=True)
     data = _data(cache, augment=augment)
-    expected = _collect(data)
+    expected = read_all(data)
     for loader in (
         {"batch_size": 5},
         {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
     ):
-        found = _collect(_data(cache, augment=augment, loader=loader))
+        found = read_all(_data(cache, augment=augment, loader=loader))
         assert all(torch.equal(found[key], value) for key, value in expected.items())
-
-
-def _collect(data: GANDataModule) -> Batch:
-    parts = [data.transform(batch, "train") for batch in data.make_loader("train")]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def test_augmentation_changes_training_images_alone(cache: str) -> None:
     data, plain = _data(cache, augment=Geometry(flip_left_right=True)), _data(cache)
-    batch, before = _first(data, count=16), _first(plain, count=16)
+    batch, before = first(data, count=16), first(plain, count=16)
     flipped = [
         torch.equal(one, other.flip(-1))
         for one, other in zip(batch["image"], before["image"], strict=True)
@@ -130,7 +120,7 @@ def test_augmentation_changes_training_images_alone(cache: str) -> None:
     whole = plain.inspect("train").whole_values()
     assert whole is not None
     assert (whole[0], whole[1].bounds) == ("uint8", (0, 255))
-    assert torch.equal(_first(data, "val")["image"], _first(plain, "val")["image"])
+    assert torch.equal(first(data, "val")["image"], first(plain, "val")["image"])
 
 
 def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
@@ -142,7 +132,7 @@ def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
         "labels": "views",
     }
     data = _data(cache, views="folders", azimuth_deg=(-90, 90), elevation_deg=(10, 20), **options)
-    batch = _first(data, "val")
+    batch = first(data, "val")
     assert batch["image"].shape == (4, 1, 16, 16)
     assert batch["label"].tolist() == batch["view"].tolist() == [0, 1, 2, 3]
     assert [Path(data.bank.name(int(image))).stem for image in batch["image_index"]] == [
@@ -169,11 +159,11 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
 ) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (48, 48, 3), seed=number)
-    whole = _first(_data(cache, root=str(tmp_path), image_px=48), "predict", 1)["image"]
+    whole = first(_data(cache, root=str(tmp_path), image_px=48), "predict", 1)["image"]
     measured = _data(cache, root=str(tmp_path), views="sheet")
-    assert torch.equal(_first(measured, "predict", 5)["image"][4], whole[0, :, 16:32, 16:32])
+    assert torch.equal(first(measured, "predict", 5)["image"][4], whole[0, :, 16:32, 16:32])
     halves = _data(cache, root=str(tmp_path), views="sheet", tiles=2, image_px=24)
-    assert torch.equal(_first(halves, "predict", 2)["image"][1], whole[0, :, :24, 24:])
+    assert torch.equal(first(halves, "predict", 2)["image"][1], whole[0, :, :24, 24:])
     with pytest.raises(
         DataError, match=r"(?s)0\.png: 2 x 1.5 views of 24 x 32 px.*as many views across as down"
     ):
@@ -189,15 +179,15 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
 def test_small_and_oblong_images_come_to_the_size_of_a_sample(cache: str, tmp_path: Path) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (10, 6), seed=number)
-    native = _first(_data(cache, root=str(tmp_path), image_px=(10, 6)), "predict", 1)["image"][0]
-    kept = _first(_data(cache, root=str(tmp_path), fit="keep", padding="zeros"), "predict", 1)[
+    native = first(_data(cache, root=str(tmp_path), image_px=(10, 6)), "predict", 1)["image"][0]
+    kept = first(_data(cache, root=str(tmp_path), fit="keep", padding="zeros"), "predict", 1)[
         "image"
     ][0]
     assert native.shape == (1, 10, 6)
     assert torch.equal(kept[:, 3:13, 5:11], native)
     assert kept.sum() == pytest.approx(float(native.sum()))
     three = _data(cache, root=str(tmp_path), fit="contain", read=ReadOptions(gray_to_rgb=True))
-    batch = _first(three, "predict", 1)
+    batch = first(three, "predict", 1)
     assert (batch["image"].shape, three.channels) == ((1, 3, 16, 16), 3)
     assert torch.equal(batch["image"][:, 0], batch["image"][:, 2])
     assert "pose" not in batch
@@ -212,7 +202,7 @@ def test_values_become_shares_of_their_range(
         _write(tmp_path / f"{number}.png", (16, 16), seed=number, dtype=np.uint16)
     data = _data(cache, root=str(tmp_path), value_range=value_range)
     expected = np.minimum(np.stack([data.bank[number] for number in range(3)]) / scale, 1)
-    np.testing.assert_allclose(_first(data, "predict", 3)["image"], expected, rtol=1e-6)
+    np.testing.assert_allclose(first(data, "predict", 3)["image"], expected, rtol=1e-6)
 
 
 def test_patches_of_large_images_are_new_in_each_epoch_of_training(
@@ -222,8 +212,8 @@ def test_patches_of_large_images_are_new_in_each_epoch_of_training(
         _write(tmp_path / f"{number}.png", (40, 33), seed=number)
     data = _data(cache, root=str(tmp_path), fit="patches", samples_per_image=5)
     assert [len(data.dataset(stage)) for stage in ("train", "val", "predict")] == [5, 9, 27]  # type: ignore[arg-type]
-    assert not torch.equal(_first(data)["image"], _first(data, epoch=1)["image"])
-    assert torch.equal(_first(data, "val")["image"], _first(data, "val", epoch=1)["image"])
+    assert not torch.equal(first(data)["image"], first(data, epoch=1)["image"])
+    assert torch.equal(first(data, "val")["image"], first(data, "val", epoch=1)["image"])
     with pytest.raises(
         ConfigError, match=r"holds views, and fit=patches cuts them: set data\.views=none"
     ):
@@ -245,7 +235,7 @@ def test_bad_files_are_listed_or_left_out_with_their_object(cache: str, tmp_path
         data.check_sources()
     bad.write_bytes((tmp_path / "A" / "2.png").read_bytes())
     lru = _data(cache, cache="lru", **options)
-    assert torch.equal(_first(lru, "predict", 4)["image"], _first(data, "predict", 4)["image"])
+    assert torch.equal(first(lru, "predict", 4)["image"], first(data, "predict", 4)["image"])
     with pytest.raises(ConfigError, match="only a store can be verified"):
         lru.verify_sources()
 
@@ -275,15 +265,7 @@ def test_a_module_of_ones_own_gets_the_tuple_it_wants(cache: str, tmp_path: Path
         _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"]),
         Model(),
     )
-    options = {
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    trainer = L.Trainer(
-        max_epochs=1, accelerator="cpu", logger=False, default_root_dir=tmp_path, **options
-    )  # type: ignore[arg-type]
-    trainer.fit(model, datamodule=data)
+    L.Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path).fit(model, datamodule=data)
     assert [[tuple(part.shape) for part in batch] for batch in model.seen] == [
         [(4, 3, 16, 16), (4,), (4, 2)]
     ] * 4

@@ -21,6 +21,7 @@ from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from tests.reading import opened, read_all
 
 SIZE = (96, 160)
 
@@ -45,19 +46,7 @@ def _write_set(folder: Path, count: int = 20, *, every: int = 2, grey: bool = Fa
 def _data(tmp_path: Path, **options: Any) -> InspectionDataModule:
     loader = LoaderOptions(batch_size=8, num_workers=0, worker_kind="inline")
     settings = {"cache_dir": str(tmp_path / "cache"), "patch_px": 32, "loader": loader, **options}
-    data = InspectionDataModule(str(tmp_path / "set"), **settings)
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def _read(
-    data: InspectionDataModule, stage: Any = "train", epoch: int = 0
-) -> dict[str, torch.Tensor]:
-    loader = data.make_loader(stage)
-    loader.set_epoch(epoch)
-    batches = [data.transform(dict(batch), stage) for batch in loader]
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    return opened(InspectionDataModule(str(tmp_path / "set"), **settings))
 
 
 def test_excluded_images_go_with_their_masks_and_have_a_store_of_their_own(tmp_path: Path) -> None:
@@ -91,7 +80,7 @@ def test_excluded_images_go_with_their_masks_and_have_a_store_of_their_own(tmp_p
 def test_a_batch_holds_images_masks_and_places(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path)
-    found = _read(data)
+    found = read_all(data)
     assert {len(data.split_images[split]) for split in ("val", "test")} == {3}
     assert found["image"].shape == (14 * 15, 3, 32, 32)
     assert (found["image"].min(), found["image"].max()) == (0, 1)
@@ -108,12 +97,12 @@ def test_the_share_with_a_defect_is_kept_and_evaluation_is_left_alone(tmp_path: 
     _write_set(tmp_path / "set", 40, every=4)
     data = _data(tmp_path, sampling=SamplingOptions(positives=0.5))
     shares = [
-        float(_read(data, epoch=epoch)["mask"].flatten(1).any(1).float().mean())
+        float(read_all(data, epoch=epoch)["mask"].flatten(1).any(1).float().mean())
         for epoch in range(3)
     ]
     assert np.mean(shares) == pytest.approx(0.5, abs=0.04)
     assert len(set(shares)) > 1
-    assert len(_read(data, "val")["index"].unique()) == len(data.dataset("val"))
+    assert len(read_all(data, "val")["index"].unique()) == len(data.dataset("val"))
 
 
 def test_a_sample_depends_on_seed_epoch_and_number_alone(tmp_path: Path) -> None:
@@ -200,7 +189,7 @@ def test_masks_with_grey_edges_name_the_option_that_reads_them(tmp_path: Path) -
     _write_set(tmp_path / "set", grey=True)
     with pytest.raises(DataError, match=r"mask_read\.threshold"):
         _data(tmp_path)
-    assert _read(_data(tmp_path, mask_read=MaskOptions(threshold=128)))[
+    assert read_all(_data(tmp_path, mask_read=MaskOptions(threshold=128)))[
         "mask"
     ].unique().tolist() == [0, 1]
 
@@ -229,7 +218,7 @@ def test_without_masks_prediction_works_and_training_says_what_is_missing(tmp_pa
     _write_set(tmp_path / "set", every=100)
     (tmp_path / "set" / "00_mask.png").unlink()
     data = _data(tmp_path)
-    assert "mask" not in _read(data, "predict")
+    assert "mask" not in read_all(data, "predict")
     with pytest.raises(ConfigError, match=r"no masks were found.*data\.masks"):
         data.dataset("train")
 
@@ -261,7 +250,7 @@ def test_masks_are_drawn_once_from_annotations(
     data = _data(tmp_path)
     assert data.describe()["layout"] == "csv"
     assert data.describe()["images_with_masks"] == 6
-    found = _read(data)
+    found = read_all(data)
     marked = found["mask"].flatten(1).any(1)
     assert found["position"][marked].unique().tolist() == [0]
     drawn = {
@@ -304,7 +293,7 @@ def test_masks_of_class_numbers_need_their_names(tmp_path: Path) -> None:
     ):
         _data(tmp_path, mask_read=MaskOptions(classes=3, ignore=255))
     data = _data(tmp_path, classes=["dent", "spot"], mask_read=MaskOptions(ignore=255))
-    assert _read(data)["mask"].unique().tolist() == [0, 1, 2, 255]
+    assert read_all(data)["mask"].unique().tolist() == [0, 1, 2, 255]
     counts = data.count_classes()
     assert counts.sum(0).tolist() == [20 * 90 * 160 - 15 * 100, 10 * 100, 5 * 100]
     assert (
@@ -319,7 +308,7 @@ def test_each_class_has_its_share(tmp_path: Path) -> None:
     data = _data(
         tmp_path, sampling=SamplingOptions(positives={"dent": 0.2, "spot": 0.6}), **options
     )
-    found = [_read(data, epoch=epoch)["mask"] for epoch in range(3)]
+    found = [read_all(data, epoch=epoch)["mask"] for epoch in range(3)]
     for number, share in ((1, 0.2), (2, 0.6)):
         shown = torch.cat([(masks == number).flatten(1).any(1) for masks in found])
         assert float(shown.float().mean()) == pytest.approx(share, abs=0.06)
@@ -336,7 +325,7 @@ def test_kinds_of_images_can_be_classes(tmp_path: Path) -> None:
             mask = np.zeros(SIZE, np.uint8)
             mask[place : place + 9, :9] = 255
             cv2.imwrite(str(path), mask)
-    found = _read(_data(tmp_path, classes=["spot", "dent"]))
+    found = read_all(_data(tmp_path, classes=["spot", "dent"]))
     rows = found["mask"][:, 0].flatten(1).amax(1)
     assert found["position"][rows == 2][:, 0].unique().tolist() == [0]
     assert found["position"][rows == 1][:, 0].unique().tolist() == [32]
@@ -349,7 +338,7 @@ def test_kinds_of_images_can_be_classes(tmp_path: Path) -> None:
 def test_samples_at_random_places_hold_the_defect_they_were_chosen_for(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path, sampling=SamplingOptions(positives=1.0, random_places=True))
-    first, second = _read(data, epoch=0), _read(data, epoch=1)
+    first, second = read_all(data, epoch=0), read_all(data, epoch=1)
     assert first["mask"].flatten(1).any(1).all()
     assert len(first["position"].unique()) > 6
     assert not torch.equal(first["position"], second["position"])
@@ -360,7 +349,7 @@ def test_samples_at_random_places_hold_the_defect_they_were_chosen_for(tmp_path:
     y, x = first["position"][row].tolist()
     image = data.bank[int(first["image_index"][row])][:, y : y + 32, x : x + 32]
     assert torch.equal((first["image"][row] * 255).round().byte(), torch.from_numpy(image.copy()))
-    assert len(_read(data, "val")["position"][:, 1].unique()) == 5  # the grid
+    assert len(read_all(data, "val")["position"][:, 1].unique()) == 5  # the grid
 
 
 def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_path: Path) -> None:
@@ -370,13 +359,13 @@ def test_blank_patches_are_left_out_of_training_unless_they_show_a_defect(tmp_pa
         image[:, :80] = 90
         cv2.imwrite(str(folder / f"{number:02}.png"), image)
     data = _data(tmp_path, sampling=SamplingOptions(skip_blank=0.01))
-    found = _read(data)
+    found = read_all(data)
     left = found["position"][:, 1] < 48
     assert found["mask"][left].flatten(1).any(1).all()
     assert int(left.sum()) == 7
     assert len(found["position"]) == 14 * 9 + 7
-    assert len(_read(data, "val")["position"]) == 3 * 15
-    half = _read(_data(tmp_path, sampling=SamplingOptions(skip_blank=0.01, positives=0.5)))
+    assert len(read_all(data, "val")["position"]) == 3 * 15
+    half = read_all(_data(tmp_path, sampling=SamplingOptions(skip_blank=0.01, positives=0.5)))
     assert len(half["position"]) == 14 * 9 + 7
     assert half["mask"][half["position"][:, 1] < 48].flatten(1).any(1).all()
     for path in folder.glob("??.png"):
@@ -392,10 +381,10 @@ def test_what_was_found_by_reading_a_set_is_kept(
 ) -> None:
     _write_set(tmp_path / "set")
     options: dict[str, Any] = {"sampling": SamplingOptions(positives=0.5, skip_blank=0.01)}
-    before = _read(_data(tmp_path, **options))
+    before = read_all(_data(tmp_path, **options))
     for name in ("_find_rows", "_find_flat"):
         monkeypatch.delattr(f"lit_data.datasets.inspection.occupancy.{name}")
-    assert torch.equal(_read(_data(tmp_path, **options))["position"], before["position"])
+    assert torch.equal(read_all(_data(tmp_path, **options))["position"], before["position"])
 
 
 def test_images_with_bad_annotations_are_left_out_where_they_are_skipped(tmp_path: Path) -> None:
@@ -531,25 +520,25 @@ def test_defects_are_drawn_on_good_parts_alone_in_every_stage(tmp_path: Path) ->
         )
     data = _data(tmp_path, synthesis=_spots(), read=ReadOptions(gray_to_rgb=True))
     for stage in ("train", "val", "test"):
-        found = _read(data, stage)
+        found = read_all(data, stage)
         assert found["mask"].flatten(1).any(1).float().mean() > 0.8
         assert torch.equal(
             found["image"][:, 0], found["image"][:, 2]
         )  # a grey defect in a grey image
         strength = (found["image"][:, :1] - 104 / 255).abs()
         assert strength[found["mask"] > 0].mean() > 4 * strength[found["mask"] == 0].mean()
-    assert not torch.equal(_read(data, "train", 0)["mask"], _read(data, "train", 1)["mask"])
+    assert not torch.equal(read_all(data, "train", 0)["mask"], read_all(data, "train", 1)["mask"])
     with pytest.raises(ConfigError, match="drawn defects are of no class"):
         _data(tmp_path, synthesis=_spots(), classes=["a"])
 
 
 def test_drawn_defects_join_those_of_masks_in_training_alone(tmp_path: Path) -> None:
     _write_set(tmp_path / "set")
-    plain, drawn = _read(_data(tmp_path)), _read(_data(tmp_path, synthesis=_spots()))
+    plain, drawn = read_all(_data(tmp_path)), read_all(_data(tmp_path, synthesis=_spots()))
     assert (drawn["mask"] >= plain["mask"]).all()
     assert drawn["mask"].sum() > plain["mask"].sum() + 500
     data = _data(tmp_path, synthesis=_spots())
-    assert torch.equal(_read(data, "val")["mask"], _read(_data(tmp_path), "val")["mask"])
+    assert torch.equal(read_all(data, "val")["mask"], read_all(_data(tmp_path), "val")["mask"])
 
 
 def test_defects_are_drawn_all_over_patches_that_are_read_with_a_margin(tmp_path: Path) -> None:
@@ -570,7 +559,7 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
             image[4:14, 4:14] = 180
         cv2.imwrite(str(folder / f"{number:02}.png"), image)
     options: dict[str, Any] = {"near_duplicates": "apart", "sampling": SamplingOptions(paste=1.0)}
-    found = _read(_data(tmp_path, **options))
+    found = read_all(_data(tmp_path, **options))
     assert found["mask"].flatten(1).any(1).all()  # real ones, and in all others one that is pasted
     dark = (found["image"] * 255).round()[:, 0].flatten(1).median(1).values == 60
     pasted = (found["image"] * 255).round()[dark, 0]
@@ -580,11 +569,13 @@ def test_defects_of_other_images_are_pasted_at_their_new_brightness(tmp_path: Pa
     inner = found["mask"][dark, 0] > 0
     assert (pasted[~inner] < 115).all()
     half = (
-        _read(_data(tmp_path, near_duplicates="apart", sampling=SamplingOptions(paste=0.5)))["mask"]
+        read_all(_data(tmp_path, near_duplicates="apart", sampling=SamplingOptions(paste=0.5)))[
+            "mask"
+        ]
         .flatten(1)
         .any(1)
     )
     assert 0.4 < float(half.float().mean()) < 0.7
-    assert not _read(_data(tmp_path, **options), "val")["mask"].flatten(1).any(1).all()
-    again = _read(_data(tmp_path, **options))
+    assert not read_all(_data(tmp_path, **options), "val")["mask"].flatten(1).any(1).all()
+    again = read_all(_data(tmp_path, **options))
     assert torch.equal(again["image"], found["image"])

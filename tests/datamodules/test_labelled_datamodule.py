@@ -11,6 +11,7 @@ import torch
 from lit_data.datamodules import InspectionDataModule, LabelledImageDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
+from tests.reading import opened, read_all
 
 
 def _write(folder: Path, kinds: dict[str, int], size: tuple[int, int] = (40, 60)) -> Path:
@@ -26,27 +27,19 @@ def _write(folder: Path, kinds: dict[str, int], size: tuple[int, int] = (40, 60)
 def _data(tmp_path: Path, **options: Any) -> LabelledImageDataModule:
     loader = LoaderOptions(batch_size=8, num_workers=0, worker_kind="inline")
     settings = {"cache_dir": str(tmp_path / "cache"), "size_px": 32, "loader": loader, **options}
-    data = LabelledImageDataModule(str(tmp_path / "set"), **settings)
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def _read(data: LabelledImageDataModule, stage: Any) -> dict[str, torch.Tensor]:
-    batches = [data.transform(dict(batch), stage) for batch in data.make_loader(stage)]
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    return opened(LabelledImageDataModule(str(tmp_path / "set"), **settings))
 
 
 def test_folders_are_labels_and_images_are_whole(tmp_path: Path) -> None:
     _write(tmp_path / "set", {"dent": 10, "good": 20})
     data = _data(tmp_path, classes=["good", "dent"])
-    found = _read(data, "train")
+    found = read_all(data, "train")
     assert found["image"].shape == (21, 3, 32, 32)
     assert "mask" not in found
     bright = found["image"][:, 0, 16, 3] > 0.2  # good is the second kind
     assert torch.equal(found["label"], torch.where(bright, 0, 1))
     assert data.count_classes("train").sum(0).tolist() == [14, 7]
-    assert "label" not in _read(data, "predict")
+    assert "label" not in read_all(data, "predict")
     assert data.describe()["train_images"] == 21
 
 
@@ -78,7 +71,7 @@ def test_a_table_says_labels_and_its_faults_are_listed_together(tmp_path: Path) 
     shares = {"train": 0.5, "val": 0.5}
     data = _data(tmp_path, classes=["ok", "bad"], splits=shares)
     assert data.count_classes()[:, 0].tolist() == [0, 1, 0, 1, 0, 1]
-    assert len(_read(data, "train")["label"]) == 3
+    assert len(read_all(data, "train")["label"]) == 3
     table.write_text("\n".join(["Image,Label", *rows[:4], "a0.png,ok", "x.png,ok"]))
     with pytest.raises(DataError, match=r"(.*\n){3}.*a5\.png: an image that.*\n4 labels are bad"):
         _data(tmp_path, classes=["ok", "bad"], splits=shares)

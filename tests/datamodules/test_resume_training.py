@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.loading import LoaderOptions
 from lit_data.rng import uniform
+from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 
 LENGTH, EPOCHS = 22, 3
@@ -51,12 +52,6 @@ class Data(BaseDataModule):
     def build_dataset(self, stage: Stage) -> Drawn:
         return Drawn()
 
-    def plan_batch(self, batch: Batch, stage: Stage) -> Batch:
-        return batch
-
-    def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
-        return batch
-
 
 class Model(L.LightningModule):
     """Notes what it is trained on, and stops where it is told to."""
@@ -86,14 +81,7 @@ class Model(L.LightningModule):
 
 
 def _trainer(folder: Path, **options: Any) -> L.Trainer:
-    defaults: dict[str, Any] = {
-        "max_epochs": EPOCHS,
-        "accelerator": "cpu",
-        "logger": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
+    defaults = {**QUIET, "max_epochs": EPOCHS, "num_sanity_val_steps": 0}
     return L.Trainer(default_root_dir=folder, **(defaults | options))
 
 
@@ -125,7 +113,9 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
     }[when]
     saving = ModelCheckpoint(tmp_path / "all", filename="{step}", save_top_k=-1, **options)
     whole = Model()
-    _trainer(tmp_path, callbacks=[saving]).fit(whole, datamodule=_data(resizable=resizable))
+    _trainer(tmp_path, callbacks=[saving], enable_checkpointing=True).fit(
+        whole, datamodule=_data(resizable=resizable)
+    )
     assert Counter(whole.seen) == EVERYTHING
     assert len(whole.validated) == EPOCHS * LENGTH
     paths = sorted((tmp_path / "all").glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
@@ -135,7 +125,7 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
         done = [4, 8, 12, 16, 20, 22]
         seen_before = LENGTH * (steps // 6) + ([0, *done][steps % 6])
         again = Model()
-        _trainer(tmp_path, enable_checkpointing=False).fit(
+        _trainer(tmp_path).fit(
             again, datamodule=_data(resizable=resizable), ckpt_path=path, weights_only=True
         )
         assert whole.seen[:seen_before] + again.seen == whole.seen, f"from step {steps}"
@@ -148,12 +138,12 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
 def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch_size: int) -> None:
     for stop in (1, 5, 6, 7, 11, 12):
         model = Model(stop_before=stop)
-        trainer = _trainer(tmp_path, callbacks=[_SaveAtStop(tmp_path)], enable_checkpointing=False)
+        trainer = _trainer(tmp_path, callbacks=[_SaveAtStop(tmp_path)])
         with pytest.raises(Stop):
             trainer.fit(model, datamodule=_data(resizable=resizable))
         again = Model()
         data = _data(batch_size, resizable=resizable)
-        _trainer(tmp_path, enable_checkpointing=False).fit(
+        _trainer(tmp_path).fit(
             again, datamodule=data, ckpt_path=tmp_path / "stop.ckpt", weights_only=True
         )
         assert Counter(model.seen + again.seen) == EVERYTHING, f"stopped before step {stop}"
@@ -174,7 +164,7 @@ class _SaveAtStop(L.Callback):
 def test_sizes_that_change_inside_epochs_train_everything_and_validate(tmp_path: Path) -> None:
     for kind in ("inline", "thread", "process"):
         model = Model(sizes={0: 2, 3: 9, 4: 1, 9: 5, 12: 22})
-        _trainer(tmp_path, enable_checkpointing=False).fit(
+        _trainer(tmp_path).fit(
             model,
             datamodule=_data(
                 resizable=True, worker_kind=kind, num_workers=2 if kind != "inline" else 0

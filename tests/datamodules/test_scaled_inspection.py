@@ -6,12 +6,12 @@ from typing import Any
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
+from tests.reading import opened, read_all
 
 SIZES = ((90, 60), (40, 120), (1, 50), (64, 64))
 
@@ -34,24 +34,14 @@ def _write_set(folder: Path, count: int = 12) -> Path:
 def _data(tmp_path: Path, **options: Any) -> InspectionDataModule:
     loader = LoaderOptions(batch_size=4, num_workers=0, worker_kind="inline")
     options |= {"cache_dir": str(tmp_path / "cache"), "loader": loader}
-    data = InspectionDataModule(str(tmp_path / "set"), **options)
-    data.prepare_data()
-    data.setup("fit")
-    return data
-
-
-def _read(data: InspectionDataModule, stage: Any) -> dict[str, torch.Tensor]:
-    loader = data.make_loader(stage)
-    loader.set_epoch(0)
-    batches = [data.transform(dict(batch), stage) for batch in loader]
-    return {key: torch.cat([batch[key] for batch in batches]) for key in batches[0]}
+    return opened(InspectionDataModule(str(tmp_path / "set"), **options))
 
 
 @pytest.mark.parametrize("cache", ["store", "none"])
 def test_a_sample_is_a_whole_image_with_its_mask(tmp_path: Path, cache: str) -> None:
     _write_set(tmp_path / "set")
     data = _data(tmp_path, size_px=(32, 48), cache=cache, splits={"train": 1.0})
-    found = _read(data, "train")
+    found = read_all(data, "train")
     assert found["image"].shape == (12, 3, 32, 48)
     assert found["mask"].shape == (12, 1, 32, 48)
     assert sorted(found["index"].tolist()) == list(range(12))
@@ -83,7 +73,7 @@ def test_half_of_the_whole_images_that_train_show_a_defect(tmp_path: Path) -> No
     _write_set(tmp_path / "set", 40)
     sampling = SamplingOptions(positives=0.9, random_places=True)
     data = _data(tmp_path, size_px=32, sampling=sampling, splits={"train": 1.0})
-    assert _read(data, "train")["mask"].flatten(1).any(1).float().mean() > 0.75
+    assert read_all(data, "train")["mask"].flatten(1).any(1).float().mean() > 0.75
 
 
 @pytest.mark.parametrize("options", [{"size_px": 32}, {"scale": 0.5, "patch_px": 16}])

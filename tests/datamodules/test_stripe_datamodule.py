@@ -17,12 +17,13 @@ from lit_data import datamodules
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
 from lit_data.datamodules import FileOptions, StripeDataModule
-from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
+from lit_data.testing import QUIET
 from lit_data.types import Batch, Stage
+from tests.reading import opened
 
 Make = Callable[..., StripeDataModule]
 
@@ -56,9 +57,7 @@ def make(tmp_path: Path) -> Make:
             loader=LoaderOptions(**loader),
             **(defaults | options),
         )
-        datamodule.prepare_data()
-        datamodule.setup("fit")
-        return datamodule
+        return opened(datamodule)
 
     return build
 
@@ -340,18 +339,6 @@ def test_existing_modules_get_their_format(
     assert all(check(model.seen, _batches(datamodule, "train")[0]))
 
 
-@pytest.mark.parametrize(
-    ("batch_format", "message"),
-    [
-        ("list", "batch_format='list' is unknown"),
-        (("image", "masks"), r"unknown keys \['masks'\]: choose from"),
-    ],
-)
-def test_bad_formats(batch_format: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        StripeDataModule(batch_format=batch_format)
-
-
 def test_hooks_run_without_gradient_and_outside_autocast(make: Make) -> None:
     class Recorder(BoringModel):
         def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
@@ -526,22 +513,8 @@ def test_check_reads_the_files_and_not_the_store_that_is_open(make: Make, tmp_pa
         make(cache="none").verify_sources()
 
 
-def test_a_datamodule_without_datasets_is_none() -> None:
-    with pytest.raises(TypeError, match=r"abstract.*build_dataset"):
-        BaseDataModule()  # type: ignore[abstract]
-
-
 def _trainer(**options: Any) -> L.Trainer:
-    defaults: dict[str, Any] = {
-        "accelerator": "cpu",
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-        "num_sanity_val_steps": 0,
-    }
-    return L.Trainer(**(defaults | options))
+    return L.Trainer(**{**QUIET, "max_epochs": 1, "num_sanity_val_steps": 0, **options})
 
 
 @pytest.fixture(autouse=True)
@@ -664,9 +637,10 @@ def test_all_datamodules_take_the_file_options(name: str) -> None:
 
 def test_keywords_become_options() -> None:
     data = StripeDataModule(
-        Path("images"), patterns=["*.png"], remote=None, split_seed=3, cache_dir=Path("cache")
-    )
-    assert data.source.root == "images"
+        Path("images"), masks=Path("masks"), patterns=["*.png"], remote=None, split_seed=3,
+        cache_dir=Path("cache"),
+    )  # fmt: skip
+    assert (data.source.root, data.source.masks) == ("images", "masks")
     assert data.source.patterns == ("*.png",)
     assert data.source.remote == RemoteOptions()
     assert data.source.split_seed == 3

@@ -11,6 +11,7 @@ from lit_data.datamodules import InspectionDataModule
 from lit_data.errors import ConfigError
 from lit_data.loading import LoaderOptions
 from lit_data.types import Array
+from tests.reading import opened
 
 
 def _write(path: Path, *, marked: bool | None = None, seed: int = 0) -> None:
@@ -34,10 +35,7 @@ def _open(tmp_path: Path, stage: str = "fit", **options: Any) -> InspectionDataM
         "train_on": "good",
         **options,
     }
-    data = InspectionDataModule(str(tmp_path / "set"), **settings)
-    data.prepare_data()
-    data.setup(stage)
-    return data
+    return opened(InspectionDataModule(str(tmp_path / "set"), **settings), stage)
 
 
 def _names(data: InspectionDataModule, split: str) -> list[str]:

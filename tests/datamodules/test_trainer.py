@@ -89,14 +89,3 @@ def test_the_tuner_sets_the_batch_size(
     model.seen.clear()
     trainer.fit(model, datamodule=data)
     assert len(model.seen[0][0]) == 6
-
-
-def test_a_root_may_be_a_path(data: StripeDataModule, tmp_path: Path) -> None:
-    data.prepare_data()
-    other = StripeDataModule(
-        data.source.folder, masks=Path("test_masks"), cache_dir=tmp_path, patch_px=64
-    )
-    assert (other.source.root, other.source.masks) == (str(data.source.folder), "test_masks")
-    other.prepare_data()
-    other.setup("test")
-    assert len(other.dataset("test"))

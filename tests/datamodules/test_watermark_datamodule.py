@@ -1,3 +1,4 @@
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
+from lit_data.testing import QUIET
 from lit_data.types import Batch
+from tests.reading import first, opened, read_all
 
 SAMPLES = {"count": 6, "size_px": [128, 96]}
 SPEC: dict[str, Any] = {"text_count": 20, "size_px": (10, 30)}
@@ -44,16 +47,10 @@ def _data(
     data = WatermarkDataModule(
         cache_dir=cache_dir, loader=loader, **(given | {"synthesis": synthesis})
     )
-    if setup:
-        data.prepare_data()
-        data.setup("fit")
-    return data
+    return opened(data) if setup else data
 
 
-def _first(
-    data: WatermarkDataModule, stage: Any = "train", count: int = 8, epoch: int = 0
-) -> Batch:
-    return data.transform(data.make_loader(stage).read(np.arange(count), epoch), stage)
+_first = partial(first, count=8)
 
 
 def test_a_batch_is_what_the_table_says(cache: str) -> None:
@@ -97,21 +94,15 @@ def test_the_alpha_is_where_and_how_much_the_image_changes(cache: str) -> None:
 
 def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
     data = _data(cache)
-    expected = _collect(data, data.make_loader("train"))
+    expected = read_all(data)
     for loader in (
         {"batch_size": 5},
         {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
     ):
-        other = _data(cache, loader=loader)
-        found = _collect(other, other.make_loader("train"))
+        found = read_all(_data(cache, loader=loader))
         assert found.keys() == expected.keys()
         for key, value in expected.items():
             assert torch.equal(found[key], value), key
-
-
-def _collect(data: WatermarkDataModule, loader: Any) -> Batch:
-    parts = [data.transform(batch, "train") for batch in loader]
-    return {key: torch.cat([part[key] for part in parts]) for key in parts[0]}
 
 
 def test_training_changes_with_the_epoch_and_evaluation_never(cache: str) -> None:
@@ -121,14 +112,14 @@ def test_training_changes_with_the_epoch_and_evaluation_never(cache: str) -> Non
     before = [data.transform(batch, "val") for batch in loader]
     loader.set_epoch(4)
     assert not hasattr(loader.sampler, "set_epoch"), "Lightning cannot tell it the epoch"
-    assert torch.equal(before[0]["mask"], _first(data, "val", 4)["mask"])
+    assert torch.equal(before[0]["mask"], first(data, "val", 4)["mask"])
     assert before[0]["mask"].any()
 
 
 def test_prediction_shows_every_image_as_it_is(cache: str) -> None:
     data = _data(cache)
     dataset = data.dataset("predict")
-    batch = _first(data, "predict", len(dataset))
+    batch = first(data, "predict", len(dataset))
     assert "mask" not in batch
     assert set(batch["image_index"].tolist()) == set(range(6))
     places = zip(batch["image_index"].tolist(), batch["position"].tolist(), strict=True)
@@ -168,10 +159,7 @@ def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
         loader={"worker_kind": "thread", "num_workers": 2, "batch_size": 6},
     )
     model = Model()
-    trainer = L.Trainer(
-        max_epochs=3, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, default_root_dir=tmp_path,
-    )  # fmt: skip
+    trainer = L.Trainer(**QUIET, max_epochs=3, default_root_dir=tmp_path)
     trainer.fit(model, datamodule=data)
     assert model.seen["train"] == [32, 32, 48, 48, 96, 96]
     assert set(model.seen["val"]) == {64}
@@ -245,7 +233,7 @@ def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder
     splits = {"train": ["0.png", "1.png"], "val": ["2.png"], "test": ["3.png"]}
     options: dict[str, Any] = {"root": str(folder), "masks": "masks", "splits": splits}
     data = _data(cache, synthesis=None, **options)
-    batch = _first(data, "test", 2)
+    batch = first(data, "test", 2)
     assert torch.equal(
         batch["mask"][0, 0], torch.from_numpy(_mirrored(data.bank[3][0] * 0, (5, 20, 10, 25)))
     )
@@ -320,10 +308,3 @@ def test_options_out_of_range_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         _data(cache, setup=False, **options)
-
-
-def test_without_masks_and_synthesis_there_is_nothing_to_learn(cache: str) -> None:
-    data = _data(cache, synthesis=None)
-    assert len(data.dataset("predict")) == 24
-    with pytest.raises(ConfigError, match="the train split has neither masks nor synthesis"):
-        data.train_dataloader()

@@ -2,7 +2,7 @@
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -107,7 +107,14 @@ class Visuals:
     """Plans and previews of the samples of one stage of a datamodule; this base has none.
 
     Batches are planned ones on the host, see `BaseDataModule.plan_batch`.
+
+    Args:
+        finish_plain: Finishes planned samples without augmenting them; None where nothing is
+            augmented.
     """
+
+    def __init__(self, finish_plain: Callable[[Batch], Batch] | None = None) -> None:
+        self._finish_plain = finish_plain
 
     def annotate(self, batch: Batch) -> tuple[DefectPlan, Annotations] | None:
         """Return the synthetic defects of a batch and their places in finished samples; None without any."""
@@ -119,7 +126,7 @@ class Visuals:
 
     def draw(self, batch: Batch) -> Batch | None:
         """Return finished samples before augmentation; None where nothing is augmented."""
-        return None
+        return self._finish_plain(batch) if self._finish_plain else None
 
     def preview_families(self, batch: Batch) -> list[FamilyPreview]:
         """Draw each family of the synthesis on its own, on the samples of a batch."""

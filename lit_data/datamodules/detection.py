@@ -1,7 +1,7 @@
 """`DetectionDataModule`: images with boxes, for detectors, and what YOLO trainers want to know of a batch."""
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final, Literal, Unpack, cast, get_args
 
@@ -35,21 +35,6 @@ SHAPES_KEY: Final = "shapes"
 """Key of a batch for a YOLO trainer with scale and padding of each image in its sample."""
 
 _YOLO: Final = ("image", "boxes", "path", SHAPES_KEY)
-
-
-class DetectionVisuals(Visuals):
-    """See `Visuals`.
-
-    Args:
-        finish: Finishes planned samples without augmenting them; none where nothing is augmented.
-    """
-
-    def __init__(self, finish: Callable[[Batch], Batch] | None) -> None:
-        self._finish = finish
-
-    @override
-    def draw(self, batch: Batch) -> Batch | None:
-        return self._finish(batch) if self._finish else None
 
 
 class DetectionDataModule(BaseDataModule[DetectionDataset]):
@@ -116,12 +101,11 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         batch_format: BatchFormat = "dict",
         **options: Unpack[ImageKeywords],
     ) -> None:
-        # `yolo` names keys that the base does not know, and is set behind its check.
-        spelled = spell_out(batch_format)
-        super().__init__(
-            loader=loader, batch_format=batch_format if spelled is batch_format else "dict"
-        )
-        self.batch_format = spelled
+        check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
+        is_yolo = batch_format == "yolo"
+        super().__init__(loader=loader, batch_format="dict" if is_yolo else batch_format)
+        if is_yolo:  # it has a key that no other format may name
+            self.batch_format = _YOLO
         self.source: DetectionSource = DetectionSource.of(
             root=root,
             label_format=label_format,
@@ -133,7 +117,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         )
         self.mosaic = mosaic
         self.augment = stage_augmentations(augment)
-        self.workers_draw = check_place(mosaic_on)
+        self.workers_draw = mosaic_on == "worker"
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -145,7 +129,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self.source.find_classes()
 
     def build_dataset(self, stage: Stage) -> DetectionDataset:
-        """Images of one stage; all of them to predict."""
+        """Return the images of one stage; all of them to predict."""
         if stage != "predict" and not len(self.files.labels.boxes):
             raise DataError(
                 f"{show_path(self.source.folder)}: no image has a box, so there is nothing to learn or to score; see "
@@ -173,7 +157,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         dataset = self.dataset(stage)
         paths = [self.bank.name(image) for image in batch["image_index"].tolist()]
         planned = batch | {"path": paths} | plan_mosaics(dataset, batch)
-        if wants_shapes(self.batch_format):
+        if self.batch_format == _YOLO:
             planned |= {SHAPES_KEY: describe_fit(dataset, batch)}
         if stage not in self.augment:
             return planned
@@ -187,23 +171,24 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return self._finish(batch, self.augment.get(stage))
 
     @override
-    def inspect(self, stage: Stage) -> DetectionVisuals:
-        return DetectionVisuals(
-            partial(self._finish, augment=None) if stage in self.augment else None
-        )
+    def inspect(self, stage: Stage) -> Visuals:
+        return Visuals(partial(self._finish, augment=None) if stage in self.augment else None)
 
     def slice_batch(self, batch: Any, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
-        """Some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
+        """Return some samples of a batch in the format of this datamodule, for `AdaptiveBatchSize`."""
         return cut_batch(batch, self.batch_format, start, stop)
 
     def describe(self) -> dict[str, Any]:
-        """Numbers about the opened set: images, boxes and classes."""
+        """Return numbers about the opened dataset: images, boxes and classes."""
         images = {f"{split}_images": len(self.files.splits[split]) for split in SPLITS}
         counts = {"boxes": len(self.files.labels.boxes), "classes": ", ".join(self.classes)}
         return describe_bank(self.bank) | images | counts
 
     def _finish(self, batch: PlannedBatch, augment: Augmentation | None) -> Batch:
-        layers = to_layers(batch)
+        images = batch["image"]
+        if MOSAIC_KEY in batch:
+            images = draw_tiles(images, batch[MOSAIC_KEY])
+        layers = Layers(images, boxes=batch["boxes"])
         layers = layers.in_floats() if augment is None else augment.forward(layers, batch)
         images, boxes = layers.images, cast(Tensor, layers.boxes)
         # Boxes lie in the order of their rows; `bincount` would wait for the device.
@@ -213,7 +198,7 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         return finished | {"image": images, "boxes": boxes, "boxes" + COUNT_SUFFIX: counts}
 
     def _count_mosaic_epochs(self) -> int | None:
-        """Epochs of the run that have mosaics; none if its length is not known."""
+        """Return the epochs of the run that have mosaics; None if its length is not known."""
         most = self.trainer.max_epochs if self.trainer else None
         if self.mosaic is None or most is None or most < 0:
             return None
@@ -232,32 +217,8 @@ class DetectionDataModule(BaseDataModule[DetectionDataset]):
         self.files, self.bank = self.source.open()
 
 
-def check_place(mosaic_on: str) -> bool:
-    """Return True if workers draw mosaics.
-
-    Raises:
-        ConfigError: The place is unknown.
-    """
-    check_choice("mosaic_on", mosaic_on, get_args(MosaicPlace))
-    return mosaic_on == "worker"
-
-
-def spell_out(batch_format: BatchFormat) -> BatchFormat:
-    """`yolo` as the keys of its tuple; any other format as it is."""
-    return _YOLO if batch_format == "yolo" else batch_format
-
-
-def wants_shapes(batch_format: BatchFormat) -> bool:
-    """Return True if a spelled-out format holds scale and padding of each image."""
-    return (
-        isinstance(batch_format, Sequence | Mapping)
-        and not isinstance(batch_format, str)
-        and SHAPES_KEY in batch_format
-    )
-
-
 def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
-    """The tiles and boxes of mosaics that the device draws; nothing where workers do, or the epoch has none."""
+    """Return tiles and boxes of mosaics that the device draws; nothing where workers do, or without any."""
     epoch = int(batch["epoch"][0])
     spec = dataset.mosaic_of(epoch)
     if spec is None or dataset.draws_mosaics:
@@ -270,15 +231,6 @@ def plan_mosaics(dataset: DetectionDataset, batch: Batch) -> Batch:
     }
 
 
-def to_layers(batch: Batch) -> Layers:
-    """Images and boxes of a planned batch, its mosaics drawn."""
-    images = batch["image"]
-    return Layers(
-        draw_tiles(images, batch[MOSAIC_KEY]) if MOSAIC_KEY in batch else images,
-        boxes=batch["boxes"],
-    )
-
-
 def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
     """Return scale and padding of each image in its sample, as YOLO trainers know it.
 
@@ -289,15 +241,13 @@ def describe_fit(dataset: DetectionDataset, batch: Batch) -> list[Any]:
     """
     if dataset.mosaic_of(int(batch["epoch"][0])) is not None:
         return [None] * len(batch["image_index"])
-    original_px, places_px = (
-        batch["shape"].numpy(),
-        dataset.find_places(batch["image_index"].numpy()),
-    )
-    return [_describe_one(*pair) for pair in zip(original_px, places_px, strict=True)]
+    places_px = dataset.find_places(batch["image_index"].numpy())
+    pairs = zip(batch["shape"].numpy(), places_px, strict=True)
+    return [_describe_one(original_px, place_px) for original_px, place_px in pairs]
 
 
 def cut_batch(batch: Any, batch_format: BatchFormat, start: int, stop: int) -> Any:  # noqa: ANN401 - the user's format
-    """Some samples of a batch.
+    """Return some samples of a batch.
 
     Args:
         batch: A batch in its format, or a finished dict of ours.
@@ -323,5 +273,6 @@ def _describe_one(
 def _cut(part: Any, name: str, start: int, stop: int) -> Any:  # noqa: ANN401 - a tensor, or a list
     if name != "boxes":
         return part[start:stop]
+    # Boxes of all images lie in one tensor, whose first column is the row of the image.
     boxes = part[(part[:, 0] >= start) & (part[:, 0] < stop)]
     return torch.cat((boxes[:, :1] - start, boxes[:, 1:]), dim=1)

@@ -177,26 +177,24 @@ class GANVisuals(Visuals):
     Args:
         dataset: The images of the stage.
         values: The pixel values that become 0 and 1.
-        plain: Finishes a planned batch without augmentation; none where nothing is augmented.
+        plain: Finishes a planned batch without augmentation; None where nothing is augmented.
     """
 
     def __init__(
         self, dataset: GANDataset, values: ValueRange, plain: Callable[[Batch], Batch] | None
     ) -> None:
-        self._dataset, self._values, self._plain = dataset, values, plain
-
-    @override
-    def draw(self, batch: Batch) -> Batch | None:
-        return self._plain(batch) if self._plain else None
+        super().__init__(plain)
+        self._dataset = dataset
+        self._values = values
 
     @override
     def whole_values(self) -> tuple[str, ValueRange] | None:
-        if self._plain or not self._values.whole:  # augmentation blends pixels
+        if self._finish_plain or not self._values.whole:  # augmentation blends pixels
             return None
         return self._dataset.bank.dtype.name, self._values
 
     def views_of(self, number: int) -> Tensor:
-        """All views of one object: [V, C, h, w] float32 in 0..1."""
+        """Return all views of one object: [V, C, h, w] float32 in 0..1."""
         return to_unit(torch.from_numpy(self._dataset.views_of(number)), self._values)
 
 

@@ -272,26 +272,7 @@ def _describe_shape(plan: DefectPlan, number: int) -> str:
     )
 
 
-class ImageVisuals(Visuals):
-    """Samples before augmentation, see `Visuals`.
-
-    Args:
-        transformation: Work on batches.
-        stage: Of the samples.
-    """
-
-    def __init__(self, transformation: ImageTransform, stage: Stage) -> None:
-        self._transformation = transformation
-        self._stage = stage
-
-    @override
-    def draw(self, batch: PlannedBatch) -> PlannedBatch | None:
-        if self._stage not in self._transformation.augment:
-            return None
-        return self._transformation.draw(batch)
-
-
-class SynthesisVisuals(ImageVisuals):
+class SynthesisVisuals(Visuals):
     """Pictures of samples with synthetic defects or watermarks, see `Visuals`.
 
     Args:
@@ -308,9 +289,11 @@ class SynthesisVisuals(ImageVisuals):
         pixels: DevicePatches,
         stage: Stage,
     ) -> None:
-        super().__init__(transformation, stage)
+        super().__init__(transformation.draw if stage in transformation.augment else None)
         self._dataset = dataset
+        self._transformation = transformation
         self._pixels = pixels
+        self._stage = stage
 
     @override
     def annotate(self, batch: PlannedBatch) -> tuple[DefectPlan, Annotations] | None:

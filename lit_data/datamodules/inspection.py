@@ -12,10 +12,10 @@ from torch import Tensor
 from typing_extensions import override
 
 from lit_data.checks import check_choice
+from lit_data.datamodules.base import Visuals
 from lit_data.datamodules.batch_format import BatchFormat
 from lit_data.datamodules.image import Augment, ImageDataModule
 from lit_data.datamodules.image_files import FolderKeywords, MaskedKeywords
-from lit_data.datamodules.image_transform import ImageVisuals
 from lit_data.datamodules.inspection_source import InspectionFiles, LabelledFiles
 from lit_data.datamodules.source import name_options
 from lit_data.datasets.inspection.occupancy import PartialMasks, count_classes, is_defect
@@ -180,9 +180,9 @@ class InspectionDataModule(ImageDataModule):
         return None
 
     @override
-    def inspect(self, stage: Stage) -> ImageVisuals:
+    def inspect(self, stage: Stage) -> Visuals:
         # Without references all defects are true: they are not listed, nor their families drawn.
-        return ImageVisuals(self.transformation, stage)
+        return Visuals(self.transformation.draw if stage in self.augment else None)
 
     @override
     def check_sources(self) -> dict[str, int]:

@@ -82,13 +82,12 @@ def format_batch(batch: Batch, batch_format: BatchFormat, channels: Mapping[str,
         return batch if batch_format == "dict" else _PRESETS[batch_format].make(batch)
     if callable(batch_format):
         return batch_format(batch)
+    keys = batch_format.values() if isinstance(batch_format, Mapping) else batch_format
+    # A stage may lack a key: there are no masks to predict with.
+    values = {key: _pick(batch, key, channels) for key in keys if key in batch or key in channels}
     if isinstance(batch_format, Mapping):
-        return {
-            new: _pick(batch, key, channels)
-            for new, key in batch_format.items()
-            if _has(batch, key, channels)
-        }
-    return tuple(_pick(batch, key, channels) for key in batch_format if _has(batch, key, channels))
+        return {new: values[key] for new, key in batch_format.items() if key in values}
+    return tuple(values[key] for key in batch_format if key in values)
 
 
 def to_classes(batch: Batch) -> Batch:
@@ -111,7 +110,7 @@ def to_torchvision(batch: Batch) -> tuple[list[Tensor], list[dict[str, Tensor]]]
     size = torch.tensor([width, height] * 2, dtype=boxes.dtype, device=boxes.device)
     middle, half = boxes[:, 2:4], boxes[:, 4:6] / 2
     corners = torch.cat((middle - half, middle + half), dim=1) * size
-    labels = boxes[:, 1].long() + 1
+    labels = boxes[:, 1].long() + 1  # 0 is the background
     counts = batch["boxes" + COUNT_SUFFIX].tolist()
     boxes_of_images = torch.split(corners, counts)
     labels_of_images = torch.split(labels, counts)
@@ -172,10 +171,6 @@ _PRESETS: Final[Mapping[str, _Preset]] = {
     "torchvision": _Preset(to_torchvision, needs="boxes", gives_dict=False),
     "ultralytics": _Preset(to_ultralytics, needs="boxes", gives_dict=True),
 }
-
-
-def _has(batch: Batch, key: str, channels: Mapping[str, int]) -> bool:
-    return key in batch or key in channels
 
 
 def _pick(batch: Batch, key: str, channels: Mapping[str, int]) -> Tensor:

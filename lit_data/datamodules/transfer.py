@@ -186,7 +186,7 @@ class BatchTransfer:
         return self._has_example
 
     def _pass_on(self, hook: Hook, batch: Any, *args: torch.device | int) -> Any:  # noqa: ANN401 - the module's format
-        """A batch in the module's format, through the module's hook if it has one."""
+        """Return a batch in the module's format, through the module's hook if it has one."""
         assert self._trainer is not None
         return call_module_hook(self._trainer, hook, batch, *args) if self._has(hook) else batch
 
@@ -219,24 +219,23 @@ class BatchTransfer:
         )
 
     def _find_problem(self, keys: list[str], answer: Any) -> str | None:  # noqa: ANN401 - what a user's hook returns
+        """Return the fault of what a hook made of a batch with these keys; None without any."""
         if not isinstance(answer, dict):
-            return (
-                f"returned {'None' if answer is None else type(answer).__name__} in place of a dict"
-            )
-        if missing := [key for key in keys if key not in answer]:
+            kind = "None" if answer is None else type(answer).__name__
+            return f"returned {kind} in place of a dict"
+        missing = [key for key in keys if key not in answer]
+        if missing:
             return f"left out the keys {missing}"
-        new, batch_format = (
-            [key for key in answer if key not in keys],
-            self._datamodule.batch_format,
-        )
-        if new and not gives_dict(batch_format):
-            return f"added the keys {new}, for which a batch that is no dict has no place"
-        taken = {
-            *self._datamodule.batch_keys,
-            *(batch_format if isinstance(batch_format, Mapping) else ()),
-        }
-        if clash := [key for key in new if key in taken]:
-            return f"added the keys {clash}, which the datamodule makes itself"
+        new_keys = [key for key in answer if key not in keys]
+        batch_format = self._datamodule.batch_format
+        if new_keys and not gives_dict(batch_format):
+            return f"added the keys {new_keys}, for which a batch that is no dict has no place"
+        reserved = set(self._datamodule.batch_keys)
+        if isinstance(batch_format, Mapping):
+            reserved |= batch_format.keys()
+        clashes = [key for key in new_keys if key in reserved]
+        if clashes:
+            return f"added the keys {clashes}, which the datamodule makes itself"
         return None
 
     def _place(self, hook: Hook) -> str:
@@ -244,10 +243,9 @@ class BatchTransfer:
 
 
 def _finish(datamodule: Plans, stage: Stage, batch: PlannedBatch) -> Batch:
-    devices = [
-        value.device for value in batch.values() if isinstance(value, Tensor)
-    ]  # a plan may be an object
-    with torch.no_grad(), torch.autocast(devices[0].type, enabled=False):
+    # A plan may be an object, which has no device.
+    device = next(value.device for value in batch.values() if isinstance(value, Tensor))
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
         return datamodule.finish_batch(batch, stage)
 
 

@@ -108,10 +108,9 @@ class BankDataset(ABC):
             return None
         samples = indices()
         # In parts, as the places of an epoch may take more memory than its numbers.
-        parts = [
-            self.images_of(samples[at : at + _PLACED], epoch)
-            for at in range(0, len(samples), _PLACED)
-        ]
+        parts = []
+        for start in range(0, len(samples), _PLACED):
+            parts.append(self.images_of(samples[start : start + _PLACED], epoch))
         return self.bank.look_ahead(np.concatenate(parts)) if parts else None
 
     def check_sources(self) -> None:

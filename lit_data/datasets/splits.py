@@ -46,9 +46,8 @@ def split_images(
             three.
     """
     if splits == "auto":
-        splits = (
-            "folders" if {_first_folder(name) for name in names} <= set(SPLITS) else DEFAULT_SHARES
-        )
+        first_folders = {_first_folder(name) for name in names}
+        splits = "folders" if first_folders <= set(SPLITS) else DEFAULT_SHARES
     if splits == "folders":
         return _split_by_folder(names)
     if isinstance(splits, str) and splits.lower().endswith(".csv"):

@@ -187,6 +187,7 @@ class ImageTransform:
         plan_of_batch = self._plan_of(batch)
         if plan_of_batch is None:
             return []
+        roles = () if self.is_single else ROLES
         # One row for each defect, so a sample may give several or none.
         is_asked = torch.isin(plan_of_batch.row, torch.tensor(rows, dtype=torch.int64))
         plan = plan_of_batch.select(is_asked)
@@ -197,7 +198,7 @@ class ImageTransform:
             "x": plan.x.tolist(),
             "amplitude": [round(value, 4) for value in plan.amplitude.tolist()],
             "is_true": plan.is_true.tolist(),
-            **{name: plan.channels[:, number].tolist() for number, name in enumerate(ROLES)},
+            **{name: plan.channels[:, number].tolist() for number, name in enumerate(roles)},
             "parameters": [_describe_shape(plan, number) for number in range(len(plan))],
         }
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]

@@ -39,7 +39,7 @@ from lit_data.synthesis.watermarks.plan import MODES, WatermarkPlan, sample_wate
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
 MARKS_KEY: Final = "marks"
-"""Key of the `WatermarkBatch` of a planned batch, which moves likewise."""
+"""Key of the `WatermarkBatch` of a planned batch, which moves to a device as tensors do."""
 
 
 @dataclass(frozen=True, slots=True)

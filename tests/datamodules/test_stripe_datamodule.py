@@ -16,12 +16,14 @@ from PIL import Image
 from lit_data import datamodules
 from lit_data.augment import Geometry, SingleTexture, StripeAugment
 from lit_data.callbacks import DataWaitMonitor, SampleDigest
-from lit_data.datamodules import FileOptions, StripeDataModule
+from lit_data.datamodules import FileOptions, ImageDataModule, StripeDataModule
 from lit_data.errors import ConfigError, DataError
+from lit_data.io.images.readers import read_image
 from lit_data.io.remote import RemoteOptions
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.testing import QUIET
+from lit_data.testing import write_images as write_noise
 from lit_data.types import Batch, Stage
 from tests.reading import opened
 
@@ -617,6 +619,33 @@ def test_masks_of_pairs_are_named_as_the_targets_and_nothing_is_drawn_where_they
             assert np.allclose(batch["image"][0, 0].numpy(), target)
             seen += 1
     assert seen == 6
+
+
+def test_images_without_references_have_defects_in_all_channels(tmp_path: Path) -> None:
+    paths = write_noise(tmp_path / "grey", 6, (48, 40), channels=1)
+    synthesis = DefectSpec(probability=1.0, amplitude=(0.3, 0.4))
+    data = opened(
+        ImageDataModule(
+            tmp_path / "grey", patch_px=32, synthesis=synthesis, cache="none", split_seed=1,
+            loader=LoaderOptions(batch_size=4, num_workers=0),
+        )
+    )  # fmt: skip
+    assert data.describe()["train_patches"] == 4 * 4
+    planned = data.plan_batch(next(iter(data.make_loader("train"))), "train")
+    batch = data.finish_batch(planned, "train")
+    assert (batch["image"].shape, batch["mask"].shape) == ((4, 1, 32, 32), (4, 1, 32, 32))
+    assert batch["mask"].any()
+    visuals = data.inspect("train")
+    rows = visuals.describe_plan(planned, range(4))
+    assert rows
+    assert not {"target", "ref1"} & rows[0].keys()
+    assert all(family.after.shape == (4, 32, 32) for family in visuals.preview_families(planned))
+    y, x = batch["position"][0].tolist()
+    pixels = read_image(paths[int(batch["image_index"][0])])[0, y : y + 32, x : x + 32]
+    is_same = np.isclose(batch["image"][0, 0], pixels / 255, atol=1e-6)
+    is_defect = batch["mask"][0, 0].bool().numpy()
+    assert not is_same[is_defect].any()
+    assert is_same[~is_defect].mean() > 0.8  # a defect fades out beyond what counts as one
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finding the images of a data set: in a folder, by a list, and in pairs with their masks."""
+"""Search for the images of a dataset: in a folder, by a list, and in pairs with their masks."""
 
 import logging
 import os
@@ -64,17 +64,14 @@ class FolderWalk:
         self.ignored: Counter[str] = Counter()
         self.problems = Problems()
         self._matches = compile_patterns(patterns).fullmatch
-        self._root, self._exclude, self._excludes = (
-            root,
-            exclude,
-            compile_exclusion(exclude).fullmatch,
-        )
+        self._root = root
+        self._exclude, self._excludes = exclude, compile_exclusion(exclude).fullmatch
         self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
         self._open = [_ListedFolder(os.fspath(root), "", ())]
 
     def run(self) -> Iterator[str]:
-        """Paths of the images relative to the folder, in no order."""
+        """Yield the paths of the images relative to the folder, in no order."""
         while self._open:
             folder = self._open.pop()
             try:
@@ -87,18 +84,12 @@ class FolderWalk:
     def tell_excluded(self) -> None:
         """Say how many files `exclude` left out, and which of its patterns none."""
         if self.excluded:
-            log.info(
-                "%s: %d files are left out by data.exclude",
-                show_path(self._root),
-                len(self.excluded),
-            )
+            count = len(self.excluded)
+            log.info("%s: %d files are left out by data.exclude", show_path(self._root), count)
         for pattern in self._exclude:
             if not any(map(compile_exclusion([pattern]).fullmatch, self.excluded)):
-                log.warning(
-                    "data.exclude: '%s' fits no image below %s",
-                    escape(pattern),
-                    show_path(self._root),
-                )
+                text = "data.exclude: '%s' fits no image below %s"
+                log.warning(text, escape(pattern), show_path(self._root))
 
     def _visit(self, entry: os.DirEntry[str], folder: _ListedFolder) -> Iterator[str]:
         relative = folder.prefix + entry.name
@@ -117,14 +108,14 @@ class FolderWalk:
     def _follow(
         self, link: os.DirEntry[str], relative: str, folder: _ListedFolder
     ) -> Iterator[str]:
-        # A folder, wherever it leads.
+        # A folder that is excluded is not looked into, wherever it leads.
         if _extension(link.name) not in EXTENSIONS and self._excludes(relative):
             self.excluded.append(relative)
             return
         try:
             mode = link.stat().st_mode
         except OSError as error:
-            # Without a dot it was a folder.
+            # Where it leads is gone: without a dot in its name it was a folder.
             if "." not in link.name or self._is_wanted(link.name, relative):
                 self.problems.add(link.path, describe_missing(link.path, error))
             return
@@ -176,13 +167,14 @@ def list_shown(folder: Path, pattern: str) -> list[Path]:
 
 
 def compile_exclusion(patterns: Sequence[str]) -> re.Pattern[str]:
-    """As `compile_patterns`; a pattern that names a folder means all in it, and no pattern fits nothing."""
+    """Make one expression as `compile_patterns`; a pattern of a folder means all in it, none fits nothing."""
     if isinstance(patterns, str):
         return compile_patterns(patterns, "exclude")  # which refuses it
     if not patterns:
         return re.compile("(?!)")
-    plain = [pattern.rstrip("/") or pattern for pattern in patterns]
-    return compile_patterns([*plain, *(f"{pattern}/**" for pattern in plain)], "exclude")
+    names = [pattern.rstrip("/") or pattern for pattern in patterns]
+    below = [f"{name}/**" for name in names]
+    return compile_patterns(names + below, "exclude")
 
 
 def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pattern[str]:
@@ -204,7 +196,7 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
                 f"{what} {pattern!r} leaves the folder; patterns are relative to it and without "
                 "'..'"
             )
-        if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:
+        if len(re.findall(r"\*\*/(?!\*\*/)", pattern)) > _MOST_FOLDERS:  # runs of it count once
             raise ConfigError(
                 f"pattern {pattern[:80]!r} holds '**/' more than {_MOST_FOLDERS} times; take some "
                 "out"
@@ -216,7 +208,8 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
 
 
 def name_below(folder: Path, path: str | Path) -> str | None:
-    """Path of a file relative to a folder, if it is written as one below it; a fifth of the time of `relative_to`."""
+    """Return the path of a file relative to a folder, if it is written as one below it."""
+    # A fifth of the time of `relative_to`: there may be a million.
     inside, name = _prefix(folder), str(path)
     is_below = name.startswith(inside) and name.startswith("/") == folder.is_absolute()
     return name[len(inside) :] if is_below else None
@@ -240,7 +233,8 @@ def check_inside(path: Path, root: Path) -> None:
     Raises:
         DataError: It lies elsewhere.
     """
-    if not is_inside(target := os.path.realpath(path), os.path.realpath(root)):
+    target = os.path.realpath(path)
+    if not is_inside(target, os.path.realpath(root)):
         raise DataError(f"{show_path(path)}: {describe_outside(target)}")
 
 
@@ -255,20 +249,17 @@ def _translate(pattern: str) -> str:
     What stands between two ``*`` is taken where it is found first: going on from a later place
     finds no more, and trying all of them takes for ever.
     """
-    parts = _GLOB.findall(pattern)
-    parts = [
-        part
-        for part, before in zip(parts, ["", *parts], strict=False)
-        if part != before or part not in _ANY
-    ]
+    parts: list[str] = []
+    for part in _GLOB.findall(pattern):
+        if part not in _ANY or parts[-1:] != [part]:
+            parts.append(part)
     stars = [index for index, part in enumerate(parts) if part in _STARS]
     texts = [_WITHIN.get(part) or _translate_part(part) for part in parts]
-    for star, after in pairwise(stars):
-        if parts[star] == parts[after] == "*":
-            texts[star], texts[after] = (
-                f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?",
-                f"){texts[after]}",
-            )
+    for star, next_star in pairwise(stars):
+        if parts[star] == parts[next_star] == "*":
+            # An atomic group from one star up to the next one: it is not tried again.
+            texts[star] = f"{texts[star].removesuffix('[^/]*')}(?>[^/]*?"
+            texts[next_star] = f"){texts[next_star]}"
     return "".join(texts)
 
 
@@ -329,11 +320,9 @@ def find_images(
     """
     root = Path(root)
     if not root.is_dir():
-        reason = (
-            "not a folder"
-            if root.exists()
-            else f"no such folder; {show_path(nearest_existing(root))} exists"
-        )
+        reason = "not a folder"
+        if not root.exists():
+            reason = f"no such folder; {show_path(nearest_existing(root))} exists"
         raise DataError(f"{show_path(root)}: {reason}")
     walk = FolderWalk(root, patterns, exclude, allow_outside=allow_outside)
     names = sorted(walk.run())
@@ -341,11 +330,10 @@ def find_images(
     _check_stems(walk.problems, root, names)
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
     if not names:
-        ignored = (
-            ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items()) or "nothing"
-        )
+        ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items())
+        shown = ", ".join(map(repr, patterns))
         raise DataError(
-            f"{show_path(root)}: no image matches {', '.join(map(repr, patterns))}; found {ignored}"
+            f"{show_path(root)}: no image matches {shown}; found {ignored or 'nothing'}"
         )
     excluded = tuple(root / name for name in sorted(walk.excluded))
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
@@ -373,14 +361,15 @@ def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[t
     no_image = [path for stem, path in mask_of.items() if stem not in image_of]
     if no_mask or no_image:
         counts = f"{len(no_mask)} images without a mask, {len(no_image)} masks without an image"
-        alone = [*((path, "an image without a mask") for path in no_mask)]
-        alone += [(path, "a mask without an image") for path in no_image]
-        raise list_problems([(str(path), what) for path, what in alone]).make_error(counts)
+        alone = [(str(path), "an image without a mask") for path in no_mask]
+        alone += [(str(path), "a mask without an image") for path in no_image]
+        raise list_problems(alone).make_error(counts)
     return [(path, mask_of[stem]) for stem, path in image_of.items()]
 
 
 def _check_stems(problems: Problems, root: Path, names: Sequence[str]) -> None:
-    """``a.png`` and ``a.jpg`` or ``A.PNG`` in one folder: which one is meant, nobody can tell."""
+    """Add names that differ in extension or case alone, as ``a.png``, ``a.jpg`` and ``A.PNG`` do."""
+    # Which of them is meant, nobody can tell.
     seen: dict[str, str] = {}
     for name in names:
         stem = _normalize(os.path.splitext(name)[0]).casefold()  # noqa: PTH122 - half a million names
@@ -399,4 +388,5 @@ def _index_stems(paths: Iterable[AnyPath], problems: Problems) -> dict[str, Path
 
 
 def _normalize(name: str) -> str:
+    # Accents are one character or two, as the system has it that a file was copied from.
     return name if name.isascii() else unicodedata.normalize("NFC", name)

@@ -17,14 +17,8 @@ _PASSING: Final = {
     errno.ENOMEM: "memory ran out: give this process more, or fewer workers",
 } | dict.fromkeys(
     (
-        *(
-            errno.ESTALE,
-            errno.ETIMEDOUT,
-            errno.EHOSTDOWN,
-            errno.EHOSTUNREACH,
-            errno.ENETDOWN,
-            errno.ENETUNREACH,
-        ),
+        *(errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+        *(errno.ENETDOWN, errno.ENETUNREACH),
         *(errno.ENOTCONN, errno.ECONNRESET, errno.ECONNABORTED, errno.ECONNREFUSED),
     ),
     _AGAIN,

@@ -82,18 +82,14 @@ def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array])
     packer, above = zlib.compressobj(1), np.zeros((1, 0), np.uint8)
     for number, part in enumerate(parts):
         if number == 0:
-            colour, bits = _COLOUR_TYPES[1 if part.ndim == 2 else part.shape[2]], 8 * part.itemsize
             file.write(b"\x89PNG\r\n\x1a\n")
-            _write_chunk(
-                file, b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], bits, colour, 0, 0, 0)
-            )
-        rows = (
-            np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
-            .view(np.uint8)
-            .reshape(len(part), -1)
-        )
+            colour = _COLOUR_TYPES[1 if part.ndim == 2 else part.shape[2]]
+            header = shape[1], shape[0], 8 * part.itemsize, colour, 0, 0, 0
+            _write_chunk(file, b"IHDR", struct.pack(">IIBBBBB", *header))
+        big_endian = np.ascontiguousarray(part, part.dtype.newbyteorder(">"))
+        rows = big_endian.view(np.uint8).reshape(len(part), -1)
         _write_chunk(file, b"IDAT", packer.compress(_filter(rows, above).data))
-        above = rows[-1:]
+        above = rows[-1:]  # what the first row of the next part is compared with
     _write_chunk(file, b"IDAT", packer.flush())
     _write_chunk(file, b"IEND", b"")
 
@@ -108,7 +104,6 @@ def _filter(rows: NDArray[np.uint8], above: NDArray[np.uint8]) -> NDArray[np.uin
 
 
 def _write_chunk(file: BinaryIO, kind: bytes, data: bytes) -> None:
-    if data or kind == b"IEND":
-        file.write(
-            struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
-        )
+    if data or kind == b"IEND":  # the packer may hold all back for now
+        crc32 = struct.pack(">I", zlib.crc32(kind + data))
+        file.write(struct.pack(">I", len(data)) + kind + data + crc32)

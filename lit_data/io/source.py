@@ -69,14 +69,15 @@ def open_source(path: str | os.PathLike[str]) -> Iterator[BinaryIO]:
 
 
 def read_whole(stream: BinaryIO) -> bytes:
-    """Read a file from its start; told how much, a buffered stream does so in one piece and without a second copy."""
+    """Read a file from its start."""
+    # Told how much, a buffered stream reads it in one piece and without a second copy.
     size_bytes = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     return stream.read(size_bytes)
 
 
 def decode_text(data: bytes) -> str:
-    """The text of a file in UTF-8, with or without a byte order mark.
+    """Return the text of a file in UTF-8, with or without a byte order mark.
 
     Raises:
         DataError: It is in another encoding.
@@ -108,18 +109,18 @@ def check_regular(path: str | os.PathLike[str]) -> None:
 
 def describe_missing(path: str | os.PathLike[str], error: OSError) -> str:
     """Say why ``stat`` failed: a link that leads nowhere, nothing there, or what the system answers."""
-    lost = isinstance(error, FileNotFoundError | NotADirectoryError)
-    if (lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
-        return f"{'a broken link' if lost else 'a link that loops,'} to {show_path(Path(path).readlink())}"
-    if lost:
-        return (
-            f"no such file; the nearest folder that exists is {show_path(nearest_existing(path))}"
-        )
+    is_lost = isinstance(error, FileNotFoundError | NotADirectoryError)
+    if (is_lost or error.errno == errno.ELOOP) and Path(path).is_symlink():
+        link = "a broken link" if is_lost else "a link that loops,"
+        return f"{link} to {show_path(Path(path).readlink())}"
+    if is_lost:
+        folder = show_path(nearest_existing(path))
+        return f"no such file; the nearest folder that exists is {folder}"
     return _describe_os_error(error)
 
 
 def nearest_existing(path: str | os.PathLike[str]) -> Path:
-    """The deepest parent of a missing path that exists, for a message about a misspelt name."""
+    """Return the deepest parent of a missing path that exists, for a message about a wrong name."""
     return next(parent for parent in Path(path).absolute().parents if parent.exists())
 
 

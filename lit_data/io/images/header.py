@@ -103,6 +103,7 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
         DataError: as ``read_header``, without the name.
     """
     size_bytes = stream.seek(0, os.SEEK_END)
+    # All that the file claims is checked before memory is asked for.
     stored = _read_stored(stream, size_bytes, options)
     _check_limits(stored, size_bytes, options)
     channels = _count_channels(stored, options)
@@ -127,6 +128,7 @@ def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> Sto
     stream.seek(0)
     start = stream.read(16)
     kind = next((kind for magic, kind in _MAGICS if start.startswith(magic)), None)
+    # Page 0 is there in any file.
     if options.page and kind != "tiff":
         raise DataError(f"page={options.page} is not there; only TIFF files have several pages")
     match kind:
@@ -154,6 +156,7 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
             "to be so large"
         )
     samples = stored.colors + len(stored.alpha)
+    # Tiles at the edges are decoded whole.
     decoded_bytes = max(pixels, stored.padded_pixels) * samples * stored.dtype.itemsize
     if decoded_bytes > options.max_image_bytes:
         raise DataError(_too_large(decoded_bytes, options))

@@ -130,6 +130,7 @@ class ArrayFolder:
     def __init__(self, path: str | os.PathLike[str], kind: str, version: int) -> None:
         self.path = Path(path)
         self._tar: Tar | None = None
+        # One byte more than allowed is read of `meta.json`, so that a longer one shows.
         if self.path.suffix == TAR_SUFFIX and self.path.is_file():
             self._tar = Tar.open(self.path)
             fields = _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
@@ -373,6 +374,7 @@ def _decode_meta(raw: bytes, path: Path) -> dict[str, Any]:
         raise corrupt(path, f"expected at most {MAX_META_BYTES} bytes, found more")
     try:
         fields: dict[str, Any] = json.loads(raw, object_pairs_hook=refuse_twice)
+        # Written again, they must give the same bytes: so no text says two things to two readers.
         del fields[_CHECKSUM]
         is_canonical = encode_meta(fields) == raw
     except (ValueError, TypeError, KeyError, RecursionError) as error:

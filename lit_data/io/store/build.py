@@ -80,6 +80,7 @@ class PixelWriter:
         self._images[number] = (0, *image.size_px, image.crc32)
         rows = self._sources.rows(number)
         self._crcs[rows.start : rows.stop] = image.source_crc32
+        # Remarks hold what a file says, which may be another text in each of a million files.
         for note in image.notes:
             is_counted = note in self.notes or len(self.notes) < MAX_NOTES
             self.notes[note if is_counted else "other remarks"] += 1
@@ -256,9 +257,9 @@ def _warn_of_stale(folder: Path, recipe: Recipe, rebuild: bool) -> None:
 
 
 def _measure_store(survey: Survey, sources: SourceTable) -> int:
-    index_bytes = (
-        len(survey.images) * IMAGE_RECORD.itemsize + sources.files.nbytes + sources.names.nbytes
-    )
+    images_bytes = len(survey.images) * IMAGE_RECORD.itemsize
+    index_bytes = images_bytes + sources.files.nbytes + sources.names.nbytes
+    # 1 MiB for `meta.json`, which takes less unless thousands of images are skipped.
     return survey.pixels_bytes + index_bytes + MAX_META_BYTES // 16
 
 
@@ -269,13 +270,8 @@ def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
 def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
     """Refuse a store for which there is no room, before anything is written."""
     free_bytes = shutil.disk_usage(folder).free
-    log.info(
-        "store: %d images, %s, free %s in %s",
-        images,
-        decimal(needed_bytes),
-        decimal(free_bytes),
-        show_path(folder),
-    )
+    needed, free = decimal(needed_bytes), decimal(free_bytes)
+    log.info("store: %d images, %s, free %s in %s", images, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
 
@@ -298,6 +294,7 @@ def write_store(
     value_count = survey.pixels_bytes // dtype.itemsize
     # No checksum of all pixels: each image has one of its own.
     with folder.stream(PIXELS, dtype, value_count, checksum=False) as stream:
+        # Of the survey's images some may still turn out bad: their rows go at the end.
         writer = PixelWriter(stream, recipe.sources.take(survey.images))
         layout = _lay_out(recipe, survey)
         decoded = decode_images(decoder, sources, survey, options.workers, layout)
@@ -321,7 +318,8 @@ def write_store(
         raise DataError(
             f"{len(bad)} bad images are too many to skip; the first: {bad[0][1]}"
         ) from error
-    keep_private(temp, (path for number in survey.images for path in sources[number].paths))
+    source_paths = (path for number in survey.images for path in sources[number].paths)
+    keep_private(temp, source_paths)
 
 
 def _write_images(

@@ -42,7 +42,7 @@ def new_file(path: Path) -> Iterator[int]:
 def write_all(fd: int, data: memoryview) -> None:
     """Write all of the data, however small the pieces are that the system takes."""
     rest = data.cast("B")
-    while rest:
+    while rest:  # a signal or a nearly full disk lets the system take a part
         rest = rest[os.write(fd, rest) :]
 
 

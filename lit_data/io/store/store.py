@@ -189,7 +189,7 @@ class DecodedStore(StoredImages):
 
         The kernel is told of all of them before the first is read.
         """
-        if self._equal_images is not None:
+        if self._equal_images is not None:  # stripes, and most images of one camera
             self._equal_images.cut_into(images, tops_px, lefts_px, rows)
             return
         size_px = rows.shape[2:]
@@ -213,7 +213,8 @@ class DecodedStore(StoredImages):
 
     def name(self, index: int) -> str:
         """Return the first source path of one image."""
-        return self._sources.name(self._sources.rows(range(len(self))[index]).start)
+        image = range(len(self))[index]  # negative ones count from the end
+        return self._sources.name(self._sources.rows(image).start)
 
     @property
     @override
@@ -239,6 +240,7 @@ class DecodedStore(StoredImages):
         """
         self.check_size()
         image_count, file_count = len(self), len(self._sources.files)
+        # The checksums of the index, of each image, and of each source file.
         damages = [*self._folder.find_damages()]
         damages += track(self.find_bad_images(), "checking images", image_count, enabled=progress)
         damages += track(self._find_bad_files(), "checking sources", file_count, enabled=progress)

@@ -65,7 +65,8 @@ class FolderWalk:
         self.problems = Problems()
         self._matches = compile_patterns(patterns).fullmatch
         self._root = root
-        self._exclude, self._excludes = exclude, compile_exclusion(exclude).fullmatch
+        self._exclude = exclude
+        self._excludes = compile_exclusion(exclude).fullmatch
         self._allow_outside = allow_outside
         self._real_root = os.path.realpath(root)
         self._open = [_ListedFolder(os.fspath(root), "", ())]
@@ -210,7 +211,8 @@ def compile_patterns(patterns: Sequence[str], option: str = "patterns") -> re.Pa
 def name_below(folder: Path, path: str | Path) -> str | None:
     """Return the path of a file relative to a folder, if it is written as one below it."""
     # A fifth of the time of `relative_to`: there may be a million.
-    inside, name = _prefix(folder), str(path)
+    inside = _prefix(folder)
+    name = str(path)
     is_below = name.startswith(inside) and name.startswith("/") == folder.is_absolute()
     return name[len(inside) :] if is_below else None
 
@@ -331,9 +333,9 @@ def find_images(
     walk.problems.raise_if_any(f"{len(walk.problems)} bad names under {show_path(root)}")
     if not names:
         ignored = ", ".join(f"{count} {reason}" for reason, count in walk.ignored.items())
-        shown = ", ".join(map(repr, patterns))
+        pattern_names = ", ".join(map(repr, patterns))
         raise DataError(
-            f"{show_path(root)}: no image matches {shown}; found {ignored or 'nothing'}"
+            f"{show_path(root)}: no image matches {pattern_names}; found {ignored or 'nothing'}"
         )
     excluded = tuple(root / name for name in sorted(walk.excluded))
     return Listing(tuple(root / name for name in names), dict(walk.ignored), excluded)
@@ -355,7 +357,8 @@ def match_by_stem(images: Iterable[AnyPath], masks: Iterable[AnyPath]) -> list[t
         DataError: two images or two masks of one name, or one without the other; lists all.
     """
     problems = Problems()
-    image_of, mask_of = _index_stems(images, problems), _index_stems(masks, problems)
+    image_of = _index_stems(images, problems)
+    mask_of = _index_stems(masks, problems)
     problems.raise_if_any(f"{len(problems)} names clash")
     no_mask = [path for stem, path in image_of.items() if stem not in mask_of]
     no_image = [path for stem, path in mask_of.items() if stem not in image_of]

@@ -108,7 +108,8 @@ def parse_header(stream: BinaryIO, extension: str, options: ReadOptions) -> Imag
     _check_limits(stored, size_bytes, options)
     channels = _count_channels(stored, options)
     dtype = _find_dtype(stored, options)
-    height_px, width_px = stored.height_px, stored.width_px
+    height_px = stored.height_px
+    width_px = stored.width_px
     if options.exif == "apply" and stored.orientation >= 5:  # a quarter turn
         height_px, width_px = width_px, height_px
     nbytes = channels * height_px * width_px * dtype.itemsize

@@ -73,7 +73,8 @@ def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
     Raises:
         DataError: there is none.
     """
-    offset, exif = start + 2, b""
+    offset = start + 2
+    exif = b""
     for _ in range(_MAX_SEGMENTS):
         stream.seek(offset)
         head = stream.read(4)
@@ -82,7 +83,8 @@ def read_frame(stream: BinaryIO, start: int, end: int) -> JpegFrame:
             offset += 1
         if len(head) < 4 or offset + 4 > end:
             raise DataError(f"truncated JPEG: no frame header in {end - start} bytes")
-        code, length = head[1], int.from_bytes(head[2:], "big")
+        code = head[1]
+        length = int.from_bytes(head[2:], "big")
         if head[0] != 0xFF or length < 2 or code in (0xD8, 0xD9, 0xDA):
             raise DataError(f"damaged JPEG header: no frame before byte {offset}")
         if code in _FRAMES:
@@ -139,7 +141,8 @@ def _parse_frame(body: bytes, exif: bytes) -> JpegFrame:
     return JpegFrame(height_px, width_px, components, bits, exif)
 
 
-_RGB, _BITFIELDS = 0, 3
+_RGB = 0
+_BITFIELDS = 3
 
 
 @dataclass(frozen=True, slots=True)

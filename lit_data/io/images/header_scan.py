@@ -180,7 +180,8 @@ def _read_header(decoder: Decoder, source: ImageSource) -> tuple[int, int, int, 
         channels, height_px, width_px, dtype = decoder.header(source)
     except (DataError, OSError) as error:
         return str(error)
-    name, path = np.dtype(dtype).name, show_path(source.paths[0])
+    name = np.dtype(dtype).name
+    path = show_path(source.paths[0])
     if name not in DTYPES:
         return f"{path}: dtype {name} is not allowed; allowed are {', '.join(DTYPES)}"
     if min(channels, height_px, width_px) < 1:

@@ -208,7 +208,8 @@ def _unpack(form: str, data: bytes) -> tuple[int, ...]:
 
 # Decoders of other compressions ask for memory by what the stream claims, before the page's size
 # can limit them.
-_NONE, _JPEG = 1, 7
+_NONE = 1
+_JPEG = 7
 _COMPRESSIONS = {_NONE: "none", 2: "CCITT", 3: "CCITT", 4: "CCITT", 5: "LZW", _JPEG: "JPEG"}
 _COMPRESSIONS |= {8: "deflate", 32946: "deflate", 32773: "PackBits", 50000: "Zstandard"}
 
@@ -253,14 +254,17 @@ def read_grid(tags: Directory, planes: int) -> SegmentGrid:
     Raises:
         DataError: one of the sizes is 0.
     """
-    height_px, width_px = tags.number(257, 0), tags.number(256, 0)
+    height_px = tags.number(257, 0)
+    width_px = tags.number(256, 0)
     tiled = 322 in tags
     if tiled:
-        rows, columns = tags.number(323, 0), tags.number(322, 0)
+        rows = tags.number(323, 0)
+        columns = tags.number(322, 0)
     else:
         # Without a number of rows, or with several, all rows are one strip.
         strip_px = tags.number(278, height_px) if tags.count(278) == 1 else height_px
-        rows, columns = min(strip_px, height_px), width_px
+        rows = min(strip_px, height_px)
+        columns = width_px
     if min(height_px, width_px, rows, columns) < 1:
         raise DataError(
             f"damaged TIFF: {height_px} x {width_px} pixels in segments of {rows} x {columns}"
@@ -286,7 +290,8 @@ def check_segments(
     Raises:
         DataError: says what was expected and found.
     """
-    compression, predictor = tags.number(259, _NONE), tags.number(317, 1)
+    compression = tags.number(259, _NONE)
+    predictor = tags.number(317, 1)
     if compression not in _COMPRESSIONS or predictor not in (1, 2, 3):
         names = ", ".join(dict.fromkeys(_COMPRESSIONS.values()))
         raise DataError(
@@ -348,7 +353,10 @@ def _check_jpeg_sizes(
             )
 
 
-_WHITE_IS_ZERO, _BLACK_IS_ZERO, _PALETTE, _CMYK = 0, 1, 3, 5
+_WHITE_IS_ZERO = 0
+_BLACK_IS_ZERO = 1
+_PALETTE = 3
+_CMYK = 5
 _ALPHA = (1, 2)  # kinds of extra samples: associated and unassociated alpha
 _PLANAR = 2
 _UNSIGNED = {1: "?", **dict.fromkeys(range(2, 9), "u1"), **dict.fromkeys(range(9, 17), "u2")}
@@ -424,8 +432,10 @@ def _find_alpha(tags: Directory, samples: int) -> tuple[int, ...]:
 
 
 def _find_dtype(tags: Directory, samples: int) -> tuple[int, "np.dtype[Any]"]:
-    depths, kinds = tags.numbers(258)[:samples], tags.numbers(339)[:samples]
-    bits, kind = tags.number(258, 1), tags.number(339, 1)
+    depths = tags.numbers(258)[:samples]
+    kinds = tags.numbers(339)[:samples]
+    bits = tags.number(258, 1)
+    kind = tags.number(339, 1)
     name = None
     if (depths == bits).all() and (kinds == kind).all():
         name = {1: _UNSIGNED, 2: _SIGNED, 3: _FLOAT, 4: _UNSIGNED}.get(kind, {}).get(bits)

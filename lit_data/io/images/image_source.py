@@ -117,9 +117,11 @@ class DecodedFiles(ImageBank):
         self._decoder = decoder
         survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
         self._survey = survey
-        self.channels, self.dtype = survey.channels, np.dtype(survey.dtype)
+        self.channels = survey.channels
+        self.dtype = np.dtype(survey.dtype)
         self.skipped = survey.skipped
-        self.heights_px, self.widths_px = survey.heights_px, survey.widths_px
+        self.heights_px = survey.heights_px
+        self.widths_px = survey.widths_px
         self._sources = join_paths(sources[image].paths for image in survey.images)
 
     def __len__(self) -> int:

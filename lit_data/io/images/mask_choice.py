@@ -197,7 +197,8 @@ def has_grey_edges(counts: NDArray[np.int64]) -> bool:
     Args:
         counts: [256] pixels of each value.
     """
-    between, nearly_white = counts[_END : 256 - _END], counts[_NEARLY_WHITE]
+    between = counts[_END : 256 - _END]
+    nearly_white = counts[_NEARLY_WHITE]
     spreads = np.count_nonzero(between) >= _END // 4 or np.count_nonzero(nearly_white) > 1
     return bool(counts[-_END:].any() and spreads and between.sum() <= _MOST_BETWEEN * counts.sum())
 

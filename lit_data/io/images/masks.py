@@ -266,7 +266,8 @@ def _list_values(mask: Array) -> Array:
 
 
 def _explain(values: Array, allowed: str, options: MaskOptions) -> str:
-    numbers, largest = set(values.tolist()), int(values.max())
+    numbers = set(values.tolist())
+    largest = int(values.max())
     if options.classes > 2:
         cure = _cure_classes(values)
     elif numbers <= {0, 255} or numbers <= {0, 1}:
@@ -293,7 +294,8 @@ def _cure_classes(values: Array) -> str:
 
 
 def _cure_small_values(values: Array, options: MaskOptions) -> str:
-    largest, are_two = int(values[-1]), len(values) == 2
+    largest = int(values[-1])
+    are_two = len(values) == 2
     middle = max(1, (largest + 1) // 2)
     edges = f"set data.mask_read.threshold={middle} if the values in between are grey edges"
     numbers = f"set data.mask_read.classes={largest + 1} if these are class numbers"

@@ -118,9 +118,11 @@ def read_array_header(stream: IO[bytes], size_bytes: int) -> NpyHeader:
 
 def _parse(text: bytes, *, version: int) -> NpyHeader:
     if version == 1:
-        length, read = struct.pack("<H", len(text)), np.lib.format.read_array_header_1_0
+        length = struct.pack("<H", len(text))
+        read = np.lib.format.read_array_header_1_0
     else:
-        length, read = struct.pack("<I", len(text)), np.lib.format.read_array_header_2_0
+        length = struct.pack("<I", len(text))
+        read = np.lib.format.read_array_header_2_0
     try:
         with NPY_LOCK:
             shape, _, dtype = read(BytesIO(length + text), max_header_size=MAX_HEADER_BYTES)

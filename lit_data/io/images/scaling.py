@@ -223,9 +223,11 @@ class ScaledDecoder:
         header = self.decoder.header(source)
         height, width = self.scaling.stored_px((header.height_px, header.width_px))
         if isinstance(self.decoder, MaskDecoder):
-            key, most_px = "mask_read", self.decoder.options.max_pixels
+            key = "mask_read"
+            most_px = self.decoder.options.max_pixels
         else:
-            key, most_px = "read", self.decoder.read.max_pixels
+            key = "read"
+            most_px = self.decoder.read.max_pixels
         if height * width > most_px:
             raise DataError(
                 f"{show_path(source.paths[0])}: scaled to {height} x {width} px it has more than "
@@ -386,7 +388,8 @@ def check_mask_sizes(
     problems = Problems()
     for image in np.flatnonzero(of_image >= 0).tolist():
         mask = int(of_image[image])
-        size, mask_size = images[1][image].tolist(), masks[1][mask].tolist()
+        size = images[1][image].tolist()
+        mask_size = masks[1][mask].tolist()
         if size != mask_size:
             turned = " (turned by 90 degrees?)" if size == mask_size[::-1] else ""
             described = f"{show_path(images[0].name(image))}: {size[0]} x {size[1]}{turned}"
@@ -410,7 +413,8 @@ def scale_size(size_px: Size, fit_px: Size, fit: Fit) -> Size:
         return fit_px
     factors = fit_px[0] / size_px[0], fit_px[1] / size_px[1]
     factor = min(factors) if fit == "contain" else max(factors)
-    height, width = round(size_px[0] * factor), round(size_px[1] * factor)
+    height = round(size_px[0] * factor)
+    width = round(size_px[1] * factor)
     # Rounding may miss the side that is to be met by a pixel, and a thin one may vanish.
     if fit == "cover":
         return max(fit_px[0], height), max(fit_px[1], width)

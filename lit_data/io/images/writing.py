@@ -79,7 +79,8 @@ def write_png_parts(path: Path, shape: tuple[int, int], parts: Iterable[Array]) 
 
 
 def _write_parts(file: BinaryIO, shape: tuple[int, int], parts: Iterable[Array]) -> None:
-    packer, above = zlib.compressobj(1), np.zeros((1, 0), np.uint8)
+    packer = zlib.compressobj(1)
+    above = np.zeros((1, 0), np.uint8)
     for number, part in enumerate(parts):
         if number == 0:
             file.write(b"\x89PNG\r\n\x1a\n")

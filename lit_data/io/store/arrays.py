@@ -186,7 +186,8 @@ class ArrayFolder:
             StoreError: It cannot be opened.
             StoreCorruptError: It is not there, or not what `meta.json` says.
         """
-        path, facts = self.path / f"{name}.npy", self.arrays.get(name)
+        path = self.path / f"{name}.npy"
+        facts = self.arrays.get(name)
         if facts is None or (descr is not None and facts.dtype != np.dtype(descr)):
             raise corrupt(path, f"expected an array of {descr}, found {facts}")
         self._maps[name] = data, begin = self._map_file(name)
@@ -236,7 +237,8 @@ class ArrayFolder:
 
     def _map_file(self, name: str, *, again: bool = False) -> "Mapped":
         """Return the map that holds an array, and where its header begins there."""
-        path, expected_bytes = self.path / f"{name}.npy", self.arrays[name].file_bytes
+        path = self.path / f"{name}.npy"
+        expected_bytes = self.arrays[name].file_bytes
         if self._tar is None:
             return Mapped(map_file(path, expected_bytes), 0)
         begin, nbytes = self._tar.members.get(path.name, (0, 0))
@@ -338,7 +340,8 @@ class ArrayStream:
     """
 
     def __init__(self, fd: int, dtype: "np.dtype[Any]", *, checksum: bool) -> None:
-        self._fd, self._dtype = fd, dtype
+        self._fd = fd
+        self._dtype = dtype
         self.nbytes = 0
         self.crc32 = 0 if checksum else None
 

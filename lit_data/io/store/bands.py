@@ -116,7 +116,8 @@ class BandedImage:
     """
 
     def __init__(self, values: Array, shape: tuple[int, int, int], band_px: int) -> None:
-        self.shape, self.dtype = shape, values.dtype
+        self.shape = shape
+        self.dtype = values.dtype
         self._band_px = band_px
         channels, height, width = shape
         full_bands, last_px = divmod(width, band_px)
@@ -136,8 +137,10 @@ class BandedImage:
 
     def read(self, top_px: int, left_px: int, height_px: int, width_px: int) -> Array:
         """Read a part that lies in the image: [C, h, w]."""
-        band_px, channels = self._band_px, self.shape[0]
-        right_px, bottom_px = left_px + width_px, top_px + height_px
+        band_px = self._band_px
+        channels = self.shape[0]
+        right_px = left_px + width_px
+        bottom_px = top_px + height_px
         first = min(left_px // band_px, len(self._bands))
         bands = self._bands[first : -(-right_px // band_px), top_px:bottom_px]
         # [bands, h, C, b] becomes [h, C, bands * b]: rows of neighbouring bands side by side.
@@ -179,7 +182,8 @@ class BandFile:
 
     def __init__(self, mapped: Mapped, values: Array, band_px: int, extents: ImageExtents) -> None:
         self._data, self._begin = mapped
-        self._itemsize, self._extents = values.itemsize, extents
+        self._itemsize = values.itemsize
+        self._extents = extents
 
         def make(number: int) -> BandedImage:
             return BandedImage(extents.cut_out(values, number), extents.shape(number), band_px)

@@ -69,7 +69,8 @@ class PixelWriter:
 
     def __init__(self, stream: ArrayStream, sources: SourceTable) -> None:
         self.notes: Counter[str] = Counter()
-        self._stream, self._sources = stream, sources
+        self._stream = stream
+        self._sources = sources
         self._images = np.zeros(len(sources.firsts), IMAGE_RECORD)
         self._crcs = sources.files["crc32"].copy()
 
@@ -270,7 +271,8 @@ def _lay_out(recipe: Recipe, survey: Survey) -> BandLayout:
 def _check_space(folder: Path, needed_bytes: int, images: int) -> None:
     """Refuse a store for which there is no room, before anything is written."""
     free_bytes = shutil.disk_usage(folder).free
-    needed, free = decimal(needed_bytes), decimal(free_bytes)
+    needed = decimal(needed_bytes)
+    free = decimal(free_bytes)
     log.info("store: %d images, %s, free %s in %s", images, needed, free, show_path(folder))
     if needed_bytes > free_bytes:
         raise no_space(folder, needed_bytes, free_bytes, "checked before writing")
@@ -366,7 +368,8 @@ def find_store(folder: Path, recipe: Recipe) -> Path | None:
 
 def _find_laid_out(folder: Path, recipe: Recipe) -> Path | None:
     """Return the store with these bands, or one of images too narrow for any."""
-    target, unbanded = folder / recipe.key, folder / recipe.without_bands.key
+    target = folder / recipe.key
+    unbanded = folder / recipe.without_bands.key
     if is_there(target):
         return target
     if not is_there(unbanded):
@@ -446,9 +449,11 @@ def _describe_difference(path: Path, recipe: Recipe) -> str:
 def describe_options(old: str, new: str) -> list[str]:
     """Return the decode options that differ, each by its own name if the fingerprints are JSON."""
     try:
-        before, after = _flatten("decoder", json.loads(old)), _flatten("decoder", json.loads(new))
+        before = _flatten("decoder", json.loads(old))
+        after = _flatten("decoder", json.loads(new))
     except (ValueError, RecursionError):
-        before, after = {"decoder": old}, {"decoder": new}
+        before = {"decoder": old}
+        after = {"decoder": new}
     changes = []
     for name in {**before, **after}:
         if before.get(name) != after.get(name):

@@ -217,7 +217,8 @@ class Tar:
         members: dict[str, tuple[int, int]] = {}
         for member in files:
             # Anybody may have written it: what reaches past its end is taken for missing.
-            begin, end = member.offset_data, member.offset_data + member.size
+            begin = member.offset_data
+            end = member.offset_data + member.size
             if 0 <= begin <= end <= nbytes:
                 members[member.name] = begin, member.size
         return cls(path, nbytes, members)

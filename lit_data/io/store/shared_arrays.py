@@ -121,7 +121,8 @@ class SharedState(dict[str, Any]):
         body = pickle.dumps(dict(self), protocol=5, buffer_callback=buffers.append)
         parts = [memoryview(body), *(buffer.raw() for buffer in buffers)]
         if sum(part.nbytes for part in parts) > INLINE_BYTES:
-            self._memory, self._parts = _write_parts(parts), len(parts)
+            self._memory = _write_parts(parts)
+            self._parts = len(parts)
 
 
 def share_state(owner: object, fixed: Sequence[str]) -> tuple[SharedState, dict[str, Any]]:

@@ -150,7 +150,8 @@ def describe_change(
     Returns:
         One phrase, "" if they are equal but for skipped files, None if they have no file in common.
     """
-    before, after = old.states(), new.states()
+    before = old.states()
+    after = new.states()
     if before.keys().isdisjoint(after):
         return None
     skipped_names = {os.fsencode(path) for path in skipped}

@@ -89,11 +89,17 @@ class DecodedStore(StoredImages):
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path).absolute()
         index = StoreIndex.open(self.path)
-        facts, self._extents = index.facts, index.extents
-        self._folder, self._sources = index.folder, index.sources
-        self.key, self.channels, self.dtype = index.folder.key, facts.channels, facts.item_dtype
-        self.notes, self.skipped = facts.notes, facts.skipped
-        self.heights_px, self.widths_px = self._extents.heights_px, self._extents.widths_px
+        facts = index.facts
+        self._extents = index.extents
+        self._folder = index.folder
+        self._sources = index.sources
+        self.key = index.folder.key
+        self.channels = facts.channels
+        self.dtype = facts.item_dtype
+        self.notes = facts.notes
+        self.skipped = facts.skipped
+        self.heights_px = self._extents.heights_px
+        self.widths_px = self._extents.widths_px
         self._crcs = index.crcs
         self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
@@ -239,7 +245,8 @@ class DecodedStore(StoredImages):
             StoreCorruptError: The pixel file is not as long as it should be.
         """
         self.check_size()
-        image_count, file_count = len(self), len(self._sources.files)
+        image_count = len(self)
+        file_count = len(self._sources.files)
         # The checksums of the index, of each image, and of each source file.
         damages = [*self._folder.find_damages()]
         damages += track(self.find_bad_images(), "checking images", image_count, enabled=progress)
@@ -279,7 +286,8 @@ class DecodedStore(StoredImages):
 
     def _view_equal_sizes(self) -> "EqualImages | None":
         """Return all images as one array; None if they differ in size or lie in bands."""
-        height_px, width_px = self.heights_px.item(0), self.widths_px.item(0)
+        height_px = self.heights_px.item(0)
+        width_px = self.widths_px.item(0)
         has_one_size = (self.heights_px == height_px).all() and (self.widths_px == width_px).all()
         if self._file is not None or not has_one_size:
             return None
@@ -312,7 +320,8 @@ class EqualImages:
             # The first patch stands in for those past an edge, which are written over below.
             self._gather(np.where(is_inside, starts, 0), rows)
         for number in np.flatnonzero(~is_inside).tolist():
-            top_px, left_px = tops_px.item(number), lefts_px.item(number)
+            top_px = tops_px.item(number)
+            left_px = lefts_px.item(number)
             rows[number] = cut_patch(self.pixels[images.item(number)], top_px, left_px, size_px)
 
     def _gather(self, starts: Ints, rows: Array) -> None:

@@ -111,6 +111,16 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
     write_text(path, json.dumps(content, indent=2, allow_nan=False) + "\n")
 
 
+def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - what JSON and YAML hold
+    """Return the leaves of nested mappings by their dotted keys; a list is a leaf."""
+    if not isinstance(tree, Mapping):
+        return {above: tree}
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= flatten(value, f"{above}.{key}" if above else str(key))
+    return leaves
+
+
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV, whole or not at all; of each row only the columns.
 

@@ -12,11 +12,11 @@ from lit_data.commands.checkpoints import Look, absolute_root, look_at, read_rec
 from lit_data.commands.configuration.hydra_node import find_typed
 from lit_data.commands.configuration.names import (
     find_targets,
-    flatten,
     resolve_target,
     to_plain,
 )
 from lit_data.errors import escape
+from lit_data.files import flatten
 from lit_data.io.images.image_source import ImageBank
 from lit_data.tasks.base import find_task_of
 

@@ -55,8 +55,12 @@ class PixelTask(Task[Images]):
     """Images with masks; a model gives the probability of each pixel.
 
     A subclass has the writer of its predictions.
+
+    Attributes:
+        takes_augmented: Whole images may be predicted as the predict stage augments them.
     """
 
+    takes_augmented: ClassVar[bool] = False
     predicts = "dict with `probability`"
     predict_data: ClassVar[Mapping[str, Any]] = {"splits": {"train": 1.0}, "mask_splits": []}
 
@@ -136,17 +140,51 @@ class PixelTask(Task[Images]):
         )
 
     def open_images(self) -> WholeImages:
-        """Return the images to predict, as they are.
+        """Return the images to predict.
+
+        Where their finishing is more than choosing channels and scaling (a nuisance for layout
+        `single`, an augmentation of the predict stage), the datamodule finishes a whole image as it
+        would finish a patch.
 
         Raises:
-            ConfigError: The predict stage has an augmentation.
+            ConfigError: The predict stage has an augmentation, and maps are not of what it makes.
         """
-        if "predict" in self.datamodule.augment:
+        data = self.datamodule
+        if "predict" in data.augment and not self.takes_augmented:
             raise ConfigError("predict takes images as they are: leave predict out of data.augment")
-        bank = self.datamodule.bank
-        names = self.datamodule.source.names(bank)
-        channels = tuple(range(bank.channels))
-        return WholeImages(bank=bank, names=names, channels=channels, value_range=None)
+        transform = data.transformation
+        is_finished = transform.nuisance is not None or "predict" in transform.augment
+        values = transform.values
+        is_scaled = not is_finished and values != ValueRange()  # floats stay as they are
+        return WholeImages(
+            bank=data.bank,
+            names=data.source.names(data.bank),
+            channels=tuple(range(len(transform.expand))) if is_finished else transform.expand,
+            value_range=(values.low, values.high) if is_scaled else None,
+            classes=tuple(data.classes or ()),
+            finish=self._finish if is_finished else None,
+        )
+
+    def _finish(self, number: int) -> Tensor:
+        """Return an image as the predict stage of the datamodule finishes it, [C, H, W]."""
+        pixels = np.array(self.datamodule.bank[number])  # a copy: torch warns of read-only arrays
+        image_index = torch.tensor([number])
+        batch = {
+            "image": torch.from_numpy(pixels)[None],
+            "index": image_index,
+            "image_index": image_index,
+            "position": torch.zeros(1, 2, dtype=torch.int64),
+            "epoch": torch.zeros(1, dtype=torch.int64),
+        }
+        finished: Tensor = self.datamodule.transform(batch, "predict")["image"][0]
+        finished_px = list(finished.shape[1:])
+        image_px = list(pixels.shape[1:])
+        if finished_px != image_px:
+            raise ConfigError(
+                f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
+                "maps have the size of their images, so leave out what crops or resizes"
+            )
+        return finished
 
     def writer(self, run: PredictRun, options: PredictOptions) -> ImageWriter:
         """Return the writer of the predictions of whole images."""
@@ -177,18 +215,9 @@ class InspectionTask(PixelTask[InspectionDataModule]):
     unused = ("clean", "count")
 
     @override
-    def open_images(self) -> WholeImages:
-        return replace(
-            super().open_images(),
-            value_range=_find_range(self.datamodule.transformation.values),
-            classes=tuple(self.datamodule.classes or ()),
-            original_sizes=self.datamodule.original_sizes,
-        )
-
-    @override
     def writer(self, run: PredictRun, options: PredictOptions) -> VerdictWriter:
         options.refuse("maps of defects", *self.unused)
-        images = self.open_images()
+        images = replace(self.open_images(), original_sizes=self.datamodule.original_sizes)
         return VerdictWriter(self.datamodule, images, run.folder, options, doubt=run.doubt)
 
     @override
@@ -284,6 +313,7 @@ class PatchTask(Task[Data]):
 class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
     """Target, references and mask; predictions are maps and tables of defects."""
 
+    takes_augmented = True
     neutral_data = (*Task.neutral_data, "backend", "edges", "patch_px", "stride_px")
     unused = (*VERDICT_OPTIONS, "clean", "count")
 
@@ -314,25 +344,6 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
         return rows
 
     @override
-    def open_images(self) -> WholeImages:
-        """Return the images to predict.
-
-        Where their finishing is more than choosing channels and scaling (a nuisance for layout
-        `single`, an augmentation of the predict stage), the datamodule finishes a whole image as it
-        would finish a patch.
-        """
-        data = self.datamodule
-        transform = data.transformation
-        is_finished = transform.nuisance is not None or "predict" in transform.augment
-        return WholeImages(
-            bank=data.bank,
-            names=data.source.names(data.bank),
-            channels=tuple(range(len(transform.expand))) if is_finished else transform.expand,
-            value_range=None if is_finished else _find_range(transform.values),
-            finish=self._finish if is_finished else None,
-        )
-
-    @override
     def writer(self, run: PredictRun, options: PredictOptions) -> MapWriter:
         options.refuse("maps of defects", *self.unused)
         if self.datamodule.source.layout == "single":
@@ -341,32 +352,6 @@ class StripeTask(PatchTask[StripeDataModule], PixelTask[StripeDataModule]):
                 "in all three and not found; the maps show false alarms only"
             )
         return MapWriter(self.open_images(), run.folder, options)
-
-    def _finish(self, number: int) -> Tensor:
-        """Return an image as the predict stage of the datamodule finishes it, [C, H, W]."""
-        pixels = np.array(self.datamodule.bank[number])  # a copy: torch warns of read-only arrays
-        image_index = torch.tensor([number])
-        batch = {
-            "image": torch.from_numpy(pixels)[None],
-            "index": image_index,
-            "image_index": image_index,
-            "position": torch.zeros(1, 2, dtype=torch.int64),
-            "epoch": torch.zeros(1, dtype=torch.int64),
-        }
-        finished: Tensor = self.datamodule.transform(batch, "predict")["image"][0]
-        finished_px = list(finished.shape[1:])
-        image_px = list(pixels.shape[1:])
-        if finished_px != image_px:
-            raise ConfigError(
-                f"the augmentation of the predict stage makes {finished_px} of {image_px} px: "
-                "maps have the size of their images, so leave out what crops or resizes"
-            )
-        return finished
-
-
-def _find_range(values: ValueRange) -> tuple[float, float] | None:
-    """Return the pixel values that become 0 and 1; None for floats that are left as they are."""
-    return None if values == ValueRange() else (values.low, values.high)
 
 
 def name_sample(datamodule: BaseDataModule, batch: Batch, row: int) -> str:

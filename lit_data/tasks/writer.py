@@ -6,7 +6,7 @@ import os
 import stat
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Final, NamedTuple
 from typing_extensions import override
 
 from lit_data.errors import ConfigError, StoreError, show_path
-from lit_data.files import PART, write_json, write_table
+from lit_data.files import PART, flatten, write_json, write_table
 from lit_data.io.images.image_source import ImageBank
 from lit_data.tasks.options import Predicted, PredictOptions, PredictRun
 
@@ -334,8 +334,8 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
         StoreError: The file is damaged.
     """
     try:
-        before = dict(_flatten(json.loads(path.read_bytes())))
-        now = dict(_flatten(json.loads(json.dumps(identity))))  # with lists in the place of tuples
+        before = flatten(json.loads(path.read_bytes()))
+        now = flatten(json.loads(json.dumps(identity)))  # with lists in the place of tuples
     except (ValueError, RecursionError) as error:
         raise StoreError(
             f"{show_path(path)} is damaged: begin anew with predict.resume=false"
@@ -347,12 +347,3 @@ def _check_identity(path: Path, identity: Mapping[str, Any]) -> None:
             f"{show_path(path.parent)} holds predictions of another run: choose another "
             "predict.folder, or begin anew with predict.resume=false\n  " + "\n  ".join(changes)
         )
-
-
-def _flatten(node: object, key: str = "") -> Iterator[tuple[str, object]]:
-    """Yield the leaves of nested mappings with their dotted keys; a list is a leaf."""
-    if not isinstance(node, Mapping):
-        yield key, node
-        return
-    for name, value in node.items():
-        yield from _flatten(value, f"{key}.{name}" if key else str(name))

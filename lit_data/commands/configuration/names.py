@@ -200,16 +200,6 @@ def walk(plain: object, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from walk(value, f"{key}[{index}]")
 
 
-def flatten(plain: Any, key: str = "") -> dict[str, Any]:  # noqa: ANN401 - what YAML may hold
-    """Return the values of plain data by their dotted keys; a list is one value."""
-    if not isinstance(plain, Mapping):
-        return {key: plain}
-    leaves: dict[str, Any] = {}
-    for name, value in plain.items():
-        leaves |= flatten(value, join_key(key, name))
-    return leaves
-
-
 def dot_indices(key: str) -> str:
     """Return a key with the numbers of lists as parts of their own: ``a[0].b`` is a.0.b."""
     return re.sub(r"\[(\w+)\]", r".\1", key)

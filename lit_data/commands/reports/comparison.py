@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
-from lit_data.commands.configuration.names import flatten
 from lit_data.commands.reports.curves import (
     Chart,
     ChartLine,
@@ -15,6 +14,7 @@ from lit_data.commands.reports.curves import (
 from lit_data.commands.reports.results import find_scores, find_sign
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.result import read_number
+from lit_data.files import flatten
 
 _MOST_SCORES: Final = 4
 _MOST_COLUMNS: Final = 8

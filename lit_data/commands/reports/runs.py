@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from lit_data.commands.configuration.names import flatten
 from lit_data.commands.reports.curves import Log, read_log
 from lit_data.commands.reports.untrusted import (
     Masker,
@@ -25,6 +24,7 @@ from lit_data.commands.reports.untrusted import (
     read_text,
 )
 from lit_data.commands.result import FAILURE, find_direction, find_monitor
+from lit_data.files import flatten
 
 State = Literal["done", "failed", "unfinished"]
 

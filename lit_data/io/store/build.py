@@ -17,6 +17,7 @@ import numpy as np
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
+from lit_data.files import flatten
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
@@ -449,8 +450,8 @@ def _describe_difference(path: Path, recipe: Recipe) -> str:
 def describe_options(old: str, new: str) -> list[str]:
     """Return the decode options that differ, each by its own name if the fingerprints are JSON."""
     try:
-        before = _flatten("decoder", json.loads(old))
-        after = _flatten("decoder", json.loads(new))
+        before = flatten(json.loads(old), "decoder")
+        after = flatten(json.loads(new), "decoder")
     except (ValueError, RecursionError):
         before = {"decoder": old}
         after = {"decoder": new}
@@ -459,16 +460,6 @@ def describe_options(old: str, new: str) -> list[str]:
         if before.get(name) != after.get(name):
             changes.append(f"{name} {before.get(name)!r} -> {after.get(name)!r}")
     return changes
-
-
-def _flatten(name: str, value: object) -> dict[str, object]:
-    """Return the leaves of nested dicts by their dotted names."""
-    if not isinstance(value, dict):
-        return {name: value}
-    leaves: dict[str, object] = {}
-    for key, inner in value.items():
-        leaves |= _flatten(f"{name}.{key}", inner)
-    return leaves
 
 
 def _read_age(path: Path) -> int:

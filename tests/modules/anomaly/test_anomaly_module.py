@@ -1,4 +1,4 @@
-"""`AnomalyModule` and its encoder: tiles, calibration, checkpoints, and files and nets that do not fit."""
+"""`AnomalyModule`, its encoder and its memory bank: tiles, calibration, checkpoints, what does not fit."""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,10 @@ from torch.utils.data import DataLoader
 
 from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.modules import AnomalyModule, TextureEncoder
+from lit_data.modules.anomaly.module import Candidates, choose_coreset, find_distances
 from lit_data.testing import QUIET
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 
 
 def _draw(
@@ -52,7 +55,6 @@ def _fit(
     return model
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_what_good_images_do_not_show_is_above_one_half(tmp_path: Path) -> None:
     model = _fit(tmp_path)
     assert model.bank.shape == (60, 96)
@@ -69,7 +71,6 @@ def test_what_good_images_do_not_show_is_above_one_half(tmp_path: Path) -> None:
     assert 10 <= x < 42
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_the_highest_score_of_good_validation_images_is_just_below_one_half(tmp_path: Path) -> None:
     model = _fit(tmp_path, margin=0.1)
     images = torch.stack([sample["image"] for sample in _draw(4, seed=1)])
@@ -80,7 +81,6 @@ def test_the_highest_score_of_good_validation_images_is_just_below_one_half(tmp_
     assert float(probability) == pytest.approx(1 / (1 + 1.1**4), rel=1e-3)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_scores_are_those_of_images_and_pixels(tmp_path: Path) -> None:
     model = _fit(tmp_path)
     trainer = L.Trainer(**{**QUIET, "default_root_dir": str(tmp_path)})
@@ -95,7 +95,6 @@ def test_scores_are_those_of_images_and_pixels(tmp_path: Path) -> None:
     assert found.keys() == {"test/false_alarms"}
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_tile_is_scored_as_the_whole_image(tmp_path: Path) -> None:
     model = _fit(tmp_path)
     generator = torch.Generator().manual_seed(0)
@@ -111,7 +110,6 @@ def test_a_tile_is_scored_as_the_whole_image(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     model, path = _fit(tmp_path), tmp_path / "model.ckpt"
     model.trainer.save_checkpoint(path)
@@ -125,7 +123,6 @@ def test_a_checkpoint_holds_all_and_nothing_but_data(tmp_path: Path) -> None:
     assert path.stat().st_size < 2**20
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 @pytest.mark.parametrize("sides", [(1, 1), (3, 50), (17, 9)])
 def test_images_of_any_size_are_scored(sides: tuple[int, int], tmp_path: Path) -> None:
     model = _fit(tmp_path, channels=1)
@@ -172,7 +169,6 @@ class _Own(nn.Module):
         return [nn.functional.avg_pool2d(images, 2), nn.functional.avg_pool2d(images, 16)]
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers.*")
 def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
     model = _fit(tmp_path, _Own())
     assert model.bank.shape == (60, 6)
@@ -184,34 +180,76 @@ def test_any_net_that_gives_maps_is_an_encoder(tmp_path: Path) -> None:
         model(torch.rand(1, 3, 32, 32))
 
 
-class _Trap:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Path("trap").touch, ())
-
-
-def test_a_file_of_weights_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_weights_holds_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     good = TextureEncoder().state_dict()
     torch.save({"state_dict": good}, "good.pt")
     assert torch.equal(TextureEncoder("good.pt").fine.plain.weight, good["fine.plain.weight"])
-    torch.save(_Trap(), "trap.pt")
     torch.save({name: value for name, value in good.items() if name != "fine.mean"}, "less.pt")
-    torch.save({**good, "fine.plain.bias": torch.full((48,), torch.nan)}, "nan.pt")
-    torch.save([1, 2], "list.pt")
-    Path("half.pt").write_bytes(Path("good.pt").read_bytes()[:5000])
-    Path("empty.pt").touch()
-    for name, message in {
-        "trap.pt": "more than data",
-        "less.pt": "does not hold all weights of TextureEncoder: fine.mean lack",
-        "nan.pt": "NaN",
-        "list.pt": "is no checkpoint",
-        "half.pt": "is no checkpoint that can be read",
-        "empty.pt": "is no checkpoint that can be read",
-    }.items():
-        with pytest.raises(StoreError, match=message):
-            TextureEncoder(name)
-    with pytest.raises(DataError, match=r"none\.pt is not a file"):
-        TextureEncoder("none.pt")
-    assert not Path("trap").exists()
+    with pytest.raises(StoreError, match=r"all weights of TextureEncoder: fine\.mean lack"):
+        TextureEncoder("less.pt")
     with pytest.raises(StoreError, match="does not hold all weights"):
         TextureEncoder("good.pt", width=20)
+    with pytest.raises(DataError, match=r"none\.pt is not a file"):
+        TextureEncoder("none.pt")
+
+
+def test_the_sample_is_bounded_and_that_of_one_batch() -> None:
+    rows = torch.arange(1000.0)[:, None]
+    whole, parts = Candidates(100, seed=3), Candidates(100, seed=3)
+    whole.add(rows)
+    for part in rows.split(37):
+        parts.add(part)
+    assert len(whole) == len(parts) == 100
+    assert sorted(whole.rows.flatten().tolist()) == sorted(parts.rows.flatten().tolist())
+    assert len(whole.rows.unique()) == 100
+    assert 350 < float(whole.rows.mean()) < 650
+
+
+def test_a_sample_goes_on_where_it_was_saved() -> None:
+    rows = torch.arange(600.0)[:, None]
+    whole, first, second = (Candidates(50) for _ in range(3))
+    whole.add(rows)
+    first.add(rows[:200])
+    second.load_state_dict(first.state_dict())
+    second.add(rows[200:])
+    assert sorted(second.rows.flatten().tolist()) == sorted(whole.rows.flatten().tolist())
+
+
+def test_the_coreset_covers_what_a_sample_misses() -> None:
+    generator = torch.Generator().manual_seed(0)
+    dense = torch.randn(5000, 8, generator=generator)
+    rare = 20 + torch.randn(5, 8, generator=generator)
+    rows = torch.cat([dense, rare])
+    chosen = choose_coreset(rows, 50)
+    assert len(set(chosen.tolist())) == 50
+    assert (chosen >= 5000).any()
+    sampled = torch.randperm(5005, generator=generator)[:50]
+    assert (
+        find_distances(rows, rows[chosen]).max() < 0.9 * find_distances(dense, rows[sampled]).max()
+    )
+    assert choose_coreset(rows[:40], 50).tolist() == list(range(40))
+
+
+def test_equal_rows_are_chosen_once_each() -> None:
+    assert len(set(choose_coreset(torch.ones(6, 3), 4).tolist())) == 4
+
+
+@pytest.mark.parametrize("chunk_bytes", [4, 4 * 70 * 3, 2**26])
+def test_distances_are_those_of_all_pairs_in_any_chunks(chunk_bytes: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, bank = torch.randn(20, 5, generator=generator), torch.randn(70, 5, generator=generator)
+    expected = torch.cdist(rows, bank).amin(1)
+    torch.testing.assert_close(
+        find_distances(rows, bank, chunk_bytes=chunk_bytes), expected, atol=1e-4, rtol=1e-4
+    )
+
+
+def test_what_is_no_number_has_no_distance() -> None:
+    rows = torch.tensor([[0.0, 1.0], [torch.nan, 0.0]])
+    found = find_distances(rows, torch.zeros(3, 2))
+    assert found[0] == 1
+    assert found[1].isnan()
+    assert find_distances(rows[:0], torch.zeros(3, 2)).shape == (0,)

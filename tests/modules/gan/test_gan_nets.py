@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lit_data.batch_form import cut_evenly
 from lit_data.errors import ConfigError
 from lit_data.inference.batch_size_table import measure_peak_bytes
 from lit_data.modules import (
@@ -223,13 +222,6 @@ def test_impossible_patches(size: int, scale: float) -> None:
         match=f"size_px={size}, min_scale={scale}: need 1 or more, and 0 < min_scale <= 1",
     ):
         RayPatches(size, scale)
-
-
-@pytest.mark.parametrize(
-    ("count", "size", "sizes"), [(8, 8, [8]), (8, 3, [3, 3, 2]), (7, 1, [1] * 7), (2, 5, [2])]
-)
-def test_parts_are_as_equal_as_can_be(count: int, size: int, sizes: list[int]) -> None:
-    assert [stop - start for start, stop in cut_evenly(count, size)] == sizes
 
 
 def _module() -> GANModule:

@@ -1,6 +1,7 @@
 """LightningModules that learn from our batches; examples to use, to copy from, or to replace by your own."""
 
-from lit_data.modules.anomaly import AnomalyModule, TextureEncoder
+from lit_data.modules.anomaly.encoder import TextureEncoder
+from lit_data.modules.anomaly.module import AnomalyModule
 from lit_data.modules.classification import ClassificationModule, ConvClassifier
 from lit_data.modules.detection.module import DetectionModule
 from lit_data.modules.detection.net import DetectorNet

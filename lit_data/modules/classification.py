@@ -93,7 +93,7 @@ class ClassificationModule(ScoredModule):
         classes: Names of the classes.
         optimizer: Makes the optimizer from the parameters; AdamW by default.
         schedule: Learning rate over the run, see `learning_rate_factor`.
-        label_smoothing: Share of the target that all classes have alike.
+        label_smoothing: Fraction of the target that all classes have alike.
         class_weights: Factors on the loss of images by their class; `balanced`: ``images / (classes
             * images of the class)`` in the training split.
 

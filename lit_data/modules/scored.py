@@ -83,7 +83,7 @@ class PixelScores(Metric):
 
 
 class DefectRecall(Metric):
-    """Share of defects found at a fixed number of false alarms per patch.
+    """Fraction of defects found at a fixed number of false alarms per patch.
 
     A defect is a connected region (8 neighbours) of the mask; its score is the highest in it. A
     false alarm is a local maximum of the score (the highest within 5 x 5 px, the first of equal

@@ -50,8 +50,8 @@ class DetectionModule(ScoredModule):
             stays.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has
-            more classes than the net.
+        ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
+            dataset has more classes than the net.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class DetectionModule(ScoredModule):
 
     @override
     def setup(self, stage: str) -> None:
-        """Compare the classes of the net with those of the set, where both say them.
+        """Compare the classes of the net with those of the dataset, where both say them.
 
         Raises:
             ConfigError: The set has more: their objects would fit no output of the net.

@@ -114,7 +114,7 @@ class GANModule(GeneratorModule):
         r1_micro_batch_size: The same for the penalty, whose graph is some three times as large;
             none: as for the rest, and never more than that.
         ema_decay: Samples come from a running mean of the generator's weights, which keeps this
-            share in each step; less in the first steps.
+            fraction in each step; less in the first steps.
         patches: Train on random patches of the images; none: on whole images.
         generator_optimizer: Makes the optimizer from the parameters; Adam by default.
         discriminator_optimizer: The same for the discriminator.

@@ -165,8 +165,8 @@ class TorchvisionDetectionModule(DetectionModule):
             stays.
 
     Raises:
-        ConfigError: The schedule is unknown, or a threshold is no share; later, that the set has
-            more classes than the net, or that its losses are none.
+        ConfigError: The schedule is unknown, or a threshold is no fraction; later, that the
+            dataset has more classes than the net, or that its losses are none.
     """
 
     def __init__(

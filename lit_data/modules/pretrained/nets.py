@@ -32,7 +32,7 @@ class SegmenterNet(NormalisedNet):
     Args:
         net: As for `NormalisedNet`.
         classes: Logits of each pixel, see `prior_logits`.
-        prior: Expected share of each class; of all names together.
+        prior: Expected fraction of each class; of all names together.
         options: Of `NormalisedNet`.
     """
 
@@ -65,7 +65,8 @@ class SmpNet(SegmenterNet):
         weights: Name of weights of the encoder, ``imagenet`` for most; None starts at random; a
             file, see `load_weights_file`.
         channels: Of the images.
-        prior: Expected share of each class, the output of the untrained net; of all names together.
+        prior: Expected fraction of each class, the output of the untrained net; of all names
+            together.
         normalise: See `Normalise`.
         options: Further arguments of the architecture, such as ``decoder_channels``.
 
@@ -134,7 +135,8 @@ class TorchvisionSegmenter(SegmenterNet):
         weights: ``imagenet`` for the backbone, ``coco`` for all but the head; None starts at
             random; a file, see `load_weights_file`.
         channels: Of the images.
-        prior: Expected share of each class, the output of the untrained net; of all names together.
+        prior: Expected fraction of each class, the output of the untrained net; of all names
+            together.
         normalise: See `Normalise`.
         options: Further arguments of the model.
 
@@ -284,7 +286,7 @@ def check_sizes(classes: int | Sequence[str] | None, channels: int, prior: float
     """Return the number of logits of each pixel.
 
     Raises:
-        ConfigError: A size is not positive, or the prior is no share.
+        ConfigError: A size is not positive, or the prior is no fraction.
     """
     count = len(prior_logits(classes, prior))
     if min(count, channels) < 1 or not 0 < prior < 1:

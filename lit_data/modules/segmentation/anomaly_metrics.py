@@ -106,7 +106,7 @@ def take_highest(
     sizes_px: Tensor | None,
     count: int,
 ) -> TopPixels:
-    """Highest pixels of patches, without those that are ignored or were mirrored past an edge.
+    """Highest pixels of patches, without those that are ignored or were reflect-padded.
 
     Args:
         scores: [B, 1, H, W] float in 0..1.
@@ -218,7 +218,7 @@ class AnomalyMetrics(PixelScores):
       are several `kinds`;
     - ``pixel_auroc``: area under the ROC curve of the pixels;
     - ``aupro_30``, ``aupro_5``: area under the curve of per-region overlap over the false positive
-      rate, up to 0.3 and 0.05, as a share of the limit (Bergmann et al., "The MVTec anomaly
+      rate, up to 0.3 and 0.05, as a fraction of the limit (Bergmann et al., "The MVTec anomaly
       detection dataset", IJCV 2021). A region is a connected part (8 neighbours) of the mask of a
       patch, so one that patches divide counts in each;
     - ``f1_max`` of the pixels, and ``f1_max_threshold``, where the mean F1 of the thresholds within
@@ -229,7 +229,7 @@ class AnomalyMetrics(PixelScores):
     for each image up to 1024 pixels.
 
     The patches of an image may come in any batches and on any ranks. A pixel that several of them
-    show counts once, by its highest score, and what was mirrored past an edge does not count, if
+    show counts once, by its highest score, and what was reflect-padded does not count, if
     `sizes_px` and the places of the patches are known; without them all pixels of all patches
     count.
 
@@ -419,7 +419,7 @@ def _find_best(f1: Tensor) -> int:
 
 
 def _area(false_rates: Tensor, hit_rates: Tensor, limit: float) -> Tensor:
-    """Area under a curve over the false positive rate up to `limit`, as a share of it."""
+    """Area under a curve over the false positive rate up to `limit`, as a fraction of it."""
     x = torch.cat([false_rates.new_zeros(1), false_rates])
     y = torch.cat([hit_rates.new_zeros(1), hit_rates])
     widths = x.diff().clamp(max=(limit - x[:-1]).clamp(min=0))

@@ -61,7 +61,7 @@ class SegmentationModule(ScoredModule):
 
     - ``average_precision``: of pixels;
     - ``dice``: of pixels, at probability 0.5;
-    - ``defect_recall``: share of defects found at 0.1 false alarms per patch;
+    - ``defect_recall``: fraction of defects found at 0.1 false alarms per patch;
     - with `baseline` each with ``_baseline`` behind it: the same for the score ``|target -
       mean(ref)|``, its Dice at the best threshold;
     - with `classes` for each of them ``iou_NAME`` and ``dice_NAME``, and ``mean_iou`` and

@@ -32,14 +32,15 @@ class UNet(nn.Module):
             background one more, for a softmax; None stands for 1.
         width: Channels at full resolution; each scale has twice those of the finer one.
         depth: How often the resolution is halved.
-        prior: Expected share of each class, the output of the untrained net; of all names together.
+        prior: Expected fraction of each class, the output of the untrained net; of all names
+            together.
         standardise: Brings each channel to mean 0 and standard deviation 1 first, by running
             statistics of what trains. The zeros that convolutions pad with are then the mean, not
             black, which looks like the edge of a part.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
-        ConfigError: A size is not positive, or the prior is no share.
+        ConfigError: A size is not positive, or the prior is no fraction.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     Args:
         classes: How many logits; or names of classes, of which each has one and the background one
             more; None: one.
-        prior: Expected share of each class; of all names together. One that is no share gives
+        prior: Expected fraction of each class; of all names together. One that is no fraction gives
             logits of 0.
 
     Returns:
@@ -253,11 +254,11 @@ class CompareNet(nn.Module):
     Args:
         width: Channels of each layer.
         depth: 3 x 3 convolutions before the last one.
-        prior: Expected share of defect pixels, the output of the untrained net.
+        prior: Expected fraction of defect pixels, the output of the untrained net.
         weights: File that the net starts from, see `load_weights_file`.
 
     Raises:
-        ConfigError: A size is not positive, or the prior is no share.
+        ConfigError: A size is not positive, or the prior is no fraction.
     """
 
     def __init__(

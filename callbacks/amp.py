@@ -23,35 +23,6 @@ from lit_data.lightning_internals import logs_now
 log = logging.getLogger(__name__)
 
 
-def check_replaceable(trainer: L.Trainer) -> LightningPrecision:
-    """Return the Trainer's plugin, if it is the plain one.
-
-    Raises:
-        ConfigError: It mixes precisions itself, or belongs to ``pytorch_lightning``, the other
-            package of that name.
-    """
-    plugin = trainer.strategy.precision_plugin
-    if type(plugin).__module__.startswith("pytorch_lightning."):
-        raise ConfigError(
-            "AMP: this Trainer is that of pytorch_lightning, and lightning's plugin does not clip the gradients of its "
-            "modules - write `import lightning.pytorch as pl`, the same release under the other name, or leave AMP out "
-            "and set Trainer(precision='bf16-mixed')"
-        )
-    if type(plugin) is not LightningPrecision:
-        raise ConfigError(
-            f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(plugin).__name__} already"
-            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
-        )
-    return plugin
-
-
-def _sets_precision(trainer: L.Trainer) -> bool:
-    """Return True if a Trainer of this package mixes precisions, or its strategy must."""
-    plugin_type = type(trainer.strategy.precision_plugin)
-    is_of_this_package = not plugin_type.__module__.startswith("pytorch_lightning.")
-    return is_of_this_package and plugin_type is not LightningPrecision
-
-
 _PRECISIONS: Final = ("auto", "bf16", "fp16", "fp32")
 _FALL_BACKS: Final = ("auto", "bf16", "fp32", "raise")
 _REMEDY: Final = (
@@ -148,7 +119,7 @@ class AMP(L.Callback):
             self._plugin = None
             rank_zero_info(f"AMP: left to Trainer(precision={trainer.precision!r})")
             return
-        replaced_plugin = check_replaceable(trainer)
+        replaced_plugin = _find_replaceable(trainer)
         device_type = trainer.strategy.root_device.type
         if self._plugin is None or self._plugin.device != device_type:
             make_scaler = functools.partial(
@@ -337,6 +308,35 @@ class AMP(L.Callback):
         if _has_finite_weights(pl_module):
             return text
         return f"{text} and the weights are not finite: go on from a checkpoint"
+
+
+def _find_replaceable(trainer: L.Trainer) -> LightningPrecision:
+    """Return the Trainer's plugin, if it is the plain one.
+
+    Raises:
+        ConfigError: It mixes precisions itself, or belongs to ``pytorch_lightning``, the other
+            package of that name.
+    """
+    plugin = trainer.strategy.precision_plugin
+    if type(plugin).__module__.startswith("pytorch_lightning."):
+        raise ConfigError(
+            "AMP: this Trainer is that of pytorch_lightning, and lightning's plugin does not clip the gradients of its "
+            "modules - write `import lightning.pytorch as pl`, the same release under the other name, or leave AMP out "
+            "and set Trainer(precision='bf16-mixed')"
+        )
+    if type(plugin) is not LightningPrecision:
+        raise ConfigError(
+            f"AMP: Trainer(precision={trainer.precision!r}) sets the precision by {type(plugin).__name__} already"
+            " - allowed: '32-true', which is the default, and no other plugin - leave that out, or this callback"
+        )
+    return plugin
+
+
+def _sets_precision(trainer: L.Trainer) -> bool:
+    """Return True if a Trainer of this package mixes precisions, or its strategy must."""
+    plugin_type = type(trainer.strategy.precision_plugin)
+    is_of_this_package = not plugin_type.__module__.startswith("pytorch_lightning.")
+    return is_of_this_package and plugin_type is not LightningPrecision
 
 
 def _has_finite_weights(pl_module: L.LightningModule) -> bool:

@@ -4,6 +4,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -82,7 +83,7 @@ class EmptyCache(L.Callback):
         self._has_much_unused = False
         self._began_s: float | None = None
         self._cache: CachedMemory | None = None
-        self._unwraps: list[Callable[[], None]] = []
+        self._undo = ExitStack()
 
     @override
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -102,7 +103,7 @@ class EmptyCache(L.Callback):
                 method = "save_checkpoint"
             if not callable(getattr(owner, method, None)):
                 raise ConfigError(_describe_missing(name, pl_module))
-            self._unwraps.append(wrap(owner, method, self._make_around(trainer, name)))
+            self._undo.callback(wrap(owner, method, self._make_around(trainer, name)))
 
     @override
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -240,8 +241,7 @@ class EmptyCache(L.Callback):
 
     def _unwrap_methods(self) -> None:
         self._began_s = None
-        while self._unwraps:
-            self._unwraps.pop()()
+        self._undo.close()
 
 
 @dataclass

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
@@ -61,19 +61,19 @@ class GradientCheckpointing(L.Callback):
                 "name at least one, or leave GradientCheckpointing out"
             )
         self.modules = tuple(modules)
-        self._unwrap: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self._idle: set[str] = set()
 
     @override
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # Not in setup: modules may be made in the LightningModule's own setup or configure_model,
         # which come later.
-        self._undo()
+        self._undo.close()
         chosen = _choose_modules(pl_module, self.modules)
         self._idle = set(chosen)
         for name, module in chosen.items():
             around = self._make_around(pl_module, module, name)
-            self._unwrap.append(wrap(module, "forward", around))
+            self._undo.callback(wrap(module, "forward", around))
 
     @override
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -87,17 +87,13 @@ class GradientCheckpointing(L.Callback):
 
     @override
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._undo()
+        self._undo.close()
 
     @override
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
     ) -> None:
-        self._undo()  # Lightning calls no teardown then
-
-    def _undo(self) -> None:
-        while self._unwrap:
-            self._unwrap.pop()()
+        self._undo.close()  # Lightning calls no teardown then
 
     def _make_around(self, root: nn.Module, module: nn.Module, name: str) -> Around:
         idle = self._idle

@@ -26,6 +26,9 @@ Extractor = Literal["small", "inception"]
 
 _SMALL_SEED: Final = 5
 _SMALL_WIDTHS: Final = (16, 32, 48, 48)
+_SUBSET: Final = 1000
+"""Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
+_SUBSETS: Final = 50
 
 
 class SmallFeatures(nn.Module):
@@ -184,11 +187,6 @@ def _draw_filters(number: int, outputs: int, inputs: int) -> Tensor:
     limit = np.float32((6 / fan_in) ** 0.5)  # uniform in -limit..limit has variance 2 / fan-in
     units = uniform(_SMALL_SEED, Stream.USER, np.arange(outputs), number, fan_in)
     return torch.from_numpy((2 * units - 1) * limit).view(outputs, inputs, 3, 3)
-
-
-_SUBSET: Final = 1000
-"""Images of a subset of KID (Binkowski et al., "Demystifying MMD GANs", ICLR 2018, 4)."""
-_SUBSETS: Final = 50
 
 
 class Distances:

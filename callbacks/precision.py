@@ -10,7 +10,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -212,9 +212,7 @@ class StepHistory:
         return {"skipped_steps": self.skipped, "in_a_row": self.rows}
 
 
-def keep_in_float32(
-    model: nn.Module, names: Sequence[str], device_type: str
-) -> list[Callable[[], None]]:
+def keep_in_float32(model: nn.Module, names: Sequence[str], device_type: str) -> Callable[[], None]:
     """Let some submodules run without autocast, with what is float16 or bfloat16 given as float32.
 
     They can still be copied, pickled and compiled, and their state dict does not change.
@@ -225,14 +223,16 @@ def keep_in_float32(
         device_type: Where autocast works.
 
     Returns:
-        Functions that undo it.
+        A function that undoes it.
 
     Raises:
         ConfigError: There is no submodule of a name.
     """
     run_in_float32 = functools.partial(_run_in_float32, device_type)
-    submodules = _find_submodules(model, names)
-    return [wrap(submodule, "forward", run_in_float32) for submodule in submodules]
+    undo = ExitStack()
+    for submodule in _find_submodules(model, names):
+        undo.callback(wrap(submodule, "forward", run_in_float32))
+    return undo.close
 
 
 def _find_submodules(model: nn.Module, names: Sequence[str]) -> list[nn.Module]:
@@ -324,7 +324,7 @@ class MixedPrecision(LightningMixedPrecision):
         super().__init__("bf16-mixed", device_type)
         self._make_scaler = make_scaler
         self._keep_fp32 = keep_fp32
-        self._unwraps: list[Callable[[], None]] = []
+        self._undo = ExitStack()
         self.switch(choose_precision(precision, device_type))
 
     def switch(self, precision: Precision) -> None:
@@ -369,14 +369,12 @@ class MixedPrecision(LightningMixedPrecision):
 
     @override
     def convert_module(self, module: nn.Module) -> nn.Module:
-        self._unwraps += keep_in_float32(module, self._keep_fp32, self.device)
+        self._undo.callback(keep_in_float32(module, self._keep_fp32, self.device))
         return super().convert_module(module)
 
     @override
     def teardown(self) -> None:
-        for unwrap in self._unwraps:
-            unwrap()
-        self._unwraps = []
+        self._undo.close()
 
     @override
     def autocast_context_manager(self) -> AbstractContextManager[None]:  # type: ignore[override]

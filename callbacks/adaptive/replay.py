@@ -71,14 +71,16 @@ class Replay:
         samples = self._count(batch, plain_samples, facts)
         if not samples:
             return call(batch, *args, **kwargs)
+        cut = self._find_method("slice_batch")
+        if cut is None:
+            cut = partial(slice_batch, samples=samples, stacked=facts.stacked)
         active = self.active = ActiveBatch(
             host=batch,
             samples=samples,
             index=number_batch(self.trainer),
             search=self._find_search(batch, samples),
             move=lambda part: call(part, *args, **kwargs),
-            cut=self._find_method("slice_batch")
-            or partial(slice_batch, samples=samples, stacked=facts.stacked),
+            cut=cut,
         )
         self._begin_measurement(active)
         if self.trainer.training and not self.module.automatic_optimization:

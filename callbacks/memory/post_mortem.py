@@ -234,7 +234,7 @@ def describe_failure(
         batches: The last ones.
     """
     device = trainer.strategy.root_device
-    # functions, so that a part that fails leaves the others
+    # functions, so that a part that fails leaves the others as they are
     parts: dict[str, Callable[[], str]] = {
         "error": lambda: _describe_error(error),
         "memory": lambda: _describe_memory(device, reading),

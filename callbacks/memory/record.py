@@ -1,7 +1,6 @@
 """The measurements of a run's memory: what it holds now, its growth and its course."""
 
 import itertools
-import logging
 import math
 import time
 from collections import deque
@@ -18,10 +17,7 @@ import torch
 from lit_data.callbacks.device_memory import MemoryReading, open_gauge, read_rss_bytes
 from lit_data.callbacks.timeline import SERIES, Timeline, draw_memory, widen_rows
 
-log = logging.getLogger(__name__)
-
 PROC: Final = Path("/proc")
-_SLOW_S: Final = 0.02
 _MOST_COST_FRACTION: Final = 0.0025
 _MOST_ENDS: Final = 20
 _LEAST_ENDS: Final = 4
@@ -80,7 +76,6 @@ class TreeReader:
 
     def __init__(self) -> None:
         self._next_s = 0.0
-        self._has_logged = False
 
     def read(self) -> TreeMemory | None:
         """Return the memory now; nothing without a record, or before the next read is due."""
@@ -89,17 +84,7 @@ class TreeReader:
             return None
         memory = read_tree()
         cost_s = time.perf_counter() - began_s
-        pause_s = cost_s / _MOST_COST_FRACTION
-        self._next_s = began_s + pause_s
-        if memory is not None and cost_s > _SLOW_S and not self._has_logged:
-            self._has_logged = True
-            log.debug(
-                "reading the memory of %d processes takes %.0f ms: "
-                "pss_bytes is measured every %.0f s at most",
-                memory.processes,
-                1e3 * cost_s,
-                pause_s,
-            )
+        self._next_s = began_s + cost_s / _MOST_COST_FRACTION
         return memory
 
 
@@ -238,6 +223,7 @@ class MemoryRecord:
             values["pss_bytes"] = tree.pss_bytes
             values["shared_bytes"] = tree.shared_bytes
         drawn = {**values, "batch_size": batch_size}
+        # Lowest and highest are equal until the timeline merges neighbours.
         row = np.array([drawn.get(name, math.nan) for name in SERIES], np.float64)
         self.timeline.add(self.now_s, np.stack([row, row]))
         return values

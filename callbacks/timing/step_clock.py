@@ -4,6 +4,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise
 from typing import Any, Final, Literal, NamedTuple, get_args
@@ -237,24 +238,19 @@ def attach(
         leaf for leaf in tree_leaves(trainer.train_dataloader) if isinstance(leaf, CountsAssembly)
     ]
     fetch = _Fetch(clock, loaders)
-    undo = [
-        wrap(loop, BEFORE_FETCH, fetch.begin),
-        wrap(loop, AFTER_FETCH, fetch.end),
-        wrap(trainer.strategy, "training_step", partial(clock.measure, "forward")),
-        # "other" around it: forward and backward are within, and switch by themselves
-        wrap(trainer.strategy, "optimizer_step", partial(clock.measure, "other")),
-    ]
+    strategy = trainer.strategy
+    undo = ExitStack()
+    undo.callback(wrap(loop, BEFORE_FETCH, fetch.begin))
+    undo.callback(wrap(loop, AFTER_FETCH, fetch.end))
+    undo.callback(wrap(strategy, "training_step", partial(clock.measure, "forward")))
+    # "other" around it: forward and backward are within, and switch by themselves
+    undo.callback(wrap(strategy, "optimizer_step", partial(clock.measure, "other")))
     for name, part in _BATCH_HOOKS.items():
         owner = _find_owner(trainer, pl_module, name)
         # the default of the other hooks does nothing
         if part == "transfer" or is_overridden(name, owner):
-            undo.append(wrap(owner, name, _measure_as(clock, part)))
-
-    def detach() -> None:
-        for unwrap in undo:
-            unwrap()
-
-    return detach
+            undo.callback(wrap(owner, name, _measure_as(clock, part)))
+    return undo.close
 
 
 def _find_owner(

@@ -127,6 +127,7 @@ class Tally:
                 self.steps += 1
                 self.samples += batch.samples
                 self.seconds += batch.seconds_s
+        # On a device the parts of some steps alone are known, and those later than the batches.
         self.measured += len(parts)
         self.parts = tuple(map(sum, zip(self.parts, *parts, strict=True)))
 
@@ -316,6 +317,7 @@ def describe_limit(
         disk_ratio: Bytes read from disks over bytes of the samples.
     """
     total = sum(parts.values())
+    # The model is what should take the time: it is named where nothing else takes a fifth of it.
     fractions = {}
     for group in (*_LIMITS, _MODEL):
         fractions[group] = sum(parts[part] for part in group) / total

@@ -166,65 +166,6 @@ class MicroBatchLoader:
         batches = self._batches()
         return self.side_stream.ahead(batches) if self.device is not None else batches
 
-    def _batches(self) -> Iterator[Any]:
-        progress = self._start(self.epoch)
-        if progress.batches and not self.order.steps(progress.position, self.batch_size):
-            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
-        depth = self._count_tasks_ahead()
-        self._check_sources()
-        if self._workers is None:
-            self._workers = open_workers(self._rows, self._layout, self.choice, self.options)
-        workers = self._workers
-        assembly = Assembly(
-            self.order,
-            self._staging,
-            progress,
-            batch_size=self.batch_size,
-            micro_batch_size=self._count_rows,
-            plan=self._plan + 1,
-        )
-        self._assembly = assembly
-        self._progress = progress
-        fetching = self._look_ahead(progress)
-        samples_read = 0
-        try:
-            for task, answer in workers.run(assembly, depth):
-                batch = assembly.receive(task, answer)
-                if batch is None:
-                    continue
-                samples_read += batch.samples
-                fetching.advance(samples_read)
-                yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
-                self._check_current(assembly)
-        except Exception:
-            self.close()
-            raise
-        finally:
-            fetching.close()
-            self._end_iteration(assembly)
-
-    def _count_tasks_ahead(self) -> int:
-        """Return the micro-batches that are under way beside the one waited for.
-
-        Raises:
-            ConfigError: Their batches do not fit into memory.
-        """
-        tasks_per_batch = math.ceil(self.batch_size / self._count_rows(self.batch_size))
-        # With small batches too each worker has something to do.
-        depth = max(self.options.prefetch_batches * tasks_per_batch, self.choice.workers)
-        # Beside the batches ahead there is one that is written, and one that is in use.
-        check_room(self._layout, self.batch_size, math.ceil(depth / tasks_per_batch) + 2)
-        return depth
-
-    def _end_iteration(self, assembly: Assembly) -> None:
-        self._plan = max(self._plan, assembly.plan)
-        if self._assembly is not assembly:
-            return  # another iteration has taken over the workers
-        self._assembly = None
-        if not self.order.shuffle:
-            # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
-            self.close()
-
     def read(self, positions: NDArray[np.int64], epoch: int) -> Any:  # noqa: ANN401 - the structure of a sample
         """Return the samples at some positions of an epoch's order as one batch.
 
@@ -294,31 +235,67 @@ class MicroBatchLoader:
             self._rows, self._layout, self.options, self.order.world_size, self.stage
         )
 
-    @cached_property
-    def _rows(self) -> RowWriter:
-        return as_rows(self.dataset, self.options, self.collate_fn)
-
     @property
     def sample_bytes(self) -> int:
         """Bytes of a sample in the staging memory; 0 where a `collate_fn` makes the batches."""
         return 0 if self.collate_fn is not None else self._layout.count_bytes(1)
 
     @cached_property
-    def _layout(self) -> Layout:
-        return Layout(self._rows.fields)
-
-    @cached_property
-    def _staging(self) -> Staging:
-        device = None
-        if self.options.pins_memory:
-            device = self.pin_device or torch.device("cuda", torch.cuda.current_device())
-        return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
-
-    @cached_property
     def side_stream(self) -> SideStream:
         """Copies ahead to the device."""
         assert self.device is not None
         return SideStream(self.device)
+
+    def _batches(self) -> Iterator[Any]:
+        progress = self._start(self.epoch)
+        if progress.batches and not self.order.steps(progress.position, self.batch_size):
+            progress = EpochProgress(self.epoch + 1)  # the interrupted epoch was complete
+        depth = self._count_tasks_ahead()
+        self._check_sources()
+        # Workers stay for the next epoch: starting processes takes longer than many a batch.
+        if self._workers is None:
+            self._workers = open_workers(self._rows, self._layout, self.choice, self.options)
+        workers = self._workers
+        assembly = Assembly(
+            self.order,
+            self._staging,
+            progress,
+            batch_size=self.batch_size,
+            micro_batch_size=self._count_rows,
+            plan=self._plan + 1,
+        )
+        self._assembly = assembly
+        self._progress = progress
+        fetching = self._look_ahead(progress)
+        samples_read = 0
+        try:
+            for task, answer in workers.run(assembly, depth):
+                batch = assembly.receive(task, answer)
+                if batch is None:  # micro-batches of it are missing still
+                    continue
+                samples_read += batch.samples
+                fetching.advance(samples_read)
+                yield self._hand_out(self._staging, batch.slot, batch.samples, batch.texts)
+                self._check_current(assembly)
+        except Exception:
+            self.close()
+            raise
+        finally:
+            fetching.close()
+            self._end_iteration(assembly)
+
+    def _count_tasks_ahead(self) -> int:
+        """Return the micro-batches that are under way beside the one waited for.
+
+        Raises:
+            ConfigError: Their batches do not fit into memory.
+        """
+        tasks_per_batch = math.ceil(self.batch_size / self._count_rows(self.batch_size))
+        # With small batches too each worker has something to do.
+        depth = max(self.options.prefetch_batches * tasks_per_batch, self.choice.workers)
+        # Beside the batches ahead there is one that is written, and one that is in use.
+        check_room(self._layout, self.batch_size, math.ceil(depth / tasks_per_batch) + 2)
+        return depth
 
     def _count_rows(self, batch_size: int) -> int:
         return batch_size if self.collate_fn is not None else self.choice.count_rows(batch_size)
@@ -328,6 +305,46 @@ class MicroBatchLoader:
         check: Callable[[], None] | None = getattr(self._rows, "check_sources", None)
         if check is not None and self.choice.kind != "process":
             check()
+
+    def _look_ahead(self, progress: EpochProgress) -> LookAhead:
+        """Let a dataset that fetches its samples know which ones come."""
+        look_ahead: Callable[..., LookAhead | None] | None
+        look_ahead = getattr(self._rows, "look_ahead", None)
+        if look_ahead is None:
+            return _NothingAhead()
+        # A function, because the order of a large set takes long and is seldom needed; bound to the
+        # numbers of now, as progress goes on.
+        position, epoch = progress.position, progress.epoch
+        rest = partial(self.order.indices, position, self.order.length - position, epoch)
+        return look_ahead(rest, epoch) or _NothingAhead()
+
+    def _hand_out(
+        self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
+    ) -> Any:  # noqa: ANN401
+        began_s = time.perf_counter()
+        batch: Any = staging.lend(slot, samples)
+        if isinstance(self._rows, SampleWriter):
+            batch = self._rows.build(batch, texts)
+        if self.collate_fn is not None and self.options.pins_memory:
+            batch = tree_map(_pin_tensor, batch)  # its tensors lie outside of the staging memory
+        self.assemble_s += time.perf_counter() - began_s
+        return batch
+
+    def _check_current(self, assembly: Assembly) -> None:
+        if self._assembly is not assembly:
+            raise ConfigError(
+                "another iteration over this loader has begun, and its workers serve one at a "
+                "time: make a loader for each"
+            )
+
+    def _end_iteration(self, assembly: Assembly) -> None:
+        self._plan = max(self._plan, assembly.plan)
+        if self._assembly is not assembly:
+            return  # another iteration has taken over the workers
+        self._assembly = None
+        if not self.order.shuffle:
+            # Evaluation comes once in an epoch: its workers would only hold memory meanwhile.
+            self.close()
 
     def _is_elastic(self) -> bool:
         """Return True if batches of the coming epoch may differ in size."""
@@ -341,36 +358,20 @@ class MicroBatchLoader:
             return self._resumed.start()
         return EpochProgress(epoch)
 
-    def _look_ahead(self, progress: EpochProgress) -> LookAhead:
-        """Let a dataset that fetches its samples know which ones come."""
-        look_ahead: Callable[[Callable[[], NDArray[np.int64]], int], LookAhead | None] | None
-        look_ahead = getattr(self._rows, "look_ahead", None)
-        if look_ahead is None:
-            return _NothingAhead()
-        # A function, because the order of a large set takes long and is seldom needed; bound to the
-        # numbers of now, as progress goes on.
-        position, epoch = progress.position, progress.epoch
-        rest = partial(self.order.indices, position, self.order.length - position, epoch)
-        return look_ahead(rest, epoch) or _NothingAhead()
+    @cached_property
+    def _rows(self) -> RowWriter:
+        return as_rows(self.dataset, self.options, self.collate_fn)
 
-    def _check_current(self, assembly: Assembly) -> None:
-        if self._assembly is not assembly:
-            raise ConfigError(
-                "another iteration over this loader has begun, and its workers serve one at a "
-                "time: make a loader for each"
-            )
+    @cached_property
+    def _layout(self) -> Layout:
+        return Layout(self._rows.fields)
 
-    def _hand_out(
-        self, staging: Staging, slot: Slot, samples: int, texts: Mapping[str, list[Any]]
-    ) -> Any:  # noqa: ANN401
-        began_s = time.perf_counter()
-        batch: Any = staging.lend(slot, samples)
-        if isinstance(self._rows, SampleWriter):
-            batch = self._rows.build(batch, texts)
-        if self.collate_fn is not None and self.options.pins_memory:
-            batch = tree_map(_pin_tensor, batch)  # its tensors lie outside of the staging memory
-        self.assemble_s += time.perf_counter() - began_s
-        return batch
+    @cached_property
+    def _staging(self) -> Staging:
+        device = None
+        if self.options.pins_memory:
+            device = self.pin_device or torch.device("cuda", torch.cuda.current_device())
+        return Staging(self._layout, shared=self.choice.kind == "process", pinned=device)
 
 
 class _NothingAhead:

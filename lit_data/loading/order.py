@@ -50,6 +50,7 @@ class Windows:
             low, high = random_words(seed, Stream.WINDOWS, window, epoch, 2)[0].tolist()
             order = shuffled(positions[inside] - begin, end - begin, low | high << 32, epoch)
             mixed[inside] = begin + order
+        # From positions among the runs in their random order to samples as the dataset counts them.
         run = np.searchsorted(plan.ends, mixed, side="right")
         samples: NDArray[np.int64] = plan.offsets[run] + mixed
         return samples if plan.samples is None else plan.samples[samples]
@@ -96,6 +97,7 @@ def _number_windows(
     """
     if runs.most_bytes is None:
         return before // window_bytes
+    # Windows of 1, 2, 4, ... mean runs end at 1, 3, 7, ... of them; then all are of window_bytes.
     least = max(1, min(int(runs.nbytes.mean()), window_bytes))
     small = least * (2 ** np.arange(int(np.log2(window_bytes / least)) + 1) - 1)
     edges = np.arange(int(small[-1]), int(before[-1]) + 2 * window_bytes, window_bytes)

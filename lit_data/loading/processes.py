@@ -307,8 +307,15 @@ class ProcessWorkers:
         assert slot.handle is not None
         self.board.lines[0, PLAN] = task.plan
         message: Message = (
-            *(self._count, slot.serial, slot.oldest, slot.handle, slot.samples),
-            *(task.first, task.stop, task.epoch, task.plan),
+            self._count,
+            slot.serial,
+            slot.oldest,
+            slot.handle,
+            slot.samples,
+            task.first,
+            task.stop,
+            task.epoch,
+            task.plan,
         )
         self._issued[self._count] = task
         self._count += 1

@@ -219,20 +219,6 @@ def _ragged(images: Tensor) -> dict[str, Any]:
     return {"image": images, "boxes": torch.randn(int(counts.sum()), 4), "boxes_count": counts}
 
 
-STRUCTURES: Final[dict[str, Callable[[Tensor], Any]]] = {
-    "tensor": lambda images: images,
-    "tuple": lambda images: (images, torch.arange(len(images))),
-    "list": lambda images: [torch.arange(len(images)), images],
-    "nested": lambda images: {
-        "deep": {"er": [images]},
-        "names": [str(n) for n in range(len(images))],
-        "k": 3,
-        "s": "x",
-    },
-    "ragged": _ragged,
-}
-
-
 def _gradient(batch: Any, size: int | None) -> list[Tensor]:
     module, _ = fit(Regression(), DataLoader([batch], batch_size=None), adaptive(size))
     assert isinstance(module, Regression)
@@ -245,13 +231,6 @@ def test_the_gradient_is_that_of_the_whole_batch(batch: int, size: int) -> None:
     for whole, pieces in zip(
         _gradient(data(batch), None), _gradient(data(batch), size), strict=True
     ):
-        torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
-
-
-@pytest.mark.parametrize("structure", STRUCTURES)
-def test_any_structure_is_cut(structure: str) -> None:
-    batch = STRUCTURES[structure](data(7))
-    for whole, pieces in zip(_gradient(batch, None), _gradient(batch, 3), strict=True):
         torch.testing.assert_close(pieces, whole, rtol=1e-6, atol=0)
 
 
@@ -335,38 +314,6 @@ def test_steps_as_others_write_them(step: Callable[..., Any]) -> None:
         for found in (trainer, twin)
     ]
     assert shown[0] == shown[1]
-
-
-def test_what_a_step_returns_is_put_together() -> None:
-    outputs: list[Any] = []
-
-    def step(self: Any, batch: Tensor, batch_idx: int) -> dict[str, Any]:
-        loss = self.layer(batch).mean()
-        return {
-            "loss": loss,
-            "logits": self.layer(batch),
-            "mean": batch.mean(),
-            "share": float(batch.mean()),
-            "names": [f"{value:.3f}" for value in batch[:, 0]],
-            "note": "last",
-        }
-
-    class Note(L.Callback):
-        def on_train_batch_end(
-            self, trainer: L.Trainer, pl_module: L.LightningModule, found: Any, *_: Any
-        ) -> None:
-            outputs.append(found)
-
-    fit(Regression(step), DataLoader(data(7), 7), Note(), adaptive(3))
-    fit(Regression(step), DataLoader(data(7), 7), Note())
-    pieces, whole = outputs
-    assert pieces.keys() == whole.keys()
-    assert pieces["names"] == whole["names"]
-    assert pieces["note"] == "last"
-    for key in ("loss", "logits", "mean"):
-        torch.testing.assert_close(pieces[key], whole[key], rtol=1e-12, atol=0)
-        assert not pieces[key].requires_grad
-    assert pieces["share"] == pytest.approx(whole["share"], rel=1e-12)
 
 
 @pytest.mark.filterwarnings("ignore:Found `dataloader_iter` argument")

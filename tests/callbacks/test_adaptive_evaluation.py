@@ -218,21 +218,6 @@ def assert_same(found: Any, expected: Any) -> None:
         assert found == expected
 
 
-def test_predictions_need_not_be_returned() -> None:
-    kept = Outputs()
-    found, _, _ = run(
-        "predict",
-        Judge(_as_tensor),
-        kept,
-        adaptive(),
-        plan=limit(3, "predict"),
-        return_predictions=False,
-    )
-    expected, _, _ = run("predict", Judge(_as_tensor))
-    assert found is None
-    assert all(torch.equal(one, other) for one, other in zip(kept.found, expected, strict=True))
-
-
 class Writer(BasePredictionWriter):
     def __init__(self, folder: Path) -> None:
         super().__init__("batch_and_epoch")

@@ -73,8 +73,7 @@ def run(net: nn.Module, keep: Any) -> tuple[list[torch.dtype], Tensor]:
     ]
     with torch.autocast("cpu", torch.bfloat16):
         out = net(DATA[0])
-    for each in undo:
-        each()
+    undo()
     for hook in hooks:
         hook.remove()
     return seen, out

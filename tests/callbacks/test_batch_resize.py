@@ -1,9 +1,8 @@
 """`mode: resize` with the real loader in a real Trainer: the batch size moves, and every sample is trained once."""
 
-import gc
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,9 +32,10 @@ from lit_data.types import Batch, FieldSpec, Stage
 from tests.limited_memory import SimulatedDevice, install
 from tests.tally import Meanwhile, Rows, Tally
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
 
 EAGER: dict[str, Any] = {
     "mode": "resize",
@@ -78,15 +78,6 @@ class Data(BaseDataModule):
 
     def finish_batch(self, batch: Batch, stage: Stage) -> Batch:
         return batch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _collect_little() -> Iterator[None]:
-    """A full collection after each error would look through all of torch."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.fixture

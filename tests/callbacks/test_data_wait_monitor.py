@@ -27,19 +27,10 @@ from lit_data.callbacks.timing.totals import Hardware, describe_limit
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.machine import count_disk_bytes
 from lit_data.testing import QUIET
+from tests.callbacks.clock import Clock
 from tests.notes import Notes
 
 BATCHES = 8
-
-
-class Clock:
-    """Time passes where a test says so, and nowhere else."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
 
 
 class Slow:

@@ -18,25 +18,16 @@ from lit_data.callbacks.device_memory import open_cache
 from lit_data.callbacks.empty_cache import EmptyCache
 from lit_data.callbacks.events import Event
 from lit_data.errors import ConfigError
+from tests.callbacks.clock import Clock
 from tests.notes import Notes
 
 MIB = 2**20
 
 
-class Time:
-    """Garbage collection takes 1 s, emptying the cache 3 s, a training step 10 s."""
-
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
-
-
 class Cache:
-    """Holds 8 MiB more at each release, and gives them back."""
+    """Holds 8 MiB more at each release, and gives them back in 3 s; a collection takes 1 s, a step 10 s."""
 
-    def __init__(self, time: Time) -> None:
+    def __init__(self, time: Clock) -> None:
         self.time = time
         self.held = 0
         self.unused = 0.0
@@ -71,7 +62,7 @@ class Listener(L.Callback):
 
 
 class Model(BoringModel):
-    def __init__(self, time: Time) -> None:
+    def __init__(self, time: Clock) -> None:
         super().__init__()
         self.time = time
 
@@ -89,7 +80,7 @@ class Model(BoringModel):
 class Run:
     """A training of 12 batches on a fake device."""
 
-    def __init__(self, folder: Path, time: Time, cache: Cache) -> None:
+    def __init__(self, folder: Path, time: Clock, cache: Cache) -> None:
         self.folder, self.cache, self.listener, self.model = folder, cache, Listener(), Model(time)
         self.notes = Notes("cache/")
 
@@ -117,7 +108,7 @@ class Run:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    time = Time()
+    time = Clock()
     cache = Cache(time)
 
     def collect() -> int:
@@ -294,7 +285,7 @@ def test_the_cpu_is_told_that_it_has_no_reserved_memory(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    run = Run(tmp_path, Time(), Cache(Time()))
+    run = Run(tmp_path, Clock(), Cache(Clock()))
     callback = EmptyCache(unused_fraction=0.1, around_validation=False)
     run.fit(callback, fast_dev_run=2)
     assert "unused_fraction has no effect on the CPU" in caplog.text

@@ -115,22 +115,6 @@ def test_a_checkpoint_can_be_chosen_by_it(tmp_path: Path) -> None:
     assert float(best.best_model_score) == pytest.approx(
         min(row["val/kid_small"] for row in notes.rows)
     )
-    steps = ModelCheckpoint(
-        dirpath=tmp_path / "steps",
-        filename="steps",
-        monitor="train/kid_small",
-        mode="min",
-        every_n_train_steps=3,
-    )
-    _fit(
-        tmp_path,
-        Painter(),
-        ImageMetrics(every_n_steps=3),
-        steps,
-        enable_checkpointing=True,
-        limit_val_batches=0,
-    )
-    assert (tmp_path / "steps" / "steps.ckpt").is_file()
 
 
 def test_test_and_validation_compare_with_their_own_split(tmp_path: Path) -> None:

@@ -1,8 +1,7 @@
 """Whole runs on a device with little memory: no error ends them, no sample is lost, and the size finds its place."""
 
-import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -16,18 +15,10 @@ from lit_data.testing import QUIET
 from tests.limited_memory import SimulatedDevice, install
 from tests.tally import Meanwhile, Rows, Tally
 
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _collect_little() -> Iterator[None]:
-    """A full collection after each error would look through all of torch."""
-    gc.collect()
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = [
+    pytest.mark.usefixtures("small_runs_are_fast"),
+    pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
+]
 
 
 @pytest.fixture

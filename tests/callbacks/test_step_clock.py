@@ -6,21 +6,14 @@ import torch
 
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS, CudaStepClock, StepClock
+from tests.callbacks.clock import Clock
 from tests.simulated.log import LOG
-
-
-class Time:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def perf_counter(self) -> float:
-        return self.now_s
 
 
 class Event:
     """An event of a device that is `lag_s` behind the host; those of before `reached_s` are over."""
 
-    time: Time
+    time: Clock
     lag_s = 100.0
     reached_s = float("inf")
     made = waited = 0
@@ -43,8 +36,8 @@ class Event:
 
 
 @pytest.fixture
-def time(monkeypatch: pytest.MonkeyPatch) -> Time:
-    fake = Time()
+def time(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    fake = Clock()
     monkeypatch.setattr(step_clock, "time", fake)
     monkeypatch.setattr(Event, "time", fake, raising=False)
     for name in ("made", "waited"):
@@ -53,7 +46,7 @@ def time(monkeypatch: pytest.MonkeyPatch) -> Time:
     return fake
 
 
-def spend(clock: StepClock, time: Time, **parts: float) -> None:
+def spend(clock: StepClock, time: Clock, **parts: float) -> None:
     for part, seconds_s in parts.items():
         clock.enter(part)  # type: ignore[arg-type]
         time.now_s += seconds_s
@@ -71,7 +64,7 @@ def clocks() -> list[StepClock]:
 
 
 @pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
-def test_the_parts_of_a_step_add_up_to_its_time(clock: StepClock, time: Time) -> None:
+def test_the_parts_of_a_step_add_up_to_its_time(clock: StepClock, time: Clock) -> None:
     assert clock.lap(0) is None
     spend(clock, time, wait=1, transfer=2, forward=4, backward=8, other=16)
     assert clock.lap(1) == 31
@@ -83,7 +76,7 @@ def test_the_parts_of_a_step_add_up_to_its_time(clock: StepClock, time: Time) ->
 
 
 @pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
-def test_a_call_is_measured_inside_another_also_if_it_fails(clock: StepClock, time: Time) -> None:
+def test_a_call_is_measured_inside_another_also_if_it_fails(clock: StepClock, time: Clock) -> None:
     def fail() -> None:
         time.now_s += 2
         raise MemoryError
@@ -104,7 +97,7 @@ def test_a_call_is_measured_inside_another_also_if_it_fails(clock: StepClock, ti
 
 
 @pytest.mark.parametrize("clock", clocks(), ids=["host", "cuda"])
-def test_a_dropped_step_is_not_known_and_the_next_is(clock: StepClock, time: Time) -> None:
+def test_a_dropped_step_is_not_known_and_the_next_is(clock: StepClock, time: Clock) -> None:
     clock.lap(0)
     spend(clock, time, forward=1)
     clock.drop()
@@ -125,7 +118,7 @@ def test_a_dropped_step_is_not_known_and_the_next_is(clock: StepClock, time: Tim
 )
 @pytest.mark.parametrize("kind", ["host", "cuda"])
 def test_the_loaders_own_work_is_taken_out_of_the_wait(
-    time: Time, kind: str, assembled_s: float, parts: dict[str, float]
+    time: Clock, kind: str, assembled_s: float, parts: dict[str, float]
 ) -> None:
     clock = dict(zip(("host", "cuda"), clocks(), strict=True))[kind]
     clock.lap(0)
@@ -138,7 +131,7 @@ def test_the_loaders_own_work_is_taken_out_of_the_wait(
 
 
 def test_steps_that_the_device_has_not_done_are_known_later_and_never_waited_for(
-    time: Time, monkeypatch: pytest.MonkeyPatch
+    time: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = CudaStepClock(1.0)
     clock.lap(0)
@@ -154,7 +147,7 @@ def test_steps_that_the_device_has_not_done_are_known_later_and_never_waited_for
     assert Event.waited == 1
 
 
-def test_events_are_used_again(time: Time) -> None:
+def test_events_are_used_again(time: Clock) -> None:
     clock = CudaStepClock(1.0)
     for step in range(200):
         spend(clock, time, forward=1)
@@ -164,7 +157,7 @@ def test_events_are_used_again(time: Time) -> None:
     assert Event.made < 10
 
 
-def test_what_is_never_read_for_stays_bounded(time: Time) -> None:
+def test_what_is_never_read_for_stays_bounded(time: Clock) -> None:
     clock = CudaStepClock(1.0)
     for step in range(300):
         spend(clock, time, forward=1)
@@ -172,7 +165,7 @@ def test_what_is_never_read_for_stays_bounded(time: Time) -> None:
     assert Event.made < 300  # each step that is kept holds some
 
 
-def test_only_some_steps_are_looked_at_on_a_device(time: Time) -> None:
+def test_only_some_steps_are_looked_at_on_a_device(time: Clock) -> None:
     clock = CudaStepClock(0.25)
     totals = []
     for step in range(400):

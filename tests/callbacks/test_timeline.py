@@ -1,11 +1,24 @@
 import math
 import pickle
+from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from numpy.typing import NDArray
+from PIL import Image
 
-from lit_data.callbacks.timeline import Timeline, add_rows, widen_rows
+from lit_data.callbacks.timeline import (
+    MARK_STYLES,
+    SERIES,
+    Timeline,
+    add_rows,
+    draw_memory,
+    draw_throughput,
+    widen_rows,
+)
+from lit_data.callbacks.timing.step_clock import PARTS
+from lit_data.callbacks.timing.totals import EndedBatch, Throughput
 
 
 def _range(value: float, other: float = math.nan) -> NDArray[np.float64]:
@@ -73,3 +86,114 @@ def test_it_can_be_sent_to_other_processes() -> None:
     timeline = Timeline(add_rows)
     timeline.marks["oom"].add(1.0, 2.0)
     assert pickle.loads(pickle.dumps(timeline)).marks["oom"].spans == [(1.0, 2.0)]
+
+
+GIB = 2.0**30
+
+
+def _row(allocated: float, **others: float) -> NDArray[np.float64]:
+    """Return a sample as it lies in the timeline, [2, series]: lowest and highest are equal."""
+    values = {"allocated_bytes": allocated, **others}
+    return np.array([[values.get(name, math.nan) for name in SERIES]] * 2)
+
+
+@pytest.mark.parametrize(("device", "size"), [("cuda:0", (1210, 770)), ("cpu", (1210, 484))])
+def test_the_picture_is_a_png_of_the_stated_size(
+    device: str, size: tuple[int, int], tmp_path: Path
+) -> None:
+    timeline = Timeline(widen_rows)
+    for step in range(5):
+        host = {"rss_bytes": 2 * GIB, "pss_bytes": math.nan if step % 2 else 3 * GIB}
+        timeline.add(
+            60.0 * step,
+            _row(step * GIB, reserved_bytes=8 * GIB, batch_size=64, peak_bytes=7 * GIB, **host),
+        )
+    for kind in MARK_STYLES:
+        timeline.marks[kind].add(30.0, 90.0 if kind == "validation" else None)
+    draw_memory(timeline, tmp_path / "memory.png", device=device, limit_bytes=int(10 * GIB))
+    with Image.open(tmp_path / "memory.png") as picture:
+        assert (picture.format, picture.size) == ("PNG", size)
+    assert _find_colours(tmp_path / "memory.png") == {"oom", "release", "validation", "rss", "pss"}
+
+
+def test_a_picture_of_a_quiet_run_has_no_marks_and_no_lines_of_what_is_not_known(
+    tmp_path: Path,
+) -> None:
+    timeline = Timeline(widen_rows)
+    for step in range(2):
+        timeline.add(float(step), _row(1.0, rss_bytes=5e6))
+    draw_memory(timeline, tmp_path / "memory.png", device="cpu", limit_bytes=0)
+    assert _find_colours(tmp_path / "memory.png") == {"rss"}
+
+
+def _find_colours(path: Path) -> set[str]:
+    colours = {
+        "oom": "d62728",
+        "release": "2ca02c",
+        "validation": "dfe3ea",
+        "rss": "f2a65a",
+        "pss": "b5460f",
+    }
+    with Image.open(path) as picture:
+        pixels = np.asarray(picture.convert("RGB"))
+    return {
+        name
+        for name, colour in colours.items()
+        if (pixels == tuple(bytes.fromhex(colour))).all(-1).any()
+    }
+
+
+def make_history(steps: int, measured: int) -> Throughput:
+    history = Throughput()
+    history.add(
+        [EndedBatch(step, 16, 0.1 if step else None, 8, False, False) for step in range(steps)],
+        [(step, (0.1,) * len(PARTS)) for step in range(1, measured + 1)],
+    )
+    return history
+
+
+def test_steps_that_were_not_timed_are_not_drawn() -> None:
+    steps, rows = make_history(3, 2).speed.read()
+    assert steps.tolist() == [1, 2]
+    assert rows.tolist() == [[1, 16, 0.1, 8]] * 2
+
+
+def test_out_of_memory_is_marked_once_a_step() -> None:
+    history = Throughput()
+    for step in (1, 1, 2, 5, 5, 9):
+        history.mark_oom(step)
+    assert history.speed.marks["oom"].spans == [(1, 1), (2, 2), (5, 5), (9, 9)]
+
+
+def test_batches_have_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: drawn.append(figure))
+    history = make_history(3, 2)
+    draw_throughput(
+        history.speed, history.parts, tmp_path / "throughput.png", "the model takes most"
+    )
+    ticks = drawn[0].axes[1].xaxis.get_majorticklocs()
+    assert len(ticks) > 1
+    assert all(float(tick).is_integer() for tick in ticks)
+
+
+@pytest.mark.parametrize(
+    ("steps", "measured"),
+    [
+        (2, 1),  # one point
+        (300, 299),  # all steps measured
+        (5000, 40),  # a device: few of many
+    ],
+)
+def test_the_plot_is_a_picture_of_a_fixed_size(tmp_path: Path, steps: int, measured: int) -> None:
+    history = make_history(steps, measured)
+    history.mark_oom(1)
+    draw_throughput(
+        history.speed,
+        history.parts,
+        tmp_path / "throughput.png",
+        "augmentation takes 61% of the time: " + "try this, " * 20,
+    )
+    with Image.open(tmp_path / "throughput.png") as picture:
+        assert picture.size == (1210, 770)
+        assert len(picture.convert("RGB").getcolors(1 << 20) or ()) > len(PARTS)

@@ -2,18 +2,11 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-import lightning as L
 import pytest
 import torch
-from lightning.pytorch.demos.boring_classes import BoringModel
 from torch import nn
 
 from lit_data.callbacks.wrapping import wrap
-from lit_data.testing import QUIET
-
-pytestmark = pytest.mark.filterwarnings(
-    "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"
-)
 
 
 class Counter:
@@ -137,47 +130,3 @@ def test_a_torch_module_keeps_its_keys() -> None:
     assert list(module.state_dict()) == keys
     unwrap()
     assert vars(module).keys() == vars(nn.Linear(2, 2)).keys()
-
-
-def test_a_strategy_can_be_wrapped_and_a_module_stays_overridden() -> None:
-    seen: list[str] = []
-
-    def note(name: str) -> Callable[..., Any]:
-        def around(call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            seen.append(name)
-            return call(*args, **kwargs)
-
-        return around
-
-    class Wrapping(L.Callback):
-        def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-            names = ("batch_to_device", "training_step", "backward", "optimizer_step")
-            self.unwraps = [wrap(trainer.strategy, name, note(name)) for name in names]
-            self.unwraps.append(wrap(pl_module, "validation_step", note("validation_step")))
-
-        def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-            for unwrap in self.unwraps:
-                unwrap()
-
-    model = BoringModel()
-    one = {
-        "max_epochs": 1,
-        "limit_train_batches": 1,
-        "limit_val_batches": 1,
-        "num_sanity_val_steps": 0,
-    }
-    trainer = L.Trainer(**QUIET, **one, callbacks=[Wrapping()])
-    before = dict(vars(trainer.strategy))
-    trainer.fit(model)
-    # Lightning runs forward and backward inside the optimizer's step.
-    expected = [
-        "batch_to_device",
-        "optimizer_step",
-        "training_step",
-        "backward",
-        "batch_to_device",
-        "validation_step",
-    ]
-    assert seen == expected
-    assert vars(trainer.strategy).keys() == before.keys()
-    assert "validation_step" not in vars(model)

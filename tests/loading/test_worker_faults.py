@@ -206,17 +206,6 @@ def test_a_dead_worker_is_named_however_it_was_started(
     )
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(240)
-@pytest.mark.parametrize(("fault", "how", "hint"), DEATHS)
-def test_a_dead_worker_is_named_twenty_times_of_twenty(
-    fault: Callable[[], None], how: str, hint: str, open_loader: Open
-) -> None:
-    for number in range(20):
-        loader = open_loader(Faulty(fault, at=3 * number), shuffle=True)
-        _expect_death(loader, rf"^worker \d+ {how} while it had sample .*images/.* {hint}")
-
-
 @pytest.mark.parametrize("at", [0, 31, 63])
 @pytest.mark.parametrize("fault", [_sleep, _stop])
 def test_a_hanging_worker_is_named_and_killed_after_the_timeout(

@@ -14,8 +14,8 @@ from omegaconf import DictConfig
 
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.launcher import is_first_rank
-from lit_data.commands.reports.comparison import choose_metrics, rank
 from lit_data.commands.reports.page import make_page
+from lit_data.commands.reports.results import choose_metrics, rank
 from lit_data.commands.reports.runs import Run, read_run
 from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, parse_json, read_pictures
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure

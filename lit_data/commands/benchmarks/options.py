@@ -13,6 +13,17 @@ from lit_data.commands.benchmarks.table import METHODS
 from lit_data.errors import ConfigError
 
 MODES: Final = ("loaders", "headroom", "callbacks")
+_LEAST: Final[Mapping[str, int]] = {
+    "micro_batch_sizes": 1,
+    "batch_sizes": 1,
+    "repeats": 1,
+    "warmup_batches": 1,
+    "steps": 1,
+    "cached_batches": 1,
+    "workers": 0,
+    "samples_per_row": 1,
+}
+"""Least value of each option that holds whole numbers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,8 +110,14 @@ class BenchmarkOptions:
             raise ConfigError(
                 f"benchmark.methods={list(self.methods)} must name some of {', '.join(METHODS)}"
             )
-        for name, smallest in _SMALLEST.items():
-            _check_counts(name, getattr(self, name), smallest)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            counts = [*value] if isinstance(value, list | tuple) else [value]
+            if not counts:
+                raise ConfigError(f"benchmark.{name}=[] is empty: give one number at least")
+            for count in counts:
+                if count is not None:  # where null is none of the kinds, it is refused as such
+                    check_count(f"benchmark.{name}", count, least)
         if not self.seconds_per_row > 0:
             raise ConfigError(
                 f"benchmark.seconds_per_row={self.seconds_per_row!r} must be greater than 0"
@@ -127,32 +144,3 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(
             f"benchmark.device={name!r} cannot be used ({reason}): choose auto or cpu"
         ) from error
-
-
-_SMALLEST: Final[Mapping[str, int]] = {
-    "micro_batch_sizes": 1,
-    "batch_sizes": 1,
-    "repeats": 1,
-    "warmup_batches": 1,
-    "steps": 1,
-    "cached_batches": 1,
-    "workers": 0,
-    "samples_per_row": 1,
-}
-
-
-def _check_counts(name: str, value: Any, smallest: int) -> None:  # noqa: ANN401 - a user's value
-    # Null stands for the number of cores, and for no limit.
-    if value is None and name in ("workers", "samples_per_row"):
-        return
-    is_single = value is None or isinstance(value, int | float | str)
-    counts = [value] if is_single else list(value)
-    if not counts or not all(_is_count(count, smallest) for count in counts):
-        raise ConfigError(
-            f"benchmark.{name}={value!r} is not usable: only whole numbers of at least {smallest} "
-            "are"
-        )
-
-
-def _is_count(value: object, smallest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= smallest

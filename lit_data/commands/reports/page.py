@@ -13,12 +13,6 @@ import yaml
 from markupsafe import Markup
 
 import lit_data
-from lit_data.commands.reports.comparison import (
-    draw_overlays,
-    find_best,
-    find_differences,
-    shorten_keys,
-)
 from lit_data.commands.reports.curves import (
     Chart,
     ChartLine,
@@ -28,7 +22,14 @@ from lit_data.commands.reports.curves import (
     draw_chart,
     find_chart,
 )
-from lit_data.commands.reports.results import list_results, list_tiles
+from lit_data.commands.reports.results import (
+    draw_overlays,
+    find_best,
+    find_differences,
+    list_results,
+    list_tiles,
+    shorten_keys,
+)
 from lit_data.commands.reports.runs import Run, describe_age
 from lit_data.commands.reports.untrusted import Picture
 from lit_data.commands.result import find_direction, format_value, read_number

@@ -15,7 +15,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from lit_data.commands.report import add_report
-from lit_data.commands.reports.comparison import find_differing, shorten_keys
+from lit_data.commands.reports.results import find_differing, shorten_keys
 from lit_data.commands.result import KEYS, find_monitor, find_summary, read_number
 from lit_data.commands.sweeps.job import (
     JobRecord,

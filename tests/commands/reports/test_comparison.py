@@ -4,11 +4,13 @@ from typing import Any
 
 import pytest
 
-from lit_data.commands.reports.comparison import choose_metrics, find_differences, rank
 from lit_data.commands.reports.results import (
+    choose_metrics,
+    find_differences,
     find_scores,
     list_results,
     list_tiles,
+    rank,
     tabulate_confusion,
     tabulate_images,
     tabulate_scores,

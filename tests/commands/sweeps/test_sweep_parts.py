@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from lit_data.commands.configuration.compose import compose
 from lit_data.commands.configuration.targets import read_options
-from lit_data.commands.reports.comparison import shorten_keys
+from lit_data.commands.reports.results import shorten_keys
 from lit_data.commands.result import Outcome, describe_failure, find_monitor
 from lit_data.commands.sweeps import process as sweep_process
 from lit_data.commands.sweeps.job import (

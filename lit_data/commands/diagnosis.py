@@ -20,6 +20,22 @@ LEVELS: Final[tuple[Level, ...]] = ("fault", "warning", "note", "ok")
 """The worst first: a fault stops runs, a warning slows them or ends them one day, a note may be
 meant so."""
 
+_LEAST_MEMORY_BYTES: Final = 2 * 2**30
+_LEAST_SHARED_BYTES: Final = 2**30
+_LEAST_FILES: Final = 1024
+# Of the 107 bytes of a Unix socket's path, Python's own names take up to 45.
+_LONGEST_TEMP: Final = 60
+_SHARED: Final = Path("/dev/shm")
+_LEAST_FREE_BYTES: Final = 5 * 2**30
+_LEAST_FREE_DISK_FRACTION: Final = 0.02
+_NETWORK: Final = (
+    *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs"),
+    *("ceph", "beegfs", "glusterfs", "9p", "afs", "davfs"),
+)
+_IN_MEMORY: Final = ("tmpfs", "ramfs")
+_CORES_PER_GPU: Final = 4
+_LEAST_FREE_FRACTION: Final = 0.9  # of the memory of a device
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -56,14 +72,6 @@ def judge(what: str, state: str, *, bad: bool, remedy: str, level: Level = "warn
 def to_gib(size_bytes: float) -> str:
     """Format bytes for people."""
     return f"{size_bytes / 2**30:.1f} GiB"
-
-
-_LEAST_MEMORY_BYTES: Final = 2 * 2**30
-_LEAST_SHARED_BYTES: Final = 2**30
-_LEAST_FILES: Final = 1024
-# Of the 107 bytes of a Unix socket's path, Python's own names take up to 45.
-_LONGEST_TEMP: Final = 60
-_SHARED: Final = Path("/dev/shm")
 
 
 def check_machine() -> Iterator[Finding]:
@@ -156,15 +164,6 @@ def judge_temp(folder: str) -> Finding:
     return judge("temporary files", folder, bad=is_bad, remedy=remedy)
 
 
-_LEAST_FREE_BYTES: Final = 5 * 2**30
-_LEAST_FREE_DISK_FRACTION: Final = 0.02
-_NETWORK: Final = (
-    *("nfs", "cifs", "smb", "fuse", "lustre", "gpfs"),
-    *("ceph", "beegfs", "glusterfs", "9p", "afs", "davfs"),
-)
-_IN_MEMORY: Final = ("tmpfs", "ramfs")
-
-
 def check_disks(folders: Mapping[str, str]) -> Iterator[Finding]:
     """Look at room, rights and kind of disk of each folder.
 
@@ -229,10 +228,6 @@ def _is_below(path: str, point: str) -> bool:
 
 def _find_existing(path: Path) -> Path:
     return next(folder for folder in (path, *path.parents) if folder.exists())
-
-
-_CORES_PER_GPU: Final = 4
-_LEAST_FREE_FRACTION: Final = 0.9  # of the memory of a device
 
 
 def check_devices(cores: int, *, pins: bool, accelerator: str) -> Iterator[Finding]:

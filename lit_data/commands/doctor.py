@@ -43,6 +43,31 @@ from lit_data.loading.machine import count_cores
 _LEAST_WAIT: Final = 0.05
 _STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}
 
+_SLOW: Final = {
+    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
+    "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
+    "PYTHONDEVMODE": "Python's debug checks are on",
+    "PYTHONMALLOC": "Python's debug allocator may be on",
+    "TORCH_DISTRIBUTED_DEBUG": "ranks check each other at each step",
+}
+_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+SHOWN: Final = (
+    "torch",
+    "lightning",
+    "numpy",
+    "opencv-python-headless",
+    "tifffile",
+    "hydra-core",
+    "kornia",
+)
+_MALICIOUS: Final = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
+_SAME_MODULE: Final = (
+    "opencv-python",
+    "opencv-python-headless",
+    "opencv-contrib-python",
+    "opencv-contrib-python-headless",
+)
+
 
 def run(cfg: DictConfig) -> dict[str, Any]:
     """Look at the machine, as this configuration uses it: from versions to the environment.
@@ -81,9 +106,9 @@ def _look(cfg: DictConfig) -> list[Finding]:
 
 def _check_precision(cfg: DictConfig) -> Finding:
     """Compare the configured precision with the one that the device is fast in."""
-    # Lightning's own option, where it is set, goes before that of our callback.
     device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
     amp = (cfg.get("callbacks") or {}).get("amp") or {}
+    # Lightning's own option, where it is set, goes before that of our callback.
     used = cfg.trainer.get("precision")
     if used is None:
         used = amp.get("precision", "fp32")
@@ -128,16 +153,6 @@ def _make_table(findings: Sequence[Finding]) -> Table:
     return table
 
 
-_SLOW: Final = {
-    "CUDA_LAUNCH_BLOCKING": "each kernel is waited for",
-    "TORCH_SHOW_CPP_STACKTRACES": "errors are slow, and AdaptiveBatchSize catches them",
-    "PYTHONDEVMODE": "Python's debug checks are on",
-    "PYTHONMALLOC": "Python's debug allocator may be on",
-    "TORCH_DISTRIBUTED_DEBUG": "ranks check each other at each step",
-}
-_RANKS: Final = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
-
-
 def check_environment(environment: Mapping[str, str]) -> Iterator[Finding]:
     """Look for variables that are set and commonly hurt.
 
@@ -171,24 +186,6 @@ def _find_ranks(environment: Mapping[str, str]) -> Iterator[Finding]:
     if is_interactive and tasks.isdigit() and int(tasks) > 1:
         remedy = "in this shell a run is one task: unset SLURM_NTASKS, or start it with srun"
         yield Finding("warning", "ranks", f"an interactive SLURM job of {tasks} tasks", remedy)
-
-
-SHOWN: Final = (
-    "torch",
-    "lightning",
-    "numpy",
-    "opencv-python-headless",
-    "tifffile",
-    "hydra-core",
-    "kornia",
-)
-_MALICIOUS: Final = {"lightning": ("2.6.2", "2.6.3"), "pytorch-lightning": ("2.6.2", "2.6.3")}
-_SAME_MODULE: Final = (
-    "opencv-python",
-    "opencv-python-headless",
-    "opencv-contrib-python",
-    "opencv-contrib-python-headless",
-)
 
 
 def check_packages() -> Iterator[Finding]:

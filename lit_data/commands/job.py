@@ -42,6 +42,9 @@ _STOPPED_S: Final = 60.0  # for the first rank to save, where another was stoppe
 _ELSEWHERE: Final = ": its own message says why, if it had time for one"
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
+_SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
+_WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
+
 
 class RankWatch(threading.Thread):
     """Takes over the processes that Lightning would watch, and ends this one with them.
@@ -216,10 +219,6 @@ def _guarding(folder: Path) -> Iterator[None]:
     finally:
         for handler in handlers:
             handler.removeFilter(guard)
-
-
-_SHARED_MODULES = {"validate": "evaluate", "test": "evaluate"}
-_WORDS_OF_A_SWEEP = ("hydra.mode=", "hydra.sweep.dir=", "sweep.")
 
 
 @naming_unfit_torchvision()

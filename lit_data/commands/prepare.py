@@ -42,6 +42,17 @@ _NO_MASKS: Final = (
     "labels, +experiment=classification"
 )
 
+_BATCH: Final = 32
+README: Final = """A set of samples rendered by lit_data.
+
+images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
+masks/             the same stems; 255 where a true defect visibly changes the target, else 0
+annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, in shares of
+                   the value range) and `severity` (the same in standard deviations of the noise around the defect)
+distractors.json   the same for what looks like a defect and is none, with the images that show it (`channels`)
+export.json        what the set was made from
+"""
+
 
 @dataclass(frozen=True, kw_only=True)
 class PrepareOptions:
@@ -195,18 +206,6 @@ def _export(
         origin=source,
     )
     return {f"exported_{key}": value for key, value in counts.items()}
-
-
-_BATCH: Final = 32
-README: Final = """A set of samples rendered by lit_data.
-
-images/            [H, W, 3] target, ref1, ref2: whole pixel values as PNG or TIFF, or 0..1 as float32 TIFF
-masks/             the same stems; 255 where a true defect visibly changes the target, else 0
-annotations.json   COCO: true defects; bbox [x, y, width, height] px, uncompressed RLE, `change` (mean, in shares of
-                   the value range) and `severity` (the same in standard deviations of the noise around the defect)
-distractors.json   the same for what looks like a defect and is none, with the images that show it (`channels`)
-export.json        what the set was made from
-"""
 
 
 def export_set(

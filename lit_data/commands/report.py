@@ -29,6 +29,25 @@ _WHAT_IT_IS: Final = (
     "it; a sweep, or runs/fit/NAME, is a folder of runs"
 )
 
+FILE: Final = "report.html"
+_HELP: Final = """\
+usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
+                                 [--picture-width PX]
+
+Writes one HTML page of what is in the folders, without asking the network for anything, and prints
+its path.
+
+  RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe
+  --output FILE          the page; by default report.html in the folder of the run or sweep, of
+                         several RUNs in the folder that holds them all
+  --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
+  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
+                         and of more than 8 runs 640, in the sections of the best 20"""
+_WIDTH_PX: Final = 1200
+_WIDTH_OF_MANY_PX: Final = 640
+_MANY: Final = 8
+MOST_PICTURED: Final = 20
+
 
 def is_run(folder: Path) -> bool:
     """Return True if a command of lit_data wrote this folder, also if it broke off."""
@@ -114,28 +133,6 @@ def read_sweep(folder: Path, notes: list[str]) -> SweepFolder:
         if row.get("status") not in (None, "done"):
             jobs.append((str(row.get("job")), str(row["status"]), str(row.get("reason") or "")))
     return SweepFolder(str(summary.get("metric") or ""), tuple(jobs))
-
-
-FILE: Final = "report.html"
-
-_HELP: Final = """\
-usage: python -m lit_data report RUN [RUN ...] [--output FILE] [--metrics NAME,NAME]
-                                 [--picture-width PX]
-
-Writes one HTML page of what is in the folders, without asking the network for anything, and prints
-its path.
-
-  RUN                    folder of a run or of a sweep, or a folder of runs such as runs/fit/stripe
-  --output FILE          the page; by default report.html in the folder of the run or sweep, of
-                         several RUNs in the folder that holds them all
-  --metrics NAME,NAME    figures of summary.json to compare, such as test/dice,samples_per_s
-  --picture-width PX     pictures are scaled down to this width; 0 leaves them out; by default 1200,
-                         and of more than 8 runs 640, in the sections of the best 20"""
-
-_WIDTH_PX: Final = 1200
-_WIDTH_OF_MANY_PX: Final = 640
-_MANY: Final = 8
-MOST_PICTURED: Final = 20
 
 
 def main(words: Sequence[str]) -> None:

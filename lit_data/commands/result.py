@@ -38,6 +38,47 @@ _STAGE = re.compile(
 Value = str | SupportsFloat | None
 Status = Literal["running", "done", "failed", "out of memory", "killed", "interrupted", "not run"]
 
+_UNITS: Final = {
+    "seconds": "s",
+    "samples_per_s": "samples/s",
+    "success_rate": "%",
+    "fragmentation": "%",
+}
+_UNIT_ENDINGS: Final = {
+    "_bytes_per_epoch": "B/epoch",
+    "_bytes": "B",
+    "_fraction": "%",
+    "_success_rate": "%",
+    "_per_s": "/s",
+    "_us": "us",
+    "_us_per_sample": "us",
+    "_ms": "ms",
+    "_px": "px",
+    "_s": "s",
+}
+"""The first that fits counts."""
+_UNIT_SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
+    "B": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes")),
+    "B/epoch": (
+        (2.0**30, "GiB/epoch"),
+        (2.0**20, "MiB/epoch"),
+        (2.0**10, "KiB/epoch"),
+        (1.0, "bytes/epoch"),
+    ),
+    "s": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
+    "us": ((1e6, "s"), (1e3, "ms"), (1.0, "µs")),
+    "%": ((0.01, "%"),),
+}
+"""Sizes of units and their names, the largest first."""
+_LOWER_IS_BETTER: Final = re.compile(
+    r"loss|error|(^|_)(mae|mse|rmse|seconds|bytes|ooms|perplexity|fid|distance|skipped|wait\w*)($|_)"
+    r"|(?<!_per)_s$|false_|latency"
+)
+_HIGHER_IS_BETTER: Final = re.compile(
+    r"per_s$|precision|recall|dice|success"
+    r"|(^|_)(f1|iou|map|auc|auroc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
+)
+
 
 class PartlyDoneError(DataError):
     """A command has done what it could; the rest of its data is bad.
@@ -248,48 +289,6 @@ def find_monitor(
             mode = node.get("mode", "min")
             return monitor, mode if mode in ("min", "max") else None
     return None, None
-
-
-_UNITS: Final = {
-    "seconds": "s",
-    "samples_per_s": "samples/s",
-    "success_rate": "%",
-    "fragmentation": "%",
-}
-_UNIT_ENDINGS: Final = {
-    "_bytes_per_epoch": "B/epoch",
-    "_bytes": "B",
-    "_fraction": "%",
-    "_success_rate": "%",
-    "_per_s": "/s",
-    "_us": "us",
-    "_us_per_sample": "us",
-    "_ms": "ms",
-    "_px": "px",
-    "_s": "s",
-}
-"""The first that fits counts."""
-_UNIT_SCALES: Final[dict[str, tuple[tuple[float, str], ...]]] = {
-    "B": ((2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "bytes")),
-    "B/epoch": (
-        (2.0**30, "GiB/epoch"),
-        (2.0**20, "MiB/epoch"),
-        (2.0**10, "KiB/epoch"),
-        (1.0, "bytes/epoch"),
-    ),
-    "s": ((3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs")),
-    "us": ((1e6, "s"), (1e3, "ms"), (1.0, "µs")),
-    "%": ((0.01, "%"),),
-}
-"""Sizes of units and their names, the largest first."""
-_LOWER_IS_BETTER: Final = re.compile(
-    r"loss|error|(^|_)(mae|mse|rmse|seconds|bytes|ooms|perplexity|fid|distance|skipped|wait\w*)($|_)"
-    r"|(?<!_per)_s$|false_|latency"
-)
-_HIGHER_IS_BETTER: Final = re.compile(
-    r"per_s$|precision|recall|dice|success"
-    r"|(^|_)(f1|iou|map|auc|auroc|acc|accuracy|psnr|ssim|r2|score|jaccard)($|_|\d)"
-)
 
 
 def find_unit(name: str) -> str:

@@ -24,6 +24,10 @@ from lit_data.types import Batch, Stage
 
 log = logging.getLogger(__name__)
 
+_SIDE_PX: Final = 64
+"""Of the part of a patch that is shown of a family."""
+_CANDIDATES: Final = 4  # drawn of a family for each that is shown
+
 
 def draw_samples(
     datamodule: BaseDataModule, path: Path, *, stage: Stage, count: int = 6, epoch: int = 0
@@ -105,11 +109,6 @@ class ShowOptions:
     def __post_init__(self) -> None:
         for name, least in (("count", 1), ("examples", 1), ("epoch", 0)):
             check_count(f"show.{name}", getattr(self, name), least)
-
-
-_SIDE_PX: Final = 64
-"""Of the part of a patch that is shown of a family."""
-_CANDIDATES: Final = 4  # drawn of a family for each that is shown
 
 
 def draw_families(

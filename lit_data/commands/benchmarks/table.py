@@ -31,6 +31,49 @@ NAMES: Final = {
     "device": "lit_data, cache=device",
 }
 
+MEASURED: Final = (
+    "samples_per_s",
+    "process_cpu_ms_per_1000",
+    "main_thread_cpu_ms_per_1000",
+    "first_batch_ms",
+    "load_ms_mean",
+    "load_ms_std",
+    "transfer_ms",
+    "pss_mib",
+)
+COLUMNS: Final = (
+    "method",
+    "until",
+    "batch_size",
+    "num_workers",
+    "micro_batch_size",
+    "samples_per_s",
+    "ratio_to_dataloader",
+    *MEASURED[1:],
+    "samples",
+    "repeats",
+    "note",
+)
+HEADINGS: Final = {
+    "method": "method",
+    "until": "until",
+    "batch_size": "batch",
+    "num_workers": "workers",
+    "micro_batch_size": "micro",
+    "samples_per_s": "samples/s",
+    "ratio_to_dataloader": "x DataLoader",
+    "process_cpu_ms_per_1000": "CPU ms/1000",
+    "main_thread_cpu_ms_per_1000": "main thread",
+    "first_batch_ms": "first ms",
+    "load_ms_mean": "load ms",
+    "load_ms_std": "+-",
+    "transfer_ms": "transfer ms",
+    "pss_mib": "PSS MiB",
+}
+OURS_COLOUR: Final = "#007aff"
+OTHERS_COLOUR: Final = "#a0a4ab"
+_WIDTH: Final = 158  # of the table of loaders, the widest
+
 
 @dataclass(frozen=True, slots=True)
 class Row:
@@ -111,47 +154,6 @@ class Result:
     def median(self, column: str) -> float:
         """Median of a column over the measurements; NaN without any."""
         return median(getattr(lap, column) for lap in self.laps) if self.laps else math.nan
-
-
-MEASURED: Final = (
-    "samples_per_s",
-    "process_cpu_ms_per_1000",
-    "main_thread_cpu_ms_per_1000",
-    "first_batch_ms",
-    "load_ms_mean",
-    "load_ms_std",
-    "transfer_ms",
-    "pss_mib",
-)
-COLUMNS: Final = (
-    "method",
-    "until",
-    "batch_size",
-    "num_workers",
-    "micro_batch_size",
-    "samples_per_s",
-    "ratio_to_dataloader",
-    *MEASURED[1:],
-    "samples",
-    "repeats",
-    "note",
-)
-HEADINGS: Final = {
-    "method": "method",
-    "until": "until",
-    "batch_size": "batch",
-    "num_workers": "workers",
-    "micro_batch_size": "micro",
-    "samples_per_s": "samples/s",
-    "ratio_to_dataloader": "x DataLoader",
-    "process_cpu_ms_per_1000": "CPU ms/1000",
-    "main_thread_cpu_ms_per_1000": "main thread",
-    "first_batch_ms": "first ms",
-    "load_ms_mean": "load ms",
-    "load_ms_std": "+-",
-    "transfer_ms": "transfer ms",
-    "pss_mib": "PSS MiB",
-}
 
 
 def tabulate(results: Sequence[Result], until: str) -> list[dict[str, Any]]:
@@ -238,10 +240,6 @@ def _find_dataloader_speed(results: Sequence[Result], row: Row) -> float:
 
 Line = Mapping[str, Any]
 """A row of a table: a value for each column; NaN for a number that there is not."""
-
-OURS_COLOUR: Final = "#007aff"
-OTHERS_COLOUR: Final = "#a0a4ab"
-_WIDTH: Final = 158  # of the table of loaders, the widest
 
 
 def report_lines(

@@ -41,6 +41,18 @@ _HEADROOM_COLUMNS: Final = ("batches", "samples_per_s", "share")
 _HEADROOM_HEADINGS: Final = {"batches": "batches", "samples_per_s": "samples/s", "share": "share"}
 _HEADROOM_LABELS: Final = {"fit": "as they are loaded", "headroom": "that cost nothing"}
 
+STEP_S: Final = 5e-3
+"""A short training step, of which the cost is given as a share."""
+_OVERHEAD_COLUMNS: Final = ("callback", "us", "share_of_5_ms")
+_OVERHEAD_HEADINGS: Final = {
+    "callback": "callback",
+    "us": "us a step",
+    "share_of_5_ms": "share of 5 ms",
+}
+_BLOCKS: Final = 10
+_CHANNELS: Final = 8
+_SIZE_PX: Final = 16
+
 
 def run_headroom(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:
     """Train with the loader and with replayed batches; see `lit_data.commands.benchmark.run`."""
@@ -216,19 +228,6 @@ def _choose_device(cfg: DictConfig) -> torch.device:
     """Return the device that the configured Trainer trains on."""
     trainer = build_trainer(cfg, callbacks=[], logger=False, enable_checkpointing=False)
     return trainer.strategy.root_device
-
-
-STEP_S: Final = 5e-3
-"""A short training step, of which the cost is given as a share."""
-_OVERHEAD_COLUMNS: Final = ("callback", "us", "share_of_5_ms")
-_OVERHEAD_HEADINGS: Final = {
-    "callback": "callback",
-    "us": "us a step",
-    "share_of_5_ms": "share of 5 ms",
-}
-_BLOCKS: Final = 10
-_CHANNELS: Final = 8
-_SIZE_PX: Final = 16
 
 
 def run_overhead(cfg: DictConfig, options: BenchmarkOptions) -> dict[str, Any]:

@@ -43,6 +43,9 @@ from lit_data.io.remote import check_plain, check_words
 _UNKNOWN_KEY = re.compile(r"Interpolation key '(.+?)' not found")
 _MISSING_VALUE = re.compile(r"Missing mandatory value: (\S+)")
 
+_PACKAGED = Path(__file__).parents[2] / "conf"
+_LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
+
 
 def explain(error: Exception, tree: ConfigTree | None = None) -> str:
     """Return one line for an error of composing or resolving."""
@@ -188,10 +191,6 @@ def _list_options(override: Override) -> list[str]:
     value = override.value()
     options = value if isinstance(value, list) else [value]
     return [option for option in options if isinstance(option, str)]
-
-
-_PACKAGED = Path(__file__).parents[2] / "conf"
-_LEAVING = re.compile(r"\.\.|(^|[\[,(\s'\"])[/\\~]")  # a group's folder: .., / or ~ before a name
 
 
 class _Common(NamedTuple):

@@ -71,6 +71,59 @@ _TRAINS: Final = ("fit", "validate", "test", "predict")
 _NO_GROUPS: Final = ("hydra", "cluster")
 _COLUMN: Final = 34
 
+_COMPLETED_OPTIONS: Final = (
+    "--help",
+    "--version",
+    "--multirun",
+    "--config-dir",
+    "--package",
+    "--cfg",
+    "--resolve",
+)
+_NOT_COMPLETED: Final = ("hydra", "cluster", "paths")
+_DEFAULTS: Final = {
+    "data": "stripe",
+    "model": "segmentation",
+    "trainer": "auto",
+    "callbacks": "default",
+}
+"""Groups whose keys are completed, and their options where none is chosen."""
+_BASH: Final = """\
+_lit_data() {
+    local line="${COMP_LINE:0:COMP_POINT}" word before words
+    word="${line##* }"
+    read -ra words <<< "${line%"$word"}"
+    mapfile -t COMPREPLY < <(lit-data --complete "${words[@]}" "$word" 2> /dev/null)
+    before="${word%"${word##*=}"}"  # the shell takes what stands before the last = for a word of its own
+    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$before"}")
+    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
+    [[ ${#COMPREPLY[@]} == 0 ]] && compopt -o default
+}
+complete -F _lit_data lit-data
+"""
+_ZSH: Final = """\
+#compdef lit-data
+local -a found keys
+found=("${(@f)$(lit-data --complete "${(@)words[1,CURRENT]}" 2> /dev/null)}")
+keys=(${(M)found:#*=})
+found=(${found:#*=})
+[[ -n $keys ]] && compadd -S '' -- $keys
+[[ -n $found ]] && compadd -- $found
+[[ -z $keys$found ]] && _files
+"""
+_FISH: Final = """\
+complete -c lit-data -f -a '(lit-data --complete (commandline -opc) (commandline -ct) 2> /dev/null)'
+"""
+_SHELLS: Final = {
+    "bash": (_BASH, "~/.local/share/bash-completion/completions/lit-data", "open a new shell"),
+    "zsh": (
+        _ZSH,
+        "~/.zfunc/_lit-data",
+        "have `fpath+=~/.zfunc; autoload -U compinit; compinit` in ~/.zshrc",
+    ),
+    "fish": (_FISH, "~/.config/fish/completions/lit-data.fish", "open a new shell"),
+}
+
 
 def format_help(config_dir: str | None) -> str:
     """Return the page of all commands.
@@ -226,61 +279,6 @@ def read_first_comment(path: Path) -> str:
         if line.startswith("#") and not comment.startswith("@package"):
             return comment
     return ""
-
-
-_COMPLETED_OPTIONS: Final = (
-    "--help",
-    "--version",
-    "--multirun",
-    "--config-dir",
-    "--package",
-    "--cfg",
-    "--resolve",
-)
-_NOT_COMPLETED: Final = ("hydra", "cluster", "paths")
-_DEFAULTS: Final = {
-    "data": "stripe",
-    "model": "segmentation",
-    "trainer": "auto",
-    "callbacks": "default",
-}
-"""Groups whose keys are completed, and their options where none is chosen."""
-
-_BASH: Final = """\
-_lit_data() {
-    local line="${COMP_LINE:0:COMP_POINT}" word before words
-    word="${line##* }"
-    read -ra words <<< "${line%"$word"}"
-    mapfile -t COMPREPLY < <(lit-data --complete "${words[@]}" "$word" 2> /dev/null)
-    before="${word%"${word##*=}"}"  # the shell takes what stands before the last = for a word of its own
-    [[ $COMP_WORDBREAKS == *=* ]] && COMPREPLY=("${COMPREPLY[@]#"$before"}")
-    [[ ${#COMPREPLY[@]} == 1 && ${COMPREPLY[0]} == *= ]] && compopt -o nospace
-    [[ ${#COMPREPLY[@]} == 0 ]] && compopt -o default
-}
-complete -F _lit_data lit-data
-"""
-_ZSH: Final = """\
-#compdef lit-data
-local -a found keys
-found=("${(@f)$(lit-data --complete "${(@)words[1,CURRENT]}" 2> /dev/null)}")
-keys=(${(M)found:#*=})
-found=(${found:#*=})
-[[ -n $keys ]] && compadd -S '' -- $keys
-[[ -n $found ]] && compadd -- $found
-[[ -z $keys$found ]] && _files
-"""
-_FISH: Final = """\
-complete -c lit-data -f -a '(lit-data --complete (commandline -opc) (commandline -ct) 2> /dev/null)'
-"""
-_SHELLS: Final = {
-    "bash": (_BASH, "~/.local/share/bash-completion/completions/lit-data", "open a new shell"),
-    "zsh": (
-        _ZSH,
-        "~/.zfunc/_lit-data",
-        "have `fpath+=~/.zfunc; autoload -U compinit; compinit` in ~/.zshrc",
-    ),
-    "fish": (_FISH, "~/.config/fish/completions/lit-data.fish", "open a new shell"),
-}
 
 
 def install_completion(shell: str) -> Path:

@@ -34,6 +34,27 @@ _BASELINE: Final = "_baseline"
 _LIMITS: Final = ("memory/free_bytes", "memory/limit_bytes")
 _MACHINE_GROUPS: Final = ("amp", "batch", "cache", "data", "memory", "time")
 
+COLOURS: Final = (
+    "#1f5fa8",
+    "#d9730d",
+    "#2a8a57",
+    "#8250c4",
+    "#c2255c",
+    "#0b8a9a",
+    "#8a6d1d",
+    "#64748b",
+)
+"""Of lines, by their numbers; those of page.css."""
+_SOFT, _RULE = "#5a6576", "#e1e5ea"
+_WIDTH_PX, _HEIGHT_PX = 400, 214
+_PX: Final = 1 / 72  # of the figure: a point of SVG is a pixel of ours
+_DASHES: Final[tuple[Any, ...]] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
+_LOG_RANGE: Final = 300.0  # largest by smallest value from which an axis is logarithmic
+_MOST: Final = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
+_LEAST: Final = 1e-60
+_FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
+_MOST_EPOCHS: Final = 8
+
 
 @dataclass(frozen=True)
 class Series:
@@ -244,29 +265,6 @@ def find_chart(name: str) -> ChartOf:
         return ChartOf("machine", "time of a step", last.removesuffix("_s"))
     is_of_machine = group in _MACHINE_GROUPS and last != ""
     return ChartOf("machine" if is_of_machine else "model", name, name)
-
-
-COLOURS: Final = (
-    "#1f5fa8",
-    "#d9730d",
-    "#2a8a57",
-    "#8250c4",
-    "#c2255c",
-    "#0b8a9a",
-    "#8a6d1d",
-    "#64748b",
-)
-"""Of lines, by their numbers; those of page.css."""
-_SOFT, _RULE = "#5a6576", "#e1e5ea"
-_WIDTH_PX, _HEIGHT_PX = 400, 214
-_PX: Final = 1 / 72  # of the figure: a point of SVG is a pixel of ours
-_DASHES: Final[tuple[Any, ...]] = ("solid", (0, (3, 2.2)), (0, (1, 2.5)))
-
-_LOG_RANGE: Final = 300.0  # largest by smallest value from which an axis is logarithmic
-_MOST: Final = 1e60  # a loss that runs away is shown up to here: ranges of larger numbers overflow
-_LEAST: Final = 1e-60
-_FROM_ZERO: Final = ("B", "%", "s", "us", "ms", "samples/s", "/s")
-_MOST_EPOCHS: Final = 8
 
 
 @dataclass(frozen=True)

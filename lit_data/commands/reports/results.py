@@ -56,6 +56,14 @@ _THRESHOLDS: Final = {
 }
 """Names of thresholds that validation chooses: what they are compared with, and why this value."""
 
+_MOST_SCORES: Final = 4
+_MOST_COLUMNS: Final = 8
+_MACHINE: Final = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
+_CURVES: Final = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
+_MOST_POINTS: Final = 120
+_MOST_OVERLAYS: Final = 9
+_NO_OPTION: Final = ("paths.", "hydra.", "report")
+
 
 @dataclass(frozen=True)
 class Tile:
@@ -252,15 +260,6 @@ def find_sign(runs: Sequence[Run], name: str) -> int:
         if monitored == name and sign:
             return sign
     return find_direction(name)
-
-
-_MOST_SCORES: Final = 4
-_MOST_COLUMNS: Final = 8
-_MACHINE: Final = ("samples_per_s", "data_wait_fraction", "peak_rss_bytes", "batch/ooms", "seconds")
-_CURVES: Final = ("data/samples_per_s", "data/wait_fraction", "memory/rss_bytes", "batch/size")
-_MOST_POINTS: Final = 120
-_MOST_OVERLAYS: Final = 9
-_NO_OPTION: Final = ("paths.", "hydra.", "report")
 
 
 def find_differences(runs: Sequence[Run]) -> dict[str, list[str]]:

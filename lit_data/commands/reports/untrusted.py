@@ -58,6 +58,31 @@ _ISSUED: Final = re.compile(
 
 _LEAST_KNOWN: Final = 6  # a shorter secret would be found inside of ordinary words
 
+_MOST_BYTES: Final = 2**24
+_MOST_NODES: Final = 200_000
+_DEEPEST: Final = 60
+_MOST_DIGITS: Final = 40
+# The loader in C is there if PyYAML was built with it.
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_QUALITY: Final = 80
+_MOST_PICTURES: Final = 12
+_MOST_PICTURE_BYTES: Final = 2**27
+_MOST_PX: Final = 10**8
+_MOST_HEIGHT_PX: Final = 8000
+_CAPTIONS: Final = {
+    "samples": "Samples as the model sees them",
+    "predictions": "Samples, their masks, and what the best checkpoint finds",
+    "worst": "Defects of the lowest scores, and below good images of the highest scores",
+    "families": "Each family of defects on its own",
+    "augment": "Samples before and after augmentation",
+    "memory": "Memory and batch size over time, with what happened meanwhile",
+    "throughput": "Samples per second, batch size, and where the time of each step goes",
+    "sweep": "The jobs of the sweep",
+}
+_ENDINGS: Final = (".png", ".jpg", ".jpeg")
+_TIMELINES: Final = ("memory", "throughput")
+_DIAGRAMS: Final = (*_TIMELINES, "sweep")
+
 
 class Masker:
     """Takes secrets out of configurations and texts.
@@ -126,14 +151,6 @@ def _split_key(key: str) -> list[str]:
     """Return the words of a key in lower case: of ``apiToken`` api and token."""
     words = filter(None, _SPLIT.split(key))
     return [word.lower() for word in words]
-
-
-_MOST_BYTES: Final = 2**24
-_MOST_NODES: Final = 200_000
-_DEEPEST: Final = 60
-_MOST_DIGITS: Final = 40
-# The loader in C is there if PyYAML was built with it.
-_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> BinaryIO:
@@ -253,26 +270,6 @@ def find_config_dir(hydra: Mapping[str, Any]) -> list[str]:
         if entry.get("schema") == "file" and entry.get("path"):
             options += ["--config-dir", str(entry["path"])]
     return options
-
-
-_QUALITY: Final = 80
-_MOST_PICTURES: Final = 12
-_MOST_PICTURE_BYTES: Final = 2**27
-_MOST_PX: Final = 10**8
-_MOST_HEIGHT_PX: Final = 8000
-_CAPTIONS: Final = {
-    "samples": "Samples as the model sees them",
-    "predictions": "Samples, their masks, and what the best checkpoint finds",
-    "worst": "Defects of the lowest scores, and below good images of the highest scores",
-    "families": "Each family of defects on its own",
-    "augment": "Samples before and after augmentation",
-    "memory": "Memory and batch size over time, with what happened meanwhile",
-    "throughput": "Samples per second, batch size, and where the time of each step goes",
-    "sweep": "The jobs of the sweep",
-}
-_ENDINGS: Final = (".png", ".jpg", ".jpeg")
-_TIMELINES: Final = ("memory", "throughput")
-_DIAGRAMS: Final = (*_TIMELINES, "sweep")
 
 
 @dataclass(frozen=True)

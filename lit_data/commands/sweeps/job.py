@@ -46,6 +46,15 @@ Direction = Literal["min", "max"]
 
 _DIRECTIONS: Final[dict[str, Direction]] = {"minimize": "min", "maximize": "max"}
 
+_ERRORS: Final = {
+    error.exit_code: error
+    for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
+}
+_SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_WHOLE_STATES: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
+"""Checkpoints that a training goes on from."""
+_FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
+
 
 @dataclass(frozen=True, kw_only=True)
 class SweepOptions:
@@ -182,16 +191,6 @@ def split_overrides(overrides: Sequence[str]) -> dict[str, str]:
         key, _, value = override.partition("=")
         values[key.lstrip("+")] = value
     return values
-
-
-_ERRORS: Final = {
-    error.exit_code: error
-    for error in (ConfigError, DataError, StoreError, BatchMemoryError, WorkerDiedError)
-}
-_SIGNALLED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
-_WHOLE_STATES: Final = ("last.ckpt", "interrupted.ckpt", "step.ckpt")
-"""Checkpoints that a training goes on from."""
-_FREE: Final = ("sweep.", "paths.runs", "paths.cache")  # they change nothing of what a job computes
 
 
 @dataclass(frozen=True, kw_only=True)

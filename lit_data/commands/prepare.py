@@ -2,7 +2,7 @@
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -11,15 +11,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from lit_data.checks import check_count, check_outside_root
 from lit_data.commands.build import build_datamodule
 from lit_data.commands.configuration.names import to_plain
 from lit_data.commands.configuration.targets import read_options
+from lit_data.commands.result import print_table
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
@@ -147,26 +145,17 @@ def _print_counts(counts: Mapping[str, Any]) -> None:
             of_split.setdefault(split, {})[name] = value
         else:
             of_set[key] = value
-    _print_table(("found", ""), [(key.replace("_", " "), value) for key, value in of_set.items()])
+    counts_of_set = [(key.replace("_", " "), value) for key, value in of_set.items()]
+    if counts_of_set:
+        print_table(["found", ""], counts_of_set, texts=["found"])
     columns = list(dict.fromkeys(name for row in of_split.values() for name in row))
     rows = []
     for split in SPLITS:
         if split in of_split:
             rows.append((split, *(of_split[split].get(name, "") for name in columns)))
-    _print_table(("split", *columns), rows)
-
-
-def _print_table(headings: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a table, numbers to the right; none without rows."""
-    if not rows:
-        return
-    table = Table()
-    for index, heading in enumerate(headings):
-        justify: Literal["left", "right"] = "right" if index else "left"
-        table.add_column(heading.replace("_", " "), justify=justify, overflow="fold")
-    for row in rows:
-        table.add_row(*(escape(str(cell)) for cell in row))
-    Console().print(table)
+    if rows:
+        headings = ["split", *(name.replace("_", " ") for name in columns)]
+        print_table(headings, rows, texts=["split"])
 
 
 def _publish(datamodule: BaseDataModule, options: PrepareOptions, root: object) -> dict[str, int]:

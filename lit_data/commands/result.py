@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral, Real
 from pathlib import Path
@@ -181,6 +181,40 @@ def read_number(metrics: Mapping[str, Any], name: str | None) -> float | None:
     """Return a figure of a summary; None where it is missing or no number."""
     value = metrics.get(name or "")
     return float(value) if isinstance(value, Real) and not isinstance(value, bool) else None
+
+
+def print_table(
+    headings: Sequence[str],
+    rows: Iterable[Sequence[object]],
+    *,
+    texts: Collection[str],
+    title: str | None = None,
+    caption: str | None = None,
+) -> None:
+    """Print a table on the terminal, numbers to the right.
+
+    Args:
+        headings: Of the columns.
+        rows: Cells; one of `rich.text.Text` has a style.
+        texts: Headings of columns that hold text, to the left.
+        title: Above the table.
+        caption: Below it.
+    """
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title_justify="left", caption_justify="left")
+    # Names and messages may be anybody's: nothing of them is read as markup.
+    table.title = escape(title) if title else None
+    table.caption = escape(caption) if caption else None
+    for heading in headings:
+        justify: Literal["left", "right"] = "left" if heading in texts else "right"
+        table.add_column(heading, justify=justify, overflow="fold")
+    for row in rows:
+        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+    Console().print(table)
 
 
 def split_stage(name: str) -> tuple[str, str]:

@@ -10,12 +10,9 @@ from typing import Any, Final
 
 import lightning as L
 from lightning.pytorch.callbacks import RichProgressBar
-from rich.console import Console
-from rich.table import Table
 from typing_extensions import override
 
-from lit_data.commands.result import is_score, split_stage
-from lit_data.errors import escape
+from lit_data.commands.result import is_score, print_table, split_stage
 
 _NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
@@ -106,7 +103,10 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     """
     rows = _arrange(metrics)
     if rows:
-        _print_scores(rows)
+        present = {column for row in rows.values() for column in row}
+        columns = [column for column in _COLUMNS if column in present]
+        cells = [[name, *(row.get(column, "") for column in columns)] for name, row in rows.items()]
+        print_table(["metric", *columns], cells, texts=["metric"], title="best checkpoint")
     text = f"{metrics['seconds']:.0f} s"
     speed = metrics.get("samples_per_s")
     if speed:
@@ -114,18 +114,6 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     print(text)
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
-
-
-def _print_scores(rows: Mapping[str, Mapping[str, str]]) -> None:
-    table = Table(title="best checkpoint", title_justify="left")
-    table.add_column("metric", overflow="fold")
-    present = {column for row in rows.values() for column in row}
-    columns = [column for column in _COLUMNS if column in present]
-    for column in columns:
-        table.add_column(column, justify="right")
-    for name, row in rows.items():
-        table.add_row(escape(name), *(row.get(column, "") for column in columns))
-    Console().print(table)
 
 
 def _arrange(metrics: Mapping[str, Any]) -> dict[str, dict[str, str]]:

@@ -10,13 +10,11 @@ from typing import Any, Final
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from rich.text import Text
 
 from lit_data.commands.report import add_report
 from lit_data.commands.reports.results import find_differing, shorten_keys
-from lit_data.commands.result import KEYS, find_monitor, find_summary, read_number
+from lit_data.commands.result import KEYS, find_monitor, find_summary, print_table, read_number
 from lit_data.commands.sweeps.job import (
     JobRecord,
     Sweep,
@@ -113,7 +111,7 @@ def report(jobs: Sequence[ReportedJob], cfg: DictConfig, sweep: Sweep, *, second
     columns = [metric] if metric else []
     columns += sweep.options.columns or ()
     title = f"{sweep.command} {sweep.experiment}"
-    print_table(jobs, title, columns, best)
+    print_jobs(jobs, title, columns, best)
     _write_csv(sweep.folder / "sweep.csv", jobs)
     picture = sweep.folder / "sweep.png"
     picture.unlink(missing_ok=True)  # one of an earlier start would be wrong by now
@@ -151,7 +149,7 @@ def _summarise(
     }
 
 
-def print_table(
+def print_jobs(
     jobs: Sequence[ReportedJob], title: str, columns: Sequence[str], best: ReportedJob | None
 ) -> None:
     """Print a row for each job; exit codes and reasons where any job did not end well.
@@ -162,30 +160,27 @@ def print_table(
         columns: keys of summary.json.
         best: the job that gets a mark.
     """
-    table = Table(title=f"{title}: {len(jobs)} jobs", title_justify="left")
     has_failures = any(job.record.exit_code or job.record.reason for job in jobs)
     headings = ["job", "overrides", "status", "seconds", *shorten_keys(columns).values()]
     if has_failures:
         headings += ["exit", "reason"]
-    for heading in headings:
-        is_text = heading in ("overrides", "status", "reason")
-        table.add_column(heading, justify="left" if is_text else "right", overflow="fold")
+    rows = []
     for job, label in zip(jobs, _label_jobs(jobs), strict=True):
         record = job.record
-        colour = _COLOURS.get(record.status, "red")
-        cells = [
-            f"{record.number} *" if job is best else f"{record.number}",
-            escape(label),
-            f"[{colour}]{record.status}[/]",
-            f"{record.seconds:.1f}",
-        ]
+        cells: list[object] = [f"{record.number} *" if job is best else record.number, label]
+        cells.append(Text(record.status, style=_COLOURS.get(record.status, "red")))
+        cells.append(f"{record.seconds:.1f}")
         cells += [_format_value(job.metrics.get(key)) for key in columns]
         if has_failures:
-            cells += [_format_value(record.exit_code), escape(record.reason)]
-        table.add_row(*cells)
-    if best is not None:
-        table.caption, table.caption_justify = f"* best {escape(columns[0])}", "left"
-    Console().print(table)
+            cells += [_format_value(record.exit_code), record.reason]
+        rows.append(cells)
+    print_table(
+        headings,
+        rows,
+        texts=["overrides", "status", "reason"],
+        title=f"{title}: {len(jobs)} jobs",
+        caption=f"* best {columns[0]}" if best is not None else None,
+    )
 
 
 def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:
@@ -201,7 +196,7 @@ def _label_jobs(jobs: Sequence[ReportedJob]) -> list[str]:
 def _format_value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.4g}"
-    return "" if value is None else escape(str(value))
+    return "" if value is None else str(value)
 
 
 def _write_csv(path: Path, jobs: Sequence[ReportedJob]) -> None:

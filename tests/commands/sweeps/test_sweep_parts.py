@@ -24,7 +24,7 @@ from lit_data.commands.sweeps.job import (
     write_record,
 )
 from lit_data.commands.sweeps.process import run_process
-from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_table
+from lit_data.commands.sweeps.report import ReportedJob, draw_sweep, print_jobs
 from lit_data.commands.sweeps.run import JobWatch
 from lit_data.errors import BatchMemoryError, ConfigError, StoreSpaceError
 
@@ -325,7 +325,7 @@ def test_the_table_fits_80_columns_and_names_failures_where_there_are_any(
     record = make_record(0).end(outcome, 1.0)
     swept = {"model.optimizer.lr": "0.001", "model.net.width": "32"}
     job = ReportedJob(record=record, metrics={"val/average_precision": 0.5}, swept=swept)
-    print_table([job], "fit inspection", ["val/average_precision"], None)
+    print_jobs([job], "fit inspection", ["val/average_precision"], None)
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     assert any("lr=0.001 width=32" in line for line in lines) or code

@@ -84,7 +84,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
 
     ``prepare.shards=ADDRESS`` writes it in shards to another place instead, see
     `lit_data.io.shards`. ``prepare.export=FOLDER`` then writes the samples of a stage with their
-    defects, see `lit_data.commands.prepare`.
+    defects, see `export_set`.
 
     Returns:
         Images, patches of each split and bytes of the store; samples, defects and distractors of an

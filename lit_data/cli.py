@@ -4,6 +4,7 @@ import argparse
 import errno
 import os
 import signal
+import stat
 import sys
 import threading
 import traceback
@@ -45,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code; see `--help`.
     """
     words = list(sys.argv[1:] if argv is None else argv)
+    # Others must not write into the cache, whatever umask a container or a server starts with.
+    os.umask(os.umask(0) | stat.S_IWOTH)
     with _note_sigterm() as received:
         try:
             with naming_unfit_torchvision():

@@ -480,9 +480,12 @@ def _choose_grid(
     if whole_px is None:
         return sides_px, sides_px if stride_px is None else pair_px("stride_px", stride_px)
     if stride_px is not None or sides_px not in (whole_px, pair_px("patch_px", _PATCH_PX)):
-        patch_option = f"patch_px={patch_px}" if stride_px is None else f"stride_px={stride_px}"
+        patch_option = (
+            f"data.patch_px={patch_px}" if stride_px is None else f"data.stride_px={stride_px}"
+        )
         raise ConfigError(
-            f"size_px={list(whole_px)} makes a sample of each whole image, and {patch_option} is for patches: leave "
+            f"data.size_px={list(whole_px)} makes a sample of each whole image, and "
+            f"{patch_option} is for patches: leave "
             "data.patch_px and data.stride_px out, or scale by data.scale=0.5 and cut patches"
         )
     return whole_px, whole_px

@@ -6,6 +6,7 @@ import logging
 import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cached_property, partial
 from inspect import Parameter
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args, get_type_h
 
 from lit_data.checks import check_choice, check_types
 from lit_data.datasets.splits import Splits
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, StoreError, show_path
 from lit_data.io.discovery import name_below
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.remote import RemoteOptions, Root, Scope, check_root
@@ -267,7 +268,14 @@ class Source(FileOptions, ABC):
 
     @property
     def _cache(self) -> Path:
-        return cache_folder(self.cache_dir)
+        folder = cache_folder(self.cache_dir)
+        with suppress(PermissionError):  # said where the cache is written
+            existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+            if not existing.is_dir():
+                raise StoreError(
+                    f"paths.cache={show_path(folder)}: {show_path(existing)} is no folder; name another"
+                )
+        return folder
 
     @cached_property
     def _root(self) -> Root:

@@ -242,7 +242,10 @@ def check_inside(path: Path, root: Path) -> None:
 
 def describe_outside(target: str) -> str:
     """Say that a path leads out of the data folder."""
-    return f"leads out of the data folder, to {show_path(target)}; set allow_outside=True if that is meant"
+    return (
+        f"leads out of the data folder, to {show_path(target)}; copy it into the folder, or set "
+        "data.root to a folder that holds both"
+    )
 
 
 def _translate(pattern: str) -> str:

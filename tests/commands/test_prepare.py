@@ -1,5 +1,7 @@
 """What ``prepare`` says of a set beside its numbers."""
 
+import os
+import stat
 from pathlib import Path
 
 import cv2
@@ -55,6 +57,20 @@ def test_a_set_is_listed_once(
     assert len(messages) == len(set(messages))
     assert sum(line in text for text in messages) == 1
     assert capsys.readouterr().out.count(line) == 1
+
+
+def test_nothing_in_the_cache_is_writable_for_all_whatever_the_umask(tmp_path: Path) -> None:
+    _write_set(tmp_path / "set")
+    places = [f"data.root={tmp_path}/set/images", f"paths.cache={tmp_path}/cache"]
+    umask = os.umask(0)
+    try:
+        words = ["prepare", "experiment=segmentation", *places, f"hydra.run.dir={tmp_path}/run"]
+        assert main(words) == 0
+    finally:
+        os.umask(umask)
+    folders = [path for path in (tmp_path / "cache").rglob("*") if path.is_dir()]
+    assert folders
+    assert [path for path in folders if path.stat().st_mode & stat.S_IWOTH] == []
 
 
 @pytest.mark.parametrize("check", ["true", "false"])

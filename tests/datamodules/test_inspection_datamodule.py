@@ -15,7 +15,7 @@ from lit_data.augment import Geometry
 from lit_data.datamodules import InspectionDataModule
 from lit_data.datasets.inspection.patches import SamplingOptions
 from lit_data.datasets.patches import PatchDataset
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, StoreError
 from lit_data.files import write_table
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
@@ -437,6 +437,14 @@ def test_xml_of_boxes_is_no_damaged_annotation(tmp_path: Path) -> None:
     (folder / "00_mask.png").unlink()
     (folder / "00.xml").write_text("<annotation><object></object></annotation>")
     assert _data(tmp_path, synthesis=DefectSpec()).source.image_set.layout == "none"
+
+
+@pytest.mark.parametrize("name", ["file", "file/below"])
+def test_a_cache_that_is_a_file_is_named(name: str, tmp_path: Path) -> None:
+    _write_set(tmp_path / "set", 6)
+    (tmp_path / "file").touch()
+    with pytest.raises(StoreError, match=rf"paths.cache=.*{name}: .*/file is no folder"):
+        _data(tmp_path, cache_dir=str(tmp_path / name))
 
 
 def test_a_split_can_be_given_back(tmp_path: Path) -> None:

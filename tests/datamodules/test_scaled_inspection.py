@@ -98,9 +98,9 @@ def test_a_mask_of_another_size_is_refused_though_both_are_scaled(
         ({"size_px": 32, "scale": 0.5}, "exclude each other"),
         (
             {"size_px": 32, "patch_px": 64},
-            r"size_px=\[32, 32\] makes a sample of each whole image, and patch_px=64 is",
+            r"size_px=\[32, 32\] makes a sample of each whole image, and data.patch_px=64 is",
         ),
-        ({"size_px": 32, "stride_px": 32}, "and stride_px=32 is for patches"),
+        ({"size_px": 32, "stride_px": 32}, "and data.stride_px=32 is for patches"),
         ({"size_px": [32]}, r"size_px=\[32\] is not usable"),
         ({"scale": 0}, "scale=0 is not usable"),
     ],

@@ -267,12 +267,12 @@ def test_what_is_no_file_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyP
         (
             "out.png",
             "../out.png",
-            "leads out of the data folder, to .*/out.png; set allow_outside=True",
+            r"leads out of the data folder, to .*/out.png\n(.|\n)*copy it into the folder, or set data.root",
         ),
         (
             "out",
             "../outside",
-            "leads out of the data folder, to .*/outside; set allow_outside=True",
+            r"leads out of the data folder, to .*/outside\n(.|\n)*copy it into the folder",
         ),
         ("circle", ".", "a link that leads in a circle, to "),
     ],

@@ -33,7 +33,7 @@ MASK_FOLDERS: Final = re.compile(
     re.IGNORECASE,
 )
 _OTHER_FOLDERS: Final = re.compile(
-    r"SegmentationObject(PNG)?|Segmentation(Class|Object)Visualization"
+    r"SegmentationObject(PNG)?|Segmentation(Class|Object)(Npy|Visualization)|Visualization"
 )
 """Of VOC and LabelMe: what is in them says again what the masks say."""
 _IMAGE_FOLDERS: Final = re.compile(

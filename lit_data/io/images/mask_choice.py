@@ -15,7 +15,7 @@ from lit_data.errors import DataError
 from lit_data.io.images.masks import MaskOptions, pack_colours, show_values, unpack_colours
 from lit_data.io.images.readers import read_image
 from lit_data.io.source import open_source
-from lit_data.types import Array
+from lit_data.types import IGNORED, Array
 
 log = logging.getLogger(__name__)
 
@@ -23,6 +23,8 @@ _SAMPLED_MASKS: Final = 64
 _MOST_LABEL_BYTES: Final = 100_000
 _MOST_COLOURS: Final = 32  # of classes; pictures have far more
 _MOST_CLASSES: Final = 16  # as numbers that are taken for classes
+_VOC_FOLDER: Final = "SegmentationClass"
+_MOST_VOC: Final = 32  # numbers of classes, beside 255
 _END: Final = 32  # grey levels next to black and to white
 # Values that class numbers beside 255 for ignored pixels do not use.
 _NEARLY_WHITE: Final = slice(240, 255)
@@ -54,7 +56,16 @@ def choose_mask_options(masks: Sequence[Path], options: MaskOptions) -> MaskOpti
         options, readable = _choose_channels(sampled, options, readable)
     if options.classes > 2 or options.colours is not None:
         return options
-    return _choose_threshold(sum(readable, np.zeros(256, np.int64)), len(sampled), options)
+    counts = sum(readable, np.zeros(256, np.int64))
+    if sampled[0].parent.name.startswith(_VOC_FOLDER) and _are_of_voc(counts):
+        reason = "masks as of VOC, where 255 is neither (data.mask_read.ignore=255): values from"
+        return replace(_set_threshold(options, 1, reason), ignore=IGNORED)
+    return _choose_threshold(counts, len(sampled), options)
+
+
+def _are_of_voc(counts: NDArray[np.int64]) -> bool:
+    """Return True if masks hold small numbers, and 255 for pixels that count as neither."""
+    return bool(counts[0] and counts[IGNORED] and not counts[_MOST_VOC:IGNORED].any())
 
 
 def _choose_channels(

@@ -52,7 +52,7 @@ class ReadOptions:
     """Key of these options in a configuration, for messages."""
     alpha_cure: ClassVar[str] = "set data.read.alpha=drop to read it without"
     colour_cure: ClassVar[str] = (
-        'equal_channels="collapse" is for channels that are copies of each other'
+        "data.read.equal_channels=collapse is for channels that are copies of each other"
     )
 
     page: int | None = None
@@ -73,22 +73,26 @@ class ReadOptions:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             if value not in allowed:
-                raise ConfigError(f"{name}={value!r} is not one of {', '.join(map(repr, allowed))}")
+                choices = ", ".join(map(repr, allowed))
+                raise ConfigError(f"{self.key}.{name}={value!r} is not one of {choices}")
         for name in _SWITCHES:
             if not isinstance(getattr(self, name), bool):
-                raise ConfigError(f"{name}={getattr(self, name)!r} must be true or false")
+                value = getattr(self, name)
+                raise ConfigError(f"{self.key}.{name}={value!r} must be true or false")
         if not isinstance(self.invert, bool) and self.invert != "photometric":
-            raise ConfigError(f"invert={self.invert!r} must be true, false or 'photometric'")
+            raise ConfigError(
+                f"{self.key}.invert={self.invert!r} must be true, false or 'photometric'"
+            )
         for name in ("max_pixels", "max_image_bytes"):
-            _check_whole(name, getattr(self, name), least=1)
+            _check_whole(f"{self.key}.{name}", getattr(self, name), least=1)
         if self.page is not None:
-            _check_whole("page", self.page, least=0)
+            _check_whole(f"{self.key}.page", self.page, least=0)
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
-            raise ConfigError(f"nan_fill={self.nan_fill!r} must be a finite number")
+            raise ConfigError(f"{self.key}.nan_fill={self.nan_fill!r} must be a finite number")
         if self.gray_to_rgb and self.equal_channels != "keep":
             raise ConfigError(
-                f'gray_to_rgb=True and equal_channels="{self.equal_channels}" undo each other; '
-                "choose one"
+                f"{self.key}.gray_to_rgb=true and {self.key}.equal_channels={self.equal_channels} "
+                "undo each other; choose one"
             )
 
     def fingerprint(self) -> str:

@@ -1,5 +1,6 @@
 """Masks that are black and white but for their edges, and folders that hold such."""
 
+import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,17 @@ def test_all_but_0_is_the_defect_where_masks_hold_numbers_of_classes(tmp_path: P
     masks = _write(tmp_path, ".png", _disc(2), _disc(1), _disc(3))
     assert choose_mask_options(masks, MaskOptions()).threshold == 1
     assert choose_mask_options(masks, MaskOptions(classes=4)) == MaskOptions(classes=4)
+
+
+def test_255_beside_numbers_of_classes_counts_as_neither_as_in_voc(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    disc = _disc(15)
+    disc[:5] = 255
+    masks = _write(tmp_path / "SegmentationClass", ".png", disc, _disc(2), _disc(6))
+    assert choose_mask_options(masks, MaskOptions()) == MaskOptions(threshold=1, ignore=255)
+    assert "masks as of VOC, where 255 is neither (data.mask_read.ignore=255)" in caplog.text
 
 
 def _colour(*colour: int) -> np.ndarray:
@@ -200,7 +212,11 @@ def test_folders_of_voc_are_known_and_those_that_say_it_again_are_left_out(tmp_p
         ".jpg",
         *(rng.integers(0, 255, (60, 80), np.uint8) for _ in range(3)),
     )
-    for name in ("SegmentationClass", "SegmentationObject", "SegmentationClassVisualization"):
+    names = (
+        *("SegmentationClass", "SegmentationObject", "SegmentationClassVisualization"),
+        *("SegmentationClassNpy", "Visualization"),
+    )
+    for name in names:
         _write(tmp_path / name, ".png", *(_disc() for _ in range(3)))
     found = find_inspection_set(tmp_path)
     assert (len(found.images), found.where) == (3, "in SegmentationClass")

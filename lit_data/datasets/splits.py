@@ -2,10 +2,14 @@
 
 import csv
 import io
+import math
+import re
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, which Python took out of sight
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +24,10 @@ one a line), or a CSV file with the columns `image` and `split`, as a run writes
 
 SPLITS: Final = ("train", "val", "test")
 DEFAULT_SHARES: Final = {"train": 0.7, "val": 0.15, "test": 0.15}
+_CHOICES: Final = 10  # of an expression for names
+_WAYS: Final = 2**32  # to divide a name: 20 s
+LONGEST_S: Final = 60  # for all names
+_TIMES: Final = 4  # that an expression may repeat choices
 
 
 def split_images(
@@ -151,3 +159,73 @@ def _read_list(entry: float | str | Sequence[str]) -> Sequence[str]:
     with naming(path):
         lines = [line.strip() for line in decode_text(path.read_bytes()).splitlines()]
     return [line for line in lines if line]
+
+
+def group_by_name(names: Sequence[str], pattern: str) -> NDArray[np.int64]:
+    """[n] number of the group of each name: by what a regular expression, or its group, matches.
+
+    Args:
+        names: Paths below the root, with forward slashes.
+        pattern: Is searched in them; each name without it is a group of its own.
+
+    Raises:
+        ConfigError: It is no regular expression, is in no name, or may take for ever.
+    """
+    try:
+        expression = re.compile(pattern)
+        choices = _count_choices(_parser.parse(pattern))
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ConfigError(f"data.groups={pattern!r} is no regular expression: {error}") from error
+    if choices > _CHOICES:
+        raise ConfigError(
+            f"data.groups={pattern!r} can match one name in so many ways that it may take for "
+            "ever; do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
+            f"most {_CHOICES} parts"
+        )
+    most_characters = max(map(len, names))
+    # At each start the choices divide the rest of a name among them.
+    if math.comb(most_characters + int(choices) + 1, int(choices) + 1) > _WAYS:
+        raise ConfigError(
+            f"data.groups={pattern!r} can divide names of {most_characters} characters in more than "
+            f"{_WAYS} ways: repeat fewer parts"
+        )
+    matches = _search(expression, names)
+    if not any(matches):
+        raise ConfigError(f"data.groups={pattern!r} is found in no name, such as {names[0]!r}")
+    number = 1 if expression.groups else 0  # the first group, else all that was matched
+    keys = []
+    for name, match in zip(names, matches, strict=True):
+        if match is None:
+            keys.append(f"{name}/")  # no match ends like this: a group of its own
+        else:
+            keys.append(match[number] or "")
+    return np.unique(keys, return_inverse=True)[1].reshape(-1)
+
+
+def _search(expression: "re.Pattern[str]", names: Sequence[str]) -> list["re.Match[str] | None"]:
+    deadline = time.monotonic() + LONGEST_S
+    matches = []
+    for number, name in enumerate(names):
+        if time.monotonic() > deadline:
+            raise ConfigError(
+                f"data.groups={expression.pattern!r} took {LONGEST_S} s for {number} of "
+                f"{len(names)} names: repeat fewer parts"
+            )
+        matches.append(expression.search(name))
+    return matches
+
+
+def _count_choices(parsed: Iterable[Any]) -> float:
+    """Choices that a parsed expression makes and may come back to; infinite for those that a repetition multiplies."""
+    count = 0.0
+    for kind, value in parsed:
+        items = value if isinstance(value, tuple) else (value,)
+        parts = [part for item in items for part in (item if isinstance(item, list) else (item,))]
+        inner = sum(_count_choices(part) for part in parts if isinstance(part, _parser.SubPattern))
+        # A repetition multiplies what it repeats, and one of a fixed number chooses nothing itself.
+        if kind in (_parser.MAX_REPEAT, _parser.MIN_REPEAT):
+            times = value[1] if value[1] <= _TIMES else math.inf
+            count += (inner and inner * times) + (value[0] != value[1])
+        elif kind not in (_parser.ATOMIC_GROUP, _parser.POSSESSIVE_REPEAT) or inner > _CHOICES:
+            count += inner + (kind is _parser.BRANCH)
+    return count

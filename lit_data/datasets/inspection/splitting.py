@@ -1,21 +1,17 @@
 """Splits of single images that share out every kind of defect and let nothing that belongs together straddle."""
 
 import logging
-import math
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from re import _parser  # type: ignore[attr-defined] # that of `sre_parse`, which Python took out of sight
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lit_data.datasets.inspection.layouts import describe_counts, split_of
-from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, split_images
-from lit_data.errors import ConfigError
+from lit_data.datasets.splits import DEFAULT_SHARES, SPLITS, Splits, group_by_name, split_images
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.store.store import StoredImages, keep_found
@@ -39,8 +35,6 @@ _GOOD_ALONE: Final = {"train": 0.85, "val": 0.15, "test": 0.0}
 """Fractions where no image shows a defect, without which a test says nothing."""
 _UNEVEN: Final = 1 / 3  # of its fraction, by which a split may miss it
 _FEW: Final = 20  # images of which fractions are rough in any case
-_CHOICES: Final = 10  # of an expression for names
-_TIMES: Final = 4  # that an expression may repeat choices
 _SIDE_PX: Final = 32
 BUCKET: Final = 2048  # images that are compared with each other at once
 _BANDS: Final = 8
@@ -285,56 +279,6 @@ def split_stratified(
         groups_of_split = groups[chosen.get(split, [])]
         parts[split] = np.flatnonzero(np.isin(groups, groups_of_split))
     return parts
-
-
-def group_by_name(names: Sequence[str], pattern: str) -> Ints:
-    """[n] number of the group of each name: by what a regular expression, or its group, matches.
-
-    Args:
-        names: Paths below the root, with forward slashes.
-        pattern: Is searched in them; each name without it is a group of its own.
-
-    Raises:
-        ConfigError: It is no regular expression, is in no name, or may take for ever.
-    """
-    try:
-        expression = re.compile(pattern)
-        choices = _count_choices(_parser.parse(pattern))
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ConfigError(f"data.groups={pattern!r} is no regular expression: {error}") from error
-    if choices > _CHOICES:
-        raise ConfigError(
-            f"data.groups={pattern!r} can match one name in so many ways that it may take for "
-            "ever; do not repeat what repeats or has alternatives, as '(a+)+' does, and repeat at "
-            f"most {_CHOICES} parts"
-        )
-    matches = [expression.search(name) for name in names]
-    if not any(matches):
-        raise ConfigError(f"data.groups={pattern!r} is found in no name, such as {names[0]!r}")
-    number = 1 if expression.groups else 0  # the first group, else all that was matched
-    keys = []
-    for name, match in zip(names, matches, strict=True):
-        if match is None:
-            keys.append(f"{name}/")  # no match ends like this: a group of its own
-        else:
-            keys.append(match[number] or "")
-    return np.unique(keys, return_inverse=True)[1].reshape(-1)
-
-
-def _count_choices(parsed: Iterable[Any]) -> float:
-    """Choices that a parsed expression makes and may come back to; infinite for those that a repetition multiplies."""
-    count = 0.0
-    for kind, value in parsed:
-        items = value if isinstance(value, tuple) else (value,)
-        parts = [part for item in items for part in (item if isinstance(item, list) else (item,))]
-        inner = sum(_count_choices(part) for part in parts if isinstance(part, _parser.SubPattern))
-        # A repetition multiplies what it repeats, and one of a fixed number chooses nothing itself.
-        if kind in (_parser.MAX_REPEAT, _parser.MIN_REPEAT):
-            times = value[1] if value[1] <= _TIMES else math.inf
-            count += (inner and inner * times) + (value[0] != value[1])
-        elif kind not in (_parser.ATOMIC_GROUP, _parser.POSSESSIVE_REPEAT) or inner > _CHOICES:
-            count += inner + (kind is _parser.BRANCH)
-    return count
 
 
 def group_equal(bank: ImageBank) -> Ints:

@@ -10,10 +10,10 @@ import pytest
 from lit_data.datasets.inspection.splitting import (
     ImageSplitter,
     describe_splits,
-    group_by_name,
     group_similar,
     join_groups,
 )
+from lit_data.datasets.splits import group_by_name
 from lit_data.errors import ConfigError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource
 from lit_data.io.images.image_source import DecodedFiles
@@ -131,12 +131,26 @@ def test_names_give_groups() -> None:
         "(?=(a*)*$)",
         "(?>(a+)+$)",
         "(?:a{1,4}){1,30}$",
+        ".*" * 11 + "x",
     ],
 )
 def test_expressions_that_take_for_ever_are_refused(pattern: str) -> None:
     message = rf"^data\.groups={re.escape(repr(pattern))} can match one name in so many ways .* as '\(a\+\)\+' does"
     with pytest.raises(ConfigError, match=message):
         group_by_name(["a" * 40 + "!"], pattern)
+
+
+def test_an_expression_of_many_parts_is_refused_where_names_are_long() -> None:
+    pattern = ".*" * 10 + "x"
+    with pytest.raises(ConfigError, match="can divide names of 200 characters in more than"):
+        group_by_name(["a" * 200], pattern)
+    assert group_by_name(["lot1_a_b_c_d_e.png"], "lot(.*)_(.*)_(.*)_(.*)_(.*)").tolist() == [0]
+
+
+def test_names_that_take_long_together_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lit_data.datasets.splits.LONGEST_S", 0)
+    with pytest.raises(ConfigError, match=r"took 0 s for \d+ of 50 names: repeat fewer parts"):
+        group_by_name(["a" * 150] * 50, ".*.*.*x")
 
 
 @pytest.mark.parametrize(

@@ -17,20 +17,20 @@ from statistics import median
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST = {
-    "files": 322,
+    "files": 307,
     "files in circles": 0,
     "casts": 18,
     "longest function": 56,
     "lone files": 1,
     "median function": 6,
     "files with private names of Lightning": 1,
-    "tokens": 430_700,
+    "tokens": 427_200,
     "tokens per 100 code lines": 925,
-    "dense expressions per 1000 code lines": 48,
+    "dense expressions per 1000 code lines": 47,
     "functions with vague names": 0,
     "docstrings that begin with a question": 0,
 }
-LEAST = {"comments per 1000 code lines": 42}
+LEAST = {"comments per 1000 code lines": 46}
 DENSE = (
     ast.ListComp,
     ast.SetComp,

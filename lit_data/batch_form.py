@@ -110,7 +110,7 @@ def walk_tensors(batch: Any) -> Iterator[Any]:  # noqa: ANN401 - any nesting of 
         for part in batch:
             yield from walk_tensors(part)
     elif _is_record(batch):
-        yield from walk_tensors(_fields(batch))
+        yield from walk_tensors(_list_fields(batch))
     elif getattr(batch, "ndim", 0) > 0:
         yield batch
 
@@ -228,7 +228,7 @@ def _lengths(value: Any, stacked: bool, *, strict: bool = True) -> set[int]:  # 
     then for fields too, one of which is not split.
     """
     if _is_record(value):
-        value = _fields(value)
+        value = _list_fields(value)
     if isinstance(value, Mapping):
         return _mapping_lengths(value, stacked, strict=strict)
     if _is_column(value):
@@ -362,7 +362,7 @@ def _is_record(value: Any) -> bool:  # noqa: ANN401
     return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
-def _fields(record: Any) -> dict[str, Any]:  # noqa: ANN401
+def _list_fields(record: Any) -> dict[str, Any]:  # noqa: ANN401
     return {item.name: getattr(record, item.name) for item in dataclasses.fields(record)}
 
 

@@ -15,13 +15,13 @@ from lit_data.commands.reports.curves import (
 )
 from lit_data.commands.reports.runs import Run
 from lit_data.commands.result import (
-from lit_data.files import flatten
     find_direction,
     format_value,
     is_score,
     read_number,
     split_stage,
 )
+from lit_data.files import flatten
 
 _MOST_SCORE_TILES: Final = 4
 _MOST_CLASSES: Final = 30  # rows and columns of a table

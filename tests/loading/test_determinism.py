@@ -12,6 +12,7 @@ import torch
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
 from lit_data.grid import PatchGrid
+from lit_data.io.images.image_source import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis import DefectSpec, sample_plan
 from lit_data.types import Array
@@ -24,7 +25,7 @@ GOLDEN_ORDER = "ddab7b3c6d372f4879656d423f35e996930b356b57b6c2b54a09e22337615a54
 GOLDEN_PLANS = "3c58e61df0bb5cecb519bad13c8c09bef1544114360a6c41d9b2a1ac04cb78c0"
 
 
-class Pattern:
+class Pattern(ImageBank):
     """Two images of different sizes, made of a formula."""
 
     channels, dtype, skipped = 3, np.dtype(np.uint8), ()

@@ -73,7 +73,7 @@ def test_a_bomb_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_total_is_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lit_data.io.volumes.file_npy.MAX_MEMBER_BYTES", 2255)
+    monkeypatch.setattr("lit_data.io.volumes.files.MAX_MEMBER_BYTES", 2255)
     np.savez_compressed(tmp_path / "a.npz", a=np.zeros(1000, np.uint8), b=np.zeros(1000, np.uint8))
     with pytest.raises(
         DataError, match="2256 bytes unpacked, more than max_total_bytes=2255; raise that"

@@ -21,7 +21,7 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 
-from lit_data.errors import DataError
+from lit_data.errors import StoreCorruptError
 from lit_data.grid import Ints
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.remote.scope import find_fault
@@ -189,11 +189,11 @@ def locate_below(root: Path, name: str) -> str:
     """Return the local path of a file that an index names.
 
     Raises:
-        DataError: It would lie elsewhere.
+        StoreCorruptError: It would lie elsewhere.
     """
     # The index comes from a server.
     if fault := find_fault(name):
-        raise DataError(f"a set of shards names a file that {fault}: {name!a:.80}")
+        raise StoreCorruptError(f"a set of shards names a file that {fault}: {name!a:.80}")
     return f"{root}/{name}"
 
 

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import numpy as np
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.files import find_sha256, replacing
 from lit_data.grid import Ints
 from lit_data.io.cache import HasBytes
@@ -170,7 +170,8 @@ class ShardedRoot:
         """Ask for a newer version of the set, and bring its index and files here.
 
         Raises:
-            DataError: The set cannot be reached, is not there, or is damaged.
+            DataError: The set cannot be reached, or is not there.
+            StoreCorruptError: It is damaged.
         """
         self._shelf.mkdir(parents=True, exist_ok=True)
         with build_lock(self._shelf, wait_s=_WAIT_S, is_done=lambda: False):
@@ -249,7 +250,7 @@ class ShardedRoot:
             tar = temp / f"{part}.tar"
             self.transport.get(name, tar, self._most_bytes(part))
             if find_sha256(tar) != sha256:
-                raise DataError(
+                raise StoreCorruptError(
                     f"{self.transport}/{name}: its SHA-256 sum is wrong; prepare it again"
                 )
             if part == "index":
@@ -299,9 +300,11 @@ def _read_pointer(content: bytes, what: str) -> Mapping[str, str]:
             _SUM.fullmatch(pointer[part]) for part in ("index", "files")
         )
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise DataError(f"{what}: {POINTER} is none of a set of shards ({error!s:.80})") from error
+        raise StoreCorruptError(
+            f"{what}: {POINTER} is none of a set of shards ({error!s:.80})"
+        ) from error
     if not is_known:
-        raise DataError(
+        raise StoreCorruptError(
             f"{what}: the set has format {pointer['format']!r:.20}, this version reads {FORMAT}"
         )
     return {part: str(pointer[part]) for part in ("index", "files")}
@@ -314,11 +317,13 @@ def _unpack(tar: Path, folder: Path, what: str) -> None:
         for name, (begin, nbytes) in Tar.open(tar).members.items():
             # Names of a tar are not trusted.
             if fault := find_fault(name):
-                raise DataError(f"{what}: the name of a file {fault}: {name!a:.80}")
+                raise StoreCorruptError(f"{what}: the name of a file {fault}: {name!a:.80}")
             file.seek(begin)
             try:
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 (folder / name).write_bytes(file.read(nbytes))
             # Of two names that are a file and a folder in one, the second cannot be written.
             except (FileExistsError, NotADirectoryError, IsADirectoryError) as error:
-                raise DataError(f"{what}: a file has the name of a folder: {name!a:.80}") from error
+                raise StoreCorruptError(
+                    f"{what}: a file has the name of a folder: {name!a:.80}"
+                ) from error

@@ -157,7 +157,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(
     ShardIndex.open(store.path)._replace(sources=evil).write(folder)
     write_tar({file.name: file for file in folder.iterdir()}, tmp_path / "evil.tar")
     with pytest.raises(
-        DataError, match=r"names a file that leads out of the folder: '../../outside.png'"
+        StoreCorruptError, match=r"names a file that leads out of the folder: '../../outside.png'"
     ):
         ShardedStore(tmp_path / "evil.tar", tmp_path, store.cache).name(0)
 
@@ -205,11 +205,17 @@ def test_what_is_no_regular_file_is_refused(
 
 
 @pytest.mark.parametrize(
-    "text", [b"[" * 60_000, b"[" * 200_000, b"5", b"null", b'{"format": [1], "index": 5}', b"\xff"]
+    "text", [b"[" * 60_000, b"5", b"null", b'{"format": [1], "index": 5}', b"\xff"]
 )
 def test_a_hostile_pointer_is_refused(make: Make, address: Path, text: bytes) -> None:
     (address / "set.json").write_bytes(text)
-    with pytest.raises(DataError, match=r"set\.json|the set has format"):
+    with pytest.raises(StoreCorruptError, match=r"set\.json|the set has format"):
+        open_store(make(address, "new"))
+
+
+def test_a_pointer_without_an_end_is_not_read(make: Make, address: Path) -> None:
+    (address / "set.json").write_bytes(b"[" * 200_000)
+    with pytest.raises(DataError, match=r"set\.json"):
         open_store(make(address, "new"))
 
 
@@ -288,7 +294,7 @@ def test_a_file_that_has_the_name_of_a_folder_is_refused(
     (tmp_path / "files.tar").rename(address / f"files-{sum_}.tar")
     pointer = json.loads((address / "set.json").read_text())
     (address / "set.json").write_text(json.dumps(pointer | {"files": sum_}))
-    with pytest.raises(DataError, match="a file has the name of a folder: 'a/b'"):
+    with pytest.raises(StoreCorruptError, match="a file has the name of a folder: 'a/b'"):
         open_store(make(address, "new"))
 
 

@@ -228,7 +228,7 @@ def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: O
     )
     write_tar({file.name: file for file in (tmp_path / "folder").iterdir()}, tmp_path / "evil.tar")
     with pytest.raises(
-        DataError, match=r"names a file that leads out of the folder: '../../outside'"
+        StoreCorruptError, match=r"names a file that leads out of the folder: '../../outside'"
     ):
         ShardedVolumes(tmp_path / "evil.tar", tmp_path, bank.cache).list_sources()
     path.write_bytes(bank.cache.fetch(4).read_bytes())

@@ -23,9 +23,7 @@ ALLOWED = {
     "callbacks/image_features.py": "ImageMetrics looks at the first images of a training alone",
     "callbacks/image_metrics.py": "its net goes to the device once",
     "devices.py": "small constants go to the device once",
-    "synthesis/outlines.py": "so does the smooth field",
-    "synthesis/families/texture.py": "so do the textures",
-    "synthesis/families/spot.py": "so do the kernels of spots",
+    "synthesis/families/base.py": "so do the arrays that families read from",
 }
 """Places of a training step where the host may wait, and why."""
 SMALL = [

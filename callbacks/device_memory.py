@@ -1,10 +1,11 @@
 """Memory of a device: readings of what it holds and may hold, and what is cached there for later."""
 
 import ctypes
+import os
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar, Protocol
 
 import psutil
@@ -169,13 +170,26 @@ def open_cache(device: torch.device) -> CachedMemory:
 
 def read_rss_bytes() -> int:
     """Return the resident memory of this process alone, shared pages included."""
-    return int(psutil.Process().memory_info().rss)
+    return int(_open_process(os.getpid()).memory_info().rss)
+
+
+@lru_cache(maxsize=1)
+def _open_process(pid: int) -> psutil.Process:
+    # Opened once: that takes longer than a reading. A fork has a number of its own.
+    return psutil.Process(pid)
 
 
 def trim_heap() -> None:
     """Give freed memory back to the system; only glibc can be asked to."""
+    trim = _find_trim()
+    if trim is not None:
+        trim(0)
+
+
+@lru_cache(maxsize=1)
+def _find_trim() -> Callable[[int], int] | None:
     try:
         trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (AttributeError, OSError, TypeError):  # another C library; on Windows no such handle
-        return
-    trim(0)
+        return None
+    return trim

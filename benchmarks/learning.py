@@ -131,14 +131,13 @@ class LearningSuite(Suite):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MaskLearningSuite(LearningSuite):
-    """Average precision and best F1 of the pixels of whole test images, and AUROC of the images."""
+class SplitLearningSuite(LearningSuite):
+    """Images of which ``splits.csv`` says which train, and one script that takes several nets."""
 
-    overrides: Sequence[str] = ("data.mask_read.threshold=128",)
-
-    scores: ClassVar[tuple[str, ...]] = MASK_SCORES
-    scripts: ClassVar[tuple[str, ...]] = ("plain", "smp")
     split_file: ClassVar[str] = "splits.csv"
+    experiment: ClassVar[str]
+    script: ClassVar[str]
+    nets: ClassVar[Mapping[str, str]]
 
     @override
     def list_test_images(self, root: Path) -> list[Path]:
@@ -146,16 +145,26 @@ class MaskLearningSuite(LearningSuite):
 
     @override
     def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
-        net = {"plain": "unet", "smp": "smp"}[way]
-        self.call_script("plain_masks", net, root / "splits.csv", root, seed, out, *self.seconds)
+        splits = root / self.split_file
+        self.call_script(self.script, self.nets[way], splits, root, seed, out, *self.seconds)
 
     @override
     def list_words(self, root: Path) -> list[str]:
-        return [
-            "+experiment=segmentation",
-            f"data.root={root}",
-            f"data.splits={root / 'splits.csv'}",
-        ]
+        splits = root / self.split_file
+        return [f"+experiment={self.experiment}", f"data.root={root}", f"data.splits={splits}"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MaskLearningSuite(SplitLearningSuite):
+    """Average precision and best F1 of the pixels of whole test images, and AUROC of the images."""
+
+    overrides: Sequence[str] = ("data.mask_read.threshold=128",)
+
+    scores: ClassVar[tuple[str, ...]] = MASK_SCORES
+    experiment: ClassVar[str] = "segmentation"
+    script: ClassVar[str] = "plain_masks"
+    nets: ClassVar[Mapping[str, str]] = {"plain": "unet", "smp": "smp"}
+    scripts: ClassVar[tuple[str, ...]] = tuple(nets)
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:
@@ -192,31 +201,16 @@ class BoxLearningSuite(LearningSuite):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LabelLearningSuite(LearningSuite):
+class LabelLearningSuite(SplitLearningSuite):
     """Accuracy, and the mean over the classes of F1, of the labels of whole test images."""
 
     seconds: Sequence[int] = (30, 60, 150)
 
     scores: ClassVar[tuple[str, ...]] = LABEL_SCORES
-    scripts: ClassVar[tuple[str, ...]] = ("plain", "resnet18")
-    split_file: ClassVar[str] = "splits.csv"
-
-    @override
-    def list_test_images(self, root: Path) -> list[Path]:
-        return [root / name for name in _read_split(root, "test")]
-
-    @override
-    def run_script(self, way: str, root: Path, seed: int, out: Path) -> None:
-        net = {"plain": "conv", "resnet18": "resnet18"}[way]
-        self.call_script("plain_labels", net, root / "splits.csv", root, seed, out, *self.seconds)
-
-    @override
-    def list_words(self, root: Path) -> list[str]:
-        return [
-            "+experiment=classification",
-            f"data.root={root}",
-            f"data.splits={root / 'splits.csv'}",
-        ]
+    experiment: ClassVar[str] = "classification"
+    script: ClassVar[str] = "plain_labels"
+    nets: ClassVar[Mapping[str, str]] = {"plain": "conv", "resnet18": "resnet18"}
+    scripts: ClassVar[tuple[str, ...]] = tuple(nets)
 
     @override
     def score(self, folder: Path, root: Path) -> dict[str, float]:

@@ -26,7 +26,7 @@ from lit_data.io.remote import Scope
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import ImagePublisher, PublishOptions, SetWriter
 from lit_data.io.shards.store import ShardedImages
-from lit_data.io.store.bands import WHOLE, StoreOptions
+from lit_data.io.store.pixels import WHOLE, StoreOptions
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import PathText
 

@@ -52,7 +52,7 @@ from lit_data.io.remote.scope import find_fault
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import PublishOptions
 from lit_data.io.store.arrays import publish
-from lit_data.io.store.bands import StoreOptions
+from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
 from lit_data.samples.inspection import ensure_inspection_samples

@@ -16,7 +16,7 @@ from lit_data.io.images.image_source import DecodedFiles, ImageBank
 from lit_data.io.images.masks import MaskOptions, read_mask
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
-from lit_data.io.store.bands import StoreOptions
+from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.store import DecodedStore
 
 __all__ = [

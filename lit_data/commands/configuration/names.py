@@ -54,7 +54,7 @@ CLASSES = frozenset(
         "mosaic.MosaicSpec",
         "datasets.ct.windows.WindowSpec",
         "datasets.inspection.patches.SamplingOptions",
-        "io.store.bands.StoreOptions",
+        "io.store.pixels.StoreOptions",
         "io.images.options.ReadOptions",
         "io.images.masks.MaskOptions",
         "io.remote.options.RemoteOptions",

@@ -21,9 +21,9 @@ from lit_data.io.progress import ordered_map, track
 from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, join_key
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
-from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.build import BuildOptions, Recipe, write_store
 from lit_data.io.store.files import explain_errors, is_there, write_tar
+from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import SourceTable, list_below
 from lit_data.io.store.store import DecodedStore
 from lit_data.io.temp import sweep, temp_folder

@@ -26,9 +26,9 @@ from lit_data.io.remote.transport import Transport, open_transport
 from lit_data.io.shards.cache import ShardCache, ShardedBank
 from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_below
 from lit_data.io.store.arrays import publish
-from lit_data.io.store.bands import BandedImage
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.files import Tar, corrupt
+from lit_data.io.store.pixels import BandedImage, cut_some
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
@@ -92,11 +92,7 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         for shard in np.unique(shards).tolist():
             of_shard = np.flatnonzero(shards == shard)
             store = self._check(self.cache.open(shard), images[of_shard])
-            patches = np.empty((len(of_shard), *rows.shape[1:]), rows.dtype)
-            store.cut_into(
-                self._row_of[images[of_shard]], tops_px[of_shard], lefts_px[of_shard], patches
-            )
-            rows[of_shard] = patches
+            cut_some(store, of_shard, self._row_of[images], tops_px, lefts_px, rows)
 
     @property
     @override

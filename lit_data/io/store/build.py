@@ -22,9 +22,9 @@ from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
-from lit_data.io.store.bands import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts, StoreIndex
+from lit_data.io.store.pixels import WHOLE, BandLayout, StoreOptions
 from lit_data.io.store.sources import SourceTable, describe_change, list_sources
 from lit_data.io.temp import build_lock, remove_folder, sweep, temp_folder
 from lit_data.types import Array

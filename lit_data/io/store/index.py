@@ -9,8 +9,8 @@ import numpy as np
 
 from lit_data.io.images.header_scan import DTYPES
 from lit_data.io.store.arrays import MAX_LENGTH, META_NAME, ArrayFolder, is_count
-from lit_data.io.store.bands import WIDTHS, BandLayout, ImageExtents
 from lit_data.io.store.files import corrupt
+from lit_data.io.store.pixels import WIDTHS, BandLayout, ImageExtents
 from lit_data.io.store.sources import SOURCE_RECORD, SourceTable
 from lit_data.types import Array
 

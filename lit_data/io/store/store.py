@@ -2,13 +2,10 @@
 
 import hashlib
 import logging
-import operator
 import os
 import zlib
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from itertools import compress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -17,21 +14,28 @@ from rich.filesize import decimal
 from typing_extensions import override
 
 from lit_data.errors import DataError, list_problems, show_path
-from lit_data.grid import Ints, cut_patch
+from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
 from lit_data.io.images.image_source import ImageBank
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
 from lit_data.io.store.arrays import keep_arrays
-from lit_data.io.store.bands import WHOLE, BandedImage, BandFile, StoreOptions
 from lit_data.io.store.build import BuildOptions, build_store
 from lit_data.io.store.index import PIXELS, StoreIndex
+from lit_data.io.store.pixels import (
+    WHOLE,
+    BandedImage,
+    BandedPixels,
+    PlanarPixels,
+    StoreOptions,
+    cut_some,
+)
 from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 log = logging.getLogger(__name__)
 
@@ -104,12 +108,12 @@ class DecodedStore(StoredImages):
         self.pixels: Array = self._folder.map(PIXELS, facts.item_dtype)
         self.nbytes = self.pixels.nbytes
         self._is_banded = facts.layout.find_banded(self.widths_px)
-        self._file: BandFile | None = None
+        self._planar = PlanarPixels(self.pixels, self._extents)
+        self._banded: BandedPixels | None = None
         if facts.band_px is not None and self._is_banded.any():
             # A map of its own, since the kernel reads ahead in one that is read in order.
             mapped, values = self._folder.map_again(PIXELS)
-            self._file = BandFile(mapped, values, facts.band_px, self._extents)
-        self._equal_images = self._view_equal_sizes()
+            self._banded = BandedPixels(mapped, values, facts.band_px, self._extents)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
@@ -174,9 +178,6 @@ class DecodedStore(StoredImages):
 
     def __getitem__(self, index: int) -> Array:
         """Return one image [C, H, W], read-only: a view of the map, or a copy of one in bands."""
-        if self._equal_images is not None:
-            view: Array = self._equal_images.pixels[operator.index(index)]
-            return view
         image = self.open_image(index)
         if isinstance(image, BandedImage):
             image = np.ascontiguousarray(image)
@@ -185,30 +186,21 @@ class DecodedStore(StoredImages):
 
     @override
     def open_image(self, index: int) -> Array | BandedImage:
-        if self._file is not None and self._is_banded.item(index):
-            return self._file.open(range(len(self))[index])  # negative ones count from the end
+        if self._banded is not None and self._is_banded.item(index):
+            return self._banded.open(range(len(self))[index])  # negative ones count from the end
         values = self._extents.cut_out(self.pixels, index)
         return values.reshape(self._extents.shape(index))
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Cut patches, see `lit_data.io.images.image_source.cut_patches`.
-
-        The kernel is told of all of them before the first is read.
-        """
-        if self._equal_images is not None:  # stripes, and most images of one camera
-            self._equal_images.cut_into(images, tops_px, lefts_px, rows)
+        """Cut patches, see `lit_data.io.images.image_source.cut_patches`."""
+        if self._banded is None:
+            self._planar.cut_into(images, tops_px, lefts_px, rows)
             return
-        size_px = rows.shape[2:]
-        places = list(zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True))
-        if self._file is None and rows.flags.c_contiguous:
-            # One call for all patches: NumPy's own calls take most of the time of a small one.
-            patches = [cut_patch(self[image], top, left, size_px) for image, top, left in places]
-            np.concatenate(patches, out=rows.reshape(-1, *size_px))
-            return
-        if self._file is not None:
-            self._file.expect(compress(places, self._is_banded[images]), size_px)
-        for row, (image, top, left) in zip(rows, places, strict=True):
-            row[...] = cut_patch(self.open_image(image), top, left, size_px)
+        is_banded = self._is_banded[images]
+        for pixels, is_theirs in ((self._banded, is_banded), (self._planar, ~is_banded)):
+            chosen = np.flatnonzero(is_theirs)
+            if len(chosen):
+                cut_some(pixels, chosen, images, tops_px, lefts_px, rows)
 
     def __repr__(self) -> str:
         images = f"{len(self)} images, {self.channels} channels, {self.dtype}"
@@ -283,78 +275,6 @@ class DecodedStore(StoredImages):
     def sources(self) -> SourceTable:
         """The files behind the images."""
         return self._sources
-
-    def _view_equal_sizes(self) -> "EqualImages | None":
-        """Return all images as one array; None if they differ in size or lie in bands."""
-        height_px = self.heights_px.item(0)
-        width_px = self.widths_px.item(0)
-        has_one_size = (self.heights_px == height_px).all() and (self.widths_px == width_px).all()
-        if self._file is not None or not has_one_size:
-            return None
-        return EqualImages(self.pixels.reshape(len(self), self.channels, height_px, width_px))
-
-
-class EqualImages:
-    """Planar images of one size that lie one after another in memory.
-
-    In all of them the values of a patch lie at the same distances from its first one. So a view in
-    which a patch begins at every value holds all patches there can be, and `torch.index_select`
-    copies any number of them, while other threads have the interpreter.
-
-    Args:
-        pixels: [n, C, H, W], read-only.
-    """
-
-    def __init__(self, pixels: Array) -> None:
-        self.pixels = pixels
-
-    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Cut patches, see `lit_data.io.images.image_source.cut_patches`."""
-        _, channels, height_px, width_px = self.pixels.shape
-        size_px = rows.shape[2:]
-        is_inside = (tops_px >= 0) & (tops_px <= height_px - size_px[0])
-        is_inside &= (lefts_px >= 0) & (lefts_px <= width_px - size_px[1])
-        is_inside &= rows.flags.c_contiguous  # not the corners of larger rows
-        if is_inside.any():
-            starts = (images * channels * height_px + tops_px) * width_px + lefts_px
-            # The first patch stands in for those past an edge, which are written over below.
-            self._gather(np.where(is_inside, starts, 0), rows)
-        for number in np.flatnonzero(~is_inside).tolist():
-            top_px = tops_px.item(number)
-            left_px = lefts_px.item(number)
-            rows[number] = cut_patch(self.pixels[images.item(number)], top_px, left_px, size_px)
-
-    def _gather(self, starts: Ints, rows: Array) -> None:
-        """Copy the patches whose first values have the numbers `starts` to [M, C, h, w]."""
-        import torch
-
-        _, channels, height_px, width_px = self.pixels.shape
-        strides = height_px * width_px, width_px, 1
-        last = (channels - 1) * strides[0] + (rows.shape[2] - 1) * strides[1] + rows.shape[3] - 1
-        patches_shape = self.pixels.size - last, *rows.shape[1:]
-        patches = self._tensor.as_strided(patches_shape, (1, *strides))
-        torch.index_select(patches, 0, torch.from_numpy(starts), out=_wrap(rows))
-
-    @cached_property
-    def _tensor(self) -> "torch.Tensor":
-        return _wrap(np.asarray(_Writable(self.pixels)))
-
-
-class _Writable:
-    """Claims that values may be written: torch warns of those that may not, and only reads these."""
-
-    def __init__(self, values: Array) -> None:
-        self._values = values  # it keeps the map open
-        self.__array_interface__ = values.__array_interface__ | {
-            "data": (values.ctypes.data, False)
-        }
-
-
-def _wrap(values: Array) -> "torch.Tensor":
-    """Return a tensor of the same memory, of signed numbers where torch copies no others."""
-    import torch
-
-    return torch.from_numpy(values.view(np.int16) if values.dtype == np.uint16 else values)
 
 
 def _checksum(path: str) -> int:

@@ -30,8 +30,8 @@ from lit_data.io.shards.cache import Prefetch, ShardCache
 from lit_data.io.shards.index import ShardIndex
 from lit_data.io.shards.store import ShardedStore
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter
-from lit_data.io.store.bands import StoreOptions
 from lit_data.io.store.files import write_tar
+from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import join_paths
 from lit_data.io.store.store import DecodedStore
 from lit_data.types import Array

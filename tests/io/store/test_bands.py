@@ -19,9 +19,9 @@ from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
 from lit_data.io.images.image_source import cut_patches
 from lit_data.io.images.writing import write_png
-from lit_data.io.store import bands
+from lit_data.io.store import pixels
 from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
-from lit_data.io.store.bands import BandedImage
+from lit_data.io.store.pixels import BandedImage
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
@@ -98,7 +98,7 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
 def test_threads_read_more_images_than_are_kept_open(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bands, "MOST_OPENED", 1)
+    monkeypatch.setattr(pixels, "MOST_OPENED", 1)
     images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
     store, places = make_store(images), np.zeros(40, np.int64)
 

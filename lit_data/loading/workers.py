@@ -213,12 +213,14 @@ class ThreadWorkers:
         torch_threads = torch.get_num_threads()
         ready = threading.Barrier(threads + 1)
         for number in range(threads):
-            threading.Thread(
+            thread = threading.Thread(
                 target=_work,
                 args=(dataset, self._todo, closing, ready),  # not self: it would be kept alive
                 name=f"lit_data-{number}",
                 daemon=True,
-            ).start()
+            )
+            thread.start()
+            _running.add(thread)
         ready.wait()
         # Each thread has a number of its own; threads to come would start with that of the workers.
         torch.set_num_threads(torch_threads)
@@ -338,6 +340,25 @@ def _answer(dataset: RowWriter, task: RowTask) -> Texts | Failure:
     except BaseException as error:
         # Else the thread would end in silence, and its task be waited for.
         return Failure(error, traceback.format_exc(), describe_samples(dataset, task.indices))
+
+
+_EXIT_S: Final = 5.0
+_running: Final = weakref.WeakSet[threading.Thread]()
+
+
+def _await_threads() -> None:
+    """Give threads that are ending time to do so before the interpreter exits.
+
+    It stops those that are left, and one that is in C++ code then, such as an operation of torch,
+    takes the process down with it (SIGABRT).
+    """
+    deadline_s = time.monotonic() + _EXIT_S
+    for thread in list(_running):
+        thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+# Finalizers run last to first at the exit: this one after those that end the threads.
+weakref.finalize(ThreadWorkers, _await_threads)
 
 
 def _end_threads(closing: threading.Event, todo: Jobs, threads: int) -> None:

@@ -54,6 +54,30 @@ _PROGRAM = """
 """
 
 
+_EXITING = """
+    import torch
+    from lit_data.loading import LoaderOptions, MicroBatchLoader
+    from lit_data.types import FieldSpec
+
+    class Slow:
+        fields = {"index": FieldSpec((), "int64")}
+
+        def __len__(self):
+            return 64
+
+        def write_into(self, rows, indices, epoch):
+            rows["index"][:] = indices
+            if indices[0] >= 16:
+                matrix = torch.ones(1000, 1000)
+                for _ in range(20):
+                    matrix @ matrix
+
+    options = LoaderOptions(batch_size=16, micro_batch_size=4, num_workers=2, worker_kind="thread")
+    loader = MicroBatchLoader(Slow(), options)
+    next(iter(loader))
+"""
+
+
 class Waiting:
     """Sample 31 does not return; the first batch does not hold it."""
 
@@ -93,6 +117,13 @@ def test_workers_ignore_what_is_sent_to_the_process_group() -> None:
         check=True,
     )
     assert (done.stdout, done.stderr) == ("True 2 True\n", "")
+
+
+@pytest.mark.parametrize("end", ["", "loader.close()"])
+def test_the_process_ends_well_while_threads_are_within_torch(end: str) -> None:
+    program = textwrap.dedent(_EXITING) + end
+    done = subprocess.run([sys.executable, "-c", program], stderr=subprocess.PIPE, timeout=40)
+    assert (done.returncode, done.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,9 @@ def test_loaders_are_compared_and_a_setting_is_recommended(
 
 
 @pytest.mark.slow
-def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
+def test_without_defects_our_share_of_a_bare_copy_is_told(
+    run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
     metrics, lines = run("benchmark.defects=false", "benchmark.methods=[dataloader,inline,device]")
     notes = {line["method"]: line["note"] for line in lines}
     assert notes["device"].startswith("not available: patches are cut when a batch is finished")
@@ -125,6 +127,7 @@ def test_without_defects_our_share_of_a_bare_copy_is_told(run: Run) -> None:
     assert metrics["share_of_copy"] == pytest.approx(
         metrics["inline_samples_per_s"] / metrics["copy_samples_per_s"]
     )
+    assert f"{metrics['share_of_copy']:.2f} of the bare copy" in capsys.readouterr().out
     (device,) = (line for line in lines if line["method"] == "device")
     assert (device["samples_per_s"], device["repeats"]) == ("", "0")
 

@@ -203,6 +203,10 @@ def _explain(lines: Sequence[Line], chosen: Line, fastest: Line, settings: dict[
     cache = ", cache=device" if "cache" in settings else ""
     batch_size = chosen["batch_size"]
     reasons = [f"{chosen['samples_per_s']:.0f} samples/s"]
+    copy = find_best(lines, ["copy"], batch_size)
+    if copy:
+        fraction = chosen["samples_per_s"] / copy["samples_per_s"]
+        reasons.append(f"{fraction:.2f} of the bare copy of ready samples")
     dataloader = find_best(lines, ["dataloader"], batch_size)
     if dataloader:
         ratio = chosen["samples_per_s"] / dataloader["samples_per_s"]

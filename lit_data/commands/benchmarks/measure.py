@@ -1,12 +1,13 @@
 """A loader as an iterable of batches, one measurement of it, and many in turn."""
 
-import itertools
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from queue import Empty, SimpleQueue
 from statistics import fmean, median, pstdev
 from typing import Any
 
@@ -18,7 +19,7 @@ from torch.utils.data import DataLoader
 from lit_data.batch_form import count_samples
 from lit_data.commands.benchmarks.table import OURS, Lap, Result, Row
 from lit_data.errors import DataError, LitDataError
-from lit_data.io.progress import AHEAD, ordered_map, track
+from lit_data.io.progress import track
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.loading.device_timer import read_clock
 from lit_data.loading.samples import SingleSamples
@@ -72,7 +73,7 @@ def open_feed(row: Row, candidate: Candidate, *, seed: int) -> Iterator[Iterable
     if candidate.make_loader is not None:
         yield candidate.make_loader(row, candidate, seed)
     elif row.method == "copy":
-        yield BareCopy(candidate.dataset, row, seed)
+        yield BareCopy(candidate.dataset, row)
     elif row.method in OURS:
         options = _make_options(row, candidate, seed)
         with closing(MicroBatchLoader(candidate.dataset, options, shuffle=True)) as loader:
@@ -104,34 +105,51 @@ def make_torch_loader(row: Row, candidate: Candidate, seed: int) -> DataLoader[B
 
 
 class BareCopy:
-    """Ready samples copied into batches by threads, each a whole batch: the most memory allows.
+    """Ready samples copied by threads into memory that is used again: the most memory allows.
+
+    Each thread copies whole batches of neighbours, so nothing is chosen, planned or ordered.
 
     Args:
         samples: [N, ...] ready samples.
         row: Sizes.
-        seed: Of the order.
     """
 
-    def __init__(self, samples: Tensor, row: Row, seed: int) -> None:
-        self.samples = samples
-        self.row = row
-        self.generator = torch.Generator().manual_seed(seed % 2**63)
+    def __init__(self, samples: Tensor, row: Row) -> None:
+        self._batches = torch.split(samples, row.batch_size)
+        self._threads = row.num_workers
 
     def __iter__(self) -> Iterator[Batch]:
-        order = torch.randperm(len(self.samples), generator=self.generator)
-        parts = torch.split(order, self.row.batch_size)
-        shape = (self.row.batch_size, *self.samples.shape[1:])
-        # More than are under way, as the caller still holds the last batch.
-        count = AHEAD * self.row.num_workers + 2
-        buffers = [torch.empty(shape, dtype=self.samples.dtype) for _ in range(count)]
-        jobs = zip(parts, itertools.cycle(buffers), strict=False)
-        for copied in ordered_map(self._copy, jobs, self.row.num_workers):
-            yield {"image": copied}
+        todo: SimpleQueue[Tensor] = SimpleQueue()
+        for batch in self._batches:
+            todo.put(batch)
+        free: SimpleQueue[Tensor | None] = SimpleQueue()
+        for _ in range(2 * self._threads):
+            free.put(torch.empty_like(self._batches[0]))
+        copies: SimpleQueue[tuple[Tensor, int]] = SimpleQueue()
+        for _ in range(self._threads):
+            threading.Thread(target=_copy_batches, args=(todo, free, copies), daemon=True).start()
+        try:
+            for _ in self._batches:
+                buffer, samples = copies.get()
+                yield {"image": buffer[:samples]}
+                free.put(buffer)
+        finally:
+            for _ in range(self._threads):
+                free.put(None)
 
-    def _copy(self, job: tuple[Tensor, Tensor]) -> Tensor:
-        indices, buffer = job
-        torch.set_num_threads(1)  # of this thread: the pool has as many as are measured
-        return torch.index_select(self.samples, 0, indices, out=buffer[: len(indices)])
+
+def _copy_batches(
+    todo: SimpleQueue[Tensor],
+    free: SimpleQueue[Tensor | None],
+    copies: SimpleQueue[tuple[Tensor, int]],
+) -> None:
+    """Copy batches into buffers that are free, until there is None in place of a buffer."""
+    while (buffer := free.get()) is not None:
+        with suppress(Empty):  # the last batches are under way in other threads
+            batch = todo.get_nowait()
+            # NumPy copies in this thread alone.
+            buffer.numpy()[: len(batch)] = batch.numpy()
+            copies.put((buffer, len(batch)))
 
 
 def _make_options(row: Row, candidate: Candidate, seed: int) -> LoaderOptions:

@@ -23,7 +23,7 @@ OURS: Final = ("inline", "thread", "process", "device")
 METHODS: Final = ("copy", "dataloader", *OURS)
 MICRO_BATCHED: Final = ("inline", "thread", "process")
 NAMES: Final = {
-    "copy": "bare copy of ready patches",
+    "copy": "bare copy of ready samples",
     "dataloader": "torch DataLoader over the decoded samples",
     "inline": "lit_data, inline",
     "thread": "lit_data, threads",

@@ -20,8 +20,8 @@ from lit_data.callbacks.timeline import draw_throughput, write_picture
 from lit_data.callbacks.timing.step_clock import CudaStepClock, Part, StepClock, attach
 from lit_data.callbacks.timing.totals import EndedBatch, Hardware, StepTotals, Tally, Throughput
 from lit_data.devices import has_fast_bf16
+from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import MicroBatchLoader
-from lit_data.loading.machine import count_disk_bytes
 
 _MEASURED_STEPS: Final = 16
 """Steps between two logging steps in which CUDA's clock is read; each costs about 50 us."""

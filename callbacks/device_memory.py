@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Protocol
 import psutil
 import torch
 
-from lit_data.loading.machine import available_memory_bytes
+from lit_data.io.machine import available_memory_bytes
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from lit_data.batch_form import walk_tensors
 from lit_data.callbacks.device_memory import MemoryReading, read_rss_bytes
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.memory.record import format_bytes, read_tree
-from lit_data.loading.machine import available_memory_bytes
+from lit_data.io.machine import available_memory_bytes
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Final, Literal
 import psutil
 import torch
 
-from lit_data.loading.machine import available_memory_bytes, count_cores, count_files
+from lit_data.io.machine import available_memory_bytes, count_cores, count_files
 
 Level = Literal["ok", "note", "warning", "fault"]
 

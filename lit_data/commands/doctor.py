@@ -37,8 +37,8 @@ from lit_data.commands.result import read_summary
 from lit_data.devices import has_fast_bf16
 from lit_data.errors import DataError
 from lit_data.files import write_json
+from lit_data.io.machine import count_cores
 from lit_data.loading import LoaderOptions
-from lit_data.loading.machine import count_cores
 
 _LEAST_WAIT: Final = 0.05
 _STYLES: Final = {"fault": "bold red", "warning": "yellow", "note": "cyan", "ok": "green"}

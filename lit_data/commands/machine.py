@@ -24,7 +24,7 @@ def describe_machine(device: "torch.device") -> dict[str, str | int]:
     import psutil
     import torch
 
-    from lit_data.loading.machine import count_cores
+    from lit_data.io.machine import count_cores
 
     return {
         "cores": count_cores(),

@@ -22,7 +22,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreCorruptError
 from lit_data.io.images.writing import write_image
-from lit_data.io.progress import track
+from lit_data.io.progress import limit_threads, track
 from lit_data.loading import MicroBatchLoader
 from lit_data.synthesis import FAMILIES
 from lit_data.types import Array, Batch, Stage
@@ -57,6 +57,7 @@ class PrepareOptions:
     """The options of ``prepare``; conf/prepare.yaml has one line for each.
 
     Args:
+        workers: Threads that read and decode files; auto: one for each core of this process.
         check: Only decode every file and list the bad ones.
         verify: Compare the store and its sources with their checksums.
         shards: Write the dataset in shards to this folder or address.
@@ -66,6 +67,7 @@ class PrepareOptions:
         export_epoch: The epoch they are drawn for.
     """
 
+    workers: int | Literal["auto"]
     check: bool
     verify: bool
     shards: str | None
@@ -77,6 +79,8 @@ class PrepareOptions:
     def __post_init__(self) -> None:
         for name, least in (("shard_bytes", 1), ("export_epoch", 0)):
             check_count(f"prepare.{name}", getattr(self, name), least)
+        if self.workers != "auto":
+            check_count("prepare.workers", self.workers, 1)
 
 
 def run(cfg: DictConfig) -> dict[str, Any]:
@@ -95,6 +99,12 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         StoreCorruptError: With ``prepare.verify=true``: the store or a source is not what it was.
     """
     options = read_options(PrepareOptions, cfg.prepare, "prepare")
+    with limit_threads(None if options.workers == "auto" else options.workers):
+        figures = _prepare(cfg, options)
+    return {f"prepare/{name}": value for name, value in figures.items()}
+
+
+def _prepare(cfg: DictConfig, options: PrepareOptions) -> Mapping[str, Any]:
     # Both read the sources themselves: a store on this machine is not needed for it.
     datamodule = build_datamodule(cfg, prepared=not (options.check or options.shards))
     data = to_plain(cfg.data)
@@ -103,7 +113,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         log.info("%s", _describe_good(report))
         _print_counts(report)
     elif options.shards:
-        return _name_figures(_publish(datamodule, options, data.get("root")))
+        return _publish(datamodule, options, data.get("root"))
     else:
         report = _open(datamodule, options)
         if options.export:
@@ -115,12 +125,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     needs_masks = data.get("synthesis") is None and data.get("train_on") != "good"
     if needs_masks and report.get("images_with_masks") == 0:
         log.warning(_NO_MASKS)
-    return _name_figures(report)
-
-
-def _name_figures(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what was counted, under its names in summary.json."""
-    return {f"prepare/{key}": value for key, value in report.items()}
+    return report
 
 
 def _open(datamodule: BaseDataModule, options: PrepareOptions) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from lit_data.checks import check_choice
 from lit_data.datamodules.source import Source
 from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
+from lit_data.io.machine import count_cores
 from lit_data.io.progress import ordered_map, track
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.volumes import ShardedVolumeRoot, publish_volumes
@@ -25,7 +26,6 @@ from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.loading.machine import count_cores
 from lit_data.samples.ct import ensure_ct_samples
 from lit_data.types import Stage
 

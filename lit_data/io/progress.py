@@ -3,15 +3,49 @@
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self, TypeVar
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Final, Self, TypeVar
+
+from lit_data.io.machine import available_memory_bytes, count_cores
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 Item = TypeVar("Item")
 R = TypeVar("R")
+_limit: Final[ContextVar[int | None]] = ContextVar("limit", default=None)
+
+
+@contextmanager
+def limit_threads(threads: int | None) -> Iterator[None]:
+    """Have `count_threads` return another number within the block; None changes nothing."""
+    token = _limit.set(threads)
+    try:
+        yield
+    finally:
+        _limit.reset(token)
+
+
+def count_threads(item_bytes: int = 0) -> int:
+    """Return the threads that read and decode files side by side.
+
+    There is one for each core that this process may use, and fewer where what they hold would take
+    more than a quarter of the memory that is available.
+
+    Args:
+        item_bytes: Bytes of one decoded file.
+    """
+    limit = _limit.get()
+    if limit is not None:
+        return limit
+    # A thread works on one, and others wait to be taken; decoding takes about as much again.
+    thread_bytes = 2 * (AHEAD + 1) * max(item_bytes, 1)
+    return max(1, min(count_cores(), available_memory_bytes() // (4 * thread_bytes)))
+
+
 AHEAD = 2
 """Calls under way or finished but not yet taken, per thread: bounds the memory of their results."""
 
@@ -67,7 +101,8 @@ def track(
             if bar is None and enabled and time.monotonic() - started_s > DELAY_S:
                 bar = _start_bar(what, total)
             if bar is not None:
-                bar.update(bar.task_ids[0], completed=done)
+                per_s = done / (time.monotonic() - started_s)
+                bar.update(bar.task_ids[0], completed=done, speed=f"{per_s:.3g}/s")
     finally:
         if bar is not None:
             bar.stop()
@@ -108,7 +143,10 @@ def _start_bar(what: str, total: int, *, in_bytes: bool = False) -> "Progress":
     from rich import progress
     from rich.console import Console
 
-    counts: list[progress.ProgressColumn] = [progress.MofNCompleteColumn()]
+    counts: list[progress.ProgressColumn] = [
+        progress.MofNCompleteColumn(),
+        progress.TextColumn("{task.fields[speed]}"),
+    ]
     if in_bytes:
         counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
     bar = progress.Progress(
@@ -118,6 +156,6 @@ def _start_bar(what: str, total: int, *, in_bytes: bool = False) -> "Progress":
         progress.TimeRemainingColumn(),
         console=Console(stderr=True),
     )
-    bar.add_task(what, total=total)
+    bar.add_task(what, total=total, speed="")
     bar.start()
     return bar

@@ -14,7 +14,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from lit_data.loading.machine import available_memory_bytes, count_cores, count_local_ranks
+from lit_data.io.machine import available_memory_bytes, count_cores, count_local_ranks
 from lit_data.loading.options import LoaderOptions, WorkerKind
 from lit_data.loading.processes import ProcessWorkers
 from lit_data.loading.samples import SampleWriter

@@ -23,8 +23,8 @@ from torch.utils.data._utils import worker as torch_worker
 
 from lit_data.child_process import watch_parent
 from lit_data.errors import WorkerDiedError
+from lit_data.io.machine import count_files
 from lit_data.io.store.shared_arrays import Handle, SharedMemory, attach
-from lit_data.loading.machine import count_files
 from lit_data.loading.staging import INDICES, Layout
 from lit_data.loading.workers import (
     THREADS_VARIABLE,

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 
 from lit_data.errors import ConfigError, DataError
+from lit_data.io.machine import available_memory_bytes
 from lit_data.io.store.shared_arrays import Handle, SharedMemory
-from lit_data.loading.machine import available_memory_bytes
 from lit_data.types import COUNT_SUFFIX, Array, Batch, FieldSpec, row_shapes
 
 INDICES: Final = "\0indices"

@@ -24,8 +24,8 @@ from lit_data.callbacks.events import Event, announce
 from lit_data.callbacks.timing import step_clock
 from lit_data.callbacks.timing.step_clock import PARTS, Part
 from lit_data.callbacks.timing.totals import Hardware, describe_limit
+from lit_data.io.machine import count_disk_bytes
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.loading.machine import count_disk_bytes
 from lit_data.testing import QUIET
 from tests.callbacks.clock import Clock
 from tests.notes import Notes

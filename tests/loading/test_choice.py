@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from lit_data.loading import LoaderOptions, MicroBatchLoader, choice, machine
+from lit_data.io import machine
+from lit_data.loading import LoaderOptions, MicroBatchLoader, choice
 from lit_data.loading.choice import Choice
 from lit_data.loading.staging import INDICES
 from lit_data.types import FieldSpec

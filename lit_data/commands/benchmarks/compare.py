@@ -34,7 +34,7 @@ from lit_data.commands.benchmarks.table import (
 from lit_data.commands.build import build_datamodule
 from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError
-from lit_data.loading.machine import count_cores
+from lit_data.io.machine import count_cores
 
 log = logging.getLogger(__name__)
 

@@ -10,26 +10,25 @@ from numpy.typing import NDArray
 
 from lit_data.errors import ConfigError, DataError, Problems, list_problems, show_path
 from lit_data.io.images.decoders import STORE_DTYPES, Decoder, ImageSource
-from lit_data.io.progress import ordered_map, track
+from lit_data.io.progress import count_threads, ordered_map, track
 from lit_data.types import Array
 
 DTYPES: Final = tuple(dict.fromkeys(STORE_DTYPES.values()))
 """Of a store."""
 
 
-def find_faults(sources: Sequence[ImageSource], decoder: Decoder, *, workers: int = 2) -> Problems:
+def find_faults(sources: Sequence[ImageSource], decoder: Decoder) -> Problems:
     """Decode every source strictly and keep nothing but what is wrong.
 
     Args:
         sources: The images.
         decoder: Decodes one source.
-        workers: Threads that decode.
 
     Returns:
         The bad sources by their first path.
     """
     problems = Problems()
-    faults = ordered_map(partial(_find_fault, decoder), sources, workers)
+    faults = ordered_map(partial(_find_fault, decoder), sources, count_threads())
     for source, fault in zip(sources, track(faults, "checking", len(sources)), strict=True):
         if fault:
             problems.add(source.paths[0], fault)
@@ -74,6 +73,12 @@ class Survey:
         pixels = int((self.heights_px * self.widths_px).sum())
         return pixels * self.channels * np.dtype(self.dtype).itemsize
 
+    @property
+    def most_bytes(self) -> int:
+        """Bytes of the largest image."""
+        most_pixels = int((self.heights_px * self.widths_px).max())
+        return most_pixels * self.channels * np.dtype(self.dtype).itemsize
+
     def check(self, image: int, pixels: Array, path: str) -> Array:
         """Hold a decoded image against its header.
 
@@ -98,14 +103,13 @@ class Survey:
 
 
 def survey_sources(
-    sources: Sequence[ImageSource], decoder: Decoder, *, workers: int, on_bad: OnBad, progress: bool
+    sources: Sequence[ImageSource], decoder: Decoder, *, on_bad: OnBad, progress: bool
 ) -> Survey:
     """Read the headers of all sources.
 
     Args:
         sources: The images.
         decoder: Reads the headers.
-        workers: Threads that read.
         on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out.
         progress: Show a bar if it takes long.
 
@@ -114,10 +118,10 @@ def survey_sources(
         DataError: There are no good sources, or bad ones under ``error``, or they do not share
             dtype and channels.
     """
-    check_reading(workers, on_bad)
+    check_on_bad(on_bad)
     if not sources:
         raise DataError("the list of images is empty; check the data folder and the file patterns")
-    headers = ordered_map(lambda source: _read_header(decoder, source), sources, workers)
+    headers = ordered_map(lambda source: _read_header(decoder, source), sources, count_threads())
     rows = np.zeros((len(sources), 4), np.int64)  # a row of bad ones stays 0
     bad: list[tuple[str, str]] = []
     tracked = track(headers, "reading headers", len(sources), enabled=progress)
@@ -130,7 +134,7 @@ def survey_sources(
     if bad and on_bad == "error":
         known = {path for path, _ in bad}
         others = [source for source in sources if source.paths[0] not in known]
-        bad += find_faults(others, decoder, workers=workers).entries
+        bad += find_faults(others, decoder).entries
         row_of = {source.paths[0]: row for row, source in enumerate(sources)}
         bad.sort(key=lambda entry: row_of[entry[0]])
     raise_bad(bad, len(sources), on_bad)
@@ -140,14 +144,12 @@ def survey_sources(
     return Survey(images, heights_px, widths_px, int(channels[0]), DTYPES[dtypes[0]], tuple(bad))
 
 
-def check_reading(workers: int, on_bad: str) -> None:
-    """Refuse wrong arguments before work begins.
+def check_on_bad(on_bad: str) -> None:
+    """Refuse a wrong argument before work begins.
 
     Raises:
-        ConfigError: One of them is not allowed.
+        ConfigError: It is not allowed.
     """
-    if workers < 1:
-        raise ConfigError(f"workers={workers} is not allowed; give 1 or more threads")
     if on_bad not in ("error", "skip"):
         raise ConfigError(f"on_bad={on_bad!r} is not allowed; give 'error' or 'skip'")
 

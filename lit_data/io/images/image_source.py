@@ -87,7 +87,6 @@ class DecodedFiles(ImageBank):
         cache_bytes: Decoded bytes to keep in this process; 0 decodes at every access.
         on_bad: ``error`` raises one error that lists all sources with bad headers, ``skip`` leaves
             them out.
-        workers: Threads that read the headers.
         progress: Show a bar if that takes long.
 
     Attributes:
@@ -110,12 +109,11 @@ class DecodedFiles(ImageBank):
         *,
         cache_bytes: int,
         on_bad: OnBad = "error",
-        workers: int = 2,
         progress: bool = True,
     ) -> None:
         self.cache: LruCache[int, Array] = LruCache(cache_bytes)
         self._decoder = decoder
-        survey = survey_sources(sources, decoder, workers=workers, on_bad=on_bad, progress=progress)
+        survey = survey_sources(sources, decoder, on_bad=on_bad, progress=progress)
         self._survey = survey
         self.channels = survey.channels
         self.dtype = np.dtype(survey.dtype)

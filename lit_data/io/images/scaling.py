@@ -363,7 +363,7 @@ def read_sizes(bank: ImageBank, decoder: Decoder, folder: Path) -> NDArray[np.in
 
     def read() -> dict[str, Array]:
         sources = [ImageSource((bank.name(number),)) for number in range(len(bank))]
-        survey = survey_sources(sources, decoder, workers=2, on_bad="error", progress=True)
+        survey = survey_sources(sources, decoder, on_bad="error", progress=True)
         return {"height_px": survey.heights_px, "width_px": survey.widths_px}
 
     sizes = keep_found(folder, bank, (), "sizes", read)

@@ -17,7 +17,7 @@ from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad, Survey, survey_sources
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.progress import ordered_map, track
+from lit_data.io.progress import count_threads, limit_threads, ordered_map, track
 from lit_data.io.remote.transport import Transport
 from lit_data.io.shards.index import FORMAT, PLACE, POINTER, Shard, ShardIndex, join_key
 from lit_data.io.store.arrays import ArrayFolder, ArrayWriter, publish
@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 
 Entry = TypeVar("Entry")
 
-_WORKERS: Final = 2  # each decodes one shard into memory
+_DECODERS: Final = 2  # threads for a shard, beside those of other shards
 _NOTE: Final = "note"
 
 
@@ -256,16 +256,16 @@ class ImagePublisher:
         Raises:
             DataError: Images are bad; or the address cannot be written.
         """
-        survey = survey_sources(
-            sources, self._decoder, workers=_WORKERS, on_bad=self._options.on_bad, progress=True
-        )
+        survey = survey_sources(sources, self._decoder, on_bad=self._options.on_bad, progress=True)
         chunks = list(_cut(survey, self._options.shard_bytes))
 
         def write(chunk: Ints) -> _Written | DataError:
             chosen = [sources[survey.images[number]] for number in chunk.tolist()]
-            return self._write_shard(chosen, _take(survey, chunk))
+            with limit_threads(_DECODERS):
+                return self._write_shard(chosen, _take(survey, chunk))
 
-        results = track(ordered_map(write, chunks, _WORKERS), "writing shards", len(chunks))
+        threads = count_threads(self._options.shard_bytes)
+        results = track(ordered_map(write, chunks, threads), "writing shards", len(chunks))
         written: list[_Written] = []
         skipped = list(survey.skipped)
         for chunk, result in zip(chunks, results, strict=True):
@@ -297,9 +297,7 @@ class ImagePublisher:
         def build(temp: Path) -> Path:
             folder = temp / "store"
             folder.mkdir()
-            building = BuildOptions(
-                on_bad=options.on_bad, workers=_WORKERS, progress=False, store=options.store
-            )
+            building = BuildOptions(on_bad=options.on_bad, progress=False, store=options.store)
             write_store(folder, sources, self._decoder, recipe, survey, building)
             return folder
 

@@ -19,8 +19,8 @@ from rich.filesize import decimal
 from lit_data.errors import ConfigError, DataError, StoreError, StoreStaleError, show_path
 from lit_data.files import flatten
 from lit_data.io.images.decoders import Decoder, ImageSource
-from lit_data.io.images.header_scan import OnBad, Survey, check_reading, raise_bad, survey_sources
-from lit_data.io.progress import ordered_map, track
+from lit_data.io.images.header_scan import OnBad, Survey, check_on_bad, raise_bad, survey_sources
+from lit_data.io.progress import count_threads, ordered_map, track
 from lit_data.io.store.arrays import MAX_META_BYTES, ArrayStream, ArrayWriter, publish
 from lit_data.io.store.files import explain_errors, is_there, keep_private, no_space
 from lit_data.io.store.index import IMAGE_RECORD, KIND, PIXELS, VERSION, StoreFacts, StoreIndex
@@ -102,7 +102,6 @@ def decode_images(
     decoder: Decoder,
     sources: Sequence[ImageSource],
     survey: Survey,
-    workers: int,
     layout: BandLayout,
 ) -> Iterator[DecodedImage | str]:
     """Decode the good sources of a survey in threads, a few ahead of the one that is taken.
@@ -111,7 +110,6 @@ def decode_images(
         decoder: Decodes one source.
         sources: All sources.
         survey: Which of them are good.
-        workers: Number of threads.
         layout: How they lie on the disk.
 
     Yields:
@@ -135,7 +133,7 @@ def decode_images(
             source_crc32=decoded.source_crc32,
         )
 
-    return ordered_map(decode, range(len(survey.images)), workers)
+    return ordered_map(decode, range(len(survey.images)), count_threads(survey.most_bytes))
 
 
 def _cut_path(note: str, paths: Sequence[str]) -> str:
@@ -152,7 +150,6 @@ class BuildOptions:
     Args:
         on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out and
             lists them.
-        workers: Threads that decode.
         wait_s: Longest wait for another process that builds in the same folder.
         rebuild: False raises instead of building anew after sources or options changed.
         progress: Show bars on work that takes long.
@@ -160,14 +157,13 @@ class BuildOptions:
     """
 
     on_bad: OnBad = "error"
-    workers: int = 2
     wait_s: float = 3600
     rebuild: bool = True
     progress: bool = True
     store: StoreOptions = WHOLE
 
     def __post_init__(self) -> None:
-        check_reading(self.workers, self.on_bad)
+        check_on_bad(self.on_bad)
         if not self.wait_s >= 0:
             raise ConfigError(f"wait_s={self.wait_s} is not allowed; give 0 or more seconds")
 
@@ -225,9 +221,7 @@ def build_store(
     if existing_store is not None:
         return existing_store
     _warn_of_stale(folder, recipe, options.rebuild)
-    survey = survey_sources(
-        sources, decoder, workers=options.workers, on_bad=options.on_bad, progress=options.progress
-    )
+    survey = survey_sources(sources, decoder, on_bad=options.on_bad, progress=options.progress)
     # Narrow images have one store, whatever width of bands is asked for.
     if not _lay_out(recipe, survey).find_banded(survey.widths_px).any():
         recipe = recipe.without_bands
@@ -300,7 +294,7 @@ def write_store(
         # Of the survey's images some may still turn out bad: their rows go at the end.
         writer = PixelWriter(stream, recipe.sources.take(survey.images))
         layout = _lay_out(recipe, survey)
-        decoded = decode_images(decoder, sources, survey, options.workers, layout)
+        decoded = decode_images(decoder, sources, survey, layout)
         bad = _write_images(writer, decoded, sources, survey, options)
     records, table = writer.finish()
     folder.add("images", records)

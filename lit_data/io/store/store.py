@@ -136,7 +136,6 @@ class DecodedStore(StoredImages):
         *,
         decoder: Decoder,
         on_bad: OnBad = "error",
-        workers: int = 2,
         wait_s: float = 3600,
         rebuild: bool = True,
         progress: bool = True,
@@ -150,7 +149,6 @@ class DecodedStore(StoredImages):
             decoder: Decodes one source.
             on_bad: ``error`` raises one error that lists all bad sources, ``skip`` leaves them out
                 and lists them.
-            workers: Threads that decode.
             wait_s: Longest wait for another process that builds in the same folder.
             rebuild: False raises instead of building anew after sources or options changed.
             progress: Show bars on work that takes longer than two seconds.
@@ -165,7 +163,7 @@ class DecodedStore(StoredImages):
             StoreCorruptError: The store exists and is damaged.
             StoreError: The folder cannot be read or written.
         """
-        options = BuildOptions(on_bad, workers, wait_s, rebuild, progress, store or WHOLE)
+        options = BuildOptions(on_bad, wait_s, rebuild, progress, store or WHOLE)
         opened = cls(build_store(sources, Path(folder), decoder, options))
         bad = list_problems(opened.skipped)
         bad.warn_if_any(log, f"{len(bad)} of {len(sources)} images are bad and left out")

@@ -25,6 +25,7 @@ from lit_data.errors import (
 )
 from lit_data.io.images.decoders import DecodedSource, ImageSource
 from lit_data.io.images.npz import NPY_LOCK
+from lit_data.io.progress import limit_threads
 from lit_data.io.store.arrays import META_NAME
 from lit_data.io.store.index import VERSION
 from lit_data.io.store.store import DecodedStore
@@ -109,7 +110,8 @@ def snapshot(folder: Path) -> dict[str, tuple[int, int]]:
 
 def test_every_image_is_decoded_once_and_in_order(images: Path) -> None:
     decoder = NpyDecoder()
-    store = build(images, decoder=decoder, workers=3)
+    with limit_threads(3):
+        store = build(images, decoder=decoder)
     assert sorted(decoder.decoded) == [f"{number}.npy" for number in range(6)]
     assert values(store) == list(range(6))
     assert list_cache(images) == {store.key}
@@ -299,7 +301,6 @@ def test_no_images_at_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"workers": 0}, "workers=0 is not allowed; give 1 or more threads"),
         ({"on_bad": "ignore"}, "on_bad='ignore' is not allowed; give 'error' or 'skip'"),
         ({"wait_s": -1}, "wait_s=-1 is not allowed; give 0 or more seconds"),
     ],
@@ -626,7 +627,8 @@ def test_store_that_another_process_publishes_first_is_used(
                 theirs.append(build(images))
             return super().__call__(source)
 
-    ours = build(images, decoder=Overtaken(), workers=1)
+    with limit_threads(1):
+        ours = build(images, decoder=Overtaken())
     assert ours.key == theirs[0].key
     assert os.path.samestat(ours.path.stat(), theirs[0].path.stat())
     assert values(ours) == values(theirs[0]) == list(range(6))

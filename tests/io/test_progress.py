@@ -1,13 +1,18 @@
-"""Bars on long work, and threads that keep the order."""
+"""Bars on long work, threads that keep the order, and how many there are."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
+from lit_data.cli import main
 from lit_data.io import progress
-from lit_data.io.progress import AHEAD, ordered_map, track
+from lit_data.io.images.writing import write_png
+from lit_data.io.progress import AHEAD, count_threads, limit_threads, ordered_map, track
 
 
 @pytest.mark.parametrize(
@@ -33,7 +38,7 @@ def test_bar_appears_after_two_seconds(
     assert list(track(work(), "decoding", 5, enabled=enabled)) == [0, 1, 2, 3, 4]
     out, err = capfd.readouterr()
     assert out == ""
-    assert ("decoding" in err and "5/5" in err) is shown
+    assert ("decoding" in err and "5/5" in err and "2.08/s" in err) is shown
 
 
 def test_results_come_in_order() -> None:
@@ -91,3 +96,46 @@ def test_dropping_it_waits_for_no_thread() -> None:
     assert not ended.is_set()
     go_on.set()
     assert ended.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("item_bytes", "expected"), [(0, 16), (10**6, 16), (10**9, 4), (10**12, 1)]
+)
+def test_threads_are_cores_unless_their_images_fill_the_memory(
+    item_bytes: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "count_cores", lambda: 16)
+    monkeypatch.setattr(progress, "available_memory_bytes", lambda: 100 * 10**9)
+    assert count_threads(item_bytes) == expected
+    with limit_threads(3):
+        assert count_threads(item_bytes) == 3
+    assert count_threads(item_bytes) == expected
+
+
+def test_prepare_decodes_with_as_many_threads_as_it_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for number in range(6):
+        image = np.full((64, 64), number, np.uint8)
+        write_png(folder / f"{number}.png", image)
+    asked: list[int] = []
+    ordered_map = progress.ordered_map
+
+    def note(function: Callable[[Any], Any], items: Iterable[Any], workers: int) -> Iterator[Any]:
+        asked.append(workers)
+        return ordered_map(function, items, workers)
+
+    for module in ("lit_data.io.images.header_scan", "lit_data.io.store.build"):
+        monkeypatch.setattr(f"{module}.ordered_map", note)
+    words = [
+        "+experiment=anomaly",
+        f"data.root={folder}",
+        f"paths.cache={tmp_path / 'c'}",
+    ]
+    words += [f"paths.runs={tmp_path / 'runs'}", "prepare.workers=3", "data.patch_px=32"]
+    assert main(["prepare", *words]) == 0
+    assert set(asked) == {3}
+    assert main(["prepare", *words, "prepare.workers=0"]) == 2
+    assert "prepare.workers=0" in capfd.readouterr().err

@@ -20,7 +20,7 @@ from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
 from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside
-from lit_data.io.images.image_source import ImageBank, cut_patches
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.types import Array, FieldSpec
 
@@ -382,7 +382,7 @@ class GANDataset(BankDataset):
         places = self._patches.locate(indices, epoch)
         rows["index"][:] = places.index  # of the patch: each has a random stream of its own
         y, x = places.position.T
-        cut_patches(self.bank, places.image, y, x, rows["image"])
+        self.bank.cut_into(places.image, y, x, rows["image"])
         return self.samples[places.split_image]
 
     def _whole(self, sample: int) -> Array:

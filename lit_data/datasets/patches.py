@@ -10,7 +10,7 @@ from typing_extensions import override
 from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import PatchSource, Places
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
-from lit_data.io.images.image_source import ImageBank, cut_patches
+from lit_data.io.images.image_source import ImageBank
 from lit_data.io.store.shared_arrays import share_state
 from lit_data.types import Array, FieldSpec, SampleRuns
 
@@ -211,7 +211,7 @@ class PatchDataset(BankDataset):
         """
         patches = np.empty((len(images), self.bank.channels, *self.read_px), self.bank.dtype)
         y, x = (positions - self.margin_px).T
-        cut_patches(self.bank, images, y, x, patches)
+        self.bank.cut_into(images, y, x, patches)
         return patches
 
     def describe_sample(self, index: int) -> str:
@@ -226,11 +226,11 @@ class PatchDataset(BankDataset):
         return share_state(self, _SHARED)
 
     def _write_pixels(self, rows: Mapping[str, Array], places: Places, epoch: int) -> None:
-        # A margin that leaves the image is reflected by `cut_patches`.
+        # A margin that leaves the image is reflected.
         y, x = (places.position - self.margin_px).T
-        cut_patches(self.bank, places.image, y, x, rows["image"])
+        self.bank.cut_into(places.image, y, x, rows["image"])
         if self.masks is not None:
-            cut_patches(self.masks, places.split_image, y, x, rows["mask"])
+            self.masks.cut_into(places.split_image, y, x, rows["mask"])
         elif self.writer is not None:
             self.writer.write_into(rows, places.index, epoch)
 
@@ -247,7 +247,7 @@ class PatchDataset(BankDataset):
         pixels = self.cut(places.image, places.position)
         masks = np.empty((len(pixels), self.masks.channels, *self.read_px), np.uint8)
         y, x = (places.position - self.margin_px).T
-        cut_patches(self.masks, places.split_image, y, x, masks)
+        self.masks.cut_into(places.split_image, y, x, masks)
         return pixels, masks
 
     def _add_margin(self, size_px: tuple[int, int]) -> tuple[int, int]:

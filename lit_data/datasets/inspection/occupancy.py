@@ -7,9 +7,10 @@ from typing import Any, Final, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.grid import PatchGrid
-from lit_data.io.images.image_source import ImageBank, cut_patches
+from lit_data.io.images.image_source import ImageBank, cut_some
 from lit_data.io.progress import track
 from lit_data.io.store.store import keep_found
 from lit_data.types import IGNORED, Array
@@ -70,21 +71,16 @@ class PartialMasks(ImageBank):
             return mask
         return np.where(mask == 1, self.numbers[index], mask)
 
+    @override
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """See `lit_data.io.images.image_source.cut_patches`."""
         mask_numbers = self.of_image[images]
         with_mask = np.flatnonzero(mask_numbers >= 0)
-        has_all = len(with_mask) == len(rows)
-        cut = rows if has_all else np.empty((len(with_mask), *rows.shape[1:]), rows.dtype)
-        if len(with_mask):
-            tops_px, lefts_px = tops_px[with_mask], lefts_px[with_mask]
-            cut_patches(self.bank, mask_numbers[with_mask], tops_px, lefts_px, cut)
-        if self.numbers is not None:
-            class_numbers = self.numbers[images[with_mask], None, None, None]
-            cut[...] = np.where(cut == 1, class_numbers, cut)
-        if not has_all:
+        if len(with_mask) < len(rows):
             rows[...] = 0
-            rows[with_mask] = cut
+        cut_some(self.bank, with_mask, mask_numbers, tops_px, lefts_px, rows)
+        if self.numbers is not None:
+            class_numbers = self.numbers[images, None, None, None]
+            rows[...] = np.where(rows == 1, class_numbers, rows)
 
     def name(self, index: int) -> str:
         """Return the path of the mask, or of the image that has none."""

@@ -1,8 +1,8 @@
 """Images decoded when they are asked for: the ``lru`` and ``none`` cache modes."""
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +38,19 @@ class ImageBank(Bank):
     def __getitem__(self, index: int) -> Array:
         """Return one image: [C, H, W], read-only."""
 
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
+        """Copy patches of images, reflect-padded where they reach past an edge.
+
+        Args:
+            images: [M] their numbers.
+            tops_px: [M] first rows.
+            lefts_px: [M] first columns.
+            rows: [M, C, h, w], where the patches go.
+        """
+        places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
+        for row, (image, top, left) in zip(rows, places, strict=True):
+            row[...] = cut_patch(self[image], top, left, rows.shape[2:])
+
     @override
     def count_bytes(self, numbers: Ints) -> Ints:
         pixel_bytes = self.channels * self.dtype.itemsize
@@ -45,23 +58,23 @@ class ImageBank(Bank):
         return nbytes
 
 
-def cut_patches(bank: ImageBank, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-    """Copy patches of images, reflect-padded where they reach past an edge.
+class CutsPatches(Protocol):
+    """Images out of which patches are cut."""
 
-    Args:
-        bank: The images.
-        images: [M] their numbers.
-        tops_px: [M] first rows.
-        lefts_px: [M] first columns.
-        rows: [M, C, h, w], where the patches go.
-    """
-    cut_into: Callable[[Ints, Ints, Ints, Array], None] | None = getattr(bank, "cut_into", None)
-    if cut_into:  # a store, which reads many patches better than one after another
-        cut_into(images, tops_px, lefts_px, rows)
-        return
-    places = zip(images.tolist(), tops_px.tolist(), lefts_px.tolist(), strict=True)
-    for row, (image, top, left) in zip(rows, places, strict=True):
-        row[...] = cut_patch(bank[image], top, left, rows.shape[2:])
+    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array, /) -> None:
+        """Cut patches, see `ImageBank.cut_into`."""
+
+
+def cut_some(
+    bank: CutsPatches, chosen: Ints, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array
+) -> None:
+    """Cut the patches with the numbers `chosen`; straight into the rows if they are all."""
+    if len(chosen) == len(rows):
+        bank.cut_into(images, tops_px, lefts_px, rows)
+    elif len(chosen):
+        patches = np.empty((len(chosen), *rows.shape[1:]), rows.dtype)
+        bank.cut_into(images[chosen], tops_px[chosen], lefts_px[chosen], patches)
+        rows[chosen] = patches
 
 
 def describe_bank(bank: ImageBank) -> dict[str, int]:

@@ -18,6 +18,7 @@ from lit_data.files import find_sha256, replacing
 from lit_data.grid import Ints
 from lit_data.io.cache import HasBytes
 from lit_data.io.images.decoders import ImageSource
+from lit_data.io.images.image_source import cut_some
 from lit_data.io.progress import track
 from lit_data.io.remote import RemoteOptions
 from lit_data.io.remote.faults import UnreachableError
@@ -28,7 +29,7 @@ from lit_data.io.shards.index import FORMAT, POINTER, Shard, ShardIndex, locate_
 from lit_data.io.store.arrays import publish
 from lit_data.io.store.build import describe_options
 from lit_data.io.store.files import Tar, corrupt
-from lit_data.io.store.pixels import BandedImage, cut_some
+from lit_data.io.store.pixels import BandedImage
 from lit_data.io.store.store import DecodedStore, StoredImages
 from lit_data.io.temp import build_lock, sweep, temp_folder
 from lit_data.types import Array
@@ -85,8 +86,8 @@ class ShardedStore(ShardedBank[DecodedStore], StoredImages):
         store, row = self._open(index)
         return store.open_image(row)
 
+    @override
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """See `lit_data.io.images.image_source.cut_patches`."""
         shards = self.shard_of[images]
         # Each shard is opened once, however its images are mixed.
         for shard in np.unique(shards).tolist():

@@ -16,7 +16,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -159,13 +159,6 @@ class BandedImage:
         return rows[:, :, shift_px : shift_px + width_px].transpose(1, 0, 2)
 
 
-class CutsPatches(Protocol):
-    """Images out of which patches are cut."""
-
-    def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array, /) -> None:
-        """Cut patches, see `lit_data.io.images.image_source.cut_patches`."""
-
-
 class StoredPixels(ABC):
     """Pixels of images that lie one after another in memory, out of which patches are cut.
 
@@ -196,7 +189,7 @@ class StoredPixels(ABC):
         """Copy patches to contiguous rows [M, C, h, w]."""
 
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Cut patches, see `lit_data.io.images.image_source.cut_patches`."""
+        """Cut patches, see `lit_data.io.images.image_source.ImageBank.cut_into`."""
         size_px = rows.shape[2], rows.shape[3]
         is_simple = self.find_simple(images, tops_px, lefts_px, size_px)
         is_simple &= rows.flags.c_contiguous  # not the corners of larger rows
@@ -373,18 +366,6 @@ class BandedPixels(StoredPixels):
         page_begins_bytes = begins_bytes - excess_bytes
         for begin, length in zip(page_begins_bytes.tolist(), lengths_bytes.tolist(), strict=True):
             self._data.madvise(mmap.MADV_WILLNEED, begin, length)
-
-
-def cut_some(
-    pixels: CutsPatches, chosen: Ints, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array
-) -> None:
-    """Cut the patches with the numbers `chosen`; straight into the rows if they are all."""
-    if len(chosen) == len(rows):
-        pixels.cut_into(images, tops_px, lefts_px, rows)
-        return
-    patches = np.empty((len(chosen), *rows.shape[1:]), rows.dtype)
-    pixels.cut_into(images[chosen], tops_px[chosen], lefts_px[chosen], patches)
-    rows[chosen] = patches
 
 
 def _gather(values: Array, starts: Ints, strides: Sequence[int], rows: Array) -> None:

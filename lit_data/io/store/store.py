@@ -17,7 +17,7 @@ from lit_data.errors import DataError, list_problems, show_path
 from lit_data.grid import Ints
 from lit_data.io.images.decoders import Decoder, ImageSource
 from lit_data.io.images.header_scan import OnBad
-from lit_data.io.images.image_source import ImageBank
+from lit_data.io.images.image_source import ImageBank, cut_some
 from lit_data.io.progress import track
 from lit_data.io.source import open_source
 from lit_data.io.store.arrays import keep_arrays
@@ -29,7 +29,6 @@ from lit_data.io.store.pixels import (
     BandedPixels,
     PlanarPixels,
     StoreOptions,
-    cut_some,
 )
 from lit_data.io.store.sources import SourceTable
 from lit_data.types import Array
@@ -189,16 +188,14 @@ class DecodedStore(StoredImages):
         values = self._extents.cut_out(self.pixels, index)
         return values.reshape(self._extents.shape(index))
 
+    @override
     def cut_into(self, images: Ints, tops_px: Ints, lefts_px: Ints, rows: Array) -> None:
-        """Cut patches, see `lit_data.io.images.image_source.cut_patches`."""
         if self._banded is None:
             self._planar.cut_into(images, tops_px, lefts_px, rows)
             return
         is_banded = self._is_banded[images]
         for pixels, is_theirs in ((self._banded, is_banded), (self._planar, ~is_banded)):
-            chosen = np.flatnonzero(is_theirs)
-            if len(chosen):
-                cut_some(pixels, chosen, images, tops_px, lefts_px, rows)
+            cut_some(pixels, np.flatnonzero(is_theirs), images, tops_px, lefts_px, rows)
 
     def __repr__(self) -> str:
         images = f"{len(self)} images, {self.channels} channels, {self.dtype}"

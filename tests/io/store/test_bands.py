@@ -17,7 +17,6 @@ from lit_data.grid import cut_patch
 from lit_data.inference.batches import open_source
 from lit_data.inference.tiling import TileAxis
 from lit_data.io import DecodedStore, ImageDecoder, ImageSource, StoreOptions
-from lit_data.io.images.image_source import cut_patches
 from lit_data.io.images.writing import write_png
 from lit_data.io.store import pixels
 from lit_data.io.store.arrays import META_NAME, encode_meta, read_meta
@@ -128,7 +127,7 @@ def test_partial_masks_cut_their_patches_only(make_store: MakeStore) -> None:
     images = make_store([np.zeros((1, 130, 1100), np.uint8)] * 2, band_px=None)
     partial = PartialMasks(images, np.arange(2), masks, np.array([-1, 1]), np.array([4, 7]))
     rows = np.full((3, 1, 40, 40), 9, np.uint8)
-    cut_patches(partial, np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([1000, 500, 3]), rows)
+    partial.cut_into(np.array([0, 1, 0]), np.array([5, 6, 7]), np.array([1000, 500, 3]), rows)
     assert not rows[[0, 2]].any()
     np.testing.assert_array_equal(rows[1], 7 * masks[1][:, 6:46, 500:540])
 

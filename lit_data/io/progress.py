@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 Item = TypeVar("Item")
 R = TypeVar("R")
+DELAY_S = 2.0
 _limit: Final[ContextVar[int | None]] = ContextVar("limit", default=None)
 
 
@@ -78,46 +79,24 @@ def ordered_map(
         pool.shutdown(wait=not is_abandoned, cancel_futures=True)
 
 
-T = TypeVar("T")
-DELAY_S = 2.0
-
-
-def track(
-    items: Iterable[T], what: str, total: int, *, enabled: bool = True
-) -> Generator[T, None, None]:
-    """Pass the items on, and show a bar on stderr once the work has taken longer than ``DELAY_S``.
+class ProgressBar:
+    """Progress bar on stderr, shown once the work has taken longer than ``DELAY_S``; a context manager.
 
     Args:
-        items: What to pass on.
         what: One or two words in front of the bar.
-        total: How many items there will be.
+        total: Items or bytes that there will be.
+        in_bytes: It counts bytes and shows their speed.
         enabled: False shows nothing.
     """
-    started_s = time.monotonic()
-    bar: Progress | None = None  # it is imported and shown for long work only
-    try:
-        for done, item in enumerate(items, start=1):
-            yield item
-            if bar is None and enabled and time.monotonic() - started_s > DELAY_S:
-                bar = _start_bar(what, total)
-            if bar is not None:
-                per_s = done / (time.monotonic() - started_s)
-                bar.update(bar.task_ids[0], completed=done, speed=f"{per_s:.3g}/s")
-    finally:
-        if bar is not None:
-            bar.stop()
 
-
-class BytesBar:
-    """Progress bar of bytes on stderr, shown after ``DELAY_S``; a context manager.
-
-    Args:
-        what: One or two words in front of the bar.
-        total_bytes: How many there will be.
-    """
-
-    def __init__(self, what: str, total_bytes: int) -> None:
-        self._what, self._total_bytes, self._done_bytes = what, total_bytes, 0
+    def __init__(
+        self, what: str, total: int, *, in_bytes: bool = False, enabled: bool = True
+    ) -> None:
+        self._what = what
+        self._total = total
+        self._in_bytes = in_bytes
+        self._enabled = enabled
+        self._done = 0
         self._started_s = time.monotonic()
         self._bar: Progress | None = None
         self._lock = threading.Lock()
@@ -129,33 +108,62 @@ class BytesBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def add(self, new_bytes: int) -> None:
-        """Count bytes, from any thread; negative ones are those that have to be read again."""
+    def advance(self, count: int = 1, *, note: str | None = None) -> None:
+        """Count what is done, from any thread; a negative count takes back what is done again.
+
+        Args:
+            count: Items or bytes.
+            note: Replaces the text behind the count.
+        """
+        if not self._enabled:
+            return
         with self._lock:
-            self._done_bytes += new_bytes
-            if self._bar is None and time.monotonic() - self._started_s > DELAY_S:
-                self._bar = _start_bar(self._what, self._total_bytes, in_bytes=True)
+            self._done += count
+            elapsed_s = time.monotonic() - self._started_s
+            if self._bar is None and elapsed_s > DELAY_S:
+                self._bar = self._start()
             if self._bar is not None:
-                self._bar.update(self._bar.task_ids[0], completed=self._done_bytes)
+                speed = f"{self._done / elapsed_s:.3g}/s"
+                fields = {} if note is None else {"note": note}
+                self._bar.update(
+                    self._bar.task_ids[0], completed=self._done, speed=speed, **fields
+                )
+
+    def _start(self) -> "Progress":
+        from rich import progress  # imported for long work only
+        from rich.console import Console
+
+        counts: list[progress.ProgressColumn] = [
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("{task.fields[speed]}"),
+        ]
+        if self._in_bytes:
+            counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
+        bar = progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            *counts,
+            progress.TextColumn("{task.fields[note]}"),
+            progress.TimeRemainingColumn(),
+            console=Console(stderr=True),
+        )
+        bar.add_task(self._what, total=self._total, speed="", note="")
+        bar.start()
+        return bar
 
 
-def _start_bar(what: str, total: int, *, in_bytes: bool = False) -> "Progress":
-    from rich import progress
-    from rich.console import Console
+def track(
+    items: Iterable[Item], what: str, total: int, *, enabled: bool = True
+) -> Generator[Item, None, None]:
+    """Pass the items on, and count them in a `ProgressBar`.
 
-    counts: list[progress.ProgressColumn] = [
-        progress.MofNCompleteColumn(),
-        progress.TextColumn("{task.fields[speed]}"),
-    ]
-    if in_bytes:
-        counts = [progress.DownloadColumn(), progress.TransferSpeedColumn()]
-    bar = progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        *counts,
-        progress.TimeRemainingColumn(),
-        console=Console(stderr=True),
-    )
-    bar.add_task(what, total=total, speed="")
-    bar.start()
-    return bar
+    Args:
+        items: What to pass on.
+        what: One or two words in front of the bar.
+        total: How many items there will be.
+        enabled: False shows nothing.
+    """
+    with ProgressBar(what, total, enabled=enabled) as bar:
+        for item in items:
+            yield item
+            bar.advance()

@@ -9,14 +9,6 @@ from typing import Any, Final
 import lightning as L
 import numpy as np
 import torch
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeRemainingColumn,
-)
 from torch import nn
 from typing_extensions import override
 
@@ -28,6 +20,7 @@ from lit_data.datamodules.base import BaseDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.inference import TiledPredictor
 from lit_data.inference.forward import InferenceThreads
+from lit_data.io.progress import ProgressBar
 from lit_data.tasks.maps import ImageWriter, ProbabilityMap, WholeImages
 from lit_data.tasks.nets import (
     ProbabilityNet,
@@ -189,7 +182,7 @@ def predict_images(
         small = [number for number in work.waiting if images.count_px(number) <= options.large_px]
         large = [number for number in work.waiting if images.count_px(number) > options.large_px]
         has_bar = trainer.progress_bar_callback is not None
-        with _open_bar(len(work.waiting), enabled=has_bar) as bar:
+        with _Bar("predicting", len(work.waiting), enabled=has_bar) as bar:
             _predict_small(predictor, work, images, small, bar)
             _predict_large(predictor, work, images, large, bar, run.folder)
     metrics, bad = work.finish()
@@ -202,23 +195,14 @@ def _limit(trainer: L.Trainer, count: int) -> int:
     return min(limit, count) if isinstance(limit, int) else int(limit * count)
 
 
-def _open_bar(total: int, *, enabled: bool) -> Progress:
-    """Return a bar on stderr that counts images, and the tiles that went through the net."""
-    columns = (
-        TextColumn("predicting"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[tiles]} tiles"),
-        TimeRemainingColumn(),
-    )
-    bar = Progress(*columns, console=Console(stderr=True), disable=not enabled)
-    bar.add_task("predicting", total=total, tiles=0)
-    return bar
+class _Bar(ProgressBar):
+    """Counts images, and beside them the tiles that went through the net."""
 
+    tiles = 0
 
-def _count_tiles(bar: Progress, count: int) -> None:
-    (task,) = bar.tasks
-    bar.update(task.id, tiles=task.fields["tiles"] + count)
+    def count_tiles(self, count: int) -> None:
+        self.tiles += count
+        self.advance(0, note=f"{self.tiles} tiles")
 
 
 def _predict_small(
@@ -226,21 +210,20 @@ def _predict_small(
     work: Work,
     images: WholeImages,
     numbers: Sequence[int],
-    bar: Progress,
+    bar: _Bar,
 ) -> None:
     def note_bad(position: int, error: DataError) -> None:
         work.bad[numbers[position]] = str(error)
-        bar.advance(bar.task_ids[0])
+        bar.advance()
 
     loads = [partial(images.load, number) for number in numbers]
-    on_tiles = partial(_count_tiles, bar)
     work.restart_clock()
-    for position, values in predictor.predict(loads, on_bad=note_bad, on_tiles=on_tiles):
+    for position, values in predictor.predict(loads, on_bad=note_bad, on_tiles=bar.count_tiles):
         number = numbers[position]
         answer = ProbabilityMap.of(images.restore(number, values.numpy()))
         _check_probability(answer.values.min(), answer.values.max())
         work.write(number, answer)
-        bar.advance(bar.task_ids[0])
+        bar.advance()
 
 
 def _predict_large(
@@ -248,17 +231,18 @@ def _predict_large(
     work: Work,
     images: WholeImages,
     numbers: Sequence[int],
-    bar: Progress,
+    bar: _Bar,
     folder: Path,
 ) -> None:
     """Predict images one at a time, each through a file in the place of an array."""
     path = folder / ".large.npy"
-    on_tiles = partial(_count_tiles, bar)
     for number in numbers:
         work.restart_clock()
         try:
             image = images.load(number)
-            values = predictor.predict_to_file(image, path, dtype="uint16", on_tiles=on_tiles)
+            values = predictor.predict_to_file(
+                image, path, dtype="uint16", on_tiles=bar.count_tiles
+            )
         except DataError as error:
             work.bad[number] = str(error)
         else:
@@ -266,7 +250,7 @@ def _predict_large(
             work.write(number, answer)
         finally:
             path.unlink(missing_ok=True)
-        bar.advance(bar.task_ids[0])
+        bar.advance()
 
 
 def _check_probability(least: np.floating[Any], largest: np.floating[Any]) -> None:

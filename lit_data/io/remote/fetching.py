@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from lit_data.errors import DataError, Problems
 from lit_data.files import replacing
-from lit_data.io.progress import BytesBar
+from lit_data.io.progress import ProgressBar
 from lit_data.io.remote.connection import Connection, RemoteFile, call_each
 from lit_data.io.remote.faults import ACCESS_ADVICE, BrokenReadError, UnreachableError
 from lit_data.io.store.files import write_all
@@ -156,7 +156,13 @@ class Fetcher:
     """
 
     def __init__(
-        self, connection: Connection, manifest: Manifest, *, folder: Path, temp: Path, bar: BytesBar
+        self,
+        connection: Connection,
+        manifest: Manifest,
+        *,
+        folder: Path,
+        temp: Path,
+        bar: ProgressBar,
     ) -> None:
         self._connection = connection
         self._manifest = manifest
@@ -212,7 +218,7 @@ class Fetcher:
 
         def count(new_bytes: int) -> None:
             arrived.append(new_bytes)
-            self._bar.add(new_bytes)
+            self._bar.advance(new_bytes)
 
         try:
             path.unlink(missing_ok=True)
@@ -226,7 +232,7 @@ class Fetcher:
             return await asyncio.to_thread(_finish, file, path)
         except BaseException:
             # The next try reads these again.
-            self._bar.add(-sum(arrived))
+            self._bar.advance(-sum(arrived))
             raise
 
     async def _check_sum(self, file: RemoteFile, path: Path, wrong_sums: list[str]) -> None:

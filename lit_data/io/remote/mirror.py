@@ -21,7 +21,7 @@ from typing import Final
 from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, DataError, StoreError, StoreSpaceError, show_path
-from lit_data.io.progress import BytesBar
+from lit_data.io.progress import ProgressBar
 from lit_data.io.remote.connection import Connection, RemoteFile
 from lit_data.io.remote.faults import UnreachableError
 from lit_data.io.remote.fetching import Fetcher, Manifest
@@ -177,7 +177,8 @@ class Mirror:
             self._remove(gone)
             # First, so that after a kill the record still knows what is left.
             manifest.begin(gone)
-        with BytesBar("reading", sum(file.size_bytes for file in todo)) as bar:
+        total_bytes = sum(file.size_bytes for file in todo)
+        with ProgressBar("reading", total_bytes, in_bytes=True) as bar:
             fetcher = Fetcher(connection, manifest, folder=self.folder, temp=temp, bar=bar)
             await fetcher.run(todo)
         manifest.finish(self.scope.key, len(files))

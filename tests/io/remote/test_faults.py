@@ -12,7 +12,7 @@ from s3fs.errors import translate_boto_error
 
 from lit_data.errors import DataError
 from lit_data.io import progress as bar
-from lit_data.io.progress import BytesBar
+from lit_data.io.progress import ProgressBar
 from lit_data.io.remote import RemoteOptions, faults
 from lit_data.io.remote.connection import call_each
 from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
@@ -145,9 +145,9 @@ def test_the_bar_appears_after_two_seconds(
 ) -> None:
     now_s = iter([0.0, seconds_each, 2 * seconds_each])
     monkeypatch.setattr(bar, "time", SimpleNamespace(monotonic=lambda: next(now_s)))
-    with BytesBar("reading", 4000) as progress:
-        progress.add(1000)
-        progress.add(2000)
+    with ProgressBar("reading", 4000, in_bytes=True) as progress:
+        progress.advance(1000)
+        progress.advance(2000)
     out, err = capfd.readouterr()
     assert out == ""
     assert ("reading" in err and "3.0/4.0 kB" in err) is shown

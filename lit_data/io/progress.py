@@ -87,6 +87,9 @@ class ProgressBar:
         total: Items or bytes that there will be.
         in_bytes: It counts bytes and shows their speed.
         enabled: False shows nothing.
+
+    Attributes:
+        note: Text behind the count, shown from the next `advance` on.
     """
 
     def __init__(
@@ -96,6 +99,7 @@ class ProgressBar:
         self._total = total
         self._in_bytes = in_bytes
         self._enabled = enabled
+        self.note = ""
         self._done = 0
         self._started_s = time.monotonic()
         self._bar: Progress | None = None
@@ -108,13 +112,8 @@ class ProgressBar:
         if self._bar is not None:
             self._bar.stop()
 
-    def advance(self, count: int = 1, *, note: str | None = None) -> None:
-        """Count what is done, from any thread; a negative count takes back what is done again.
-
-        Args:
-            count: Items or bytes.
-            note: Replaces the text behind the count.
-        """
+    def advance(self, count: int = 1) -> None:
+        """Count items or bytes, from any thread; a negative number is what has to be done again."""
         if not self._enabled:
             return
         with self._lock:
@@ -124,10 +123,8 @@ class ProgressBar:
                 self._bar = self._start()
             if self._bar is not None:
                 speed = f"{self._done / elapsed_s:.3g}/s"
-                fields = {} if note is None else {"note": note}
-                self._bar.update(
-                    self._bar.task_ids[0], completed=self._done, speed=speed, **fields
-                )
+                task = self._bar.task_ids[0]
+                self._bar.update(task, completed=self._done, speed=speed, note=self.note)
 
     def _start(self) -> "Progress":
         from rich import progress  # imported for long work only

@@ -1,16 +1,15 @@
 """The default data of the ct experiment: a small set of drawn volumes, made once where no ``data.root`` is given."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from lit_data.datasets.splits import SPLITS
-from lit_data.io.progress import track
-from lit_data.samples.sample_set import SampleSpec, ensure_set, seal
+from lit_data.samples.sample_set import SampleSpec
 
 TUMOUR: Final = 1
 """The label of every tumour; all else is 0."""
@@ -181,7 +180,6 @@ def _blur(volume: Floats) -> Floats:
     return volume
 
 
-FORMAT_VERSION = 1  # raise it with every change of a voxel or of the layout
 SMALLEST_SIDE = 16  # voxels
 
 README = """CT samples, made by lit_data (lit_data.samples.ct). Synthetic, CC0: free to use.
@@ -203,6 +201,16 @@ class CTSampleSpec(SampleSpec):
     size_name = "shape"
     axes = ("z", "y", "x")
     sides = (SMALLEST_SIDE, 1024)
+    readme = README
+
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        depth, height, width = self.size
+        for number in numbers:
+            scene = render_volume(self.seed, number, (depth, height, width))
+            folder = root / self.split_of(number)
+            np.save(folder / f"ct_{number:04d}.npy", scene.volume)
+            np.save(folder / f"ct_{number:04d}_labels.npy", scene.labels)
 
 
 def ensure_ct_samples(
@@ -211,42 +219,23 @@ def ensure_ct_samples(
     count: int = 32,
     shape: tuple[int, int, int] = (64, 64, 64),
     seed: int = 0,
-    progress: bool = True,
 ) -> Path:
-    """Make the CT samples once and say where they are.
+    """Make the CT samples once and return their folder.
 
-    A complete set is recognised by its marker file and used as it is, also from a read-only folder.
-    A new set is made in a temporary folder and renamed, so a killed run leaves no half-made set,
-    and two processes at once end with one.
+    See `SampleSpec.ensure`.
 
     Args:
-        folder: Where sets are kept; the set gets a folder of its own in it.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Number of volumes, divided 70 : 15 : 15 into train, val and test.
         shape: (z, y, x) voxels of each.
         seed: Each volume is a function of (seed, its number, shape) alone.
-        progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``train``, ``val``, ``test`` and ``README.txt``.
+        Its folder, which holds ``train``, ``val``, ``test`` and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
         StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same set for ten minutes.
+        StoreBusyError: Another process has been making the same dataset for ten minutes.
     """
-    spec = CTSampleSpec(count, shape, seed)
-    root, recipe = Path(folder) / spec.folder_name, spec.recipe(FORMAT_VERSION)
-    return ensure_set(root, recipe, lambda folder: _write_set(folder, spec, progress), what="CT")
-
-
-def _write_set(root: Path, spec: CTSampleSpec, progress: bool) -> None:
-    for split in SPLITS:
-        (root / split).mkdir(parents=True)
-    depth, height, width = spec.size
-    for number in track(range(spec.count), "making CT samples", spec.count, enabled=progress):
-        scene = render_volume(spec.seed, number, (depth, height, width))
-        stem = root / spec.split_of(number) / f"ct_{number:04d}"
-        np.save(stem.with_suffix(".npy"), scene.volume)
-        np.save(stem.with_name(f"{stem.name}_labels.npy"), scene.labels)
-    (root / "README.txt").write_text(README, encoding="utf-8")
-    seal(root, spec.recipe(FORMAT_VERSION))
+    return CTSampleSpec(count, shape, seed).ensure(folder)

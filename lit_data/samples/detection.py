@@ -1,15 +1,16 @@
 """The default data of the detection experiment: a small set of images, made once where no ``data.root`` is given."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
 from lit_data.samples.sample_set import SampleSpec
 
 CLASSES: Final = ("disc", "square", "triangle")
@@ -159,7 +160,6 @@ def _find_extents(mask: Mask) -> tuple[int, int, int, int]:
     return int(rows[0]), int(columns[0]), int(rows[-1]) + 1, int(columns[-1]) + 1
 
 
-FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
 SMALLEST_SIDE_PX = 64  # room for a few objects
 
 README = """Detection samples, made by lit_data (lit_data.samples.detection). Synthetic, CC0: free to use.
@@ -180,6 +180,8 @@ class DetectionSampleSpec(SampleSpec):
     __slots__ = ()
     kind = "detection"
     sides = (SMALLEST_SIDE_PX, 2**13)
+    folders = tuple(f"{part}/{split}" for part in ("images", "labels") for split in SPLITS)
+    readme = README
 
     def size_of(self, number: int) -> tuple[int, int]:
         """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
@@ -191,6 +193,22 @@ class DetectionSampleSpec(SampleSpec):
         """Return True if an image has no object: one in twelve has none."""
         return number % 12 == 5
 
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            size_px, split, stem = (
+                self.size_of(number),
+                self.split_of(number),
+                f"detection_{number:04d}",
+            )
+            scene = render_scene(self.seed, number, size_px, empty=self.is_empty(number))
+            write_png(root / "images" / split / f"{stem}.png", np.moveaxis(scene.image, 0, -1))
+            lines = "".join(_format_box(box, size_px) for box in scene.boxes)
+            (root / "labels" / split / f"{stem}.txt").write_text(lines, encoding="utf-8")
+        names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
+        folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
+        (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
+
 
 def ensure_detection_samples(
     folder: Path,
@@ -198,51 +216,26 @@ def ensure_detection_samples(
     count: int = 160,
     size_px: tuple[int, int] = (240, 320),
     seed: int = 0,
-    progress: bool = True,
 ) -> Path:
     """Make the detection samples once and return their folder.
 
-    See `lit_data.samples.sample_set.ensure_set`.
+    See `SampleSpec.ensure`.
 
     Args:
-        folder: Where sets are kept; the set gets a folder of its own in it.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Number of images, divided 70 : 15 : 15 into train, val and test.
         size_px: (height, width) of most images.
         seed: Each image is a function of (seed, image number, size) alone.
-        progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
+        Its folder, which holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
         StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same set for ten minutes.
+        StoreBusyError: Another process has been making the same dataset for ten minutes.
     """
-    spec = DetectionSampleSpec(count, size_px, seed)
-    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
-
-
-def _write_set(root: Path, spec: DetectionSampleSpec, progress: bool) -> None:
-    for split in SPLITS:
-        (root / "images" / split).mkdir(parents=True)
-        (root / "labels" / split).mkdir(parents=True)
-    for number in track(
-        range(spec.count), "making detection samples", spec.count, enabled=progress
-    ):
-        _write_sample(root, spec, number)
-    names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
-    folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
-    (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
-    (root / "README.txt").write_text(README, encoding="utf-8")
-
-
-def _write_sample(root: Path, spec: DetectionSampleSpec, number: int) -> None:
-    size_px, split, stem = spec.size_of(number), spec.split_of(number), f"detection_{number:04d}"
-    scene = render_scene(spec.seed, number, size_px, empty=spec.is_empty(number))
-    write_png(root / "images" / split / f"{stem}.png", np.moveaxis(scene.image, 0, -1))
-    lines = "".join(_format_box(box, size_px) for box in scene.boxes)
-    (root / "labels" / split / f"{stem}.txt").write_text(lines, encoding="utf-8")
+    return DetectionSampleSpec(count, size_px, seed).ensure(folder)
 
 
 def _format_box(box: NDArray[np.int64], size_px: tuple[int, int]) -> str:

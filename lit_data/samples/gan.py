@@ -3,10 +3,10 @@
 import colorsys
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from typing_extensions import override
 from lit_data.datasets.gan import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
-from lit_data.samples.sample_set import Recipe, SampleSpec, check_integer
+from lit_data.samples.sample_set import SampleSpec, check_integer
 
 Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
@@ -284,7 +283,6 @@ _DISTANCES: Final[Mapping[str, Callable[[Floats, Sizes], Floats]]] = {
 }
 
 
-FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
 SMALLEST_SIDE_PX = 8
 MOST_TILES = 16
 
@@ -310,6 +308,8 @@ class GANSampleSpec(SampleSpec):
 
     kind = "gan"
     sides = (SMALLEST_SIDE_PX, 1024)
+    folders = tuple(f"{split}/{kind}" for split in SPLITS for kind in KINDS)
+    readme = README
 
     tiles: int = 4
 
@@ -319,14 +319,31 @@ class GANSampleSpec(SampleSpec):
 
     @property
     def folder_name(self) -> str:
-        """Name of the set's folder: sets of different specs lie side by side."""
+        """Name of its folder: datasets of different specs lie side by side."""
         height, width = self.size
         return f"{self.kind}-{self.count}x{self.tiles**2}x{height}x{width}-seed{self.seed}"
 
+    @property
     @override
-    def recipe(self, format_version: int) -> Recipe:
-        recipe = SampleSpec.recipe(self, format_version)
-        return {**recipe, "made_from": {**recipe["made_from"], "tiles": self.tiles}}
+    def recipe(self) -> dict[str, Any]:
+        recipe = super(GANSampleSpec, self).recipe
+        recipe["made_from"]["tiles"] = self.tiles
+        return recipe
+
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        layout = ViewLayout(views="sheet", tiles=self.tiles)
+        cameras = Cameras.at(layout.poses(self.tiles), (self.size[0], self.size[1]))
+        for number in numbers:
+            solid = draw_solid(self.seed, number)
+            # Rows of the sheet are elevations, columns azimuths.
+            rows = [
+                np.concatenate(list(row), axis=1)
+                for row in np.split(render_views(solid, cameras), self.tiles)
+            ]
+            name = f"{solid.kind}_{number:04d}.png"
+            write_png(root / self.split_of(number) / solid.kind / name, np.concatenate(rows))
+        (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")
 
 
 def ensure_gan_samples(
@@ -336,44 +353,22 @@ def ensure_gan_samples(
     size_px: tuple[int, int] = (64, 64),
     tiles: int = 4,
     seed: int = 0,
-    progress: bool = True,
 ) -> Path:
-    """Make the objects once and say where they are; see `lit_data.samples.sample_set.ensure_set`.
+    """Make the objects once and return their folder; see `SampleSpec.ensure`.
 
     Args:
-        folder: Where sets are kept; the set gets a folder of its own in it.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Number of objects, divided 70 : 15 : 15 into train, val and test.
         size_px: (height, width) of a view.
         tiles: k, for k * k views of each object: k azimuths and k elevations.
         seed: Each object is a function of (seed, its number) alone.
-        progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``train``, ``val``, ``test``, ``views.json`` and ``README.txt``.
+        Its folder, which holds ``train``, ``val``, ``test``, ``views.json`` and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
         StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same set for ten minutes.
+        StoreBusyError: Another process has been making the same dataset for ten minutes.
     """
-    spec = GANSampleSpec(count, size_px, seed, tiles)
-    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
-
-
-def _write_set(root: Path, spec: GANSampleSpec, progress: bool) -> None:
-    for split in SPLITS:
-        for kind in KINDS:
-            (root / split / kind).mkdir(parents=True)
-    layout = ViewLayout(views="sheet", tiles=spec.tiles)
-    cameras = Cameras.at(layout.poses(spec.tiles), (spec.size[0], spec.size[1]))
-    for number in track(range(spec.count), "making GAN samples", spec.count, enabled=progress):
-        solid = draw_solid(spec.seed, number)
-        # Rows of the sheet are elevations, columns azimuths.
-        rows = [
-            np.concatenate(list(row), axis=1)
-            for row in np.split(render_views(solid, cameras), spec.tiles)
-        ]
-        name = f"{solid.kind}_{number:04d}.png"
-        write_png(root / spec.split_of(number) / solid.kind / name, np.concatenate(rows))
-    (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")
-    (root / "README.txt").write_text(README, encoding="utf-8")
+    return GANSampleSpec(count, size_px, seed, tiles).ensure(folder)

@@ -1,25 +1,36 @@
 """The drawn set of the inspection experiment: grey surfaces, some with pits and scratches, with masks beside them."""
 
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
 from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.samples.watermarks import draw_texture
 
-FORMAT_VERSION: Final = 1  # raise it with every change of a pixel
 _DEFECTIVE: Final = 0.5
 
 
 class InspectionSampleSpec(SampleSpec):
     """Recipe of the synthetic dataset."""
 
-    kind: ClassVar[str] = "inspection"
-    sides: ClassVar[tuple[int, int]] = (64, 4096)
+    __slots__ = ()
+    kind = "inspection"
+    sides = (64, 4096)
+    folders = (".",)
+
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        height, width = self.size
+        for number in numbers:
+            image, mask = draw_surface(np.random.default_rng((self.seed, number)), (height, width))
+            write_png(root / f"{number:04}.png", image)
+            if mask.any():
+                write_png(root / f"{number:04}_mask.png", mask * np.uint8(255))
 
 
 def ensure_inspection_samples(
@@ -30,7 +41,7 @@ def ensure_inspection_samples(
     ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
 
     Args:
-        folder: The set is made in a folder of its own below this one.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Images; half of them have defects.
         size_px: (height, width).
         seed: Each image is a function of (seed, its number, size) alone.
@@ -39,19 +50,7 @@ def ensure_inspection_samples(
         ConfigError: A value is not allowed.
         StoreError: The folder cannot be written.
     """
-    spec = InspectionSampleSpec(count, size_px, seed)
-
-    def write(folder: Path) -> None:
-        folder.mkdir()
-        for number in track(range(spec.count), "drawing samples", spec.count):
-            image, mask = draw_surface(
-                np.random.default_rng((spec.seed, number)), (spec.size[0], spec.size[1])
-            )
-            write_png(folder / f"{number:04}.png", image)
-            if mask.any():
-                write_png(folder / f"{number:04}_mask.png", mask * np.uint8(255))
-
-    return spec.ensure(folder, FORMAT_VERSION, write)
+    return InspectionSampleSpec(count, size_px, seed).ensure(folder)
 
 
 def draw_surface(

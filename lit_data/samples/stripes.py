@@ -1,17 +1,19 @@
 """The default data of the stripe experiment: a small set of images, made once where no ``data.root`` is given."""
 
 import json
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from lit_data.errors import ConfigError
+from lit_data.checks import check_choice
+from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
-from lit_data.samples.sample_set import check_integer, write_once
+from lit_data.samples.sample_set import SampleSpec, check_integer
 from lit_data.samples.stripe_drawing import (
     DrawnDefect,
     draw_defects,
@@ -90,7 +92,6 @@ def _describe(defect: DrawnDefect, changed: NDArray[np.bool_]) -> dict[str, Any]
 
 SampleDtype = Literal["uint8", "float32"]
 
-FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
 SMALLEST_SIDE_PX = 112  # room for three true defects
 
 README = """Stripe samples, made by lit_data (lit_data.samples.stripes). Synthetic, CC0: use them for anything.
@@ -107,36 +108,50 @@ train/ and val/ are free of defects: they are synthesised during training.
 
 
 @dataclass(frozen=True, slots=True)
-class StripeSampleSpec:
+class StripeSampleSpec(SampleSpec):
     """Recipe of a synthetic dataset; equal specs give equal pixels.
+
+    Args:
+        dtype: ``uint8`` gives PNG, ``float32`` TIFF.
 
     Raises:
         ConfigError: A value is not allowed.
     """
 
-    count: int
-    height_px: int
-    width_px: int
-    dtype: SampleDtype
-    seed: int
+    kind = "stripe"
+    sides = (SMALLEST_SIDE_PX, 2**15)
+    folders = (*SPLITS, "test_masks")
+    readme = README
+
+    dtype: SampleDtype = "uint8"
 
     def __post_init__(self) -> None:
-        check_integer("count", self.count, 3, 9999)
-        check_integer("height_px", self.height_px, SMALLEST_SIDE_PX, 2**15)
-        check_integer("width_px", self.width_px, SMALLEST_SIDE_PX, 2**15)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
-        if self.dtype not in get_args(SampleDtype):
-            raise ConfigError(
-                f"dtype is {self.dtype!r}; allowed: {', '.join(get_args(SampleDtype))}"
-            )
+        # Height and width are options of their own here.
+        for name, side_px in zip(("height_px", "width_px"), self.size, strict=True):
+            check_integer(name, side_px, *self.sides)
+        SampleSpec.__post_init__(self)
+        check_choice("dtype", self.dtype, get_args(SampleDtype))
 
     @property
     def folder_name(self) -> str:
-        """Name of the set's folder: sets of different specs lie side by side."""
-        return f"stripe-{self.count}x{self.height_px}x{self.width_px}-{self.dtype}-seed{self.seed}"
+        """Name of its folder: datasets of different specs lie side by side."""
+        height_px, width_px = self.size
+        return f"stripe-{self.count}x{height_px}x{width_px}-{self.dtype}-seed{self.seed}"
 
+    @property
+    @override
+    def recipe(self) -> dict[str, Any]:
+        made_from = {
+            "count": self.count,
+            "height_px": self.size[0],
+            "width_px": self.size[1],
+            "dtype": self.dtype,
+            "seed": self.seed,
+        }
+        return {"format": self.format_version, "made_from": made_from}
+
+    @override
     def split_of(self, number: int) -> str:
-        """Return ``train``, ``val`` or ``test`` for an image number; 64 images give 44, 8 and 12."""
         # Of 64 images 12 test and 8 validate; small sets have one of each.
         test, val = max(1, round(self.count * 12 / 64)), max(1, round(self.count * 8 / 64))
         if number < self.count - test - val:
@@ -147,6 +162,31 @@ class StripeSampleSpec:
         """Return True for images with defects: five of six test images."""
         return self.split_of(number) == "test" and (self.count - number) % 6 != 0
 
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        defects: list[dict[str, Any]] = []
+        for number in numbers:
+            defects += self._write_sample(root, number)
+        (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
+
+    def _write_sample(self, root: Path, number: int) -> list[dict[str, Any]]:
+        """Write an image, in the test split its mask, and return its defects."""
+        height_px, width_px = self.size
+        with_defects = self.has_defects(number)
+        sample = render_sample(self.seed, number, (height_px, width_px), with_defects=with_defects)
+        split, stem = self.split_of(number), f"stripe_{number:04d}"
+        pixels = np.moveaxis(sample.image, 0, -1)
+        if self.dtype == "float32":
+            name = f"{stem}.tif"
+            _write_tiff(root / split / name, pixels)
+        else:
+            name = f"{stem}.png"
+            write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8))
+        if split == "test":
+            mask = sample.mask.astype(np.uint8)[..., None] * 255
+            write_png(root / "test_masks" / f"{stem}.png", mask)
+        return [{"image": f"{split}/{name}", **row} for row in sample.defects]
+
 
 def ensure_stripe_samples(
     folder: Path,
@@ -156,63 +196,29 @@ def ensure_stripe_samples(
     width_px: int = 176,
     dtype: SampleDtype = "uint8",
     seed: int = 0,
-    progress: bool = True,
 ) -> Path:
     """Make the stripe samples once and return their folder.
 
-    See `lit_data.samples.sample_set.ensure_set`.
+    See `SampleSpec.ensure`.
 
     Args:
-        folder: Where sets are kept; the set gets a folder of its own in it.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Number of images, divided 44 : 8 : 12 into train, val and test.
         height_px: Rows of an image.
         width_px: Columns of an image.
         dtype: ``uint8`` gives PNG, ``float32`` gives TIFF with values in 0..1.
         seed: Each image is a function of (seed, image number, size) alone.
-        progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json``
+        Its folder, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json``
         and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
         StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same set for ten minutes.
+        StoreBusyError: Another process has been making the same dataset for ten minutes.
     """
-    spec = StripeSampleSpec(count, height_px, width_px, dtype, seed)
-    recipe = {"format": FORMAT_VERSION, "made_from": asdict(spec)}
-    root = Path(folder) / spec.folder_name
-    return write_once(root, recipe, lambda root: write_set(root, spec, progress), "stripe")
-
-
-def write_set(root: Path, spec: StripeSampleSpec, progress: bool) -> None:
-    """Write a whole set into a folder that is not there yet."""
-    for name in ("train", "val", "test", "test_masks"):
-        (root / name).mkdir(parents=True)
-    numbers = track(range(spec.count), "making stripe samples", spec.count, enabled=progress)
-    defects = [row for number in numbers for row in _write_sample(root, spec, number)]
-    (root / "defects.json").write_text(json.dumps(defects, indent=1), encoding="utf-8")
-    (root / "README.txt").write_text(README, encoding="utf-8")
-
-
-def _write_sample(root: Path, spec: StripeSampleSpec, number: int) -> list[dict[str, Any]]:
-    sample = render_sample(
-        spec.seed, number, (spec.height_px, spec.width_px), with_defects=spec.has_defects(number)
-    )
-    split, stem = spec.split_of(number), f"stripe_{number:04d}"
-    pixels = np.moveaxis(sample.image, 0, -1)
-    if spec.dtype == "float32":
-        name = f"{stem}.tif"
-        _write_tiff(root / split / name, pixels)
-    else:
-        name = f"{stem}.png"
-        write_png(root / split / name, np.rint(pixels * 255).astype(np.uint8))
-    if split == "test":
-        write_png(
-            root / "test_masks" / f"{stem}.png", sample.mask.astype(np.uint8)[..., None] * 255
-        )
-    return [{"image": f"{split}/{name}", **row} for row in sample.defects]
+    return StripeSampleSpec(count, (height_px, width_px), seed, dtype).ensure(folder)
 
 
 def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:

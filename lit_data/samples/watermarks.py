@@ -1,14 +1,14 @@
 """The default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
+from typing_extensions import override
 
-from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.io.progress import track
 from lit_data.samples.sample_set import SampleSpec
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
 from lit_data.types import Array
@@ -259,7 +259,6 @@ def _light(ink: Pixels, rng: np.random.Generator) -> Pixels:
     return np.asarray(np.rint(ink * light + noise).clip(0, 255), np.uint8)
 
 
-FORMAT_VERSION = 1  # raise it with every change of a pixel or of the layout
 SMALLEST_SIDE_PX = 96  # room for a line of text
 JPEG_QUALITY = 90
 
@@ -279,10 +278,24 @@ class WatermarkSampleSpec(SampleSpec):
     __slots__ = ()
     kind = "watermark"
     sides = (SMALLEST_SIDE_PX, 2**13)
+    readme = README
 
     def kind_of(self, number: int) -> str:
         """Return ``page``, ``photo`` or ``texture``."""
         return "page" if number % 2 == 0 else "texture" if number % 10 == 9 else "photo"
+
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        height, width = self.size
+        for number in numbers:
+            rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+            kind = self.kind_of(number)
+            path = root / self.split_of(number) / f"{kind}_{number:04d}"
+            if kind == "photo":
+                _write_jpeg(path.with_suffix(".jpg"), draw_photo(rng, (width, height)))
+                continue
+            draw = draw_page if kind == "page" else draw_texture
+            write_png(path.with_suffix(".png"), draw(rng, (height, width))[..., None])
 
 
 def ensure_watermark_samples(
@@ -291,50 +304,26 @@ def ensure_watermark_samples(
     count: int = 60,
     size_px: tuple[int, int] = (640, 480),
     seed: int = 0,
-    progress: bool = True,
 ) -> Path:
     """Make the backgrounds once and return their folder.
 
-    See `lit_data.samples.sample_set.ensure_set`.
+    See `SampleSpec.ensure`.
 
     Args:
-        folder: Where sets are kept; the set gets a folder of its own in it.
+        folder: Holds all synthetic datasets, each in a folder of its own.
         count: Number of images, divided 70 : 15 : 15 into train, val and test.
         size_px: (height, width) of a page; photographs lie on their side.
         seed: Each image is a function of (seed, image number, size) alone.
-        progress: Show a bar when it takes longer than two seconds.
 
     Returns:
-        The set's root, which holds ``train``, ``val``, ``test`` and ``README.txt``.
+        Its folder, which holds ``train``, ``val``, ``test`` and ``README.txt``.
 
     Raises:
         ConfigError: An argument is not allowed.
         StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same set for ten minutes.
+        StoreBusyError: Another process has been making the same dataset for ten minutes.
     """
-    spec = WatermarkSampleSpec(count, size_px, seed)
-    return spec.ensure(folder, FORMAT_VERSION, lambda root: _write_set(root, spec, progress))
-
-
-def _write_set(root: Path, spec: WatermarkSampleSpec, progress: bool) -> None:
-    for split in SPLITS:
-        (root / split).mkdir(parents=True)
-    for number in track(
-        range(spec.count), "making watermark samples", spec.count, enabled=progress
-    ):
-        _write_sample(root / spec.split_of(number), spec, number)
-    (root / "README.txt").write_text(README, encoding="utf-8")
-
-
-def _write_sample(folder: Path, spec: WatermarkSampleSpec, number: int) -> None:
-    rng = np.random.Generator(np.random.Philox(key=[spec.seed, number]))
-    height, width = spec.size
-    kind, stem = spec.kind_of(number), f"{spec.kind_of(number)}_{number:04d}"
-    if kind == "photo":
-        _write_jpeg(folder / f"{stem}.jpg", draw_photo(rng, (width, height)))
-        return
-    draw = draw_page if kind == "page" else draw_texture
-    write_png(folder / f"{stem}.png", draw(rng, (height, width))[..., None])
+    return WatermarkSampleSpec(count, size_px, seed).ensure(folder)
 
 
 def _write_jpeg(path: Path, pixels: Array) -> None:

@@ -202,7 +202,8 @@ class _Bar(ProgressBar):
 
     def count_tiles(self, count: int) -> None:
         self.tiles += count
-        self.advance(0, note=f"{self.tiles} tiles")
+        self.note = f"{self.tiles} tiles"
+        self.advance(0)
 
 
 def _predict_small(

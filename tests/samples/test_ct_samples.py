@@ -9,7 +9,7 @@ from lit_data.errors import ConfigError
 from lit_data.samples import ct as ct_samples
 from lit_data.samples.ct import TUMOUR, CTSampleSpec, ensure_ct_samples, render_volume
 
-SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40], "progress": False}
+SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40]}
 
 
 def digests(root: Path) -> dict[str, str]:

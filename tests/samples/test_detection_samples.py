@@ -15,7 +15,7 @@ from lit_data.samples.detection import (
     render_scene,
 )
 
-SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80), "progress": False}
+SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80)}
 
 
 def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:

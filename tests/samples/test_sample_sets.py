@@ -93,7 +93,7 @@ def test_a_set_is_made_once_and_a_damaged_one_again(kind: str, tmp_path: Path) -
         ("stripe", {"height_px": 111}, "height_px is 111; allowed: an integer from 112 to 32768"),
         ("stripe", {"width_px": 40000}, "width_px is 40000; allowed: an integer from 112 to 32768"),
         ("stripe", {"seed": True}, "seed is True; allowed: an integer"),
-        ("stripe", {"dtype": "uint16"}, "dtype is 'uint16'; allowed: uint8, float32"),
+        ("stripe", {"dtype": "uint16"}, "dtype='uint16' is unknown: choose one of uint8, float32"),
     ],
 )
 def test_wrong_arguments_are_refused_before_anything_is_written(

@@ -17,7 +17,7 @@ from lit_data.samples.stripe_drawing import LEAST_CHANGE
 from lit_data.samples.stripes import ensure_stripe_samples, render_sample
 from tests.samples.test_sample_sets import digests, stamps
 
-SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112, "progress": False}
+SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112}
 SHAPE = (128, 112)
 
 
@@ -48,7 +48,7 @@ def test_layout_of_a_png_set(tmp_path: Path) -> None:
     [(3, (1, 1, 1), 0), (8, (5, 1, 2), 0), (64, (44, 8, 12), 2), (128, (88, 16, 24), 4)],
 )
 def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], clean: int) -> None:
-    spec = stripe_samples.StripeSampleSpec(count, 976, 176, "uint8", 0)
+    spec = stripe_samples.StripeSampleSpec(count, (976, 176), 0)
     names = [spec.split_of(number) for number in range(count)]
     assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]
     assert [spec.has_defects(number) for number in range(count)].count(True) == splits[2] - clean
@@ -231,13 +231,13 @@ def make_at_once(folder: Path, start: Any, made: Any) -> None:
 def test_a_set_published_by_another_without_a_lock_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_set = stripe_samples.write_set
+    write = stripe_samples.StripeSampleSpec.write
 
-    def be_overtaken(root: Path, spec: stripe_samples.StripeSampleSpec, progress: bool) -> None:
-        write_set(root, spec, progress)
+    def be_overtaken(spec: stripe_samples.StripeSampleSpec, root: Path) -> None:
+        write(spec, root)
         if not (tmp_path / spec.folder_name).exists():
-            write_set(tmp_path / spec.folder_name, spec, progress)
+            write(spec, tmp_path / spec.folder_name)
 
-    monkeypatch.setattr(stripe_samples, "write_set", be_overtaken)
+    monkeypatch.setattr(stripe_samples.StripeSampleSpec, "write", be_overtaken)
     root = ensure_stripe_samples(tmp_path, **SMALL)
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == [root]

@@ -288,7 +288,7 @@ def test_secrets_do_not_reach_the_page(tmp_path: Path) -> None:
     page = write_report([folder]).read_text(encoding="utf-8")
     assert secret not in page
     assert "pw4711" not in page
-    assert "cannot log in with •••" in page
+    assert "cannot log in with ***" in page
 
 
 def test_pictures_of_the_best_runs_only_where_there_are_very_many(

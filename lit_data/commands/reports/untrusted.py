@@ -9,7 +9,6 @@ import errno
 import io
 import json
 import os
-import re
 import stat
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,43 +17,7 @@ from typing import Any, BinaryIO, Final
 
 import yaml
 
-MASK: Final = "•••"
-
-_WORDS: Final = frozenset(
-    (
-        "apikey",
-        "auth",
-        "authorization",
-        "cookie",
-        "credential",
-        "credentials",
-        "key",
-        "passphrase",
-        "passwd",
-        "password",
-        "pwd",
-        "secret",
-        "secrets",
-        "sig",
-        "signature",
-        "token",
-    )
-)
-"""Words in the names of keys whose values are secrets."""
-_SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
-_ANY_WORD: Final = "|".join(sorted(_WORDS, key=len, reverse=True))
-_NAME: Final = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
-_NO_SECRETS: Final = ("null", "None", "true", "false", "True", "False", MASK)
-_ASSIGNED: Final = re.compile(
-    rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+)"
-)
-_URL_LOGIN: Final = re.compile(r"(?P<scheme>\b[a-z][a-z0-9+.-]*://)[^\s/@'\"]+@", re.IGNORECASE)
-_BEARER: Final = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.~+/=-]{8,}")
-_ISSUED: Final = re.compile(
-    r"\b(?:AKIA|ASIA)[A-Z0-9]{16}\b|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bhf_\w{20,}|\bglpat-[\w-]{16,}"
-    r"|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
-)
-"""The looks of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
+from lit_data.io.remote.options import MASK, SECRET_WORDS, cut_secrets, split_key
 
 _LEAST_KNOWN: Final = 6  # a shorter secret would be found inside of ordinary words
 
@@ -110,24 +73,18 @@ class Masker:
         return self.mask_text(tree) if isinstance(tree, str) else tree
 
     def mask_text(self, text: str) -> str:
-        """Return a text without secrets.
-
-        Secrets are known ones, assignments to such names, logins in URLs, and what looks like keys.
-        """
+        """Return a text without known secrets, and without those that `cut_secrets` sees."""
         for secret in sorted(self._known, key=len, reverse=True):
             text = text.replace(secret, MASK)
-        text = _URL_LOGIN.sub(rf"\g<scheme>{MASK}@", text)
-        text = _BEARER.sub(rf"\g<kind> {MASK}", text)
-        text = _ISSUED.sub(MASK, text)
-        return _ASSIGNED.sub(_mask_assignment, text)
+        return cut_secrets(text)
 
     def _mask_entry(self, key: str, value: Any) -> Any:  # noqa: ANN401
-        words = _split_key(key)
+        words = split_key(key)
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number:
-            is_secret = bool(words) and words[-1] in _WORDS
+            is_secret = bool(words) and words[-1] in SECRET_WORDS
         else:
-            is_secret = isinstance(value, str | dict | list) and not _WORDS.isdisjoint(words)
+            is_secret = isinstance(value, str | dict | list) and not SECRET_WORDS.isdisjoint(words)
         if not is_secret:
             return self.mask_tree(value)
         self._learn(value)
@@ -139,18 +96,6 @@ class Masker:
                 self._learn(part)
         elif isinstance(value, str) and len(value) >= _LEAST_KNOWN and not value.startswith("${"):
             self._known.add(value)
-
-
-def _mask_assignment(match: re.Match[str]) -> str:
-    if _WORDS.isdisjoint(_split_key(match["key"])) or match["value"] in _NO_SECRETS:
-        return match[0]
-    return f"{match['key']}{match['to']}{MASK}"
-
-
-def _split_key(key: str) -> list[str]:
-    """Return the words of a key in lower case: of ``apiToken`` api and token."""
-    words = filter(None, _SPLIT.split(key))
-    return [word.lower() for word in words]
 
 
 def open_inside(folder: Path, path: Path, *, most_bytes: int = _MOST_BYTES) -> BinaryIO:

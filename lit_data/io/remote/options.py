@@ -29,12 +29,41 @@ _SECRET_PART = re.compile(
     r"(?i)://\S*[?&;#](?:sig|key|auth|pwd|"
     r"[\w.-]*(?:signature|credential|token|secret|password|passwd|api[_-]?key|access[_-]?key(?:id)?))="
 )
-_SECRET_FIELD = re.compile(
-    r"(?i)\b((?:authorization|x-amz-security-token|secret[_-]?access[_-]?key|session[_-]?token|password)['\"]?\s*[:=]\s*)"
-    r"['\"]?(?:(?:bearer|basic)\s+)?[^\s,'\"]+"
+MASK: Final = "***"
+SECRET_WORDS: Final = frozenset(
+    (
+        "apikey",
+        "auth",
+        "authorization",
+        "cookie",
+        "credential",
+        "credentials",
+        "key",
+        "passphrase",
+        "passwd",
+        "password",
+        "pwd",
+        "secret",
+        "secrets",
+        "sig",
+        "signature",
+        "token",
+    )
 )
-# Names of keys: long-lived ones begin with AKIA, temporary ones with ASIA.
-_AWS_KEY = re.compile(r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b")
+"""Words in the names of keys whose values are secrets."""
+_SPLIT: Final = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_ANY_WORD: Final = "|".join(sorted(SECRET_WORDS, key=len, reverse=True))
+_NAME: Final = rf"[\w.+-]{{0,64}}(?:{_ANY_WORD})[\w-]{{0,64}}"
+_NO_SECRETS: Final = ("null", "None", "true", "false", "True", "False", MASK)
+_ASSIGNED: Final = re.compile(
+    rf"(?i)(?<![\w.+-])(?P<key>{_NAME})(?P<to>['\"]?\s*[=:]\s*)(?P<value>(?:(?:bearer|basic)\s+)?(?:'[^']*'|\"[^\"]*\"|[^\s,;&}}\]]+))"
+)
+_BEARER: Final = re.compile(r"(?i)\b(?P<kind>bearer|basic)\s+[\w.~+/=-]{8,}")
+_ISSUED: Final = re.compile(
+    r"\b(?:AKIA|ASIA)[A-Z0-9]{12,}\b|\bgh[pousr]_\w{20,}|\bgithub_pat_\w{20,}|\bhf_\w{20,}|\bglpat-[\w-]{16,}"
+    r"|\bxox[abprs]-[\w-]{10,}|\bsk-[\w-]{20,}|\beyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]*"
+)
+"""The looks of AWS, GitHub, Hugging Face, GitLab, Slack and OpenAI keys, and of JSON web tokens."""
 _SECRET_VARIABLES = ("AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_ACCESS_KEY_ID")
 _SHORTEST_SECRET = 8
 """What is shorter is a stand-in such as "test", which messages may well hold for other reasons."""
@@ -62,17 +91,38 @@ def check_no_credentials(text: str | None, key: str) -> None:
 
 
 def redact(text: str) -> str:
-    """A text of a library with what may be secret cut out, on one line."""
-    text = _PASSWORD.sub(r"\1***@", text)
-    text = _MISTYPED.sub(r"\1***@", text)
-    text = _WEB_USER.sub(r"\1***@", text)
-    text = _QUERY.sub(r"\1\2***", text)
-    text = _SECRET_FIELD.sub(r"\1***", text)
-    text = _AWS_KEY.sub("***", text)
+    """A text of a library with what may be secret cut out, queries of addresses too, on one line."""
+    text = _QUERY.sub(rf"\1\2{MASK}", cut_secrets(text))
+    return escape(text.strip().replace("\n", " "))
+
+
+def cut_secrets(text: str) -> str:
+    """Return a text without secrets.
+
+    These are logins in addresses, assignments to names of secrets, what looks like keys, and the
+    keys of AWS in the environment.
+    """
+    for login in (_PASSWORD, _MISTYPED, _WEB_USER):
+        text = login.sub(rf"\1{MASK}@", text)
+    text = _ASSIGNED.sub(_mask_assignment, text)
+    text = _BEARER.sub(rf"\g<kind> {MASK}", text)
+    text = _ISSUED.sub(MASK, text)
     for name in _SECRET_VARIABLES:
         if len(value := os.environ.get(name, "")) >= _SHORTEST_SECRET:
-            text = text.replace(value, "***")
-    return escape(text.strip().replace("\n", " "))
+            text = text.replace(value, MASK)
+    return text
+
+
+def _mask_assignment(match: re.Match[str]) -> str:
+    if SECRET_WORDS.isdisjoint(split_key(match["key"])) or match["value"] in _NO_SECRETS:
+        return match[0]
+    return f"{match['key']}{match['to']}{MASK}"
+
+
+def split_key(key: str) -> list[str]:
+    """Return the words of a key in lower case: of ``apiToken`` api and token."""
+    words = filter(None, _SPLIT.split(key))
+    return [word.lower() for word in words]
 
 
 Offline = Literal["warn", "error", "always"]

@@ -8,6 +8,7 @@ from lightning.pytorch.trainer.states import RunningStage
 from torch.utils.data import DataLoader, default_collate
 
 from lit_data.batch_form import count_plain, count_samples
+from lit_data.checks import is_count
 from lit_data.loading import MicroBatchLoader
 
 _MISSING: Any = object()
@@ -78,7 +79,7 @@ def _list_sizes(loader: object) -> Collection[int]:
         return loader.batch_sizes
     sampler = getattr(loader, "batch_sampler", None)
     size = getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None)
-    if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+    if not is_count(size, 1):
         return ()
     if isinstance(loader, DataLoader) and loader.drop_last:
         return {size}

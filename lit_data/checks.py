@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin
+from typing import Any, Final, Literal, TypeGuard, TypeVar, Union, get_args, get_origin
 
 from lit_data.errors import ConfigError, LitDataError
 
@@ -48,16 +48,22 @@ def _list_choices(choices: Sequence[object]) -> str:
     return ", ".join(_IN_YAML.get(name, name) for name in names)
 
 
-def check_count(name: str, value: object, least: int) -> None:
-    """Refuse a value that is no whole number of at least `least`.
+def check_count(name: str, value: object, least: int, most: int | None = None) -> None:
+    """Refuse a value that is no whole number of at least `least`, and of at most `most` if given.
 
     Raises:
         ConfigError: It is not.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise ConfigError(
-            f"{name}={value!r} is not usable: choose a whole number of at least {least}"
-        )
+    if not is_count(value, least, most):
+        allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name}={value!r} is not usable: choose a whole number {allowed}")
+
+
+def is_count(value: object, least: int, most: int | None = None) -> TypeGuard[int]:
+    """Return True for a whole number between two bounds; a bool is an int in Python, and none."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return least <= value and (most is None or value <= most)
 
 
 def check_saved_counts(owner: str, state: Mapping[str, object], names: Iterable[str]) -> None:

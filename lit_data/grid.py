@@ -7,7 +7,7 @@ from typing import Final, Literal, Protocol, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, is_count
 from lit_data.errors import ConfigError, list_problems
 from lit_data.types import Array
 
@@ -179,15 +179,11 @@ def pair_px(name: str, value: int | tuple[int, int]) -> tuple[int, int]:
         ConfigError: It is not one or two positive whole numbers.
     """
     pair = tuple(value) if isinstance(value, Sequence) else (value, value)
-    if len(pair) != 2 or not all(map(_is_length, pair)):
+    if len(pair) != 2 or not all(is_count(side, 1) for side in pair):
         raise ConfigError(
             f"{name}={value!r} is not usable: give one positive number of pixels or (height, width)"
         )
     return pair[0], pair[1]
-
-
-def _is_length(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 class SlicedImage(Protocol):

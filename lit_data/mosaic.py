@@ -12,6 +12,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from lit_data.checks import check_fraction
 from lit_data.errors import ConfigError
 from lit_data.rng import Stream, uniform
 
@@ -70,9 +71,7 @@ class MosaicSpec:
                 f"scale={list(self.scale)} must be [smallest, largest] with 0 < smallest <= largest"
             )
         for name in ("probability", "translate", "min_box_visible"):
-            value = getattr(self, name)
-            if not 0 <= value <= 1:
-                raise ConfigError(f"{name}={value!r} must lie between 0 and 1")
+            check_fraction(name, getattr(self, name))
         if self.min_box_px < 0 or self.max_box_aspect < 1 or self.close_epochs < 0:
             raise ConfigError(
                 "min_box_px and close_epochs must be at least 0, max_box_aspect at least 1"

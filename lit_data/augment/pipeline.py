@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from difflib import get_close_matches
 from typing import Any, get_args
 
 from numpy.typing import ArrayLike
@@ -15,6 +14,7 @@ from lit_data.augment.geometry import Geometry
 from lit_data.augment.mixing import MixUp
 from lit_data.augment.photometry import Photometry
 from lit_data.augment.warping import Padding
+from lit_data.checks import check_choice
 from lit_data.errors import ConfigError
 from lit_data.types import Stage
 
@@ -50,21 +50,12 @@ def stage_augmentations(value: object) -> dict[Stage, Augmentation]:
     values: Mapping[Any, object] = value if isinstance(value, Mapping) else {"train": value}
     augmentations: dict[Stage, Augmentation] = {}
     for stage in values:
-        _check_stage(stage)
+        check_choice("a stage of augment", stage, get_args(Stage))
     for stage, stage_value in values.items():
         augmentation = as_augmentation(stage_value)
         if augmentation is not None:
             augmentations[stage] = augmentation
     return augmentations
-
-
-def _check_stage(stage: object) -> None:
-    stages = get_args(Stage)
-    if stage in stages:
-        return
-    nearest = get_close_matches(str(stage), stages, n=1)
-    hint = f" Did you mean '{nearest[0]}'?" if nearest else ""
-    raise ConfigError(f"augment has no stage {stage!r}: choose of {', '.join(stages)}.{hint}")
 
 
 class Pipeline(Augmentation):

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.datamodules.source import Source
 from lit_data.datasets.splits import SPLITS, split_images
 from lit_data.errors import ConfigError, DataError, Problems, show_path
@@ -120,10 +120,8 @@ def read_most(most: int | None) -> int | None:
     Raises:
         ConfigError: No number that allows any.
     """
-    if most is not None and (isinstance(most, bool) or not isinstance(most, int) or most < 1):
-        raise ConfigError(
-            f"max_points={most!r} is not allowed: a whole number of at least 1, or null"
-        )
+    if most is not None:
+        check_count("max_points", most, 1)
     return most
 
 
@@ -177,14 +175,9 @@ class CTSource(Source):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_choice("too_few", self.too_few, get_args(TooFew))
-        for name, least in (("min_points", 0), ("processes", 1)):
-            value = getattr(self, name)
-            if name == "processes" and value == "auto":
-                continue
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"{name}={value!r} is not allowed: a whole number of at least {least} is"
-                )
+        check_count("min_points", self.min_points, 0)
+        if self.processes != "auto":
+            check_count("processes", self.processes, 1)
 
     @cached_property
     @override

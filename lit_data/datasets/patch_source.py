@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.checks import check_count, is_count
 from lit_data.errors import ConfigError
 from lit_data.grid import PatchGrid
 from lit_data.io.images.image_source import ImageBank
@@ -38,12 +39,8 @@ class ProgressiveSize:
         """Accept plain lists, as a configuration file gives them, and check them."""
         rows = [tuple(row) if isinstance(row, Sequence) else () for row in self.sizes]
         object.__setattr__(self, "sizes", tuple(rows))
-        # A bool is an int in Python, and no size.
         are_whole = all(
-            len(row) == 2
-            and all(isinstance(n, int) and not isinstance(n, bool) for n in row)
-            and row[1] > 0
-            for row in rows
+            len(row) == 2 and is_count(row[0], 0) and is_count(row[1], 1) for row in rows
         )
         if not rows or not are_whole:
             raise ConfigError(f"sizes={self.sizes!r} must be a list of [first epoch, side in px]")
@@ -152,10 +149,7 @@ class RandomPatches(PatchSource):
         size_px: tuple[int, int] | ProgressiveSize,
         seed: int,
     ) -> None:
-        if isinstance(per_image, bool) or not isinstance(per_image, int) or per_image < 1:
-            raise ConfigError(
-                f"samples_per_image={per_image!r} must be a whole number of at least 1"
-            )
+        check_count("samples_per_image", per_image, 1)
         self.images = images
         self.per_image = per_image
         self.size_px = size_px

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.samples.sample_set import SampleSpec
+from lit_data.samples.sample_set import SampleSpec, open_streams
 
 TUMOUR: Final = 1
 """The label of every tumour; all else is 0."""
@@ -54,10 +54,7 @@ def render_volume(seed: int, number: int, shape: tuple[int, int, int]) -> CTScen
         number: Number of the volume in the set.
         shape: (z, y, x) voxels.
     """
-    rng, noise = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
-        for stream in range(2)
-    )
+    rng, noise = open_streams(seed, number, 2)
     axes = _make_axes(shape)
     girth = rng.uniform(0.9, 1.1, 2)
     depth = _measure_trunk(axes, girth)

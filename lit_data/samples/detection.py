@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.samples.sample_set import SampleSpec
+from lit_data.samples.sample_set import SampleSpec, open_streams
 
 CLASSES: Final = ("disc", "square", "triangle")
 
@@ -62,10 +62,7 @@ def render_scene(
         empty: Draw no object, only rings, which are of no class.
     """
     # Streams of their own: another number of objects leaves the ground as it is.
-    ground, things = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
-        for stream in range(2)
-    )
+    ground, things = open_streams(seed, number, 2)
     image = _draw_ground(ground, size_px)
     owner, masks = np.full(size_px, -1), dict[int, Mask]()
     drawn = _draw_things(things, size_px, empty=empty)

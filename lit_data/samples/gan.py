@@ -12,10 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
+from lit_data.checks import check_count
 from lit_data.datasets.gan import LAYOUT_FILE, ViewLayout
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.samples.sample_set import SampleSpec, check_integer
+from lit_data.samples.sample_set import SampleSpec, open_streams
 
 Floats = NDArray[np.float32]
 Sizes = tuple[float, float, float]
@@ -69,7 +70,7 @@ class Solid:
 
 def draw_solid(seed: int, number: int) -> Solid:
     """The object of a number: kinds take turns, all else is drawn from (seed, number) alone."""
-    rng = np.random.Generator(np.random.Philox(key=[seed, number]))
+    (rng,) = open_streams(seed, number, 1)
     kind = KINDS[number % len(KINDS)]
     first, second, third = (float(rng.uniform(low, high)) for low, high in _SIZES[kind])
     # The second colour lies well away from the first on the colour circle.
@@ -315,7 +316,7 @@ class GANSampleSpec(SampleSpec):
 
     def __post_init__(self) -> None:
         SampleSpec.__post_init__(self)
-        check_integer("tiles", self.tiles, 1, MOST_TILES)
+        check_count("tiles", self.tiles, 1, MOST_TILES)
 
     @property
     def folder_name(self) -> str:

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
+import numpy as np
+
+from lit_data.checks import check_count
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.progress import track
@@ -43,7 +46,7 @@ class SampleSpec:
     seed: int
 
     def __post_init__(self) -> None:
-        check_integer("count", self.count, 3, 9999)
+        check_count("count", self.count, 3, 9999)
         if (
             isinstance(self.size, str)
             or not isinstance(self.size, Sequence)
@@ -54,8 +57,8 @@ class SampleSpec:
             )
         object.__setattr__(self, "size", tuple(self.size))
         for side in self.size:
-            check_integer(f"a side of {self.size_name}", side, *self.sides)
-        check_integer("seed", self.seed, 0, 2**63 - 1)
+            check_count(f"a side of {self.size_name}", side, *self.sides)
+        check_count("seed", self.seed, 0, 2**63 - 1)
 
     @property
     def folder_name(self) -> str:
@@ -148,11 +151,10 @@ class SampleSpec:
             folder.rename(root)
 
 
-def check_integer(name: str, value: object, least: int, most: int) -> None:
-    """Refuse what is no whole number between two bounds.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-        raise ConfigError(f"{name} is {value!r}; allowed: an integer from {least} to {most}")
+def open_streams(seed: int, number: int, count: int) -> list[np.random.Generator]:
+    """Return random streams of a sample, of which none depends on how much another one draws."""
+    streams = []
+    for stream in range(count):
+        bits = np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream])
+        streams.append(np.random.Generator(bits))
+    return streams

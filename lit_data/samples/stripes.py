@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 from typing_extensions import override
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count
 from lit_data.datasets.splits import SPLITS
 from lit_data.io.images.writing import write_png
-from lit_data.samples.sample_set import SampleSpec, check_integer
+from lit_data.samples.sample_set import SampleSpec, open_streams
 from lit_data.samples.stripe_drawing import (
     DrawnDefect,
     draw_defects,
@@ -53,10 +53,7 @@ def render_sample(
         with_defects: Draw defects into it.
     """
     # Streams of their own: a sample without defects has the same pattern and noise.
-    looks, noise, flaws = (
-        np.random.Generator(np.random.Philox(key=[seed, number], counter=[0, 0, 0, stream]))
-        for stream in range(3)
-    )
+    looks, noise, flaws = open_streams(seed, number, 3)
     pattern, views = draw_pattern(looks), draw_views(looks)
     clean = np.stack([expose(pattern, view, shape, noise) for view in views]).clip(0, 1)
     image, mask, rows = clean.copy(), np.zeros(shape, dtype=np.bool_), []
@@ -128,7 +125,7 @@ class StripeSampleSpec(SampleSpec):
     def __post_init__(self) -> None:
         # Height and width are options of their own here.
         for name, side_px in zip(("height_px", "width_px"), self.size, strict=True):
-            check_integer(name, side_px, *self.sides)
+            check_count(name, side_px, *self.sides)
         SampleSpec.__post_init__(self)
         check_choice("dtype", self.dtype, get_args(SampleDtype))
 

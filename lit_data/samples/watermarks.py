@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from typing_extensions import override
 
 from lit_data.io.images.writing import write_png
-from lit_data.samples.sample_set import SampleSpec
+from lit_data.samples.sample_set import SampleSpec, open_streams
 from lit_data.synthesis.watermarks.glyphs import BUILT_IN, open_font
 from lit_data.types import Array
 
@@ -288,7 +288,7 @@ class WatermarkSampleSpec(SampleSpec):
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
         height, width = self.size
         for number in numbers:
-            rng = np.random.Generator(np.random.Philox(key=[self.seed, number]))
+            (rng,) = open_streams(self.seed, number, 1)
             kind = self.kind_of(number)
             path = root / self.split_of(number) / f"{kind}_{number:04d}"
             if kind == "photo":

@@ -7,14 +7,14 @@ from typing import Any, Final, NamedTuple
 
 import lightning as L
 
-from lit_data.checks import check_types
+from lit_data.checks import check_fraction, check_types
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.inference.export.quantise import Mode
 from lit_data.inference.forward import Augment, Precision
 from lit_data.inference.tiling import Blend
 from lit_data.io.images.header_scan import OnBad
-from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION, check_fraction
+from lit_data.modules.segmentation.anomaly_metrics import SCORE_FRACTION
 
 _HOW: Final = (
     "folder",
@@ -135,10 +135,9 @@ class PredictOptions:
         """Check what `TiledPredictor` does not."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         check_types(PredictOptions, values, "predict")
-        if not 0 <= self.least_score <= 1:
-            raise ConfigError(f"predict.threshold={self.threshold} must be from 0 to 1")
-        if self.image_threshold is not None and not 0 <= self.image_threshold <= 1:
-            raise ConfigError(f"predict.image_threshold={self.image_threshold} must be from 0 to 1")
+        check_fraction("predict.threshold", self.least_score)
+        if self.image_threshold is not None:
+            check_fraction("predict.image_threshold", self.image_threshold)
         check_fraction("predict.image_score_fraction", self.top_fraction)
         if min(self.min_area_px, self.large_px) < 0:
             raise ConfigError(

@@ -84,12 +84,8 @@ def test_each_stage_may_have_its_own() -> None:
 @pytest.mark.parametrize(
     ("stage", "match"),
     [
-        (
-            "trian",
-            r"augment has no stage 'trian': choose of train, val, test, predict\. Did you mean 'train'\?",
-        ),
-        ("predicts", r"Did you mean 'predict'\?"),
-        (7, r"augment has no stage 7: choose of train, val, test, predict\.$"),
+        ("trian", "stage of augment='trian' is unknown: choose one of train, val, test, predict"),
+        (7, "stage of augment=7 is unknown"),
     ],
 )
 def test_unknown_stages(stage: object, match: str) -> None:

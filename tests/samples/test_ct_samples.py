@@ -69,10 +69,10 @@ def test_a_volume_holds_air_fat_muscle_lung_bone_and_tumours() -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        ({"count": 2}, "count is 2; allowed: an integer from 3"),
+        ({"count": 2}, "count=2 is not usable: choose a whole number from 3"),
         ({"shape": 64}, r"shape is 64; allowed: \(z, y, x\)"),
-        ({"shape": [8, 64, 64]}, "a side of shape is 8"),
-        ({"seed": -1}, "seed is -1"),
+        ({"shape": [8, 64, 64]}, "a side of shape=8"),
+        ({"seed": -1}, "seed=-1"),
     ],
 )
 def test_what_is_not_allowed_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:

@@ -79,20 +79,31 @@ def test_a_set_is_made_once_and_a_damaged_one_again(kind: str, tmp_path: Path) -
     ("kind", "options", "message"),
     [
         *(
-            (kind, {"count": 2}, "count is 2; allowed: an integer from 3 to 9999")
+            (kind, {"count": 2}, "count=2 is not usable: choose a whole number from 3 to 9999")
             for kind in MAKERS
         ),
-        *((kind, {"seed": -1}, "seed is -1; allowed: an integer from 0 to") for kind in MAKERS),
-        ("detection", {"count": 3.0}, "count is 3.0"),
+        *(
+            (kind, {"seed": -1}, "seed=-1 is not usable: choose a whole number from 0 to")
+            for kind in MAKERS
+        ),
+        ("detection", {"count": 3.0}, "count=3.0"),
         ("detection", {"size_px": 64}, r"size_px is 64; allowed: \(height, width\)"),
         ("detection", {"size_px": (64,)}, "size_px is"),
-        ("detection", {"size_px": (63, 64)}, "a side of size_px is 63"),
-        ("gan", {"size_px": (7, 64)}, "a side of size_px is 7; allowed:"),
-        ("gan", {"tiles": 0}, "tiles is 0; allowed:"),
-        ("watermark", {"size_px": (95, 200)}, "a side of size_px is 95; allowed:"),
-        ("stripe", {"height_px": 111}, "height_px is 111; allowed: an integer from 112 to 32768"),
-        ("stripe", {"width_px": 40000}, "width_px is 40000; allowed: an integer from 112 to 32768"),
-        ("stripe", {"seed": True}, "seed is True; allowed: an integer"),
+        ("detection", {"size_px": (63, 64)}, "a side of size_px=63"),
+        ("gan", {"size_px": (7, 64)}, "a side of size_px=7 is not usable:"),
+        ("gan", {"tiles": 0}, "tiles=0 is not usable:"),
+        ("watermark", {"size_px": (95, 200)}, "a side of size_px=95 is not usable:"),
+        (
+            "stripe",
+            {"height_px": 111},
+            "height_px=111 is not usable: choose a whole number from 112 to 32768",
+        ),
+        (
+            "stripe",
+            {"width_px": 40000},
+            "width_px=40000 is not usable: choose a whole number from 112 to 32768",
+        ),
+        ("stripe", {"seed": True}, "seed=True is not usable: choose a whole number"),
         ("stripe", {"dtype": "uint16"}, "dtype='uint16' is unknown: choose one of uint8, float32"),
     ],
 )

@@ -7,7 +7,7 @@ from typing import Final, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from lit_data.checks import check_choice
+from lit_data.checks import check_choice, check_count, check_fraction, is_count
 from lit_data.errors import ConfigError
 from lit_data.io.volumes.sparse import SparseVolume
 from lit_data.rng import Stream, random_words
@@ -51,17 +51,9 @@ class WindowSpec:
         object.__setattr__(self, "size", _three("size", self.size))
         object.__setattr__(self, "stride", _three("stride", stride))
         check_choice("windows.mode", self.mode, get_args(WindowMode))
-        if not 0 <= self.label_bias <= 1:
-            raise ConfigError(
-                f"windows.label_bias={self.label_bias!r} is not allowed: a share from 0 to 1 is"
-            )
-        for name, least in (("per_volume", 1), ("min_points", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ConfigError(
-                    f"windows.{name}={value!r} is not allowed: "
-                    f"a whole number of at least {least} is"
-                )
+        check_fraction("windows.label_bias", self.label_bias)
+        check_count("windows.per_volume", self.per_volume, 1)
+        check_count("windows.min_points", self.min_points, 0)
 
     @property
     def sides(self) -> tuple[int, int, int]:
@@ -209,13 +201,9 @@ def count_inside(volume: SparseVolume, starts: Ints, sides: Sequence[int]) -> In
 
 def _three(name: str, value: int | Sequence[int]) -> tuple[int, int, int]:
     sides = (value, value, value) if isinstance(value, int) else tuple(value)
-    if len(sides) != 3 or not all(_is_side(side) for side in sides):
+    if len(sides) != 3 or not all(is_count(side, 1) for side in sides):
         raise ConfigError(
             f"windows.{name}={value!r} is not allowed: "
             "one positive number of voxels or [z, y, x] is"
         )
     return sides[0], sides[1], sides[2]
-
-
-def _is_side(side: object) -> bool:
-    return isinstance(side, int) and not isinstance(side, bool) and side > 0

@@ -8,6 +8,7 @@ from typing import ClassVar, Final, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import DEFAULT_READ, Alpha, ReadOptions
 from lit_data.io.images.readers import read_image
@@ -78,12 +79,9 @@ class MaskOptions:
     max_image_bytes: int = DEFAULT_READ.max_image_bytes
 
     def __post_init__(self) -> None:
-        if not isinstance(self.classes, int) or not 2 <= self.classes <= 256:
-            raise ConfigError(f"classes={self.classes!r} must be a whole number from 2 to 256")
-        if self.scale not in _SCALES:
-            raise ConfigError(f"scale={self.scale!r} is not one of {', '.join(map(repr, _SCALES))}")
-        if self.palette not in ("index", "expand"):
-            raise ConfigError(f"palette={self.palette!r} is not one of 'index', 'expand'")
+        check_count("classes", self.classes, 2, 256)
+        check_choice("scale", self.scale, [*_SCALES])
+        check_choice("palette", self.palette, ("index", "expand"))
         if self.classes > 2 and self.scale != "auto":
             raise ConfigError(
                 f"scale={self.scale!r} is for 2 classes; "
@@ -102,8 +100,7 @@ class MaskOptions:
             raise ConfigError(
                 f"ignore={self.ignore!r} must be a whole number, beside at most {IGNORED} classes"
             )
-        if self.channels not in _CHANNELS:
-            raise ConfigError(f"channels={self.channels!r} is not one of 'equal', 'brightest'")
+        check_choice("channels", self.channels, [*_CHANNELS])
         if self.classes > 2 and (self.channels != "equal" or self.alpha == "only"):
             raise ConfigError(
                 "channels=brightest and alpha=only tell a defect from the background, which is 2 "

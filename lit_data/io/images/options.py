@@ -2,11 +2,13 @@
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError, DataError
 from lit_data.types import Array
 
@@ -71,22 +73,11 @@ class ReadOptions:
 
     def __post_init__(self) -> None:
         for name, allowed in _CHOICES.items():
-            value = getattr(self, name)
-            if value not in allowed:
-                choices = ", ".join(map(repr, allowed))
-                raise ConfigError(f"{self.key}.{name}={value!r} is not one of {choices}")
-        for name in _SWITCHES:
-            if not isinstance(getattr(self, name), bool):
-                value = getattr(self, name)
-                raise ConfigError(f"{self.key}.{name}={value!r} must be true or false")
-        if not isinstance(self.invert, bool) and self.invert != "photometric":
-            raise ConfigError(
-                f"{self.key}.invert={self.invert!r} must be true, false or 'photometric'"
-            )
+            check_choice(f"{self.key}.{name}", getattr(self, name), allowed)
         for name in ("max_pixels", "max_image_bytes"):
-            _check_whole(f"{self.key}.{name}", getattr(self, name), least=1)
+            check_count(f"{self.key}.{name}", getattr(self, name), 1)
         if self.page is not None:
-            _check_whole(f"{self.key}.page", self.page, least=0)
+            check_count(f"{self.key}.page", self.page, 0)
         if self.nan_fill is not None and not math.isfinite(self.nan_fill):
             raise ConfigError(f"{self.key}.nan_fill={self.nan_fill!r} must be a finite number")
         if self.gray_to_rgb and self.equal_channels != "keep":
@@ -100,18 +91,16 @@ class ReadOptions:
         return json.dumps(asdict(self), sort_keys=True)
 
 
-def _check_whole(name: str, value: object, *, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ConfigError(f"{name}={value!r} must be a whole number of at least {least}")
-
-
-_CHOICES = {
+_CHOICES: dict[str, Sequence[object]] = {
     "alpha": get_args(Alpha),
     "exif": ("ignore", "apply"),
     "palette": ("error", "expand", "index"),
     "equal_channels": ("keep", "collapse", "brightest"),
+    "invert": (False, True, "photometric"),
 }
-_SWITCHES = tuple(field.name for field in fields(ReadOptions) if field.type is bool)
+for _field in fields(ReadOptions):
+    if _field.type is bool:
+        _CHOICES[_field.name] = (False, True)
 
 DEFAULT_READ = ReadOptions()
 """The rules that hold when nothing is said."""

@@ -16,7 +16,6 @@ from torchmetrics.utilities import dim_zero_cat
 from typing_extensions import override
 
 from lit_data.devices import widest_float
-from lit_data.errors import ConfigError
 from lit_data.modules.scored import (
     BINS,
     Confusion,
@@ -57,16 +56,6 @@ def count_top_px(pixels: int, fraction: float) -> int:
         ``fraction * pixels``, rounded, from 1 to 1024.
     """
     return min(max(int(fraction * pixels + 0.5), 1), MOST_PX)
-
-
-def check_fraction(name: str, fraction: float) -> None:
-    """Refuse what is no fraction of pixels.
-
-    Raises:
-        ConfigError: It is beyond 0..1.
-    """
-    if not 0 <= fraction <= 1:
-        raise ConfigError(f"{name}={fraction} must be from 0 (the highest pixel alone) to 1")
 
 
 def mean_highest(parts: Iterable[Floats], count: int) -> float:

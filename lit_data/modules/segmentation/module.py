@@ -11,6 +11,7 @@ from torchmetrics import Metric
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
+from lit_data.checks import check_fraction
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.schedule import OptimizerFactory, Schedule
@@ -24,7 +25,6 @@ from lit_data.modules.segmentation.anomaly_metrics import (
     ANOMALY_METRICS,
     SCORE_FRACTION,
     AnomalyMetrics,
-    check_fraction,
 )
 from lit_data.modules.segmentation.losses import PixelLoss
 from lit_data.modules.segmentation.nets import CompareNet

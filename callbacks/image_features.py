@@ -19,7 +19,7 @@ from torchmetrics.utilities.distributed import gather_all_tensors
 from typing_extensions import override
 
 from lit_data.checks import check_choice
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, first_line
 from lit_data.rng import Stream, uniform
 
 Extractor = Literal["small", "inception"]
@@ -162,9 +162,8 @@ def _open_inception(weights: str | None) -> nn.Module:
         # checked first, as torch-fidelity would run whatever a pickle holds
         torch.load(weights, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, EOFError, RuntimeError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ConfigError(
-            f"weights={weights!r} is not a file of weights alone: {reason}"
+            f"weights={weights!r} is not a file of weights alone: {first_line(error)}"
         ) from error
     try:
         return _Inception(

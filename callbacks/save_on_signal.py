@@ -206,7 +206,10 @@ class SaveOnSignal(L.Callback):
         try:
             _save_on_all_ranks(trainer, part)  # complete, before it gets its name
             if trainer.is_global_zero:
-                _publish(part, self.path)
+                # Lightning writes nothing and says nothing where the folder is read-only.
+                if not part.exists() or (part.is_file() and part.stat().st_size == 0):
+                    raise OSError("nothing arrived; check permissions of the folder and the disk")
+                part.replace(self.path)
         except (Exception, KeyboardInterrupt) as error:
             return f"{self.path} could not be written: {str(error) or type(error).__name__}"
         finally:
@@ -221,10 +224,3 @@ def _save_on_all_ranks(trainer: L.Trainer, path: Path) -> None:
     except Exception:
         trainer.strategy.barrier()  # the other ranks wait at the end of save_checkpoint
         raise
-
-
-def _publish(part: Path, path: Path) -> None:
-    """Give a written file its name. Lightning writes nothing and says nothing where the folder is read-only."""
-    if not part.exists() or (part.is_file() and part.stat().st_size == 0):
-        raise OSError(f"nothing arrived in {path.parent}; check its permissions and the disk")
-    part.replace(path)

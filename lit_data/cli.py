@@ -27,6 +27,7 @@ from lit_data.errors import (
     ConfigError,
     LitDataError,
     StoreSpaceError,
+    causes_of,
     escape,
     find_headline,
     settle_lines,
@@ -207,17 +208,16 @@ def _find_full_disk(error: BaseException | None) -> LitDataError | None:
 
     Whoever wrote then, Hydra, a logger or a library: it is no fault of the program.
     """
-    while error is not None:
-        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
-            where = f" ({error.filename})" if error.filename else ""
+    for cause in causes_of(error, contexts=True):
+        if isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT):
+            where = f" ({cause.filename})" if cause.filename else ""
             full = StoreSpaceError(
-                f"{error.strerror}{where}: free some space, or put the runs elsewhere with "
+                f"{cause.strerror}{where}: free some space, or put the runs elsewhere with "
                 "paths.runs=FOLDER and the decoded images with paths.cache=FOLDER; if /dev/shm is "
                 "full, as in a container, give it more"
             )
-            full.__cause__ = error
+            full.__cause__ = cause
             return full
-        error = error.__cause__ or error.__context__
     return None
 
 

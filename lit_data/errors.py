@@ -9,7 +9,7 @@ the loader (pytorch/pytorch#142884).
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 
@@ -90,6 +90,7 @@ class RankMismatchError(LitDataError):
 _CAUSES = 5  # so that a message fits into one screen of 100 x 30
 _NAMES = 3
 _CHARACTERS = 1000  # of all causes
+_LONGEST_LINE = 200
 _CURE = re.compile(r"; (?=[^;]*\bdata\.[a-z_])")
 _VALUES = re.compile(r"'[^']*'|\S*/\S*|\d+(?:\.\d+)?(?:, \d+(?:\.\d+)?)*")
 
@@ -99,6 +100,26 @@ def escape(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(map(_escape_character, text))
+
+
+def first_line(error: BaseException) -> str:
+    """Return the first line of a library's error, or its class where it has no text."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:_LONGEST_LINE]
+
+
+def causes_of(error: BaseException | None, *, contexts: bool = False) -> Iterator[BaseException]:
+    """Yield an error and those that it was raised from, the last one first.
+
+    Args:
+        error: The last one; None yields nothing.
+        contexts: Also those that were being handled when it was raised.
+    """
+    seen: set[int] = set()  # causes may form a ring
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or (error.__context__ if contexts else None)
 
 
 def show_path(path: str | os.PathLike[str]) -> str:

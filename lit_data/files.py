@@ -121,6 +121,11 @@ def flatten(tree: Any, above: str = "") -> dict[str, Any]:  # noqa: ANN401 - wha
     return leaves
 
 
+def natural_key(name: str) -> list[tuple[str, int, str]]:
+    """Return a sort key by which numbers in names count as numbers: 2 comes before 10."""
+    return [(text, int(digits or -1), digits) for text, digits in re.findall(r"(\D*)(\d*)", name)]
+
+
 def write_table(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, Any]]) -> None:
     """Write a CSV, whole or not at all; of each row only the columns.
 

@@ -3,6 +3,8 @@
 import re
 from typing import Final
 
+from lit_data.errors import causes_of
+
 _TEXTS: Final = re.compile(
     "|".join(
         (
@@ -34,15 +36,12 @@ def is_out_of_memory(error: BaseException | None) -> bool:
     """
     import torch
 
-    seen: set[int] = set()  # causes may form a ring
-    while error is not None and id(error) not in seen:
-        seen.add(id(error))
-        if isinstance(error, torch.OutOfMemoryError | MemoryError):
+    for cause in causes_of(error):
+        if isinstance(cause, torch.OutOfMemoryError | MemoryError):
             return True
-        text = str(error)
-        if isinstance(error, RuntimeError) and (_TEXTS.search(text) or _is_scarce(text)):
+        text = str(cause)
+        if isinstance(cause, RuntimeError) and (_TEXTS.search(text) or _is_scarce(text)):
             return True
-        error = error.__cause__
     return False
 
 

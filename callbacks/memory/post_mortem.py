@@ -18,6 +18,7 @@ from lit_data.batch_form import walk_tensors
 from lit_data.callbacks.device_memory import MemoryReading, read_rss_bytes
 from lit_data.callbacks.loader_facts import count_batch
 from lit_data.callbacks.memory.record import format_bytes, read_tree
+from lit_data.errors import causes_of
 from lit_data.io.machine import available_memory_bytes
 
 log = logging.getLogger(__name__)
@@ -257,12 +258,9 @@ def note_error(error: BaseException, text: str) -> None:
 
 def is_noted(error: BaseException | None) -> bool:
     """Return True if `note_error` was called for an error, or for one that it was raised from."""
-    seen: set[int] = set()  # causes can go in a circle
-    while error is not None and id(error) not in seen:
-        if any(str(note).startswith(_NOTE) for note in getattr(error, "__notes__", ())):
+    for cause in causes_of(error):
+        if any(str(note).startswith(_NOTE) for note in getattr(cause, "__notes__", ())):
             return True
-        seen.add(id(error))
-        error = error.__cause__
     return False
 
 

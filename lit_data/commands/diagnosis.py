@@ -217,13 +217,9 @@ def find_kind(path: str, mounts: Sequence[tuple[str, str]]) -> str:
     """
     longest_point, found_kind = "/", ""
     for point, kind in mounts:
-        if len(point) >= len(longest_point) and _is_below(path, point):
+        if len(point) >= len(longest_point) and f"{path}/".startswith(f"{point.rstrip('/')}/"):
             longest_point, found_kind = point, kind
     return found_kind
-
-
-def _is_below(path: str, point: str) -> bool:
-    return path == point or path.startswith(point.rstrip("/") + "/")
 
 
 def _find_existing(path: Path) -> Path:

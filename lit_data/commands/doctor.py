@@ -9,7 +9,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from omegaconf import DictConfig
 from packaging.requirements import Requirement
 from packaging.version import Version
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from lit_data.commands.benchmarks.options import choose_device
 from lit_data.commands.configuration.targets import instantiate
 from lit_data.commands.diagnosis import (
     LEVELS,
@@ -79,7 +79,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
         Numbers of faults, warnings and notes.
     """
     findings = sorted(_look(cfg), key=lambda finding: LEVELS.index(finding.level))
-    machine = describe_machine(_choose_device())
+    machine = describe_machine(choose_device("auto"))
     console = Console()
     console.print(print_machine(machine), highlight=False, soft_wrap=True)
     console.print(_make_table(findings))
@@ -106,7 +106,7 @@ def _look(cfg: DictConfig) -> list[Finding]:
 
 def _check_precision(cfg: DictConfig) -> Finding:
     """Compare the configured precision with the one that the device is fast in."""
-    device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else _choose_device().type
+    device_type = "cpu" if cfg.trainer.get("accelerator") == "cpu" else choose_device("auto").type
     amp = (cfg.get("callbacks") or {}).get("amp") or {}
     # Lightning's own option, where it is set, goes before that of our callback.
     used = cfg.trainer.get("precision")
@@ -138,10 +138,6 @@ def check_last_run(folder: Path) -> Iterator[Finding]:
     state = f"{newest.parent.name}: {cause}; {waited_fraction:.0%} of it went by waiting for data"
     remedy = f"try {remedy or 'docs/choosing.md'}"
     yield judge("last run", state, bad=waited_fraction >= _LEAST_WAIT, remedy=remedy)
-
-
-def _choose_device() -> torch.device:
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _make_table(findings: Sequence[Finding]) -> Table:

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.errors import ConfigError, LitDataError, causes_of
 
 if TYPE_CHECKING:
     import torch
@@ -103,15 +103,9 @@ def naming_unfit_torchvision() -> Iterator[None]:
     except LitDataError:
         raise
     except Exception as error:
-        if any(_is_from_torchvision(cause) for cause in _list_causes(error)):
+        if any(_is_from_torchvision(cause) for cause in causes_of(error, contexts=True)):
             raise ConfigError(": ".join(describe_torchvision(error))) from error
         raise
-
-
-def _list_causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
 
 
 def _is_from_torchvision(error: BaseException) -> bool:

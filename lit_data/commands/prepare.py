@@ -269,7 +269,8 @@ class _Book:
             if not entry["area"]:  # another defect lies over it, or it changes no pixel
                 continue
             entry["image_id"] = first + row
-            entry["category_id"] = _category(plan, number)
+            family = plan.spec.members[int(plan.family[number])].name
+            entry["category_id"] = list(FAMILIES).index(family) + 1
             entry["change"] = round(float(annotations.change[number]), 5)
             entry["severity"] = round(float(annotations.severity[number]), 3)
             is_true = bool(plan.is_true[number])
@@ -320,10 +321,6 @@ def _read_in_order(datamodule: BaseDataModule, stage: Stage, epoch: int) -> Iter
     starts = range(0, len(dataset), _BATCH)
     for start in track(starts, "exporting", len(starts)):
         yield loader.read(np.arange(start, min(start + _BATCH, len(dataset))), epoch)
-
-
-def _category(plan: Any, number: int) -> int:  # noqa: ANN401 - a DefectPlan
-    return list(FAMILIES).index(plan.spec.members[int(plan.family[number])].name) + 1
 
 
 def _outline(is_shown: Tensor) -> dict[str, Any]:

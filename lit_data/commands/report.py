@@ -3,7 +3,6 @@
 import argparse
 import logging
 import os
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -20,7 +19,7 @@ from lit_data.commands.reports.runs import Run, read_run
 from lit_data.commands.reports.untrusted import as_dict, load, parse_csv, parse_json, read_pictures
 from lit_data.commands.result import FAILURE, PartlyDoneError, describe_failure
 from lit_data.errors import ConfigError, DataError
-from lit_data.files import write_json, write_text
+from lit_data.files import natural_key, write_json, write_text
 
 _DEEPEST: Final = 4
 _SKIPPED: Final = (".", "replaced")  # a search moves jobs there whose values it has dropped
@@ -90,7 +89,7 @@ def choose_folder(paths: Sequence[Path]) -> Path:
 def _find_below(folder: Path, depth: int = 1) -> list[Path]:
     """Return runs in the order of their names; within a run nothing is looked for."""
     runs: list[Path] = []
-    for child in sorted(folder.iterdir(), key=_order):
+    for child in sorted(folder.iterdir(), key=lambda path: natural_key(path.name)):
         if not child.is_dir() or child.name.startswith(_SKIPPED):
             continue
         if is_run(child):
@@ -98,13 +97,6 @@ def _find_below(folder: Path, depth: int = 1) -> list[Path]:
         elif depth < _DEEPEST:
             runs += _find_below(child, depth + 1)
     return runs
-
-
-def _order(path: Path) -> list[str]:
-    """Sort numbers in names as numbers: job 10 behind job 9."""
-    parts = re.split(r"(\d+)", path.name)  # each second one is a number
-    parts[1::2] = [number.zfill(20) for number in parts[1::2]]
-    return parts
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from yaml import YAMLError
 
 from lit_data.commands.configuration.suggest import Parser
 from lit_data.commands.reports.untrusted import as_dict, find_config_dir, parse_yaml, read_text
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, first_line
 
 _HELP: Final = """\
 usage: python -m lit_data rerun RUN [key=value ...] [--package NAME] [--print]
@@ -92,9 +92,7 @@ def read_started(run: Path) -> Started:
             f"{run} is no run and no sweep of lit_data: there is no {hydra_file} in it"
         ) from error
     except (OSError, ValueError, YAMLError, RecursionError) as error:
-        raise DataError(
-            f"{run} does not say how it was started: {str(error).splitlines()[0]}"
-        ) from error
+        raise DataError(f"{run} does not say how it was started: {first_line(error)}") from error
     words = as_dict(hydra.get("overrides")).get("task")
     command = config.get("command")
     if not isinstance(words, list) or not isinstance(command, str):

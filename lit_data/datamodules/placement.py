@@ -109,8 +109,10 @@ def choose_drawing(
         loader: Batch size and workers.
         trainer: Says device and ranks; without one it is the GPU, if there is any.
     """
-    ranks = 1 if trainer is None else trainer.world_size
-    device = _find_device(trainer)
+    ranks = 1
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if trainer is not None:
+        ranks, device = trainer.world_size, trainer.strategy.root_device
     has_gpu = device.type == "cuda"
     if ranks > 1:
         # Each rank could measure something else, and then their samples would differ.
@@ -131,12 +133,6 @@ def choose_drawing(
     )
     log.info("defects: drawn by the %s: %s", "workers" if is_by_workers else "device", reason)
     return Placement("cpu" if is_by_workers else "device", reason, cpu_us, device_us)
-
-
-def _find_device(trainer: L.Trainer | None) -> torch.device:
-    if trainer is not None:
-        return trainer.strategy.root_device
-    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def _count_workers(loader: LoaderOptions, ranks: int) -> int:

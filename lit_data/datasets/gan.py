@@ -2,7 +2,6 @@
 
 import json
 import math
-import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from lit_data.datasets.bank_dataset import BankDataset
 from lit_data.datasets.patch_source import GridPatches, RandomPatches, make_padded_grid
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import ConfigError, DataError, list_problems, show_path
+from lit_data.files import natural_key
 from lit_data.grid import pair_px
 from lit_data.io.discovery import check_inside
 from lit_data.io.images.image_source import ImageBank
@@ -201,10 +201,8 @@ def group_views(names: Sequence[str], views: Views) -> dict[str, list[int]]:
     if views != "folders":
         return {name: [number] for number, name in enumerate(names)}
     groups: dict[str, list[int]] = {}
-    for name, number in sorted(
-        zip(names, range(len(names)), strict=True), key=lambda pair: _natural_key(pair[0])
-    ):
-        groups.setdefault(PurePosixPath(name).parent.as_posix(), []).append(number)
+    for number in sorted(range(len(names)), key=lambda number: natural_key(names[number])):
+        groups.setdefault(PurePosixPath(names[number]).parent.as_posix(), []).append(number)
     return groups
 
 
@@ -251,11 +249,6 @@ def lie_in_splits(names: Sequence[str], splits: object) -> bool:
     """Return True if the first folder of each path names its split."""
     firsts = {name.split("/", 1)[0] if "/" in name else "" for name in names}
     return splits in ("auto", "folders") and firsts <= set(SPLITS)
-
-
-def _natural_key(name: str) -> list[tuple[str, int, str]]:
-    """Sorts numbers in names by their value."""
-    return [(text, int(digits or -1), digits) for text, digits in re.findall(r"(\D*)(\d*)", name)]
 
 
 def _is_square(count: int) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lit_data.errors import BatchMemoryError
+from lit_data.errors import BatchMemoryError, first_line
 from lit_data.inference.batches import Kind
 from lit_data.inference.forward import Forward
 from lit_data.inference.tiling import measure_reach_px
@@ -106,7 +106,7 @@ def try_twice(call: Callable[[], T], needs: str, device: torch.device) -> T:
         except Exception as error:
             if not is_out_of_memory(error):
                 raise
-            failure = str(error).partition("\n")[0]
+            failure = first_line(error)
         release_memory(device)
     raise BatchMemoryError(f"{needs} does not fit into memory ({failure}): {ADVICE}")
 

@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lit_data.errors import BatchMemoryError
+from lit_data.errors import BatchMemoryError, first_line
 from lit_data.inference.batch_size_table import ADVICE, AHEAD, BatchSize, BatchSizes, release_memory
 from lit_data.inference.batches import ImageJob, Kind, TileBatch
 from lit_data.inference.forward import Forward, InferenceThreads
@@ -220,7 +220,9 @@ def _predict(forward: Forward, micro_batch: MicroBatch, size: int) -> Answer:
     try:
         tiles = micro_batch.tiles
         if forward.options.compile and len(tiles) < size:
-            tiles = _fill_up(tiles, size)  # another length would be compiled again
+            # Another length would be compiled again.
+            zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
+            tiles = np.concatenate((tiles, zeros))
         images = torch.from_numpy(tiles)
         if forward.device.type == "cuda":
             images = _lock_pages(images)
@@ -228,7 +230,7 @@ def _predict(forward: Forward, micro_batch: MicroBatch, size: int) -> Answer:
     except Exception as error:
         if not is_out_of_memory(error):
             raise
-        return Answer(None, failure=str(error).partition("\n")[0])
+        return Answer(None, failure=first_line(error))
 
 
 def _lock_pages(images: Tensor) -> Tensor:
@@ -250,11 +252,6 @@ def _send_back(values: Tensor) -> Answer:
     # The stream of the values' device, which may not be the current device.
     arrived.record(torch.cuda.current_stream(values.device))
     return Answer(host, arrived)
-
-
-def _fill_up(tiles: NDArray[Any], size: int) -> NDArray[Any]:
-    zeros = np.zeros((size - len(tiles), *tiles.shape[1:]), tiles.dtype)
-    return np.concatenate((tiles, zeros))
 
 
 _WAITING_IMAGES: Final = 2

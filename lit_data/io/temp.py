@@ -173,12 +173,15 @@ def build_lock(folder: Path, *, wait_s: float, is_done: Callable[[], bool]) -> I
     Raises:
         StoreBusyError: Another process still builds after ``wait_s``.
     """
-    lock = _make_lock(folder / LOCK_NAME)
+    # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
+    # which filelock offers where the system has none, would outlast a builder that is killed.
+    lock = FileLock(folder / LOCK_NAME, mode=0o664, thread_local=False, fallback_to_soft=False)
     try:
         _wait(lock, folder, wait_s, is_done)
         yield
     finally:
-        _release(lock)
+        with suppress(OSError):
+            lock.release(force=True)
 
 
 @contextmanager
@@ -197,17 +200,6 @@ def hold_lock(path: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
-
-
-def _make_lock(path: Path) -> FileLock:
-    # Others than the group may not write it whatever the umask is; and a lock that is a mere file,
-    # which filelock offers where the system has none, would outlast a builder that is killed.
-    return FileLock(path, mode=0o664, thread_local=False, fallback_to_soft=False)
-
-
-def _release(lock: FileLock) -> None:
-    with suppress(OSError):
-        lock.release(force=True)
 
 
 def _wait(lock: FileLock, folder: Path, wait_s: float, is_done: Callable[[], bool]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from lit_data.errors import ConfigError, DataError, StoreError, show_path
+from lit_data.errors import ConfigError, DataError, StoreError, first_line, show_path
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
@@ -121,8 +121,9 @@ def read_checkpoint(path: Path, *, mapped: bool = False) -> Mapping[str, Any]:
         ValueError,
         OSError,
     ) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise StoreError(f"{path} is no checkpoint that can be read: {reason}") from error
+        raise StoreError(
+            f"{path} is no checkpoint that can be read: {first_line(error)}"
+        ) from error
     if not isinstance(content, Mapping):
         raise StoreError(f"{path} is no checkpoint: it holds a {type(content).__name__}")
     return content
@@ -139,9 +140,8 @@ def _read_safetensors(path: Path) -> Mapping[str, Any]:
     try:
         content: dict[str, Tensor] = load_file(path, device="cpu")
     except (SafetensorError, OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise StoreError(
-            f"{show_path(path)} is no file of safetensors that can be read: {reason}"
+            f"{show_path(path)} is no file of safetensors that can be read: {first_line(error)}"
         ) from error
     return content
 

@@ -233,7 +233,9 @@ class Pixels:
             self.at = torch.nonzero(cover, as_tuple=True)
             self.cover = cover[self.at]
         else:
-            self.at = tuple(index.reshape(-1) for index in _number(cover))
+            axes = [torch.arange(size, device=cover.device) for size in cover.shape]
+            indices = torch.meshgrid(*axes, indexing="ij")  # defect, row and column of every pixel
+            self.at = tuple(index.reshape(-1) for index in indices)
             self.cover = cover.reshape(-1)
         self.defect, row, column = self.at
         self.y = row + windows.top[self.defect]
@@ -293,9 +295,3 @@ class Pixels:
             opacity: [K] float32, fraction of the source that shows.
         """
         return (source - self.before) * (self.cover * opacity)[:, None]
-
-
-def _number(cover: Tensor) -> list[Tensor]:
-    """Return defect, row and column of every pixel, [n, h, w] each."""
-    axes = [torch.arange(size, device=cover.device) for size in cover.shape]
-    return list(torch.meshgrid(*axes, indexing="ij"))

@@ -121,19 +121,14 @@ def _predict_in_threads(
         return call(batch, *args)
     ranges = cut_evenly(samples, -(-samples // min(threads.count, samples)))
     cut = getattr(datamodule, "slice_batch", None) or partial(slice_batch, samples=samples)
+    # Inference mode holds for one thread, so each call enters it.
     # All micro-batches are submitted before the first answer is awaited.
     futures = []
     for start, stop in ranges:
         micro_batch = cut(batch, start, stop)
-        futures.append(threads.submit(partial(_without_gradient, call, micro_batch, *args)))
+        futures.append(threads.submit(partial(torch.inference_mode()(call), micro_batch, *args)))
     outputs = [future.result() for future in futures]
     return merge_outputs(outputs, [stop - start for start, stop in ranges])
-
-
-def _without_gradient(call: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - any step
-    """Call a step in inference mode, which holds for one thread and so is entered in each."""
-    with torch.inference_mode():
-        return call(*args)
 
 
 def predict_images(

@@ -223,7 +223,13 @@ def measure_rows(
         if result.note or isinstance(candidate, str):
             continue
         try:
-            result.laps.append(_measure_row(result.row, candidate, limits, device, seed))
+            with open_feed(result.row, candidate, seed=seed) as feed:
+                # Batches of workers that run in step arrive together: whole rounds of them count.
+                least_batches = 2 * max(1, result.row.num_workers)
+                lap = measure(
+                    feed, candidate, limits=limits, device=device, least_batches=least_batches
+                )
+            result.laps.append(lap)
         except (LitDataError, RuntimeError) as error:  # RuntimeError: of torch's loader and CUDA
             log.debug("%s", result.row, exc_info=True)
             result.note = f"not available: {' '.join(str(error).split())}"
@@ -232,15 +238,6 @@ def measure_rows(
     if failures and not any(result.laps for result in results):
         raise failures[0]
     return results
-
-
-def _measure_row(
-    row: Row, candidate: Candidate, limits: Limits, device: torch.device, seed: int
-) -> Lap:
-    # batches of workers that run in step arrive together: whole rounds of them count
-    least_batches = 2 * max(1, row.num_workers)
-    with open_feed(row, candidate, seed=seed) as feed:
-        return measure(feed, candidate, limits=limits, device=device, least_batches=least_batches)
 
 
 @torch.no_grad()

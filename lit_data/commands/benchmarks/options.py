@@ -10,7 +10,7 @@ from omegaconf import DictConfig
 
 from lit_data.checks import check_choice, check_count
 from lit_data.commands.benchmarks.table import METHODS
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, first_line
 
 MODES: Final = ("loaders", "headroom", "callbacks")
 _LEAST: Final[Mapping[str, int]] = {
@@ -140,7 +140,6 @@ def choose_device(name: str) -> torch.device:
         # A device may be known by name and not be there: it is asked for memory.
         return torch.empty(1, device=name).device
     except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
         raise ConfigError(
-            f"benchmark.device={name!r} cannot be used ({reason}): choose auto or cpu"
+            f"benchmark.device={name!r} cannot be used ({first_line(error)}): choose auto or cpu"
         ) from error

@@ -9,7 +9,6 @@ from statistics import median
 from typing import Any, Final
 
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from rich.console import Console
 from rich.table import Table
@@ -359,7 +358,6 @@ def draw_bars(panels: Sequence[Panel], path: Path, title: str, axis_label: str) 
     """
     heights = [0.6 + len(panel.names) * (0.16 + 0.24 * len(panel.bars)) for panel in panels]
     figure = Figure(figsize=(9.5, 1.2 + sum(heights)), dpi=110, layout="constrained")  # inches
-    FigureCanvasAgg(figure)
     axes = figure.subplots(len(panels), squeeze=False, height_ratios=heights)[:, 0]
     for axis, panel in zip(axes, panels, strict=True):
         _draw_panel(axis, panel)

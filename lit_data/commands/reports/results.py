@@ -135,17 +135,17 @@ def find_scores(run: Run) -> list[str]:
     scores: dict[str, list[str]] = {"test": [], "val": [], "": []}
     for name, value in run.values.items():
         stage, metric = split_stage(name)
-        if is_score(name, value) and stage in scores and _is_headline(metric):
+        if (
+            is_score(name, value)
+            and stage in scores
+            and not metric.endswith((_BASELINE, _THRESHOLD))
+        ):
             scores[stage].append(name)
     monitored = split_stage(run.monitor[0])[1]
     for names in scores.values():
         if names:
             return sorted(names, key=lambda name: _order(split_stage(name)[1], monitored))
     return []
-
-
-def _is_headline(metric: str) -> bool:
-    return not metric.endswith((_BASELINE, _THRESHOLD))
 
 
 def _order(metric: str, monitored: str) -> tuple[bool, int]:

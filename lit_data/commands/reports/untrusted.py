@@ -17,6 +17,7 @@ from typing import Any, BinaryIO, Final
 
 import yaml
 
+from lit_data.errors import first_line
 from lit_data.io.remote.options import MASK, SECRET_WORDS, cut_secrets, split_key
 
 _LEAST_KNOWN: Final = 6  # a shorter secret would be found inside of ordinary words
@@ -188,7 +189,7 @@ def load(folder: Path, name: str, parse: Callable[[str], Any], notes: list[str])
     except FileNotFoundError:
         return None
     except (OSError, ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
-        notes.append(f"{name} cannot be read: {str(error).splitlines()[0]}")
+        notes.append(f"{name} cannot be read: {first_line(error)}")
         return None
 
 
@@ -279,8 +280,7 @@ def read_pictures(
         try:
             pictures.append(_read_picture(folder, path, width_px))
         except Exception as error:  # of a damaged file any library may raise anything
-            reason = str(error).partition("\n")[0] or type(error).__name__
-            notes.append(f"{path.name} cannot be shown: {reason}")
+            notes.append(f"{path.name} cannot be shown: {first_line(error)}")
     return pictures
 
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from omegaconf import DictConfig
 from rich.text import Text
@@ -224,7 +223,6 @@ def draw_sweep(path: Path, jobs: Sequence[ReportedJob], metric: str, *, title: s
     """
     height_inches = 0.25 * min(len(jobs), _MOST_ROWS) + 1.4
     figure = Figure(figsize=(8.0, height_inches), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
     axis = figure.subplots()
     measured = 0
     for row, job in enumerate(jobs):

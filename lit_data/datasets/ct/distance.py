@@ -210,7 +210,11 @@ class PointDistances:
             key,
             "distances",
             FORMAT_VERSION,
-            lambda: {"distances": self._measure(volume)},
+            lambda: {
+                "distances": measure_points(
+                    volume.positions, volume.shape, volume.spacing_mm, self.most_mm
+                )
+            },
         )
         distances: Distances = arrays.map("distances", np.float32)
         if len(distances) != len(volume):
@@ -219,9 +223,6 @@ class PointDistances:
                 f"of {len(volume)} voxels; remove it"
             )
         return distances
-
-    def _measure(self, volume: SparseVolume) -> Distances:
-        return measure_points(volume.positions, volume.shape, volume.spacing_mm, self.most_mm)
 
     def _identify(self, volume: SparseVolume) -> str:
         """Return the name of the folder of a volume's distances."""

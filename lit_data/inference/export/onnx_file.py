@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lit_data.errors import ConfigError, DataError
+from lit_data.errors import ConfigError, DataError, first_line
 from lit_data.files import replacing_by_path
 
 TOLERANCE: Final = 1e-4
@@ -108,9 +108,8 @@ def _write(net: nn.Module, path: Path, image: Tensor) -> None:
             assert program is not None
             program.save(path)
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
-            f"{type(net).__name__} cannot be written as ONNX ({reason}): it must be one that "
+            f"{type(net).__name__} cannot be written as ONNX ({first_line(error)}): it must be one that "
             "torch.export can trace, with a batch of any size (images.shape[0], not len(images))"
         ) from error
 

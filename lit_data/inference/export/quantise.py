@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from typing_extensions import override
 
 from lit_data.checks import check_choice
-from lit_data.errors import ConfigError
+from lit_data.errors import ConfigError, first_line
 from lit_data.inference.export.onnx_file import without_noise
 from lit_data.inference.forward import check_compiler
 
@@ -209,10 +209,9 @@ def _convert(net: nn.Module, batches: tuple[Tensor, ...]) -> "GraphModule":
             net, (batches[0],), dynamic_shapes=shapes, strict=False
         ).module()
     except Exception as error:
-        reason = str(error).strip().partition("\n")[0]
         raise ConfigError(
             f"quantise=static traces a net by torch.export, which {type(net).__name__} does not "
-            f"allow ({reason}): quantise=bf16 takes any net"
+            f"allow ({first_line(error)}): quantise=bf16 takes any net"
         ) from error
     _forget_dtypes(traced)
     quantizer = X86InductorQuantizer().set_global(get_default_x86_inductor_quantization_config())

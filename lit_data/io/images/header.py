@@ -184,7 +184,9 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     """
     channels = stored.colors
     if options.alpha == "only":
-        return _count_alpha_channels(stored, options)
+        if not stored.alpha:
+            raise DataError(f"no alpha channel, and {options.key}.alpha=only reads nothing else")
+        return 3 if options.gray_to_rgb else 1
     if stored.palette and options.palette == "error":
         raise DataError(
             f"a palette image; set {options.key}.palette=expand for its colours or =index for its "
@@ -200,12 +202,6 @@ def _count_channels(stored: StoredImage, options: ReadOptions) -> int:
     if options.equal_channels != "keep":
         return 1
     return 3 if channels == 1 and options.gray_to_rgb else channels
-
-
-def _count_alpha_channels(stored: StoredImage, options: ReadOptions) -> int:
-    if not stored.alpha:
-        raise DataError(f"no alpha channel, and {options.key}.alpha=only reads nothing else")
-    return 3 if options.gray_to_rgb else 1
 
 
 def _find_dtype(stored: StoredImage, options: ReadOptions) -> "np.dtype[Any]":

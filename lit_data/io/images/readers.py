@@ -216,9 +216,12 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
     has_size = pixels.shape[:2] == expected[:2]
     if not has_size or pixels.dtype != stored.dtype or pixels.ndim < stored.colors:
         raise DataError(_differs(pixels.dtype, pixels.shape, stored.dtype, expected))
-    alpha = pixels[..., -1] if pixels.ndim == 3 and pixels.shape[2] == 4 else None
+    has_alpha = pixels.ndim == 3 and pixels.shape[2] == 4
+    alpha: Array | None = pixels[..., -1] if has_alpha else None
     if options.alpha == "only":
-        return _require_alpha(alpha)[None]
+        if alpha is None:  # a transparent colour of a grey image, for one
+            raise DataError("its transparency cannot be read; save it with an alpha channel")
+        return alpha[None]
     if stored.alpha and options.alpha == "opaque":
         _check_opaque(alpha, stored, options)
     if stored.colors == 1:
@@ -227,12 +230,6 @@ def _load_with_opencv(data: bytes, stored: StoredImage, options: ReadOptions) ->
     planes: NDArray[Any] = np.empty((3, stored.height_px, stored.width_px), stored.dtype)
     cv2.mixChannels([pixels], list(planes), [2, 0, 1, 1, 0, 2])  # B, G, R pixels to R, G, B planes
     return planes
-
-
-def _require_alpha(alpha: Array | None) -> Array:
-    if alpha is None:  # a transparent colour of a grey image, for one
-        raise DataError("its transparency cannot be read; save it with an alpha channel")
-    return alpha
 
 
 def _load_png_indices(data: bytes) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:

@@ -9,11 +9,11 @@ import errno
 import logging
 import secrets
 import ssl
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from lit_data.errors import DataError, LitDataError, StoreSpaceError
+from lit_data.errors import DataError, LitDataError, StoreSpaceError, causes_of
 from lit_data.io.remote.options import WHERE_CREDENTIALS_BELONG, RemoteOptions, redact
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ def describe_fault(error: BaseException) -> Fault:
     What has a status is an answer of the server, and says by itself if another try may help;
     without one the connection is at fault, except for `_LASTING`.
     """
-    chain = list(_chain(error))
+    chain = list(causes_of(error, contexts=True))
     status = _find_status(chain)
     has_no_credentials = any(type(link).__name__ == "NoCredentialsError" for link in chain)
     if status in (401, 403) or has_no_credentials:
@@ -104,7 +104,10 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
     for number in range(options.retries + 1):
         if number:
             log.info("%s: %s; try %d of %d", what, fault.text, number + 1, options.retries + 1)
-            await asyncio.sleep(_choose_wait_s(number, options.backoff_s))
+            longest_s = min(_LONGEST_WAIT_S, options.backoff_s * 2 ** (number - 1))
+            # A random part, so that many readers do not come back together; not from a generator
+            # that training draws from.
+            await asyncio.sleep(longest_s * (0.5 + secrets.randbelow(1001) / 2000))
         try:
             return await call()
         except LitDataError:
@@ -124,21 +127,6 @@ async def insist(call: Callable[[], Awaitable[T]], what: str, options: RemoteOpt
         f"{what}: {fault.text}, {options.retries + 1} times; try again later, or raise "
         "data.remote.retries or data.remote.timeout_s"
     )
-
-
-def _choose_wait_s(number: int, backoff_s: float) -> float:
-    """A random part of a time that doubles, so that many readers do not come back together."""
-    longest_s: float = min(_LONGEST_WAIT_S, backoff_s * 2 ** (number - 1))
-    # Not from a generator that training draws from.
-    return longest_s * (0.5 + secrets.randbelow(1001) / 2000)
-
-
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    for _ in range(10):
-        if error is None:
-            return
-        yield error
-        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
 
 
 def _find_status(chain: Sequence[BaseException]) -> int | None:

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.errors import ConfigError, LitDataError
+from lit_data.errors import ConfigError, LitDataError, first_line
 from lit_data.types import PathText
 
 Normalise = Literal["auto", "none"] | Mapping[str, Sequence[float]]
@@ -53,7 +53,7 @@ def open_library(name: str) -> Any:  # noqa: ANN401 - a module
         ) from error
     except (ImportError, RuntimeError) as error:  # compiled for another torch
         raise ConfigError(
-            f"{name} does not fit torch {torch.__version__} ({_first_line(error)}): pip install -U "
+            f"{name} does not fit torch {torch.__version__} ({first_line(error)}): pip install -U "
             f"torch {package}"
         ) from error
 
@@ -112,7 +112,7 @@ def building(what: str) -> Iterator[None]:
         raise
     except Exception as error:  # each library has its own kinds
         raise ConfigError(
-            f"{what} cannot be built: {type(error).__name__}: {_first_line(error)}"
+            f"{what} cannot be built: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 
@@ -133,7 +133,7 @@ def fetching(weights: str, net: str) -> Iterator[None]:
     except Exception as error:
         raise ConfigError(
             f"weights={weights} of {net} are not on this machine and could not be fetched "
-            f"({type(error).__name__}: {_first_line(error)}): give a file, model.net.weights=FILE, "
+            f"({type(error).__name__}: {first_line(error)}): give a file, model.net.weights=FILE, "
             "or model.net.weights=null to start at random"
         ) from error
     finally:
@@ -238,7 +238,3 @@ def _read_normalise(
             f"normalise has mean {mean} and std {std}: need {channels} of each, std above 0"
         )
     return torch.tensor(mean, dtype=torch.float32), torch.tensor(std, dtype=torch.float32)
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]

@@ -1,6 +1,6 @@
 """`VoxelModule`: learn to write volumes again from a few numbers."""
 
-from collections.abc import Iterable
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -82,7 +82,11 @@ class VoxelModule(ScoredModule):
         query_chunk: int = 131072,
         score_voxels: int = 4_194_304,
     ) -> None:
-        super().__init__(net, optimizer=optimizer or _make_adamw, schedule=schedule)
+        super().__init__(
+            net,
+            optimizer=optimizer or partial(torch.optim.AdamW, lr=5e-3, weight_decay=1e-2),
+            schedule=schedule,
+        )
         self.decoding = Decoding(threshold, cell_threshold, query_chunk, score_voxels)
         self.seed = check_seed(seed)
         self.queries = queries or QueryCounts()
@@ -158,10 +162,6 @@ class VoxelModule(ScoredModule):
             values["perplexity"] = uses.compute()
             uses.reset()
         return values
-
-
-def _make_adamw(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(parameters, lr=5e-3, weight_decay=1e-2)
 
 
 class Losses(NamedTuple):

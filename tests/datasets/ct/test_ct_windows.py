@@ -109,8 +109,11 @@ def test_so_many_windows_have_a_labelled_voxel_in_their_middle(share: float) -> 
         ({"size": (1, 2)}, r"windows\.size=\(1, 2\)"),
         ({"stride": -1}, r"windows\.stride=-1"),
         ({"mode": "all"}, r"windows\.mode='all' is unknown: choose one of sliding, random"),
-        ({"label_bias": 1.5}, r"windows\.label_bias=1\.5 is not allowed"),
-        ({"per_volume": 0}, r"windows\.per_volume=0 is not allowed: a whole number of at least 1"),
+        ({"label_bias": 1.5}, r"windows\.label_bias=1\.5 must lie between 0 and 1"),
+        (
+            {"per_volume": 0},
+            r"windows\.per_volume=0 is not usable: choose a whole number of at least 1",
+        ),
         ({"min_points": -1}, r"windows\.min_points=-1"),
     ],
 )

@@ -351,5 +351,7 @@ def test_what_tells_two_classes_apart_is_refused_with_more(options: dict[str, An
 
 
 def test_channels_are_equal_or_the_brightest() -> None:
-    with pytest.raises(ConfigError, match="channels='any' is not one of 'equal', 'brightest'"):
+    with pytest.raises(
+        ConfigError, match="channels='any' is unknown: choose one of equal, brightest"
+    ):
         MaskOptions(channels="any")

@@ -25,10 +25,12 @@ from lit_data.datasets.detection.yolo import read_class_names, read_data_yaml
 from lit_data.datasets.inspection.layouts import MASK_FOLDERS, Layout
 from lit_data.datasets.inspection.marks import (
     Draw,
+    DrawnPixels,
     Mask,
+    Patch,
     box_corners,
-    circle_corners,
     counts,
+    labelme_shape,
     outline,
     runs,
 )
@@ -218,24 +220,37 @@ def draw_masks(
             continue  # the image itself is bad, which is told where images are read
         mask = np.zeros((header.height_px, header.width_px), np.uint8)
         areas_px = np.zeros(256, np.int64)  # of each number of the mask
+        drawn = DrawnPixels((header.height_px, header.width_px))
         for mark in marks:
+            if drawn.are_too_many:
+                message = (
+                    f"{len(marks)} shapes that cover it more than {drawn.most_covers} times over; "
+                    "leave out shapes that cover most of the image, or data.exclude the image"
+                )
+                annotated.reject(number, mark.where, f"{show_path(images[number])}: {message}")
+                break
             try:
-                _draw(mask, areas_px, mark, classes)
+                patch = mark.draw((header.height_px, header.width_px))
+                drawn.add(patch)
+                _paint(mask, areas_px, patch, mark.category, classes)
             except DataError as error:
                 annotated.reject(number, mark.where, f"{show_path(images[number])}: {error}")
         yield number, mask
 
 
-def _draw(
-    mask: Mask, areas_px: NDArray[np.int64], mark: Mark, classes: Sequence[str] | None
+def _paint(
+    mask: Mask,
+    areas_px: NDArray[np.int64],
+    patch: Patch,
+    category: str,
+    classes: Sequence[str] | None,
 ) -> None:
-    """Draw a mark where it is, as there may be 100,000 of them, and keep the areas of all numbers."""
-    patch = mark.draw((mask.shape[0], mask.shape[1]))
+    """Paint a shape where it is, as there may be 100,000 of them, and keep the areas of all numbers."""
     part = patch.of(mask)
     if classes is None:
         part[patch.marked] = 255
-    elif mark.category in classes:
-        number = classes.index(mark.category) + 1
+    elif category in classes:
+        number = classes.index(category) + 1
         # Pixels by the class that has them now.
         covered_px = np.bincount(part[patch.marked], minlength=256)
         marked_px = int(covered_px.sum())
@@ -244,8 +259,7 @@ def _draw(
         # More than half of the smaller one: neighbours that only touch at their edges are no fault.
         if 2 * overlap_px > min(marked_px, others_px):
             raise DataError(
-                f"{mark.category!r} overlaps other classes in {overlap_px} px; "
-                "a pixel has one class"
+                f"{category!r} overlaps other classes in {overlap_px} px; a pixel has one class"
             )
         part[patch.marked] = number
         # What a later mark covers is lost to the classes that had it.
@@ -301,17 +315,12 @@ def _read_labelme(path: Path, annotated: Annotated) -> None:
     number = _find_labelled(path, annotated)  # LabelMe's imagePath may be that of another machine
     for index, shape in enumerate(content["shapes"]):
         where = f"{path}, shapes[{index}]"
-        kind = shape.get("shape_type", "polygon")
-        points = [value for point in shape.get("points", []) for value in point]
-        if kind == "rectangle" and len(points) == 4:
-            points = box_corners(*points)
-        elif kind == "circle" and len(points) == 4:
-            points = circle_corners(*points)
-        elif kind != "polygon":
-            message = f"a {quote(kind)}: polygons, rectangles and circles are read"
-            annotated.reject(number, where, message)
-            continue
-        annotated.add(number, where, shape.get("label", ""), outline(points))
+        try:
+            draw = labelme_shape(shape)
+        except DataError as error:
+            annotated.reject(number, where, str(error))
+        else:
+            annotated.add(number, where, shape.get("label", ""), draw)
 
 
 def _read_csv(path: Path, annotated: Annotated) -> None:

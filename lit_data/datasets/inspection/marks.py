@@ -1,21 +1,33 @@
 """Marks of a mask: outlines, and runs of pixels in the forms of COCO and of CSV files."""
 
+import base64
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from io import BytesIO
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lit_data.datasets.detection.coco import quote
 from lit_data.errors import DataError, escape
+from lit_data.io.images.header import parse_header
+from lit_data.io.images.options import ReadOptions
+from lit_data.io.images.readers import decode
 
 _SLACK_PX: Final = 1.0  # points of outlines may lie so far outside their image
 _SPECK_PX: Final = 4
 """Programs that simplify outlines leave two points of a speck of so many pixels: the line is marked."""
 
 _CIRCLE_POINTS: Final = 256
+_WITHOUT_AREA: Final = ("line", "linestrip", "point", "points")
+_CUT_READ: Final = ReadOptions(palette="index", alpha="drop", equal_channels="brightest")
 
 CROSSINGS: Final = 2**20  # of edges and rows, at once
+MOST_COVERS: Final = 256
+"""Shapes of an image may cover it so many times, each counted with its bounding box."""
+MOST_DRAWN_PX: Final = 2**28
+"""Shapes of a small image may cover so many pixels, however often that is the image."""
 _GROUPS: Final = 7  # of five bits in a number of COCO's text: more than any image has pixels
 
 Mask = NDArray[np.uint8]
@@ -28,11 +40,13 @@ class Patch(NamedTuple):
         top: First row, px.
         left: First column, px.
         marked: [h, w] bool.
+        crossings: Crossings of edges and rows that were computed for it.
     """
 
     top: int
     left: int
     marked: NDArray[np.bool_]
+    crossings: int = 0
 
     def of(self, mask: Mask) -> Mask:
         """Return that part of a mask [H, W], a view."""
@@ -42,6 +56,29 @@ class Patch(NamedTuple):
 
 Draw = Callable[[tuple[int, int]], Patch]
 """Marks pixels of an image of (height, width) px; raises `DataError` for what does not fit."""
+
+
+class DrawnPixels:
+    """Count of the pixels that the shapes of one image take, which bounds the time of drawing them.
+
+    Args:
+        shape: (height, width) of the image, px.
+    """
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        image_px = shape[0] * shape[1]
+        self.most_covers = max(MOST_COVERS, MOST_DRAWN_PX // image_px)
+        self.most_px = self.most_covers * image_px
+        self.drawn_px = 0
+
+    @property
+    def are_too_many(self) -> bool:
+        """Return True if nothing more may be drawn."""
+        return self.drawn_px >= self.most_px
+
+    def add(self, patch: Patch) -> None:
+        """Count a shape with its bounding box, or with its crossings where these are more."""
+        self.drawn_px += max(patch.marked.size, patch.crossings)
 
 
 def outline(points: Any, *, scaled: bool = False) -> Draw:  # noqa: ANN401 - numbers as a file gives them
@@ -84,6 +121,58 @@ def circle_corners(x: float, y: float, edge_x: float, edge_y: float) -> list[flo
     return corners.reshape(-1).tolist()
 
 
+def labelme_shape(shape: Mapping[str, Any]) -> Draw:
+    """Return a function that marks a shape of LabelMe.
+
+    Raises:
+        DataError: It is of a kind that marks no pixels, or is not known.
+    """
+    kind = shape.get("shape_type", "polygon")
+    points = [value for point in shape.get("points", []) for value in point]
+    if kind == "mask":
+        return cut_mask(points, shape.get("mask"))
+    if kind == "rectangle" and len(points) == 4:
+        return outline(box_corners(*points))
+    if kind == "circle" and len(points) == 4:
+        return outline(circle_corners(*points))
+    if kind == "polygon":
+        return outline(points)
+    if kind in _WITHOUT_AREA:
+        raise DataError(f"a {quote(kind)} has no area: draw a polygon around it, or delete it")
+    raise DataError(f"a {quote(kind)}: polygons, rectangles, circles and masks are read")
+
+
+def cut_mask(points: Any, text: Any) -> Draw:  # noqa: ANN401 - as a file gives them
+    """Return a function that marks the pixels of a small mask that are not 0.
+
+    Args:
+        points: left, top, right and bottom pixel of its box, as LabelMe gives them; at the edge of
+            an image the last ones may lie one pixel outside.
+        text: The mask as an image file, in base64.
+    """
+
+    def draw(shape: tuple[int, int]) -> Patch:
+        try:
+            left, top, right, bottom = (int(value) for value in points)
+            data = base64.b64decode(text, validate=True)
+        except (ValueError, TypeError, OverflowError) as error:
+            raise DataError("a mask that is no image in a box of two points") from error
+        stream = BytesIO(data)
+        header = parse_header(stream, ".png", _CUT_READ)
+        height, width = header.height_px, header.width_px
+        # Before anything is decoded, so that it takes no more than the image does.
+        is_box = 0 <= bottom - top + 1 - height <= 1 and 0 <= right - left + 1 - width <= 1
+        fits = 0 <= top <= shape[0] - height and 0 <= left <= shape[1] - width
+        if not is_box or not fits:
+            raise DataError(
+                f"a mask of {height} x {width} px at row {top}, column {left} to row {bottom}, "
+                f"column {right} of an image of {shape[0]} x {shape[1]} px"
+            )
+        return Patch(top, left, decode(stream, header, _CUT_READ)[0] != 0)
+
+    return draw
+
+
 def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
     """Mark the pixels whose middle lies inside an outline.
 
@@ -91,15 +180,19 @@ def _fill(shape: tuple[int, int], corners: NDArray[np.float64]) -> Patch:
     """
     places = np.clip(np.floor(corners), 0, np.array(shape)[::-1] - 1).astype(np.int64)
     (left, top), (right, bottom) = places.min(0).tolist(), places.max(0).tolist()
-    # A pixel is inside where the number of edges to its left in its row is odd.
-    turns = np.zeros((bottom - top + 1, right - left + 2), np.int64)
+    # A pixel is inside where the number of edges to its left in its row is odd: one bit of each
+    # count is enough, and a byte may overflow.
+    turns = np.zeros((bottom - top + 1, right - left + 2), np.uint8)
+    crossings = 0
     for row, crossing in _cross(corners, top, turns.shape[0], shape[0] * shape[1]):
         column = np.clip(np.ceil(crossing - 0.5) - left, 0, turns.shape[1] - 1).astype(np.int64)
         np.add.at(turns, (row, column), 1)
-    inside = np.cumsum(turns, axis=1)[:, :-1] % 2 > 0
+        crossings += len(row)
+    np.cumsum(turns, axis=1, dtype=np.uint8, out=turns)
+    inside = (turns[:, :-1] & 1).astype(np.bool_)
     if not inside.any():
         inside[places[:, 1] - top, places[:, 0] - left] = True
-    return Patch(top, left, inside)
+    return Patch(top, left, inside, crossings)
 
 
 def _cross(
@@ -183,10 +276,11 @@ def _mark_runs(
     _check_end(shape, int(ends.max()))
     left, right = int(begins.min()) // height, -(-int(ends.max()) // height)
     # One up where a run begins and one down where it ends: their sum counts the runs of a pixel.
-    steps = np.zeros((right - left) * height + 1, np.int64)
+    steps = np.zeros((right - left) * height + 1, np.int32)
     np.add.at(steps, begins - left * height, 1)
     np.add.at(steps, ends - left * height, -1)
-    return Patch(0, left, (np.cumsum(steps[:-1]) > 0).reshape(-1, height).T)
+    np.cumsum(steps, dtype=np.int32, out=steps)
+    return Patch(0, left, (steps[:-1] > 0).reshape(-1, height).T)
 
 
 def _unpack(text: str) -> NDArray[np.int64]:

@@ -1,5 +1,6 @@
 """Files of annotations become masks, and what is wrong in them is listed in one pass."""
 
+import base64
 import json
 import time
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import numpy as np
 import pytest
 
 from lit_data.datasets.inspection.annotations import draw_masks, read_annotations, read_table
-from lit_data.datasets.inspection.marks import counts, outline
+from lit_data.datasets.inspection.marks import DrawnPixels, counts, outline
 from lit_data.errors import DataError
 
 SIZE = (20, 30)
@@ -148,6 +149,38 @@ def test_a_circle_of_labelme_is_filled(folder: Path) -> None:
     np.testing.assert_array_equal(_draw(folder)[1][0] > 0, expected)
 
 
+def _cut(folder: Path, corners: Any, cut: np.ndarray) -> None:
+    _labelme(folder, corners, "mask")
+    content = json.loads((folder / "a.json").read_text())
+    png = cv2.imencode(".png", cut)[1]
+    content["shapes"][0]["mask"] = base64.b64encode(png.tobytes()).decode()
+    (folder / "a.json").write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("last", [(28.0, 17.0), (29.0, 18.0)], ids=["within", "behind"])
+def test_a_mask_of_labelme_lies_in_its_box(last: tuple[float, float], folder: Path) -> None:
+    cut = (np.arange(6 * 9).reshape(6, 9) % 3 > 0).astype(np.uint8)
+    _cut(folder, [(20.0, 12.0), last], cut)
+    expected = np.zeros(SIZE, np.uint8)
+    expected[12:18, 20:29] = 255 * cut
+    np.testing.assert_array_equal(_draw(folder)[1][0], expected)
+
+
+@pytest.mark.parametrize(
+    ("corners", "size", "message"),
+    [
+        ([(20, 12), (28, 17)], (60, 90), "a mask of 60 x 90 px at row 12, column 20 to row 17"),
+        ([(20, 15), (28, 20)], (6, 9), "column 28 of an image of 20 x 30 px"),
+    ],
+)
+def test_a_mask_of_labelme_that_leaves_its_box_is_refused(
+    corners: Any, size: tuple[int, int], message: str, folder: Path
+) -> None:
+    _cut(folder, corners, np.zeros(size, np.uint8))
+    with pytest.raises(DataError, match=rf"{message}(.|\n)*1 annotations are bad"):
+        _draw(folder)
+
+
 def test_two_points_of_a_speck_mark_the_line_between_them(folder: Path) -> None:
     _coco(folder, [[24, 7, 27, 10]])
     assert np.argwhere(_draw(folder)[1][0]).tolist() == [[7, 24], [8, 25], [9, 26], [10, 27]]
@@ -161,8 +194,10 @@ FAULTS: list[tuple[Callable[..., None], Any, str]] = [
     (
         partial(_labelme, kind="linestrip"),
         BOX,
-        "a 'linestrip': polygons, rectangles and circles are read",
+        "a 'linestrip' has no area: draw a polygon around it, or delete it",
     ),
+    (partial(_labelme, kind="cuboid"), BOX, "a 'cuboid': polygons, rectangles, circles and masks"),
+    (partial(_labelme, kind="mask"), BOX[:2], "a mask that is no image in a box of two points"),
     (
         partial(_coco, bbox=[1, 1, 9, 9]),
         [],
@@ -415,3 +450,46 @@ def test_many_small_shapes_of_a_large_image_take_no_long_time(tmp_path: Path) ->
     [(_, mask)] = draw_masks(annotated, [tmp_path / "a.png"], ["0", "1"])
     assert time.perf_counter() - begin < 20  # 10,000 masks of 9 MB each take minutes
     assert np.bincount(mask[:400, :400].reshape(-1)).tolist() == [160_000 - 40_000, 20_000, 20_000]
+
+
+def _whole(kind: str, side: int) -> dict[str, Any]:
+    corners = [[0, 0], [side, 0], [side, side], [0, side]]
+    if kind == "labelme":
+        return {"label": "x", "points": corners}
+    runs = {"size": [side, side], "counts": [0, side * side]}
+    segmentation: Any = [np.ravel(corners).tolist()] if kind == "polygon" else runs
+    return {"image_id": 1, "category_id": 1, "segmentation": segmentation}
+
+
+@pytest.mark.parametrize("kind", ["labelme", "polygon", "runs"])
+def test_shapes_that_cover_an_image_again_and_again_end_in_a_line(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    side, count = 100, 100_000
+    monkeypatch.setattr("lit_data.datasets.inspection.marks.MOST_DRAWN_PX", 10**6)
+    cv2.imwrite(str(tmp_path / "a.png"), np.zeros((side, side), np.uint8))
+    shapes = [_whole(kind, side)] * count
+    content: dict[str, Any] = {"shapes": shapes}
+    if kind != "labelme":
+        images = [{"id": 1, "file_name": "a.png"}]
+        categories = [{"id": 1, "name": "x"}]
+        content = {"images": images, "annotations": shapes, "categories": categories}
+    (tmp_path / "a.json").write_text(json.dumps(content))
+    annotated = read_annotations(tmp_path, [tmp_path / "a.png"])
+    assert annotated is not None
+    [(_, mask)] = draw_masks(annotated, [tmp_path / "a.png"], ["x"])
+    assert (mask == 1).all()
+    assert annotated.bad == {0}
+    [(where, message)] = annotated.problems.entries
+    assert where.endswith("[256]")
+    assert message.endswith(
+        "a.png: 100000 shapes that cover it more than 256 times over; leave out shapes that cover "
+        "most of the image, or data.exclude the image"
+    )
+
+
+def test_crossings_count_like_pixels(tmp_path: Path) -> None:
+    patch = outline(_zigzag(900))((2000, 2000))
+    drawn = DrawnPixels((2000, 2000))
+    drawn.add(patch)
+    assert drawn.drawn_px == max(patch.marked.size, 899 * 1880 + 20)

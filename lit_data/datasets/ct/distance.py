@@ -2,12 +2,14 @@
 
 import hashlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import psutil
 from numpy.typing import NDArray
+from rich.filesize import decimal
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.io.cache import LruCache
@@ -17,7 +19,8 @@ from lit_data.io.temp import sweep
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.io.volumes.sparse_file import MAX_OPEN
 
-SLAB_VOXELS: Final = 2**25  # measured at once: about 6 bytes for each
+SLAB_VOXELS: Final = 2**25  # measured at once
+_VOXEL_BYTES: Final = 6  # of memory for each, about
 
 Mask = NDArray[np.bool_]
 Distances = NDArray[np.float32]
@@ -96,12 +99,28 @@ def measure_points(
             continue
         # The slab has the slices around these too, on which the distances depend.
         first, end = max(0, top - margin), min(depth, bottom + margin)
-        slab = np.zeros((end - first, height, width), np.bool_)
+        slab = empty_box((end - first, height, width))
         slab_rows = _find_rows(positions, first * area, end * area)
         slab.reshape(-1)[positions[slab_rows] - first * area] = True
         slab_mm = measure_depth(slab, spacing_mm, limit_mm).reshape(-1)
         distances_mm[rows] = -slab_mm[positions[rows] - first * area]
     return distances_mm
+
+
+def empty_box(shape: Sequence[int]) -> Mask:
+    """Return a box of free voxels whose distances are to be measured.
+
+    Raises:
+        ConfigError: The machine has no memory for them.
+    """
+    need_bytes = _VOXEL_BYTES * math.prod(shape)
+    if need_bytes > psutil.virtual_memory().total:
+        raise ConfigError(
+            f"signed distances of {' x '.join(map(str, shape))} voxels at once need "
+            f"{decimal(need_bytes)}: give a smaller largest distance, such as data.sdf=3, or "
+            "data.sdf=null"
+        )
+    return np.zeros(tuple(shape), np.bool_)
 
 
 def _find_rows(positions: NDArray[np.signedinteger], begin: int, end: int) -> slice:

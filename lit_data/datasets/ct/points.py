@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from lit_data.datasets.ct.distance import PointDistances, measure_signed, read_limit
+from lit_data.datasets.ct.distance import PointDistances, empty_box, measure_signed, read_limit
 from lit_data.datasets.ct.windows import (
     WindowGrid,
     WindowSpec,
@@ -15,13 +15,14 @@ from lit_data.datasets.ct.windows import (
     draw_start,
     find_inside,
 )
-from lit_data.errors import show_path
+from lit_data.errors import ConfigError, show_path
 from lit_data.io.volumes.hounsfield import Window
 from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
 from lit_data.rng import Stream, random_words
 from lit_data.types import COUNT_SUFFIX, Array, FieldSpec
 
 _WORD_BITS: Final = np.uint64(32)
+_MOST_WINDOWS: Final = 2**26  # of a grid, whose numbers are listed
 _CHUNK: Final = 2**16  # voxels at once, which stay in the cache of a core
 
 
@@ -310,7 +311,7 @@ class WindowRows:
         limit_mm, margin = read_limit(volume.shape, volume.spacing_mm, self.most_mm)
         low = np.maximum(start - margin, 0)
         high = np.minimum(start + self.spec.sides + margin, volume.shape)
-        box = np.zeros(tuple((high - low).tolist()), np.bool_)
+        box = empty_box((high - low).tolist())
         box.reshape(-1)[find_inside(volume, low.tolist(), box.shape)[1]] = True
         z, y, x = (start - low).tolist()  # of the window in the box
         depth, height, width = self.spec.sides
@@ -325,6 +326,12 @@ class WindowRows:
     def _list_windows(self) -> Ints:
         """Return the grid's windows of this split, without those that hold too little."""
         parts = [np.zeros(0, np.int64)]
+        window_count = sum(len(self.grid.windows_of(volume)) for volume in self.volumes.tolist())
+        if window_count > _MOST_WINDOWS:
+            raise ConfigError(
+                f"{window_count} windows of {len(self.volumes)} volumes are more than "
+                f"{_MOST_WINDOWS}: give larger data.windows.size and data.windows.stride"
+            )
         for volume in self.volumes.tolist():
             # Numbers of windows are those of all splits, so a stream does not depend on the split.
             windows = np.array(self.grid.windows_of(volume))

@@ -32,7 +32,7 @@ from lit_data.io.store.files import corrupt
 from lit_data.io.store.sources import list_below
 from lit_data.io.volumes.indexing import IndexOptions
 from lit_data.io.volumes.sources import VolumeSource
-from lit_data.io.volumes.sparse import SparseVolume, VolumeBank
+from lit_data.io.volumes.sparse import SparseVolume, VolumeBank, index_dtype
 from lit_data.io.volumes.sparse_file import SUFFIX, StoredVolume, make_key
 from lit_data.io.volumes.sparse_store import Write, open_writer
 from lit_data.io.volumes.volume import Triple
@@ -41,6 +41,8 @@ from lit_data.types import Array
 _KIND: Final = "volume shards"
 _VERSION: Final = 2
 _AXES: Final = ("depth", "height", "width")
+_MOST_SIDE: Final = 2**20
+_MOST_VOXELS: Final = 2**40
 _NUMBERS: Final = ("points", "nbytes", "itemsize", "has_labels")
 VOLUME = np.dtype([(name, "<u8") for name in (*_AXES, *_NUMBERS)])
 """Voxels along z, y and x, occupied ones, bytes of the arrays, bytes of a value, and whether there are labels."""
@@ -203,6 +205,9 @@ class VolumeIndex(NamedTuple):
             is_right = is_right and all_text(texts) and len(texts) == len(volumes)
         if not is_right:
             raise corrupt(path / META_NAME, "no index of volumes")
+        for number, (row, shard) in enumerate(zip(volumes.tolist(), shards, strict=True)):
+            if not _can_be(row, shard):
+                raise corrupt(path / META_NAME, f"volume {number} cannot be: {row}")
         return cls(facts, volumes, shards)
 
     def write(self, folder: Path) -> None:
@@ -211,6 +216,19 @@ class VolumeIndex(NamedTuple):
         add_shards(writer, self.shards)
         writer.add("volumes", self.volumes)
         writer.finish(_KIND, _VERSION, join_key(self.shards), self.facts)
+
+
+def _can_be(row: Sequence[int], shard: Shard) -> bool:
+    """Return True if a record of `VOLUME` is one that a shard of that size can hold."""
+    *shape, points, nbytes, itemsize, has_labels = row
+    voxels = math.prod(shape)
+    is_shape = max(shape) <= _MOST_SIDE and 0 < voxels <= _MOST_VOXELS
+    if not is_shape or itemsize not in (1, 2, 4) or has_labels not in (0, 1):
+        return False
+    point_bytes = index_dtype((shape[0], shape[1], shape[2])).itemsize + itemsize
+    # Where each slice begins, and each occupied voxel.
+    least_bytes = 8 * (shape[0] + 1) + points * point_bytes
+    return points <= voxels and least_bytes <= nbytes <= shard.nbytes
 
 
 class ShardedVolumes(ShardedBank[SparseVolume], VolumeBank):
@@ -304,5 +322,13 @@ class ShardedVolumeRoot(ShardedRoot):
 
 
 def open_shard(path: Path) -> SparseVolume:
-    """Map the volume of a shard."""
-    return StoredVolume(path).map()
+    """Map the volume of a shard.
+
+    Raises:
+        StoreCorruptError: It holds what no volume can.
+    """
+    volume = StoredVolume(path).map()
+    # Once, as its numbers are places in arrays later on.
+    if fault := volume.find_fault():
+        raise corrupt(path, fault)
+    return volume

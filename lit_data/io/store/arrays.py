@@ -52,6 +52,7 @@ MAX_META_BYTES: Final = 16 * 2**20
 MAX_LENGTH: Final = 2**62
 """Values of an array."""
 _CHECKSUM: Final = "crc32"
+_MOST_FILES: Final = 64  # of a folder in a tar
 _NAME: Final = re.compile(r"[a-z][a-z_0-9]{0,40}")
 _DTYPE: Final = re.compile(r"[<|][biuf][1248]")
 
@@ -132,7 +133,7 @@ class ArrayFolder:
         self._tar: Tar | None = None
         # One byte more than allowed is read of `meta.json`, so that a longer one shows.
         if self.path.suffix == TAR_SUFFIX and self.path.is_file():
-            self._tar = Tar.open(self.path)
+            self._tar = Tar.open(self.path, _MOST_FILES)
             fields = _decode_meta(self._tar.read(META_NAME, MAX_META_BYTES + 1), self.path)
         elif is_there(self.path):
             fields = read_meta(self.path / META_NAME)

@@ -105,6 +105,10 @@ def no_space(folder: Path, needed_bytes: int, free_bytes: int, reason: str) -> S
 
 
 TAR_SUFFIX: Final = ".tar"
+_NO_TAR: Final = (
+    *(tarfile.TarError, ValueError, OverflowError, OSError),
+    *(RecursionError, MemoryError),  # headers of headers, and some that state to be very long
+)
 
 
 class Mapped(NamedTuple):
@@ -200,8 +204,12 @@ class Tar:
     members: Mapping[str, tuple[int, int]]
 
     @classmethod
-    def open(cls, path: Path) -> Self:
+    def open(cls, path: Path, most_files: int | None = None) -> Self:
         """Find the files in a tar.
+
+        Args:
+            path: Of the tar.
+            most_files: Of a tar with more, the rest would take long to find; None for no bound.
 
         Raises:
             StoreError: It cannot be opened.
@@ -209,10 +217,15 @@ class Tar:
         """
         with os.fdopen(open_regular(path), "rb") as file:
             nbytes = os.fstat(file.fileno()).st_size
+            files = []
             try:
                 with tarfile.open(fileobj=file, mode="r:") as tar:
-                    files = [member for member in tar if member.isreg()]
-            except (tarfile.TarError, ValueError, OverflowError) as error:
+                    for number, member in enumerate(tar):
+                        if number == most_files:
+                            raise ValueError(f"more than {most_files} files")
+                        if member.isreg():
+                            files.append(member)
+            except _NO_TAR as error:
                 raise corrupt(path, f"no tar of a store ({error!s:.200})") from error
         members: dict[str, tuple[int, int]] = {}
         for member in files:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from lit_data.errors import DataError
 from lit_data.io.bank import Bank
@@ -120,6 +120,25 @@ class SparseVolume:
             index = self.label_index
             nbytes += index.positions.nbytes + index.classes.nbytes + index.starts.nbytes
         return nbytes
+
+    def find_fault(self) -> str | None:
+        """Read all arrays of a volume that a stranger wrote; return what is wrong, if anything."""
+        depth, height, width = self.shape
+        edges = np.arange(depth + 1, dtype=self.positions.dtype) * (height * width)
+        faults = {
+            "positions": not _are_places(self.positions, [], self.shape),
+            "slices": not np.array_equal(np.searchsorted(self.positions, edges), self.slices),
+            "values": self.values.dtype.kind == "f" and not np.isfinite(self.values).all(),
+            "labels": self.labels is not None and self.labels.min(initial=0) < 0,
+        }
+        if self.label_index is not None:
+            classes, starts = self.label_index.classes, self.label_index.starts
+            positions = self.label_index.positions
+            ascend = bool((classes[1:] > classes[:-1]).all())
+            faults["classes"] = not ascend or classes.min(initial=1) < 1
+            faults["labelled voxels"] = not _are_places(positions, starts[1:-1], self.shape)
+        wrong_names = [name for name, is_wrong in faults.items() if is_wrong]
+        return f"wrong: {', '.join(wrong_names)}" if wrong_names else None
 
     def coords(self, rows: Array | None = None) -> NDArray[np.int32]:
         """Return the coordinates of the occupied voxels.
@@ -240,6 +259,16 @@ def _locate(
     y = line - z * height - start[1]
     places = ((z - start[0]) * size[1] + y) * size[2] + x
     return places, is_inside
+
+
+def _are_places(positions: Array, starts: ArrayLike, shape: Triple) -> bool:
+    """Return True if positions ascend from each start on, and lie in a volume."""
+    if not len(positions):
+        return True
+    ascends = positions[1:] > positions[:-1]
+    inner_starts = np.asarray(starts, np.int64)
+    ascends[inner_starts[(inner_starts > 0) & (inner_starts < len(positions))] - 1] = True
+    return bool(ascends.all() and positions.min() >= 0 and positions.max() < math.prod(shape))
 
 
 def _check_starts(starts: Array, count: int, length: int, parts: str) -> None:

@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -79,10 +80,11 @@ class SparseFacts:
         if self.high_hu is not None:
             numbers.append(self.high_hu)
         is_shape = all(is_count(length) and length > 0 for length in self.shape)
+        is_shape = is_shape and is_count(math.prod(self.shape))
         checks = {
             "shape": is_shape and len(self.shape) == 3,
             "affine": self.affine is None or len(self.affine) == 16,
-            "spacing_mm": len(self.spacing_mm) == 3,
+            "spacing_mm": len(self.spacing_mm) == 3 and min(self.spacing_mm) > 0,
             "a number": all(_is_finite(number) for number in numbers),
             "a text": isinstance(self.name, str) and isinstance(self.path, str),
         }
@@ -309,4 +311,5 @@ def _write_arrays(
 
 def _is_finite(number: object) -> bool:
     """Return True if a value of a JSON text is a finite number."""
-    return isinstance(number, int | float) and math.isfinite(number)
+    # Compared, as a whole number of JSON may be too large for a float.
+    return isinstance(number, int | float) and abs(number) <= sys.float_info.max

@@ -12,10 +12,33 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
-from lit_data.errors import StoreError, show_path
+from lit_data.errors import ConfigError, StoreError, show_path
 
 PART: Final = re.compile(r"\.lit_data-[0-9a-f]{16}\.part")
 """Names of files that are being written; of an interrupted run they are left over."""
+
+
+def refuse_links(folder: Path, key: str) -> None:
+    """Refuse a folder with links, through which files elsewhere would be overwritten.
+
+    Checkpoints never are.
+
+    Args:
+        folder: It may be anybody's.
+        key: Of the configuration, which names the folder.
+
+    Raises:
+        ConfigError: Names the first.
+    """
+    for parent, folders, files in os.walk(folder):
+        for name in (*folders, *files):
+            path = Path(parent) / name
+            if path.is_symlink() and not name.endswith(".ckpt"):
+                raise ConfigError(
+                    f"{key}={show_path(folder)} holds a link, "
+                    f"{show_path(path.relative_to(folder))} to {show_path(path.readlink())}: "
+                    f"nothing is written through links; remove it, or give another {key}"
+                )
 
 
 @contextmanager

@@ -2,7 +2,6 @@
 
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -20,7 +19,7 @@ from lit_data.commands.configuration.targets import read_options
 from lit_data.commands.result import PartlyDoneError
 from lit_data.commands.trained import find_doubt, take_trained, warn_of_other_data
 from lit_data.errors import ConfigError, list_problems, show_path
-from lit_data.files import find_sha256
+from lit_data.files import find_sha256, refuse_links
 from lit_data.tasks import find_task
 from lit_data.tasks.options import PredictOptions, PredictRun
 from lit_data.tasks.writer import FINGERPRINT
@@ -56,7 +55,7 @@ def run(cfg: DictConfig) -> dict[str, Any]:
     folder = Path(cfg.paths.run if options.folder is None else options.folder)
     if options.folder is not None:
         check_outside_root(folder, root, "predict.folder")
-    _refuse_links(folder)
+    refuse_links(folder, "predict.folder")
     # The options of the checkpoint come first: stores are built by them.
     record = take_trained(cfg, checkpoint)
     datamodule = build_input_data(cfg, options.on_bad)
@@ -116,25 +115,6 @@ def _describe_bad(
     error = PartlyDoneError(problems.describe(headline), metrics)
     error.problems = problems.entries
     return error
-
-
-def _refuse_links(folder: Path) -> None:
-    """Refuse a folder with links, through which files elsewhere would be overwritten.
-
-    Checkpoints never are.
-
-    Raises:
-        ConfigError: Names the first.
-    """
-    for parent, folders, files in os.walk(folder):
-        for name in (*folders, *files):
-            path = Path(parent) / name
-            if path.is_symlink() and not name.endswith(".ckpt"):
-                raise ConfigError(
-                    f"predict.folder={show_path(folder)} holds a link, "
-                    f"{show_path(path.relative_to(folder))} to {show_path(path.readlink())}: "
-                    "nothing is written through links; remove it, or give another predict.folder"
-                )
 
 
 def _take_threshold(model: L.LightningModule, options: PredictOptions) -> PredictOptions:

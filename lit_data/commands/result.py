@@ -10,10 +10,12 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, Final, Literal, SupportsFloat
 
+from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.errors import (
     BatchMemoryError,
     DataError,
     LitDataError,
+    escape,
     find_headline,
     settle_lines,
 )
@@ -161,8 +163,8 @@ def read_summary(folder: Path) -> dict[str, Any]:
     if not path.is_file():
         raise DataError(f"{folder} has no summary.json: the run failed, or has not ended")
     try:
-        summary: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        summary: dict[str, Any] = parse_json(read_text(folder, path))
+    except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{path} cannot be read: {error}") from error
     return summary
 
@@ -200,20 +202,21 @@ def print_table(
         title: Above the table.
         caption: Below it.
     """
+    from rich import markup
     from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
     from rich.text import Text
 
     table = Table(title_justify="left", caption_justify="left")
     # Names and messages may be anybody's: nothing of them is read as markup.
-    table.title = escape(title) if title else None
-    table.caption = escape(caption) if caption else None
+    table.title = markup.escape(title) if title else None
+    table.caption = markup.escape(caption) if caption else None
     for heading in headings:
         justify: Literal["left", "right"] = "left" if heading in texts else "right"
         table.add_column(heading, justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*(cell if isinstance(cell, Text) else Text(str(cell)) for cell in row))
+        cells = [cell if isinstance(cell, Text) else Text(escape(str(cell))) for cell in row]
+        table.add_row(*cells)
     Console().print(table)
 
 

@@ -52,6 +52,7 @@ _PLACES: Final = (
     "prepare.shards",
     "prepare.export",
     "predict.folder",
+    "sweep.resume",
 )
 _FOLDER: Final = re.compile(r"(.*_)?(dir|dirpath|path|folder|location|root|_args_)", re.IGNORECASE)
 _SERVER: Final = re.compile(
@@ -226,6 +227,8 @@ def _list_folders(job: Mapping[str, Any], hydra: Mapping[str, Any]) -> dict[str,
     for key in _PLACES:
         group, _, name = key.partition(".")
         folders[key] = (job.get(group) or {}).get(name)
+    if folders["sweep.resume"] == "latest":  # which lies beside hydra.sweep.dir
+        del folders["sweep.resume"]
     return folders
 
 

@@ -1,7 +1,6 @@
 """Options of a sweep, and one job of it as the launcher of Hydra calls it: skip it, go on with it or run it."""
 
 import gc
-import json
 import logging
 import signal
 import sys
@@ -12,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
@@ -20,6 +19,7 @@ from omegaconf import DictConfig
 from lit_data.commands.configuration.suggest import did_you_mean, nearest
 from lit_data.commands.job import list_job_words, run_job
 from lit_data.commands.launcher import is_first_rank
+from lit_data.commands.reports.untrusted import parse_json, read_text
 from lit_data.commands.result import (
     Outcome,
     Status,
@@ -252,6 +252,19 @@ class JobRecord:
     seconds: float = 0.0
     ckpt: str | None = None
 
+    def __post_init__(self) -> None:
+        """Check types, as the file may be anybody's."""
+        texts = (self.command, *self.overrides, self.reason, self.ckpt or "")
+        is_right = (
+            self.status in get_args(Status)
+            and all(isinstance(text, str) for text in texts)
+            and isinstance(self.number, int)
+            and isinstance(self.exit_code, int | None)
+            and isinstance(self.seconds, int | float)
+        )
+        if not is_right:
+            raise TypeError("no record of a job")
+
     def end(self, outcome: Outcome, seconds: float) -> "JobRecord":
         """Return the record of a job that has ended; its reason is cut to one line."""
         return replace(
@@ -275,9 +288,9 @@ def write_record(folder: Path, record: JobRecord) -> None:
 def read_record(folder: Path) -> JobRecord | None:
     """Return the record of a job's folder; None where there is none or it is damaged."""
     try:
-        plain = json.loads((folder / "job.json").read_text(encoding="utf-8"))
+        plain = parse_json(read_text(folder, folder / "job.json"))
         return JobRecord(**{**plain, "overrides": tuple(plain["overrides"])})
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
 

@@ -32,6 +32,7 @@ from lit_data.commands.sweeps.job import (
 from lit_data.commands.sweeps.process import end_descendants
 from lit_data.commands.sweeps.report import ReportedJob, collect_jobs, report
 from lit_data.errors import ConfigError, DataError, LitDataError
+from lit_data.files import refuse_links
 
 log = logging.getLogger(__name__)
 
@@ -165,7 +166,8 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
     """Return the folder of a sweep, absolute.
 
     Raises:
-        ConfigError: there is a sweep already and nothing says to go on with it.
+        ConfigError: there is a sweep already and nothing says to go on with it; or the one to go
+            on with holds links.
         DataError: there is no sweep to go on with.
     """
     folder = Path(cfg.hydra.sweep.dir).absolute()
@@ -177,10 +179,12 @@ def _choose_folder(cfg: DictConfig, options: SweepOptions) -> Path:
             )
         return folder
     if options.resume == "latest":
-        return _find_latest(folder.parent, cfg)
-    folder = Path(options.resume).absolute()
-    if not read_records(folder):
-        raise DataError(f"{folder} is not the folder of a sweep: no job.json is in it")
+        folder = _find_latest(folder.parent, cfg)
+    else:
+        folder = Path(options.resume).absolute()
+        if not read_records(folder):
+            raise DataError(f"{folder} is not the folder of a sweep: no job.json is in it")
+    refuse_links(folder, "sweep.resume")
     return folder
 
 

@@ -303,6 +303,46 @@ def test_mistakes_end_with_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["0/show.log", "0/.hydra", "1", "replaced", "sweep.csv"])
+def test_nothing_is_written_through_the_links_of_a_sweep_to_go_on_with(
+    name: str, install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(lambda cfg: pytest.fail("the command ran"))
+    Path("out/0").mkdir(parents=True)
+    record = {"number": 0, "command": "show", "overrides": ["seed=1"], "status": "killed"}
+    Path("out/0/job.json").write_text(json.dumps(record))
+    aim = Path("precious").absolute()
+    if Path(name).suffix in (".log", ".csv"):
+        aim.write_text("mine")
+    else:
+        aim.mkdir()
+    (Path("out") / name).symlink_to(aim)
+    assert sweep("seed=1,2", "sweep.resume=out") == 2
+    err = capfd.readouterr().err
+    assert err.endswith(
+        f"sweep.resume={Path('out').absolute()} holds a link, {name} to {aim}: nothing is written "
+        "through links; remove it, or give another sweep.resume\n"
+    )
+    assert aim.read_text() == "mine" if aim.is_file() else not list(aim.iterdir())
+
+
+def test_only_the_command_line_names_a_sweep_elsewhere_to_go_on_with(
+    install: Install, capfd: pytest.CaptureFixture[str]
+) -> None:
+    install(lambda cfg: pytest.fail("the command ran"))
+    Path("conf/experiment").mkdir(parents=True)
+    Path("conf/experiment/mine.yaml").write_text(
+        "# @package _global_\nsweep:\n  resume: /elsewhere\n"
+    )
+    words = ["show", "-m", "--config-dir", "conf", "+experiment=mine", "seed=1,2"]
+    assert main(words) == 2
+    assert (
+        "'sweep.resume' is '/elsewhere': only the command line may write outside of paths.runs"
+        in capfd.readouterr().err
+    )
+    assert main([*words, "sweep.resume=latest"]) == 3
+
+
 def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
     import zipfile
 

@@ -1,7 +1,10 @@
+import json
 import logging
+import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -111,9 +114,38 @@ def test_a_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_record(tmp_path, ended)
     assert read_record(tmp_path) == ended
     assert (ended.reason, ended.seconds) == ("first line", 1.235)
-    (tmp_path / "job.json").write_text('{"number": 3')
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({"number": "3"}, {"overrides": [1]}, {"overrides": 5}, {"command": None}),
+        *({"status": "\x1b[2J"}, {"reason": 5}, {"seconds": "1"}, {"exit_code": [1]}),
+        *({"ckpt": 5}, {"future": 1}),
+    ],
+)
+def test_a_record_of_other_types_is_none(fields: dict[str, Any], tmp_path: Path) -> None:
+    whole = {"number": 3, "command": "show", "overrides": []}
+    (tmp_path / "job.json").write_text(json.dumps(whole))
+    assert read_record(tmp_path) == replace(make_record(), overrides=())
+    (tmp_path / "job.json").write_text(json.dumps(whole | fields))
     assert read_record(tmp_path) is None
-    (tmp_path / "job.json").write_text('{"number": 3, "overrides": [], "future": 1}')
+
+
+@pytest.mark.parametrize("kind", ["cut", "nested", "endless", "pipe", "link"])
+def test_a_record_that_is_no_small_file_is_none(kind: str, tmp_path: Path) -> None:
+    path = tmp_path / "job.json"
+    if kind == "cut":
+        path.write_text('{"number": 3')
+    elif kind == "nested":
+        path.write_text("[" * 200_000)
+    elif kind == "endless":
+        path.touch()
+        os.truncate(path, 2**40)
+    elif kind == "pipe":
+        os.mkfifo(path)
+    else:
+        path.symlink_to("/dev/zero")
     assert read_record(tmp_path) is None
 
 
@@ -330,3 +362,13 @@ def test_the_table_fits_80_columns_and_names_failures_where_there_are_any(
     assert max(map(len, lines)) <= 80
     assert any("lr=0.001 width=32" in line for line in lines) or code
     assert any("reason" in line for line in lines) == bool(code)
+
+
+def test_escapes_of_another_persons_reason_do_not_reach_the_terminal(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    record = make_record(0).end(Outcome(status="failed", exit_code=3, reason="\x1b[2Jgood"), 1.0)
+    print_jobs([ReportedJob(record=record, metrics={}, swept={})], "fit", [], None)
+    out = capsys.readouterr().out
+    assert "\x1b[2J" not in out
+    assert "x1b[2Jgood" in "".join(out.split())

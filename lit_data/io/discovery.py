@@ -19,6 +19,7 @@ from lit_data.io.source import describe_missing, nearest_existing
 
 log = logging.getLogger(__name__)
 
+MATLAB = "of MATLAB (.mat)"
 _SYSTEM_FILES = ("thumbs.db", "desktop.ini")
 _GLOB = re.compile(r"\*\*/|\*\*$|\*|\?|\[!?\]?[^\]/]*\]|.", re.DOTALL)
 _ANY = ("*", "**/")  # twice in a row they are as once
@@ -143,6 +144,8 @@ class FolderWalk:
     def _is_wanted(self, name: str, relative: str) -> bool:
         if name.lower() in _SYSTEM_FILES:
             reason = "system files"
+        elif _extension(name) == ".mat":
+            reason = MATLAB
         elif _extension(name) not in EXTENSIONS:
             reason = "of another type"
         elif not self._matches(relative):

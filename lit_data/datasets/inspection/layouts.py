@@ -18,7 +18,7 @@ import numpy as np
 
 from lit_data.datasets.splits import SPLITS
 from lit_data.errors import DataError, Problems, show_path
-from lit_data.io.discovery import FolderWalk, name_below
+from lit_data.io.discovery import MATLAB, FolderWalk, name_below
 from lit_data.io.images.mask_choice import count_values, has_grey_edges
 from lit_data.io.images.masks import MaskOptions
 
@@ -46,6 +46,9 @@ _ENDING: Final = re.compile(
 _SPLIT_NAMES: Final = {name: name for name in SPLITS} | {"valid": "val", "validation": "val"}
 _GOOD: Final = re.compile(
     r".*(^|[_-])(good|ok|normal|free|clean|no_?defects?|pass)$", re.IGNORECASE
+)
+_MATLAB_CURE: Final = (
+    "they are not read: save each mask as PNG, for which docs/inspection.md has the lines"
 )
 _MOST_NAMED: Final = 20
 _LEAST_TWINS: Final = 3  # files that two folders share the names of
@@ -126,8 +129,10 @@ def find_inspection_set(
         DataError: There are no images; or a mask has no image, or an image several masks: all of
             them are listed.
     """
-    paths, excluded = _list_files(folder, patterns, exclude)
+    paths, excluded, matlab_count = _list_files(folder, patterns, exclude)
     image_set = _Pairing(folder, paths, excluded).pair(masks)
+    if matlab_count and image_set.layout == "none":
+        log.warning("%s: %d files of MATLAB; %s", show_path(folder), matlab_count, _MATLAB_CURE)
     return replace(image_set, excluded=tuple(excluded))
 
 
@@ -207,8 +212,8 @@ def is_anomaly(parts: Sequence[str]) -> bool:
 
 def _list_files(
     folder: Path, patterns: Sequence[str], exclude: Sequence[str] = ()
-) -> tuple[list[Path], list[Path]]:
-    """List the files, and those that are excluded."""
+) -> tuple[list[Path], list[Path], int]:
+    """List the files, and those that are excluded; count those of MATLAB, which may be masks."""
     if not folder.is_dir():
         fault = "not a folder" if folder.exists() else "no such folder"
         raise DataError(f"{show_path(folder)}: {fault}")
@@ -219,12 +224,12 @@ def _list_files(
     if not names:
         ignored = [f"{count} {reason}" for reason, count in walk.ignored.items()]
         quoted = ", ".join(map(repr, patterns))
-        raise DataError(
-            f"{show_path(folder)}: no image matches {quoted}; "
-            f"found {', '.join(ignored) or 'nothing'}"
-        )
+        listed = ", ".join(ignored) or "nothing"
+        if walk.ignored[MATLAB]:
+            listed += f"; {_MATLAB_CURE}"
+        raise DataError(f"{show_path(folder)}: no image matches {quoted}; found {listed}")
     excluded = [folder / name for name in sorted(walk.excluded)]
-    return [folder / name for name in names], excluded
+    return [folder / name for name in names], excluded, walk.ignored[MATLAB]
 
 
 @dataclass(frozen=True, slots=True)

@@ -131,7 +131,9 @@ def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> Sto
     kind = next((kind for magic, kind in _MAGICS if start.startswith(magic)), None)
     # Page 0 is there in any file.
     if options.page and kind != "tiff":
-        raise DataError(f"page={options.page} is not there; only TIFF files have several pages")
+        raise DataError(
+            f"{options.key}.page={options.page} is not there; only TIFF files have several pages"
+        )
     match kind:
         case "png":
             return read_png_header(stream, size_bytes)
@@ -140,7 +142,7 @@ def _read_stored(stream: BinaryIO, size_bytes: int, options: ReadOptions) -> Sto
         case "bmp":
             return read_bmp_header(stream, size_bytes)
         case "tiff":
-            return read_tiff_header(stream, size_bytes, options.page)
+            return read_tiff_header(stream, size_bytes, options.page, options.key)
         case "npy":
             return read_npy_header(stream, size_bytes)
     raise DataError(f"not a PNG, JPEG, BMP, TIFF or .npy image, starts with {start!r}")
@@ -153,8 +155,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
     if max(pixels, stored.padded_pixels) > options.max_pixels:
         raise DataError(
             f"{stored.height_px} x {stored.width_px} is {max(pixels, stored.padded_pixels)} "
-            f"pixels, more than max_pixels={options.max_pixels}; raise that if the image is meant "
-            "to be so large"
+            f"pixels, more than {options.key}.max_pixels={options.max_pixels}; raise that if the "
+            "image is meant to be so large"
         )
     samples = stored.colors + len(stored.alpha)
     # Tiles at the edges are decoded whole.
@@ -171,8 +173,8 @@ def _check_limits(stored: StoredImage, size_bytes: int, options: ReadOptions) ->
 
 def _too_large(nbytes: int, options: ReadOptions) -> str:
     return (
-        f"{nbytes} bytes decoded, more than max_image_bytes={options.max_image_bytes}; raise that "
-        "if the image is meant to be so large"
+        f"{nbytes} bytes decoded, more than {options.key}.max_image_bytes="
+        f"{options.max_image_bytes}; raise that if the image is meant to be so large"
     )
 
 

@@ -367,13 +367,14 @@ _FAX = (2, 3, 4)  # compressions whose pages are white where nothing is said
 _CMYK_NOTE = "CMYK TIFF; its ink channels are kept as stored"
 
 
-def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> StoredImage:
+def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None, key: str) -> StoredImage:
     """Read the directories up to the page and that page's tags.
 
     Args:
         stream: The file, anywhere.
         size_bytes: Its size.
         page: From 0; None refuses files of several pages.
+        key: Of the options in a configuration, for messages.
 
     Returns:
         The image; samples marked as alpha are its alpha channels.
@@ -386,13 +387,13 @@ def read_tiff_header(stream: BinaryIO, size_bytes: int, page: int | None) -> Sto
     number = page or 0
     if number >= len(places):
         raise DataError(
-            f"page={number} is not there; the file has the pages 0 to {len(places) - 1}"
+            f"{key}.page={number} is not there; the file has the pages 0 to {len(places) - 1}"
         )
     # tifffile parses the first directory whatever the page, so a bad one is an error here too.
     tags = Directory(stream, size_bytes, layout, places[0])
     if number:
         tags = Directory(stream, size_bytes, layout, places[number])
-    _check_page_count(tags, len(places), page)
+    _check_page_count(tags, len(places), page, key)
     samples = tags.number(277, 1)
     planes = samples if tags.number(284, 1) == _PLANAR else 1  # else the samples of a pixel are one
     grid = read_grid(tags, planes)
@@ -447,9 +448,9 @@ def _find_dtype(tags: Directory, samples: int) -> tuple[int, "np.dtype[Any]"]:
     return bits, np.dtype(name)
 
 
-def _check_page_count(tags: Directory, pages: int, page: int | None) -> None:
+def _check_page_count(tags: Directory, pages: int, page: int | None, key: str) -> None:
     if page is None and pages > 1:
-        raise DataError(f"{pages} pages; choose one with page=0 to page={pages - 1}")
+        raise DataError(f"{pages} pages; choose one with {key}.page=0 to {key}.page={pages - 1}")
     hidden = _count_hidden_images(tags)
     if pages == 1 and hidden > 1:
         raise DataError(

@@ -302,7 +302,6 @@ def test_mistakes_end_with_one_line(
     assert err.count("\n") == 1
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["0/show.log", "0/.hydra", "1", "replaced", "sweep.csv"])
 def test_nothing_is_written_through_the_links_of_a_sweep_to_go_on_with(
     name: str, install: Install, capfd: pytest.CaptureFixture[str]
@@ -343,6 +342,7 @@ def test_only_the_command_line_names_a_sweep_elsewhere_to_go_on_with(
     assert main([*words, "sweep.resume=latest"]) == 3
 
 
+@pytest.mark.slow
 def test_fit_goes_on_from_the_last_whole_checkpoint(install: Install) -> None:
     import zipfile
 

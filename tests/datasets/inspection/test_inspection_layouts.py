@@ -109,6 +109,7 @@ def test_a_folder_of_masks_may_be_named_and_lie_anywhere(tmp_path: Path) -> None
             r"masks/1\.png: a mask without an image of its name",
         ),
         (("masks/a.png",), r"no images but the masks in .*masks; check data\.root"),
+        (("a.mat",), r"found 1 of MATLAB \(.mat\); they are not read: save each mask as PNG"),
         (("a.txt",), r"no image matches '\*\*/\*'; found 1 of another type"),
     ],
 )
@@ -192,3 +193,14 @@ def test_the_working_folder_may_be_the_root(
     monkeypatch.chdir(tmp_path)
     wanted = ("folder", {"dent/a.jpg": "masks/dent/a.png", "dent/b.jpg": None}, ("dent", "dent"))
     assert _pairs(Path()) == _pairs(tmp_path) == wanted
+
+
+def test_masks_of_matlab_are_named_with_a_cure(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    _touch(tmp_path, "image/1.jpg", "image/2.jpg", "groundTruth/1.mat", "groundTruth/2.mat")
+    assert _pairs(tmp_path)[0] == "none"
+    assert caplog.messages == [
+        f"{tmp_path}: 2 files of MATLAB; they are not read: save each mask as PNG, for which "
+        "docs/inspection.md has the lines"
+    ]

@@ -153,7 +153,7 @@ def test_the_content_decides_and_a_wrong_name_is_a_note(tmp_path: Path) -> None:
         (b"BMI is a text", "not a BMP, though it starts so"),
         (
             _png(40_000, 40_000),
-            "40000 x 40000 is 1600000000 pixels, more than max_pixels=178956970",
+            "40000 x 40000 is 1600000000 pixels, more than data.read.max_pixels=178956970",
         ),  # row 33
         (_png(0, 6), "no pixels: 6 x 0"),
         (_png(8, 6, depth=3), "damaged PNG header: colour type 0 with 3 bits"),
@@ -259,7 +259,7 @@ def test_a_hostile_or_damaged_tiff_is_refused(tmp_path: Path, data: bytes, messa
     [
         (
             [(256, 4, 1, 100_000), (257, 4, 1, 100_000)],
-            "100000 x 100000 is 10000000000 pixels, more than max_pixels",
+            "100000 x 100000 is 10000000000 pixels, more than data.read.max_pixels",
         ),
         (
             [(256, 4, 1, 10_000), (257, 4, 1, 10_000)],
@@ -267,7 +267,7 @@ def test_a_hostile_or_damaged_tiff_is_refused(tmp_path: Path, data: bytes, messa
         ),
         (
             [(256, 4, 1, 10_000), (257, 4, 1, 10_000), (277, 3, 1, 50)],
-            "5000000000 bytes decoded, more than max_image",
+            "5000000000 bytes decoded, more than data.read.max_image",
         ),
         # small image, large tile
         (
@@ -306,13 +306,17 @@ def test_limits_can_be_moved(tmp_path: Path) -> None:
     assert read_header(
         tmp_path / "a.png", ReadOptions(max_pixels=48, max_image_bytes=144)
     ).shape == (3, 6, 8)
-    with pytest.raises(DataError, match="6 x 8 is 48 pixels, more than max_pixels=47; raise that"):
+    with pytest.raises(
+        DataError, match=r"6 x 8 is 48 pixels, more than data.read.max_pixels=47; raise that"
+    ):
         read_header(tmp_path / "a.png", ReadOptions(max_pixels=47))
     with pytest.raises(
-        DataError, match="144 bytes decoded, more than max_image_bytes=143; raise that"
+        DataError, match=r"144 bytes decoded, more than data.read.max_image_bytes=143; raise that"
     ):
         read_header(tmp_path / "a.png", ReadOptions(max_image_bytes=143))
-    with pytest.raises(DataError, match="576 bytes decoded, more than max_image_bytes=144"):
+    with pytest.raises(
+        DataError, match=r"576 bytes decoded, more than data.read.max_image_bytes=144"
+    ):
         read_header(tmp_path / "a.png", ReadOptions(max_image_bytes=144, as_float=True))
 
 
@@ -420,7 +424,9 @@ def test_a_file_of_several_pages_wants_one_named(tmp_path: Path) -> None:
     with tifffile.TiffWriter(path) as writer:
         for height_px in (4, 5, 6):
             writer.write(np.zeros((height_px, 8), np.uint8), photometric="minisblack")
-    with pytest.raises(DataError, match=r"a.tif: 3 pages; choose one with page=0 to page=2"):
+    with pytest.raises(
+        DataError, match=r"a.tif: 3 pages; choose one with data.read.page=0 to data.read.page=2"
+    ):
         read_header(path)
     assert [read_header(path, ReadOptions(page=page)).height_px for page in range(3)] == [4, 5, 6]
     assert read_header(path, ReadOptions(page=1)).pages == 3

@@ -57,12 +57,12 @@ def test_what_takes_a_choice_says_so(shared_data: Path) -> None:
         except DataError as error:
             refused[path.name] = str(error).removeprefix(f"{path}: ")
     assert refused == {
-        "4D-series.ome.tif": "35 pages; choose one with page=0 to page=34",
-        "multipage.tif": "2 pages; choose one with page=0 to page=1",
-        "multipage_rgb.tif": "2 pages; choose one with page=0 to page=1",
-        "shapes_multi_color.tif": "5 pages; choose one with page=0 to page=4",
-        "shapes_multi_size.tif": "2 pages; choose one with page=0 to page=1",
-        "shapes_tiled_multi.tif": "3 pages; choose one with page=0 to page=2",
+        "4D-series.ome.tif": "35 pages; choose one with data.read.page=0 to data.read.page=34",
+        "multipage.tif": "2 pages; choose one with data.read.page=0 to data.read.page=1",
+        "multipage_rgb.tif": "2 pages; choose one with data.read.page=0 to data.read.page=1",
+        "shapes_multi_color.tif": "5 pages; choose one with data.read.page=0 to data.read.page=4",
+        "shapes_multi_size.tif": "2 pages; choose one with data.read.page=0 to data.read.page=1",
+        "shapes_tiled_multi.tif": "3 pages; choose one with data.read.page=0 to data.read.page=2",
         "strike.tif": "3 channel(s) and alpha, not opaque everywhere; set data.read.alpha=drop to read it without",
     }
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from lit_data.errors import DataError
 from lit_data.io.images.header import read_header
+from lit_data.io.images.masks import read_mask
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 
@@ -128,8 +129,29 @@ def test_a_page_is_read_on_its_own(tmp_path: Path) -> None:
         writer.write(RGB[:20].astype("u2"), photometric="rgb")
     _check(tmp_path / "a.tif", GRAY[None], page=0)
     _check(tmp_path / "a.tif", RGB[:20].astype("u2").transpose(2, 0, 1), page=1)
-    with pytest.raises(DataError, match=r"a.tif: 2 pages; choose one with page=0 to page=1"):
+    with pytest.raises(
+        DataError, match=r"a.tif: 2 pages; choose one with data.read.page=0 to data.read.page=1"
+    ):
         read_image(tmp_path / "a.tif")
+
+
+@pytest.mark.parametrize("planar", ["contig", "separate"])
+def test_alpha_is_looked_at_in_the_page_that_is_read(planar: str, tmp_path: Path) -> None:
+    opaque, clear = (np.dstack([RGB, np.full(RGB.shape[:2], 255 - hole, "u1")]) for hole in (0, 9))
+    with tifffile.TiffWriter(tmp_path / "a.tif") as writer:
+        for pixels in (opaque, clear, opaque):
+            stored = pixels if planar == "contig" else pixels.transpose(2, 0, 1)
+            writer.write(
+                stored, photometric="rgb", planarconfig=planar, extrasamples=["unassalpha"]
+            )
+    for page in (0, 2):
+        _check(tmp_path / "a.tif", RGB.transpose(2, 0, 1), page=page)
+    with pytest.raises(DataError, match=r"alpha, not opaque everywhere; set data.read.alpha=drop"):
+        read_image(tmp_path / "a.tif", ReadOptions(page=1))
+    with pytest.raises(
+        DataError, match=r"3 pages; choose one with data.mask_read.page=0 to data.mask_read.page=2"
+    ):
+        read_mask(tmp_path / "a.tif")
 
 
 @pytest.mark.parametrize("scale", [1, 257])

@@ -205,7 +205,10 @@ def _may_import(room: str, other: str) -> bool:
 def _imports(path: Path) -> Iterator[tuple[str, bool, bool]]:
     """Name, whether it is imported inside a function, and whether only for annotations."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
-    inside = {id(n) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for n in ast.walk(f)}
+    functions = [
+        node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    inside = {id(node) for function in functions for node in ast.walk(function)}
     typing = {
         id(n)
         for branch in ast.walk(tree)

@@ -59,6 +59,16 @@ def check_count(name: str, value: object, least: int, most: int | None = None) -
         raise ConfigError(f"{name}={value!r} is not usable: choose a whole number {allowed}")
 
 
+def check_counts(least: int = 1, **counts: object) -> None:
+    """Refuse values, by the names of their options, that are no whole numbers of at least `least`.
+
+    Raises:
+        ConfigError: One is not.
+    """
+    for name, value in counts.items():
+        check_count(name, value, least)
+
+
 def is_count(value: object, least: int, most: int | None = None) -> TypeGuard[int]:
     """Return True for a whole number between two bounds; a bool is an int in Python, and none."""
     if isinstance(value, bool) or not isinstance(value, int):

@@ -479,7 +479,7 @@ def test_a_classifier_of_ours_starts_the_encoder_of_a_segmenter(
         (
             "smp_unet",
             ["model.net.architecture=unit"],
-            "architecture='unit' is unknown: choose unet, ",
+            "architecture='unit' is unknown: choose one of unet, ",
         ),
         (
             "smp_unet",

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torchmetrics.classification import MulticlassConfusionMatrix
 from typing_extensions import override
 
+from lit_data.checks import check_counts
 from lit_data.devices import widest_float
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import count_outputs, run_in_float32
@@ -45,11 +46,7 @@ class ConvClassifier(nn.Module):
     ) -> None:
         super().__init__()
         count = count_outputs(classes)
-        if min(count, channels, width, depth) < 1:
-            raise ConfigError(
-                f"classes={count}, channels={channels}, width={width}, depth={depth}: need at "
-                "least 1 of each"
-            )
+        check_counts(classes=count, channels=channels, width=width, depth=depth)
         widths = [channels, *(width * 2**scale for scale in range(depth))]
         layers: list[nn.Module] = []
         for fine, coarse in pairwise(widths):

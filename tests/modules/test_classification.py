@@ -96,5 +96,5 @@ def test_other_classes_are_refused(tmp_path: Path) -> None:
         )
     with pytest.raises(ConfigError, match=r"classes none and the model none: set data.classes"):
         _trainer(tmp_path).test(ClassificationModule(_Says()), loader, verbose=False)
-    with pytest.raises(ConfigError, match="need at least 1 of each"):
+    with pytest.raises(ConfigError, match="classes=0 is not usable"):
         ConvClassifier(0)

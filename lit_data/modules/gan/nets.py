@@ -1,7 +1,6 @@
 """`ConvGenerator` and `ConvDiscriminator`, small nets for images of 16 to 256 px, and their blocks."""
 
 import math
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import Final
 
@@ -10,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.modules.gan.conditions import Conditions, make_grid, read_at
@@ -141,17 +141,6 @@ def _round_sides(sides: tuple[int, int]) -> list[int]:
     return [max(step, round(side / step) * step) for side in sides]
 
 
-def check_counts(counts: Mapping[str, int]) -> None:
-    """Refuse what is not positive.
-
-    Raises:
-        ConfigError: With its name.
-    """
-    for name, count in counts.items():
-        if count < 1:
-            raise ConfigError(f"{name}={count}: need 1 or more")
-
-
 def start_weights(net: nn.Module) -> None:
     """Draw weights that keep the spread of features from layer to layer, and set biases to 0.
 
@@ -238,13 +227,11 @@ class ConvGenerator(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(
-            {
-                "channels": channels,
-                "latent_size": latent_size,
-                "width": width,
-                "max_width": max_width,
-                "style_size": style_size,
-            }
+            channels=channels,
+            latent_size=latent_size,
+            width=width,
+            max_width=max_width,
+            style_size=style_size,
         )
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
         self.channels = channels
@@ -315,7 +302,7 @@ class ConvDiscriminator(nn.Module):
         max_width: int = 128,
     ) -> None:
         super().__init__()
-        check_counts({"channels": channels, "width": width, "max_width": max_width})
+        check_counts(channels=channels, width=width, max_width=max_width)
         self.image_px, coarsest, widths = plan_sizes(image_px, width, max_width)
         self.channels = channels
         self.num_labels = num_labels

@@ -9,13 +9,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.grid import pair_px
 from lit_data.modules.gan.conditions import Conditions, make_grid
 from lit_data.modules.gan.nets import (
     StyledBlock,
     StyleNet,
-    check_counts,
     double,
     plan_sizes,
     start_weights,
@@ -87,17 +87,15 @@ class RayGenerator(nn.Module):
     ) -> None:
         super().__init__()
         check_counts(
-            {
-                "channels": channels,
-                "latent_size": latent_size,
-                "features": features,
-                "width": width,
-                "max_width": max_width,
-                "hidden": hidden,
-                "points": points,
-                "ray_chunk": ray_chunk,
-                "style_size": style_size,
-            }
+            channels=channels,
+            latent_size=latent_size,
+            features=features,
+            width=width,
+            max_width=max_width,
+            hidden=hidden,
+            points=points,
+            ray_chunk=ray_chunk,
+            style_size=style_size,
         )
         if not 0 < radius < distance or not 0 < field_of_view_deg < 180:
             raise ConfigError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from lit_data.checks import check_count
+from lit_data.checks import check_choice, check_count
 from lit_data.errors import ConfigError
 from lit_data.modules.detection.boxes import Objects
 from lit_data.modules.detection.module import LEAST_SCORE, MOST_KEPT, DetectionModule
@@ -21,7 +21,7 @@ from lit_data.modules.pretrained.libraries import (
     open_library,
     split_weights,
 )
-from lit_data.modules.pretrained.nets import backbone_weights, check_model_name, start_by_name
+from lit_data.modules.pretrained.nets import backbone_weights, start_by_name
 from lit_data.modules.schedule import OptimizerFactory, Schedule
 from lit_data.modules.weights import load_weights_file
 from lit_data.types import Batch, PathText
@@ -77,7 +77,7 @@ class TorchvisionDetector(nn.Module):
             for name in models.list_models(module=models.detection)
             if not name.startswith(("mask", "key"))
         ]
-        check_model_name(model_name, known)
+        check_choice("model_name", model_name, known)
         name, file = split_weights(weights, ("imagenet", "coco"))
         arguments = {"num_classes": classes + 1, **check_options(options)}
         with building(model_name):

@@ -7,7 +7,9 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_choice, check_counts
 from lit_data.errors import ConfigError
+from lit_data.modules.layers import count_outputs
 from lit_data.modules.pretrained.libraries import (
     IMAGENET,
     Normalise,
@@ -89,7 +91,8 @@ class SmpNet(SegmenterNet):
         normalise: Normalise = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        count = check_sizes(classes, channels, prior)
+        count = len(prior_logits(classes, prior))
+        check_counts(classes=count, channels=channels)
         library = open_library("segmentation_models_pytorch")
         timm = open_library("timm")
         known = library.encoders.encoders
@@ -106,10 +109,7 @@ class SmpNet(SegmenterNet):
             )
         name, file = split_weights(weights, names)
         shape = {"in_channels": channels, "classes": count, **check_options(options)}
-        if architecture not in (kinds := library.MODEL_ARCHITECTURES_MAPPING):
-            raise ConfigError(
-                f"architecture={architecture!r} is unknown: choose {', '.join(kinds)}"
-            )
+        check_choice("architecture", architecture, [*library.MODEL_ARCHITECTURES_MAPPING])
         trained: Mapping[str, Any] = IMAGENET
         with building(f"{architecture} with {encoder_name}"):  # before any server is asked
             net = library.create_model(architecture, encoder_name, None, **shape)
@@ -158,9 +158,10 @@ class TorchvisionSegmenter(SegmenterNet):
         normalise: Normalise = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        count = check_sizes(classes, channels, prior)
+        count = len(prior_logits(classes, prior))
+        check_counts(classes=count, channels=channels)
         models = open_library("torchvision").models
-        check_model_name(model_name, models.list_models(module=models.segmentation))
+        check_choice("model_name", model_name, models.list_models(module=models.segmentation))
         name, file = split_weights(weights, ("imagenet", "coco"))
         arguments = check_options(options)
         with building(model_name):
@@ -213,6 +214,8 @@ class TimmNet(NormalisedNet):
         normalise: Normalise = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
+        count = count_outputs(classes)
+        check_counts(classes=count, channels=channels)
         timm = open_library("timm")
         # Hf-hub:NAME would read any server's file.
         if ":" in model_name or not timm.is_model(model_name):
@@ -220,11 +223,7 @@ class TimmNet(NormalisedNet):
                 f"model_name={model_name!r} is unknown: choose a name of timm.list_models()"
             )
         name, file = split_weights(weights, ("imagenet",))
-        shape = {
-            "num_classes": count_labels(classes, channels),
-            "in_chans": channels,
-            **check_options(options),
-        }
+        shape = {"num_classes": count, "in_chans": channels, **check_options(options)}
         with building(model_name):  # before any server is asked
             net = timm.create_model(model_name, **shape)
         if name is not None:
@@ -264,9 +263,10 @@ class TorchvisionClassifier(NormalisedNet):
         normalise: Normalise = "auto",
         options: Mapping[str, Any] | None = None,
     ) -> None:
-        count = count_labels(classes, channels)
+        count = count_outputs(classes)
+        check_counts(classes=count, channels=channels)
         models = open_library("torchvision").models
-        check_model_name(model_name, models.list_models(module=models))
+        check_choice("model_name", model_name, models.list_models(module=models))
         name, file = split_weights(weights, ("imagenet",))
         with building(model_name):
             net = models.get_model(
@@ -280,43 +280,6 @@ class TorchvisionClassifier(NormalisedNet):
         trained = {"mean": transforms.mean, "std": transforms.std}
         super().__init__(net, normalise=normalise, trained=trained, channels=channels)
         load_weights_file(self, file)
-
-
-def check_sizes(classes: int | Sequence[str] | None, channels: int, prior: float) -> int:
-    """Return the number of logits of each pixel.
-
-    Raises:
-        ConfigError: A size is not positive, or the prior is no fraction.
-    """
-    count = len(prior_logits(classes, prior))
-    if min(count, channels) < 1 or not 0 < prior < 1:
-        raise ConfigError(
-            f"channels={channels}, classes={count}, prior={prior}: need at least 1 of each, and 0 "
-            "< prior < 1"
-        )
-    return count
-
-
-def count_labels(classes: int | Sequence[str] | None, channels: int) -> int:
-    """Return the number of classes of whole images; none stands for one.
-
-    Raises:
-        ConfigError: It is not positive, as the number of channels.
-    """
-    count = classes if isinstance(classes, int) else len(classes or "1")
-    if min(count, channels) < 1:
-        raise ConfigError(f"classes={count}, channels={channels}: need at least 1 of each")
-    return count
-
-
-def check_model_name(name: str, known: Sequence[str]) -> None:
-    """Refuse a name that torchvision does not have for this task.
-
-    Raises:
-        ConfigError: It does not.
-    """
-    if name not in known:
-        raise ConfigError(f"model_name={name!r} is unknown: choose one of {', '.join(known)}")
 
 
 def backbone_weights(models: Any, model_name: str) -> Any:  # noqa: ANN401 - as above

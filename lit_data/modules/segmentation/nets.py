@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from typing_extensions import override
 
+from lit_data.checks import check_counts
 from lit_data.errors import ConfigError
 from lit_data.modules.layers import run_in_float32
 from lit_data.modules.weights import load_weights_file
@@ -57,11 +58,7 @@ class UNet(nn.Module):
         super().__init__()
         bias = prior_logits(classes, prior)
         classes = len(bias)
-        if min(channels, classes, width, depth) < 1 or not 0 < prior < 1:
-            raise ConfigError(
-                f"channels={channels}, classes={classes}, width={width}, depth={depth}, "
-                f"prior={prior}: need at least 1 of each, and 0 < prior < 1"
-            )
+        check_counts(channels=channels, classes=classes, width=width, depth=depth)
         self.depth = depth
         widths = [width * 2**scale for scale in range(depth + 1)]
         self.standardise = nn.BatchNorm2d(channels, affine=False) if standardise else nn.Identity()
@@ -126,20 +123,22 @@ def prior_logits(classes: int | Sequence[str] | None, prior: float) -> Tensor:
     Args:
         classes: How many logits; or names of classes, of which each has one and the background one
             more; None: one.
-        prior: Expected fraction of each class; of all names together. One that is no fraction gives
-            logits of 0.
+        prior: Expected fraction of each class; of all names together.
 
     Returns:
         [K] float32.
+
+    Raises:
+        ConfigError: The prior is no fraction.
     """
+    if not 0 < prior < 1:
+        raise ConfigError(f"prior={prior}: need 0 < prior < 1")
     if isinstance(classes, int):
         count = max(classes, 0)
         named = 0
     else:
         named = len(classes or ())
         count = named + 1  # of the background too; without names it is the one of a defect
-    if not 0 < prior < 1:
-        return torch.zeros(count)
     bias = torch.full((count,), math.log(prior / (1 - prior) / max(1, named)))
     if named:
         bias[0] = 0
@@ -270,11 +269,7 @@ class CompareNet(nn.Module):
         weights: PathText | None = None,
     ) -> None:
         super().__init__()
-        if width < 1 or depth < 1 or not 0 < prior < 1:
-            raise ConfigError(
-                f"width={width}, depth={depth}, prior={prior}: need width, depth >= 1 and 0 < "
-                "prior < 1"
-            )
+        check_counts(width=width, depth=depth)
         layers: list[nn.Module] = []
         for inputs in (_FEATURES, *[width] * (depth - 1)):
             layers += [nn.Conv2d(inputs, width, 3, padding=1), nn.ReLU(inplace=True)]
@@ -284,7 +279,7 @@ class CompareNet(nn.Module):
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
                 nn.init.zeros_(layer.bias)  # type: ignore[arg-type]  # a Conv2d without bias has None
-        nn.init.constant_(self.head.bias, math.log(prior / (1 - prior)))  # type: ignore[arg-type]
+        self.head.bias = nn.Parameter(prior_logits(1, prior))
         self.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         load_weights_file(self, weights)
 

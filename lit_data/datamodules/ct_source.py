@@ -26,7 +26,7 @@ from lit_data.io.volumes.resampling import Resolution
 from lit_data.io.volumes.sources import VolumeSource, find_volumes
 from lit_data.io.volumes.sparse import VolumeBank
 from lit_data.io.volumes.sparse_store import SparseStore
-from lit_data.samples.ct import ensure_ct_samples
+from lit_data.samples.ct import CTSampleSpec
 from lit_data.types import Stage
 
 log = logging.getLogger(__name__)
@@ -170,7 +170,7 @@ class CTSource(Source):
     nan_fill: float | None
 
     takes_shards = True
-    draw = staticmethod(ensure_ct_samples)
+    sample_spec = CTSampleSpec
 
     def __post_init__(self) -> None:
         super().__post_init__()

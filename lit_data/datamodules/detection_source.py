@@ -24,7 +24,7 @@ from lit_data.io.images.scaling import ScaledDecoder, Scaling
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault
 from lit_data.io.store.build import describe_options
-from lit_data.samples.detection import ensure_detection_samples
+from lit_data.samples.detection import DetectionSampleSpec
 
 _LABELS: Final = "boxes.npz"
 _ALL: Final = {"train": 1.0}
@@ -50,7 +50,7 @@ class DetectionSource(ImageFolder):
 
     takes_shards = True
     part = "detection"
-    draw = staticmethod(ensure_detection_samples)
+    sample_spec = DetectionSampleSpec
 
     def open(self) -> tuple[DetectionFiles, ImageBank]:
         """Open the good images with their boxes, splits and pixels; the first call decodes them.

@@ -42,7 +42,7 @@ from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.scaling import Fit, FitPadding, FittedDecoder
 from lit_data.io.remote import Scope
 from lit_data.loading import LoaderOptions
-from lit_data.samples.gan import ensure_gan_samples
+from lit_data.samples.gan import GANSampleSpec
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
 
@@ -99,7 +99,7 @@ class GANSource(ImageFolder):
 
     part = "gan"
     takes_shards = True
-    draw = staticmethod(ensure_gan_samples)
+    sample_spec = GANSampleSpec
 
     @cached_property
     def layout(self) -> ViewLayout:

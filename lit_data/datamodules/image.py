@@ -36,7 +36,7 @@ from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid, pair_px
 from lit_data.io.images.image_source import ImageBank, describe_bank
 from lit_data.loading import LoaderOptions
-from lit_data.samples.stripes import ensure_stripe_samples
+from lit_data.samples.stripes import StripeSampleSpec
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
 from lit_data.types import Batch, PathText, PlannedBatch, Stage
@@ -285,7 +285,7 @@ class StripeFiles(MaskedImageFolder):
     layout: str | None = "channels"
 
     caches = ("store", "device", "lru", "none")
-    draw = staticmethod(ensure_stripe_samples)
+    sample_spec = StripeSampleSpec
     sample_masks = "test_masks"
 
 

@@ -55,7 +55,7 @@ from lit_data.io.store.arrays import publish
 from lit_data.io.store.pixels import StoreOptions
 from lit_data.io.store.sources import list_sources
 from lit_data.io.temp import temp_folder
-from lit_data.samples.inspection import ensure_inspection_samples
+from lit_data.samples.inspection import InspectionSampleSpec
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class InspectionFiles(MaskedImageFolder):
                 f"mask_read.classes={self.mask_read.classes}: name those behind the background, data.classes=[{names}]"
             )
 
-    draw = staticmethod(ensure_inspection_samples)
+    sample_spec = InspectionSampleSpec
 
     @cached_property
     def image_set(self) -> InspectionSet:

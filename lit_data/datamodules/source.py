@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cached_property, partial
+from functools import cached_property
 from inspect import Parameter
 from pathlib import Path
 from typing import Any, ClassVar, Self, TypedDict, TypeVar, get_args, get_type_hints
@@ -23,6 +23,7 @@ from lit_data.io.remote.transport import open_transport
 from lit_data.io.shards.index import is_sharded
 from lit_data.io.shards.publish import SetWriter
 from lit_data.io.shards.store import ShardedRoot
+from lit_data.samples.sample_set import SampleSpec
 from lit_data.types import PathText
 
 log = logging.getLogger(__name__)
@@ -130,8 +131,8 @@ class Source(FileOptions, ABC):
             its range.
     """
 
-    draw: ClassVar[Callable[..., Path] | None] = None
-    """Makes the synthetic dataset below a folder, if it is not there, and returns its own folder."""
+    sample_spec: ClassVar[type[SampleSpec] | None] = None
+    """Recipe of the synthetic dataset."""
 
     takes_shards: ClassVar[bool] = False
     """True lets a root be a set of shards; of images where samples are those of a `BankDataset`."""
@@ -255,11 +256,10 @@ class Source(FileOptions, ABC):
         return ""
 
     def _make_samples(self) -> Path:
-        if self.draw is None:
+        if self.sample_spec is None:
             raise ConfigError("there is no drawn set for this kind of data: set data.root")
-        draw = partial(self.draw, self._cache / "samples")
-        check_types(draw, self.samples, "samples")  # they come from a configuration
-        return draw(**self.samples)
+        check_types(self.sample_spec, self.samples, "samples")  # they come from a configuration
+        return self.sample_spec(**self.samples).ensure(self._cache / "samples")
 
     @property
     def _scope(self) -> Scope | None:

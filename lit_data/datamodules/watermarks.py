@@ -30,7 +30,7 @@ from lit_data.errors import ConfigError
 from lit_data.io.images.image_source import describe_bank
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
-from lit_data.samples.watermarks import ensure_watermark_samples
+from lit_data.samples.watermarks import WatermarkSampleSpec
 from lit_data.synthesis.canvas import ValueRange
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
 from lit_data.synthesis.watermarks.blend import Look, blend, degrade
@@ -176,7 +176,7 @@ class WatermarkFiles(MaskedImageFolder):
 
     read: ReadOptions = field(default_factory=partial(ReadOptions, gray_to_rgb=True, alpha="drop"))
 
-    draw = staticmethod(ensure_watermark_samples)
+    sample_spec = WatermarkSampleSpec
 
     def __post_init__(self) -> None:
         if self.masks and not self.root:

@@ -190,49 +190,27 @@ samples.json            what the set was made from, and the size of each file. W
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class CTSampleSpec(SampleSpec):
-    """Recipe of a synthetic dataset; equal specs give equal voxels."""
+    """Recipe of volumes; equal specs give equal voxels.
 
-    __slots__ = ()
+    Args:
+        shape: (z, y, x) voxels of each.
+    """
+
     kind = "ct"
     size_name = "shape"
     axes = ("z", "y", "x")
     sides = (SMALLEST_SIDE, 1024)
     readme = README
 
+    count: int = 32
+    shape: tuple[int, int, int] = (64, 64, 64)
+
     @override
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
-        depth, height, width = self.size
         for number in numbers:
-            scene = render_volume(self.seed, number, (depth, height, width))
+            scene = render_volume(self.seed, number, self.shape)
             folder = root / self.split_of(number)
             np.save(folder / f"ct_{number:04d}.npy", scene.volume)
             np.save(folder / f"ct_{number:04d}_labels.npy", scene.labels)
-
-
-def ensure_ct_samples(
-    folder: Path,
-    *,
-    count: int = 32,
-    shape: tuple[int, int, int] = (64, 64, 64),
-    seed: int = 0,
-) -> Path:
-    """Make the CT samples once and return their folder.
-
-    See `SampleSpec.ensure`.
-
-    Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Number of volumes, divided 70 : 15 : 15 into train, val and test.
-        shape: (z, y, x) voxels of each.
-        seed: Each volume is a function of (seed, its number, shape) alone.
-
-    Returns:
-        Its folder, which holds ``train``, ``val``, ``test`` and ``README.txt``.
-
-    Raises:
-        ConfigError: An argument is not allowed.
-        StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same dataset for ten minutes.
-    """
-    return CTSampleSpec(count, shape, seed).ensure(folder)

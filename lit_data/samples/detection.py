@@ -171,20 +171,28 @@ samples.json              what the set was made from, and the size of each file.
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class DetectionSampleSpec(SampleSpec):
-    """Recipe of a synthetic dataset; equal specs give equal pixels."""
+    """Recipe of images with boxes; equal specs give equal pixels.
 
-    __slots__ = ()
+    The dataset's folder holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
+
+    Args:
+        size_px: (height, width) of most images.
+    """
+
     kind = "detection"
     sides = (SMALLEST_SIDE_PX, 2**13)
     folders = tuple(f"{part}/{split}" for part in ("images", "labels") for split in SPLITS)
     readme = README
 
+    count: int = 160
+    size_px: tuple[int, int] = (240, 320)
+
     def size_of(self, number: int) -> tuple[int, int]:
         """(height, width) of an image: of ten one is twice as high as wide, and one is twice as wide as high."""
-        height, width = self.size
-        side = min(self.size)
-        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, (height, width))
+        side = min(self.size_px)
+        return {3: (side, side // 2), 7: (side // 2, side)}.get(number % 10, self.size_px)
 
     def is_empty(self, number: int) -> bool:
         """Return True if an image has no object: one in twelve has none."""
@@ -205,34 +213,6 @@ class DetectionSampleSpec(SampleSpec):
         names = "".join(f"  {number}: {name}\n" for number, name in enumerate(CLASSES))
         folders = "".join(f"{split}: images/{split}\n" for split in SPLITS)
         (root / "data.yaml").write_text(f"path: .\n{folders}names:\n{names}", encoding="utf-8")
-
-
-def ensure_detection_samples(
-    folder: Path,
-    *,
-    count: int = 160,
-    size_px: tuple[int, int] = (240, 320),
-    seed: int = 0,
-) -> Path:
-    """Make the detection samples once and return their folder.
-
-    See `SampleSpec.ensure`.
-
-    Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Number of images, divided 70 : 15 : 15 into train, val and test.
-        size_px: (height, width) of most images.
-        seed: Each image is a function of (seed, image number, size) alone.
-
-    Returns:
-        Its folder, which holds ``images``, ``labels``, ``data.yaml`` and ``README.txt``.
-
-    Raises:
-        ConfigError: An argument is not allowed.
-        StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same dataset for ten minutes.
-    """
-    return DetectionSampleSpec(count, size_px, seed).ensure(folder)
 
 
 def _format_box(box: NDArray[np.int64], size_px: tuple[int, int]) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,12 +299,13 @@ samples.json            what the set was made from, and the size of each file. W
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class GANSampleSpec(SampleSpec):
-    """Recipe of a synthetic dataset; equal specs give equal pixels.
+    """Recipe of objects; equal specs give equal pixels.
 
     Args:
-        tiles: Views along each side of a sheet.
+        size_px: (height, width) of a view.
+        tiles: k, for k * k views of each object: k azimuths and k elevations.
     """
 
     kind = "gan"
@@ -312,29 +313,24 @@ class GANSampleSpec(SampleSpec):
     folders = tuple(f"{split}/{kind}" for split in SPLITS for kind in KINDS)
     readme = README
 
+    count: int = 300
+    size_px: tuple[int, int] = (64, 64)
     tiles: int = 4
 
     def __post_init__(self) -> None:
-        SampleSpec.__post_init__(self)
+        super().__post_init__()
         check_count("tiles", self.tiles, 1, MOST_TILES)
 
     @property
     def folder_name(self) -> str:
         """Name of its folder: datasets of different specs lie side by side."""
-        height, width = self.size
+        height, width = self.size_px
         return f"{self.kind}-{self.count}x{self.tiles**2}x{height}x{width}-seed{self.seed}"
-
-    @property
-    @override
-    def recipe(self) -> dict[str, Any]:
-        recipe = super(GANSampleSpec, self).recipe
-        recipe["made_from"]["tiles"] = self.tiles
-        return recipe
 
     @override
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
         layout = ViewLayout(views="sheet", tiles=self.tiles)
-        cameras = Cameras.at(layout.poses(self.tiles), (self.size[0], self.size[1]))
+        cameras = Cameras.at(layout.poses(self.tiles), self.size_px)
         for number in numbers:
             solid = draw_solid(self.seed, number)
             # Rows of the sheet are elevations, columns azimuths.
@@ -345,31 +341,3 @@ class GANSampleSpec(SampleSpec):
             name = f"{solid.kind}_{number:04d}.png"
             write_png(root / self.split_of(number) / solid.kind / name, np.concatenate(rows))
         (root / LAYOUT_FILE).write_text(json.dumps(asdict(layout), indent=1), encoding="utf-8")
-
-
-def ensure_gan_samples(
-    folder: Path,
-    *,
-    count: int = 300,
-    size_px: tuple[int, int] = (64, 64),
-    tiles: int = 4,
-    seed: int = 0,
-) -> Path:
-    """Make the objects once and return their folder; see `SampleSpec.ensure`.
-
-    Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Number of objects, divided 70 : 15 : 15 into train, val and test.
-        size_px: (height, width) of a view.
-        tiles: k, for k * k views of each object: k azimuths and k elevations.
-        seed: Each object is a function of (seed, its number) alone.
-
-    Returns:
-        Its folder, which holds ``train``, ``val``, ``test``, ``views.json`` and ``README.txt``.
-
-    Raises:
-        ConfigError: An argument is not allowed.
-        StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same dataset for ten minutes.
-    """
-    return GANSampleSpec(count, size_px, seed, tiles).ensure(folder)

@@ -1,6 +1,7 @@
 """The drawn set of the inspection experiment: grey surfaces, some with pits and scratches, with masks beside them."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -15,42 +16,30 @@ from lit_data.samples.watermarks import draw_texture
 _DEFECTIVE: Final = 0.5
 
 
+@dataclass(frozen=True, kw_only=True)
 class InspectionSampleSpec(SampleSpec):
-    """Recipe of the synthetic dataset."""
-
-    __slots__ = ()
-    kind = "inspection"
-    sides = (64, 4096)
-    folders = (".",)
-
-    @override
-    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
-        height, width = self.size
-        for number in numbers:
-            image, mask = draw_surface(np.random.default_rng((self.seed, number)), (height, width))
-            write_png(root / f"{number:04}.png", image)
-            if mask.any():
-                write_png(root / f"{number:04}_mask.png", mask * np.uint8(255))
-
-
-def ensure_inspection_samples(
-    folder: Path, *, count: int = 60, size_px: tuple[int, int] = (192, 256), seed: int = 0
-) -> Path:
-    """Make the dataset once and return its folder.
+    """Recipe of surfaces, half of them with defects.
 
     ``NUMBER.png``, and ``NUMBER_mask.png`` of those with a defect.
 
     Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Images; half of them have defects.
         size_px: (height, width).
-        seed: Each image is a function of (seed, its number, size) alone.
-
-    Raises:
-        ConfigError: A value is not allowed.
-        StoreError: The folder cannot be written.
     """
-    return InspectionSampleSpec(count, size_px, seed).ensure(folder)
+
+    kind = "inspection"
+    sides = (64, 4096)
+    folders = (".",)
+
+    count: int = 60
+    size_px: tuple[int, int] = (192, 256)
+
+    @override
+    def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
+        for number in numbers:
+            image, mask = draw_surface(np.random.default_rng((self.seed, number)), self.size_px)
+            write_png(root / f"{number:04}.png", image)
+            if mask.any():
+                write_png(root / f"{number:04}_mask.png", mask * np.uint8(255))
 
 
 def draw_surface(

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -18,13 +18,14 @@ MARKER: Final = "samples.json"
 LOCK_WAIT_S: Final = 600.0
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class SampleSpec:
     """Recipe of a dataset of images or volumes of one size; equal specs give equal samples.
 
+    A subclass has a field for the size and defaults for all fields.
+
     Args:
         count: Samples, divided 70 : 15 : 15 into train, val and test.
-        size: Of a sample, one number for each of `axes`.
         seed: Each sample is a function of (seed, its number, size) alone.
 
     Raises:
@@ -42,23 +43,21 @@ class SampleSpec:
     readme: ClassVar[str] = ""
 
     count: int
-    size: tuple[int, ...]
-    seed: int
+    seed: int = 0
 
     def __post_init__(self) -> None:
         check_count("count", self.count, 3, 9999)
-        if (
-            isinstance(self.size, str)
-            or not isinstance(self.size, Sequence)
-            or len(self.size) != len(self.axes)
-        ):
-            raise ConfigError(
-                f"{self.size_name} is {self.size!r}; allowed: ({', '.join(self.axes)})"
-            )
-        object.__setattr__(self, "size", tuple(self.size))
-        for side in self.size:
-            check_count(f"a side of {self.size_name}", side, *self.sides)
         check_count("seed", self.seed, 0, 2**63 - 1)
+        size = getattr(self, self.size_name)
+        if isinstance(size, str) or not isinstance(size, Sequence) or len(size) != len(self.axes):
+            raise ConfigError(f"{self.size_name} is {size!r}; allowed: ({', '.join(self.axes)})")
+        for side in size:
+            check_count(f"a side of {self.size_name}", side, *self.sides)
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """Size of a sample, one number for each of `axes`."""
+        return tuple(getattr(self, self.size_name))
 
     @property
     def folder_name(self) -> str:
@@ -74,8 +73,9 @@ class SampleSpec:
     @property
     def recipe(self) -> dict[str, Any]:
         """Content of the marker file, as JSON gives it back."""
-        made_from = {"count": self.count, self.size_name: list(self.size), "seed": self.seed}
-        return {"format": self.format_version, "made_from": made_from}
+        recipe = {"format": self.format_version, "made_from": asdict(self)}
+        plain: dict[str, Any] = json.loads(json.dumps(recipe))
+        return plain
 
     def ensure(self, folder: Path) -> Path:
         """Make the dataset once and return its own folder.

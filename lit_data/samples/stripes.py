@@ -104,12 +104,18 @@ train/ and val/ are free of defects: they are synthesised during training.
 """
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True)
 class StripeSampleSpec(SampleSpec):
-    """Recipe of a synthetic dataset; equal specs give equal pixels.
+    """Recipe of images of a web; equal specs give equal pixels.
+
+    The dataset's folder holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json`` and
+    ``README.txt``.
 
     Args:
-        dtype: ``uint8`` gives PNG, ``float32`` TIFF.
+        count: Images, divided 44 : 8 : 12 into train, val and test.
+        height_px: Rows of an image.
+        width_px: Columns of an image.
+        dtype: ``uint8`` gives PNG, ``float32`` TIFF with values in 0..1.
 
     Raises:
         ConfigError: A value is not allowed.
@@ -120,32 +126,27 @@ class StripeSampleSpec(SampleSpec):
     folders = (*SPLITS, "test_masks")
     readme = README
 
+    count: int = 64
+    height_px: int = 976
+    width_px: int = 176
     dtype: SampleDtype = "uint8"
 
     def __post_init__(self) -> None:
-        # Height and width are options of their own here.
-        for name, side_px in zip(("height_px", "width_px"), self.size, strict=True):
-            check_count(name, side_px, *self.sides)
-        SampleSpec.__post_init__(self)
+        check_count("height_px", self.height_px, *self.sides)
+        check_count("width_px", self.width_px, *self.sides)
+        super().__post_init__()
         check_choice("dtype", self.dtype, get_args(SampleDtype))
+
+    @property
+    def size_px(self) -> tuple[int, int]:
+        """(height, width) of an image."""
+        return self.height_px, self.width_px
 
     @property
     def folder_name(self) -> str:
         """Name of its folder: datasets of different specs lie side by side."""
-        height_px, width_px = self.size
-        return f"stripe-{self.count}x{height_px}x{width_px}-{self.dtype}-seed{self.seed}"
-
-    @property
-    @override
-    def recipe(self) -> dict[str, Any]:
-        made_from = {
-            "count": self.count,
-            "height_px": self.size[0],
-            "width_px": self.size[1],
-            "dtype": self.dtype,
-            "seed": self.seed,
-        }
-        return {"format": self.format_version, "made_from": made_from}
+        size = f"{self.height_px}x{self.width_px}"
+        return f"stripe-{self.count}x{size}-{self.dtype}-seed{self.seed}"
 
     @override
     def split_of(self, number: int) -> str:
@@ -168,9 +169,8 @@ class StripeSampleSpec(SampleSpec):
 
     def _write_sample(self, root: Path, number: int) -> list[dict[str, Any]]:
         """Write an image, in the test split its mask, and return its defects."""
-        height_px, width_px = self.size
         with_defects = self.has_defects(number)
-        sample = render_sample(self.seed, number, (height_px, width_px), with_defects=with_defects)
+        sample = render_sample(self.seed, number, self.size_px, with_defects=with_defects)
         split, stem = self.split_of(number), f"stripe_{number:04d}"
         pixels = np.moveaxis(sample.image, 0, -1)
         if self.dtype == "float32":
@@ -183,39 +183,6 @@ class StripeSampleSpec(SampleSpec):
             mask = sample.mask.astype(np.uint8)[..., None] * 255
             write_png(root / "test_masks" / f"{stem}.png", mask)
         return [{"image": f"{split}/{name}", **row} for row in sample.defects]
-
-
-def ensure_stripe_samples(
-    folder: Path,
-    *,
-    count: int = 64,
-    height_px: int = 976,
-    width_px: int = 176,
-    dtype: SampleDtype = "uint8",
-    seed: int = 0,
-) -> Path:
-    """Make the stripe samples once and return their folder.
-
-    See `SampleSpec.ensure`.
-
-    Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Number of images, divided 44 : 8 : 12 into train, val and test.
-        height_px: Rows of an image.
-        width_px: Columns of an image.
-        dtype: ``uint8`` gives PNG, ``float32`` gives TIFF with values in 0..1.
-        seed: Each image is a function of (seed, image number, size) alone.
-
-    Returns:
-        Its folder, which holds ``train``, ``val``, ``test``, ``test_masks``, ``defects.json``
-        and ``README.txt``.
-
-    Raises:
-        ConfigError: An argument is not allowed.
-        StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same dataset for ten minutes.
-    """
-    return StripeSampleSpec(count, (height_px, width_px), seed, dtype).ensure(folder)
 
 
 def _write_tiff(path: Path, pixels: NDArray[np.float32]) -> None:

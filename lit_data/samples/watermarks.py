@@ -1,6 +1,7 @@
 """The default backgrounds of the watermark experiment: pages, photographs and textures, made once."""
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -272,13 +273,20 @@ samples.json          what the set was made from, and the size of each file. Wit
 """
 
 
+@dataclass(frozen=True, kw_only=True)
 class WatermarkSampleSpec(SampleSpec):
-    """Recipe of a synthetic dataset; equal specs give equal pixels (photographs: before compression)."""
+    """Recipe of backgrounds; equal specs give equal pixels (photographs: before compression).
 
-    __slots__ = ()
+    Args:
+        size_px: (height, width) of a page; photographs lie on their side.
+    """
+
     kind = "watermark"
     sides = (SMALLEST_SIDE_PX, 2**13)
     readme = README
+
+    count: int = 60
+    size_px: tuple[int, int] = (640, 480)
 
     def kind_of(self, number: int) -> str:
         """Return ``page``, ``photo`` or ``texture``."""
@@ -286,7 +294,7 @@ class WatermarkSampleSpec(SampleSpec):
 
     @override
     def write_samples(self, root: Path, numbers: Iterable[int]) -> None:
-        height, width = self.size
+        height, width = self.size_px
         for number in numbers:
             (rng,) = open_streams(self.seed, number, 1)
             kind = self.kind_of(number)
@@ -296,34 +304,6 @@ class WatermarkSampleSpec(SampleSpec):
                 continue
             draw = draw_page if kind == "page" else draw_texture
             write_png(path.with_suffix(".png"), draw(rng, (height, width))[..., None])
-
-
-def ensure_watermark_samples(
-    folder: Path,
-    *,
-    count: int = 60,
-    size_px: tuple[int, int] = (640, 480),
-    seed: int = 0,
-) -> Path:
-    """Make the backgrounds once and return their folder.
-
-    See `SampleSpec.ensure`.
-
-    Args:
-        folder: Holds all synthetic datasets, each in a folder of its own.
-        count: Number of images, divided 70 : 15 : 15 into train, val and test.
-        size_px: (height, width) of a page; photographs lie on their side.
-        seed: Each image is a function of (seed, image number, size) alone.
-
-    Returns:
-        Its folder, which holds ``train``, ``val``, ``test`` and ``README.txt``.
-
-    Raises:
-        ConfigError: An argument is not allowed.
-        StoreError: The folder cannot be written.
-        StoreBusyError: Another process has been making the same dataset for ten minutes.
-    """
-    return WatermarkSampleSpec(count, size_px, seed).ensure(folder)
 
 
 def _write_jpeg(path: Path, pixels: Array) -> None:

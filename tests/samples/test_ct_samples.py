@@ -7,7 +7,7 @@ import pytest
 
 from lit_data.errors import ConfigError
 from lit_data.samples import ct as ct_samples
-from lit_data.samples.ct import TUMOUR, CTSampleSpec, ensure_ct_samples, render_volume
+from lit_data.samples.ct import TUMOUR, CTSampleSpec, render_volume
 
 SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40]}
 
@@ -21,10 +21,10 @@ def digests(root: Path) -> dict[str, str]:
 
 
 def test_equal_arguments_give_equal_bytes_and_another_seed_other_volumes(tmp_path: Path) -> None:
-    one = digests(ensure_ct_samples(tmp_path / "a", **SMALL))
-    assert one == digests(ensure_ct_samples(tmp_path / "b", **SMALL))
-    other = digests(ensure_ct_samples(tmp_path / "a", **SMALL, seed=1))
-    more = digests(ensure_ct_samples(tmp_path, **SMALL | {"count": 5}))
+    one = digests(CTSampleSpec(**SMALL).ensure(tmp_path / "a"))
+    assert one == digests(CTSampleSpec(**SMALL).ensure(tmp_path / "b"))
+    other = digests(CTSampleSpec(**SMALL, seed=1).ensure(tmp_path / "a"))
+    more = digests(CTSampleSpec(**SMALL | {"count": 5}).ensure(tmp_path))
     volumes = [name for name in one if name.endswith(".npy") and "labels" not in name]
     assert len(volumes) == 4
     assert all(one[name] != other[name] for name in volumes)
@@ -34,7 +34,7 @@ def test_equal_arguments_give_equal_bytes_and_another_seed_other_volumes(tmp_pat
 def test_the_set_is_what_was_drawn_and_is_made_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = ensure_ct_samples(tmp_path, **SMALL)
+    root = CTSampleSpec(**SMALL).ensure(tmp_path)
     assert root == tmp_path / "ct-4x24x32x40-seed0"
     stored = np.load(root / "train" / "ct_0001.npy")
     scene = render_volume(0, 1, (24, 32, 40))
@@ -47,7 +47,7 @@ def test_the_set_is_what_was_drawn_and_is_made_once(
         2,
     ]
     monkeypatch.setattr(ct_samples, "render_volume", lambda *_: pytest.fail("drawn again"))
-    assert ensure_ct_samples(tmp_path, **SMALL) == root
+    assert CTSampleSpec(**SMALL).ensure(tmp_path) == root
     assert "CC0" in (root / "README.txt").read_text(encoding="utf-8")
 
 
@@ -77,13 +77,13 @@ def test_a_volume_holds_air_fat_muscle_lung_bone_and_tumours() -> None:
 )
 def test_what_is_not_allowed_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=match):
-        ensure_ct_samples(tmp_path, **SMALL | change)
+        CTSampleSpec(**SMALL | change).ensure(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("count", "splits"), [(3, (1, 1, 1)), (32, (22, 5, 5)), (100, (70, 15, 15))]
 )
 def test_splits(count: int, splits: tuple[int, int, int]) -> None:
-    spec = CTSampleSpec(count, (64, 64, 64), 0)
+    spec = CTSampleSpec(count=count)
     names = [spec.split_of(number) for number in range(count)]
     assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]

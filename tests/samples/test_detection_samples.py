@@ -11,7 +11,6 @@ from lit_data.samples import detection as detection_scene
 from lit_data.samples.detection import (
     CLASSES,
     DetectionSampleSpec,
-    ensure_detection_samples,
     render_scene,
 )
 
@@ -19,7 +18,7 @@ SMALL: dict[str, Any] = {"count": 14, "size_px": (64, 80)}
 
 
 def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
-    root = ensure_detection_samples(tmp_path, **SMALL)
+    root = DetectionSampleSpec(**SMALL).ensure(tmp_path)
     assert root == tmp_path / "detection-14x64x80-seed0"
     files = find_detection_files(root)
     assert files.labels.classes == CLASSES
@@ -28,7 +27,7 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
         "val": 2,
         "test": 2,
     }
-    spec = DetectionSampleSpec(14, (64, 80), 0)
+    spec = DetectionSampleSpec(**SMALL)
     assert set(map(tuple, files.sizes_px.tolist())) == {(64, 80), (64, 32), (32, 64)}
     for image, path in enumerate(files.images):
         number = int(Path(path).stem[-4:])
@@ -54,7 +53,7 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
     [(3, (1, 1, 1)), (14, (10, 2, 2)), (160, (112, 24, 24)), (200, (140, 30, 30))],
 )
 def test_splits(count: int, splits: tuple[int, int, int]) -> None:
-    spec = DetectionSampleSpec(count, (240, 320), 0)
+    spec = DetectionSampleSpec(count=count)
     names = [spec.split_of(number) for number in range(count)]
     assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]
 

@@ -2,26 +2,35 @@
 
 import hashlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from lit_data.errors import ConfigError, StoreError
-from lit_data.samples.detection import ensure_detection_samples
-from lit_data.samples.gan import ensure_gan_samples
-from lit_data.samples.inspection import ensure_inspection_samples
-from lit_data.samples.stripes import ensure_stripe_samples
-from lit_data.samples.watermarks import ensure_watermark_samples
+from lit_data.samples.detection import DetectionSampleSpec
+from lit_data.samples.gan import GANSampleSpec
+from lit_data.samples.inspection import InspectionSampleSpec
+from lit_data.samples.sample_set import SampleSpec
+from lit_data.samples.stripes import StripeSampleSpec
+from lit_data.samples.watermarks import WatermarkSampleSpec
 
 Make = Callable[..., Path]
+
+
+def _maker(spec: type[SampleSpec], **small: Any) -> Make:
+    def make(folder: Path, **options: Any) -> Path:
+        return spec(**small | options).ensure(folder)
+
+    return make
+
+
 MAKERS: dict[str, Make] = {
-    "stripe": partial(ensure_stripe_samples, height_px=128, width_px=112),
-    "detection": partial(ensure_detection_samples, size_px=(64, 80)),
-    "gan": partial(ensure_gan_samples, size_px=(8, 8), tiles=2),
-    "inspection": partial(ensure_inspection_samples, size_px=(64, 64)),
-    "watermark": partial(ensure_watermark_samples, size_px=(96, 96)),
+    "stripe": _maker(StripeSampleSpec, height_px=128, width_px=112),
+    "detection": _maker(DetectionSampleSpec, size_px=(64, 80)),
+    "gan": _maker(GANSampleSpec, size_px=(8, 8), tiles=2),
+    "inspection": _maker(InspectionSampleSpec, size_px=(64, 64)),
+    "watermark": _maker(WatermarkSampleSpec, size_px=(96, 96)),
 }
 
 

@@ -14,7 +14,7 @@ from lit_data.io.temp import temp_folder
 from lit_data.samples import sample_set
 from lit_data.samples import stripes as stripe_samples
 from lit_data.samples.stripe_drawing import LEAST_CHANGE
-from lit_data.samples.stripes import ensure_stripe_samples, render_sample
+from lit_data.samples.stripes import StripeSampleSpec, render_sample
 from tests.samples.test_sample_sets import digests, stamps
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112}
@@ -22,7 +22,7 @@ SHAPE = (128, 112)
 
 
 def test_layout_of_a_png_set(tmp_path: Path) -> None:
-    root = ensure_stripe_samples(tmp_path, **{**SMALL, "count": 12})
+    root = StripeSampleSpec(**{**SMALL, "count": 12}).ensure(tmp_path)
     assert root == tmp_path / "stripe-12x128x112-uint8-seed0"
     stems = {
         folder.name: sorted(path.stem for path in folder.iterdir())
@@ -48,7 +48,7 @@ def test_layout_of_a_png_set(tmp_path: Path) -> None:
     [(3, (1, 1, 1), 0), (8, (5, 1, 2), 0), (64, (44, 8, 12), 2), (128, (88, 16, 24), 4)],
 )
 def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], clean: int) -> None:
-    spec = stripe_samples.StripeSampleSpec(count, (976, 176), 0)
+    spec = stripe_samples.StripeSampleSpec(count=count)
     names = [spec.split_of(number) for number in range(count)]
     assert names == ["train"] * splits[0] + ["val"] * splits[1] + ["test"] * splits[2]
     assert [spec.has_defects(number) for number in range(count)].count(True) == splits[2] - clean
@@ -57,12 +57,12 @@ def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], c
 
 def test_stored_red_is_the_target_in_png_and_tiff(tmp_path: Path) -> None:
     rendered = render_sample(0, 5, SHAPE, with_defects=True)
-    png = ensure_stripe_samples(tmp_path, **SMALL) / "test" / "stripe_0005.png"
+    png = StripeSampleSpec(**SMALL).ensure(tmp_path) / "test" / "stripe_0005.png"
     stored = cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1]
     np.testing.assert_array_equal(
         np.moveaxis(stored, -1, 0), np.rint(rendered.image * 255).astype(np.uint8)
     )
-    tiff = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "test" / "stripe_0005.tif"
+    tiff = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "test" / "stripe_0005.tif"
     floats = tifffile.imread(tiff)
     assert floats.dtype == np.float32
     assert floats.min() >= 0
@@ -120,7 +120,7 @@ def test_full_size_images_hold_both_kinds_and_both_roles() -> None:
 
 
 def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> None:
-    root = ensure_stripe_samples(tmp_path, **SMALL)
+    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
     rows = json.loads((root / "defects.json").read_text(encoding="utf-8"))
     assert rows == [
         {"image": "test/stripe_0005.png", **row}
@@ -131,10 +131,10 @@ def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> N
 def test_second_call_changes_no_file_and_needs_no_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    root = ensure_stripe_samples(tmp_path, **SMALL)
+    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
     before = stamps(root)
     monkeypatch.setattr(sample_set, "build_lock", None)
-    assert ensure_stripe_samples(tmp_path, **SMALL) == root
+    assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
     assert stamps(root) == before
 
 
@@ -142,7 +142,7 @@ def test_second_call_changes_no_file_and_needs_no_lock(
     "harm", ["no marker", "cut marker", "other format", "lost image", "cut image"]
 )
 def test_a_harmed_set_is_made_again(tmp_path: Path, harm: str) -> None:
-    root = ensure_stripe_samples(tmp_path, **SMALL)
+    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
     whole = digests(root)
     marker, image = root / "samples.json", root / "train" / "stripe_0000.png"
     text = marker.read_text(encoding="utf-8")
@@ -157,7 +157,7 @@ def test_a_harmed_set_is_made_again(tmp_path: Path, harm: str) -> None:
             image.unlink()
         case "cut image":
             image.write_bytes(image.read_bytes()[:100])
-    assert ensure_stripe_samples(tmp_path, **SMALL) == root
+    assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
     assert digests(root) == whole
     assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
 
@@ -168,9 +168,9 @@ def test_an_interrupted_run_leaves_nothing_and_the_next_one_succeeds(
     with monkeypatch.context() as patched:
         patched.setattr(tifffile, "imwrite", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            ensure_stripe_samples(tmp_path, **SMALL, dtype="float32")
+            StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path)
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == []
-    assert (ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "samples.json").is_file()
+    assert (StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "samples.json").is_file()
 
 
 def interrupt(*_: object, **__: object) -> None:
@@ -183,7 +183,7 @@ from pathlib import Path
 import tifffile
 from lit_data.samples import stripes as stripe_samples
 tifffile.imwrite = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
-stripe_samples.ensure_stripe_samples(Path(sys.argv[1]), count=6, height_px=128, width_px=112, dtype="float32")
+stripe_samples.StripeSampleSpec(count=6, height_px=128, width_px=112, dtype="float32").ensure(Path(sys.argv[1]))
 """
 
 
@@ -196,7 +196,7 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
     assert done.returncode == -9
     assert len(list(tmp_path.glob(".build-*"))) == 1
     with temp_folder(tmp_path) as alive:
-        root = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32")
+        root = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path)
         assert {path for path in tmp_path.iterdir() if path.name != ".lock"} == {alive, root}
 
 
@@ -218,14 +218,14 @@ def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
             process.join(5)
             process.kill()
     assert [digests(root) for root in roots] == [
-        digests(ensure_stripe_samples(tmp_path / "alone", **SMALL))
+        digests(StripeSampleSpec(**SMALL).ensure(tmp_path / "alone"))
     ]
     assert {path for path in (tmp_path / "both").iterdir() if path.name != ".lock"} == roots
 
 
 def make_at_once(folder: Path, start: Any, made: Any) -> None:
     start.wait()
-    made.put(ensure_stripe_samples(folder, **SMALL))
+    made.put(StripeSampleSpec(**SMALL).ensure(folder))
 
 
 def test_a_set_published_by_another_without_a_lock_is_used(
@@ -239,5 +239,5 @@ def test_a_set_published_by_another_without_a_lock_is_used(
             write(spec, tmp_path / spec.folder_name)
 
     monkeypatch.setattr(stripe_samples.StripeSampleSpec, "write", be_overtaken)
-    root = ensure_stripe_samples(tmp_path, **SMALL)
+    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
     assert [path for path in tmp_path.iterdir() if path.name != ".lock"] == [root]

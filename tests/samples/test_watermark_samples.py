@@ -3,11 +3,11 @@ from pathlib import Path
 import cv2
 import numpy as np
 
-from lit_data.samples.watermarks import ensure_watermark_samples
+from lit_data.samples.watermarks import WatermarkSampleSpec
 
 
 def test_a_set_has_pages_and_photographs_in_each_size(tmp_path: Path) -> None:
-    root = ensure_watermark_samples(tmp_path, count=10, size_px=(128, 96))
+    root = WatermarkSampleSpec(count=10, size_px=(128, 96)).ensure(tmp_path)
     files = {path.name: path for path in root.rglob("*.*g")}
     assert len(files) == 10
     assert sorted(name.split("_")[0] for name in files) == ["page"] * 5 + ["photo"] * 4 + [

@@ -208,7 +208,10 @@ class SaveOnSignal(L.Callback):
             if trainer.is_global_zero:
                 # Lightning writes nothing and says nothing where the folder is read-only.
                 if not part.exists() or (part.is_file() and part.stat().st_size == 0):
-                    raise OSError("nothing arrived; check permissions of the folder and the disk")
+                    folder = self.path.parent
+                    raise OSError(
+                        f"nothing arrived in {folder}; check its permissions and the disk"
+                    )
                 part.replace(self.path)
         except (Exception, KeyboardInterrupt) as error:
             return f"{self.path} could not be written: {str(error) or type(error).__name__}"

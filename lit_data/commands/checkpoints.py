@@ -22,7 +22,7 @@ from lit_data.commands.configuration.names import walk
 from lit_data.errors import ConfigError, DataError, LitDataError, StoreError
 from lit_data.files import replacing
 from lit_data.io.images.image_source import ImageBank
-from lit_data.modules.weights import read_checkpoint
+from lit_data.modules.weights import read_checkpoint, refuse_nan
 from lit_data.tasks.base import find_task_of
 
 log = logging.getLogger(__name__)
@@ -413,24 +413,14 @@ def restoring(start: Path | None, trainer: L.Trainer, model: L.LightningModule) 
 
 
 def _check_weights(content: Mapping[str, Any], model: L.LightningModule, path: Path) -> None:
-    """Refuse learned weights of NaN, which stay so; buffers may hold what they like."""
     weights = content.get("state_dict")
     if not isinstance(weights, Mapping):
         return  # an error follows where they are loaded
-    learned: list[str] = []
-    bad: list[str] = []
+    learned: dict[str, Tensor] = {}
     for name, _ in model.named_parameters():
-        weight = weights.get(name)
-        if isinstance(weight, Tensor):
-            learned.append(name)
-            if weight.is_floating_point() and weight.isnan().any():
-                bad.append(name)
-    if bad:
-        raise StoreError(
-            f"{path} holds NaN in {len(bad)} of {len(learned)} weights, first in {bad[0]}: "
-            "training diverged before it was saved. Take an earlier checkpoint, or train again "
-            "with a lower learning rate"
-        )
+        if isinstance(weights.get(name), Tensor):
+            learned[name] = weights[name]
+    refuse_nan(learned, str(path))
 
 
 def _pair_states(

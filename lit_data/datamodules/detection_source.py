@@ -19,7 +19,7 @@ from lit_data.files import replacing
 from lit_data.io.images.decoders import Decoder, ImageDecoder, ImageSource
 from lit_data.io.images.header_scan import SKIPPING, find_faults
 from lit_data.io.images.image_source import ImageBank
-from lit_data.io.images.npz import NPY_LOCK
+from lit_data.io.images.npy import NPY_LOCK
 from lit_data.io.images.scaling import ScaledDecoder, Scaling
 from lit_data.io.remote import Scope
 from lit_data.io.remote.scope import find_fault

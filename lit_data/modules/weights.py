@@ -182,7 +182,7 @@ def take_weights(net: nn.Module, state: Mapping[str, Tensor], source: str) -> Ta
             f"{source} has no weight that fits {type(net).__name__}: it holds {_name_some(state)}, "
             f"and the net {_name_some(learned)}"
         )
-    _refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
+    refuse_nan({name: fitting[name] for name in learned if name in fitting}, source)
     net.load_state_dict(fitting, strict=False)
     missing = [name for name in learned if name not in renamed]
     used = {renamed[name] for name in expected if name in renamed}
@@ -257,7 +257,12 @@ def _list_prefixes(names: Iterable[str]) -> list[str]:
     return ["", *sorted((prefix for prefix, _ in counts.most_common(_MOST_PREFIXES)), key=len)]
 
 
-def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
+def refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
+    """Refuse learned weights of NaN, which stay so; buffers may hold what they like.
+
+    Raises:
+        StoreError: There are some.
+    """
     bad = []
     for name, weight in weights.items():
         if weight.is_floating_point() and weight.isnan().any():
@@ -265,7 +270,8 @@ def _refuse_nan(weights: Mapping[str, Tensor], source: str) -> None:
     if bad:
         raise StoreError(
             f"{source} holds NaN in {len(bad)} of {len(weights)} weights, first in {bad[0]}: "
-            "training diverged before it was saved. Take another file"
+            "training diverged before it was saved. Take an earlier checkpoint or another file, or "
+            "train again with a lower learning rate"
         )
 
 

@@ -15,7 +15,7 @@ from lit_data.io.images.header_raster import (
     read_png_header,
 )
 from lit_data.io.images.header_tiff import read_tiff_header
-from lit_data.io.images.npz import MAGIC, read_npy_header
+from lit_data.io.images.npy import MAGIC, read_npy_header
 from lit_data.io.images.options import DEFAULT_READ, Kind, ReadOptions, StoredImage, note_inversion
 from lit_data.io.source import open_source
 

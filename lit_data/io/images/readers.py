@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from lit_data.errors import DataError
 from lit_data.io.images.header import ImageHeader, parse_header
 from lit_data.io.images.header_raster import check_jpeg_end, check_png, read_bmp_indices
-from lit_data.io.images.npz import NPY_LOCK, find_channel_axis
+from lit_data.io.images.npy import NPY_LOCK, find_channel_axis
 from lit_data.io.images.options import DEFAULT_READ, ReadOptions, StoredImage, invert, must_invert
 from lit_data.io.source import open_source, read_whole
 from lit_data.types import Array

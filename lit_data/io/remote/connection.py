@@ -90,11 +90,8 @@ class Connection(ABC):
         Raises:
             ConfigError: Options do not suit this kind of server.
         """
-        from fsspec.config import apply_config  # type: ignore[import-untyped]
-
         settings = self._class._get_kwargs_from_urls(self.address.url)
-        # The user's own arguments, of files of fsspec and of the environment.
-        settings |= self._choose_settings(apply_config(self._class, {}))
+        settings |= self._choose_settings(_read_configuration(self._class))
         if self._class.async_impl:
             settings["asynchronous"] = True
         self._fs = self._class(skip_instance_cache=True, use_listings_cache=False, **settings)
@@ -421,6 +418,14 @@ def _find_class(scheme: str) -> Any:  # noqa: ANN401 - fsspec has no types
         raise ConfigError(
             f"data.root={scheme}://... needs a package that is not installed: {hint}"
         ) from None
+
+
+def _read_configuration(file_system: Any) -> dict[str, Any]:  # noqa: ANN401 - a class of fsspec
+    """Return the user's own arguments of a file system, from files of fsspec and the environment."""
+    from fsspec.config import apply_config  # type: ignore[import-untyped]
+
+    arguments: dict[str, Any] = apply_config(file_system, {})
+    return arguments
 
 
 def _first(info: Mapping[str, Any], keys: Sequence[str]) -> Any:  # noqa: ANN401 - of a client

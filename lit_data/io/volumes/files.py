@@ -10,7 +10,7 @@ from typing import IO, Any, Final, Literal
 import numpy as np
 
 from lit_data.errors import DataError
-from lit_data.io.images.npz import (
+from lit_data.io.images.npy import (
     MAX_HEADER_BYTES,
     NPY_LOCK,
     NpyHeader,

@@ -24,7 +24,7 @@ from lit_data.errors import (
     StoreStaleError,
 )
 from lit_data.io.images.decoders import DecodedSource, ImageSource
-from lit_data.io.images.npz import NPY_LOCK
+from lit_data.io.images.npy import NPY_LOCK
 from lit_data.io.progress import limit_threads
 from lit_data.io.store.arrays import META_NAME
 from lit_data.io.store.index import VERSION

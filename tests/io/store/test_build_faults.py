@@ -23,7 +23,7 @@ import pytest
 from lit_data.errors import StoreSpaceError
 from lit_data.io import temp as lock
 from lit_data.io.images.decoders import DecodedSource, ImageSource
-from lit_data.io.images.npz import NPY_LOCK
+from lit_data.io.images.npy import NPY_LOCK
 from lit_data.io.store.store import DecodedStore
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there

@@ -13,6 +13,7 @@ from lightning.pytorch.callbacks import RichProgressBar
 from typing_extensions import override
 
 from lit_data.commands.result import is_score, print_table, split_stage
+from lit_data.commands.trained import find_doubt
 
 _NOISE: Final = ("💡 Tip", "Loading `train_dataloader` to estimate", "TPU available: False")
 _SHORT: Final = {"average_precision": "ap", "defect_recall": "recall", "accuracy": "acc"}
@@ -77,6 +78,8 @@ def quieten() -> None:
     warnings.filterwarnings(
         "ignore", ".isinstance.treespec, LeafSpec.. is deprecated", FutureWarning
     )
+    # A run that goes on in a folder of its own compares new scores alone, as docs/commands.md says.
+    warnings.filterwarnings("ignore", "The dirpath has changed from", UserWarning)
     # Lightning takes the weights for float32 then, which under autocast they are.
     warnings.filterwarnings(
         "ignore", "Precision .* is not supported by the model summary", UserWarning
@@ -112,6 +115,9 @@ def print_end(metrics: Mapping[str, Any], folder: Path) -> None:
     if speed:
         text += f", {speed:.0f} samples/s in training"
     print(text)
+    # Under half-good figures of a table, such as the largest F1, nobody looks for it.
+    if doubt := find_doubt({"scores": metrics}):
+        print(f"{doubt}: train longer, or look at predictions.png")
     if (folder / "report.html").exists():
         print(f"report: {folder / 'report.html'}")
 

@@ -83,9 +83,10 @@ def _read_options(cfg: DictConfig) -> dict[str, Any]:
 def describe_record(record: Mapping[str, Any], checkpoint: Path) -> str:
     """Return one line: which data, how many epochs, which scores."""
     root = record.get("root") or "a drawn set"
+    unit = "epoch" if record["epochs"] == 1 else "epochs"
     text = (
         f"{checkpoint}: experiment {record['experiment']}, trained on {root}, "
-        f"{record['epochs']} epochs"
+        f"{record['epochs']} {unit}"
     )
     scores = list(record["scores"].items())[:_MOST_SCORES]
     if not scores:
@@ -99,7 +100,7 @@ def find_doubt(record: Mapping[str, Any] | None) -> str | None:
     for name, least in _LEAST_SCORES.items():
         score = scores.get(name)
         if score is not None and score < least:
-            return f"{name} of the model is {score:.3g}, which is near chance"
+            return f"{name} of the model is {score:.3g}, which is no better than chance"
     return None
 
 

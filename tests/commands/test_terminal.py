@@ -142,3 +142,14 @@ def test_the_end_is_one_table_and_repeats_no_sentence(
     }
     assert "61 s, 170 samples/s in training\n" in out  # DataWaitMonitor has said the rest
     assert out.endswith(f"report: {tmp_path / 'report.html'}\n")
+    assert "chance" not in out
+
+
+def test_the_end_names_a_model_of_no_use(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    print_end({"seconds": 1.0, "val/image_auroc": 0.0686, "val/image_f1_max": 0.85}, tmp_path)
+    assert capsys.readouterr().out.endswith(
+        "1 s\nval/image_auroc of the model is 0.0686, which is no better than chance: train longer, "
+        "or look at predictions.png\n"
+    )

@@ -93,8 +93,7 @@ def test_nothing_that_training_knew_is_typed_again(trained: Path, tmp_path: Path
     assert code == 0
     assert (identity["model"]["net"]["width"], identity["data"]["scale"]) == (2, 0.9)
     assert (
-        f"experiment segmentation, trained on {trained}/set, 1 epochs; val/average_precision"
-        in said
+        f"experiment segmentation, trained on {trained}/set, 1 epoch; val/average_precision" in said
     )
     assert (
         "as it was trained: model.net.width=2, model.net.depth=1, data.patch_px=64, data.scale=0.9"
@@ -154,7 +153,10 @@ def test_a_model_near_chance_gives_no_verdicts(trained: Path, tmp_path: Path) ->
         trained, tmp_path / "out", f"data.root={trained}/set", f"ckpt={tmp_path}/weak.ckpt"
     )
     assert code == 0
-    assert "val/image_auroc of the model is 0.5, which is near chance: verdicts are unsure" in said
+    assert (
+        "val/image_auroc of the model is 0.5, which is no better than chance: verdicts are unsure"
+        in said
+    )
     rows = (tmp_path / "out" / "images.csv").read_text().splitlines()[1:]
     assert {row.split(",")[3] for row in rows} == {"unsure"}
 

@@ -270,7 +270,11 @@ class _Pairing:
         return pairing._pair_beside()
 
     def _lies_in_other_folder(self, path: Path) -> bool:
-        return any(map(_OTHER_FOLDERS.fullmatch, self.parts(path)[:-1]))
+        if any(map(_OTHER_FOLDERS.fullmatch, self.parts(path)[:-1])):
+            return True
+        # Older exports of LabelMe have arrays in SegmentationClass, and the masks beside it.
+        is_array = path.suffix == ".npy" and path.parent.name == "SegmentationClass"
+        return is_array and path.parent.with_name("SegmentationClassPNG").is_dir()
 
     def _find_mask_folders(self) -> set[Path]:
         """Find the folders whose names say that they hold masks."""

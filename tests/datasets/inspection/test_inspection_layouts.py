@@ -204,3 +204,14 @@ def test_masks_of_matlab_are_named_with_a_cure(
         f"{tmp_path}: 2 files of MATLAB; they are not read: save each mask as PNG, for which "
         "docs/inspection.md has the lines"
     ]
+
+
+def test_arrays_beside_the_masks_of_an_older_export_of_labelme_are_no_masks(tmp_path: Path) -> None:
+    _touch(tmp_path, "JPEGImages/1.jpg", "SegmentationClass/1.npy", "SegmentationClassPNG/1.png")
+    assert _pairs(tmp_path)[:2] == (
+        "folder",
+        {"JPEGImages/1.jpg": "SegmentationClassPNG/1.png"},
+    )
+    (tmp_path / "SegmentationClassPNG/1.png").unlink()
+    (tmp_path / "SegmentationClassPNG").rmdir()
+    assert _pairs(tmp_path)[1] == {"JPEGImages/1.jpg": "SegmentationClass/1.npy"}

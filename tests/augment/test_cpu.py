@@ -65,7 +65,9 @@ def test_pixels_are_those_of_the_device_path(
         detection_augment(scale=(1, 1), mixup=0.5),
         detection_augment(scale=(1, 1), hue=0, saturation=0, value=0),
         segmentation_augment(),
-        Compiled(detection_augment(scale=(1, 1)), backend="eager"),
+        pytest.param(
+            Compiled(detection_augment(scale=(1, 1)), backend="eager"), marks=pytest.mark.slow
+        ),
         Pipeline([Geometry(flip_left_right=True), nn.Identity()]),
     ],
     ids=str,

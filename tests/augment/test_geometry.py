@@ -5,8 +5,15 @@ import pytest
 import torch
 from kornia.geometry.transform import warp_perspective
 
-from lit_data.augment import Geometry, Layers
-from lit_data.augment.matrices import Moves, compose
+from lit_data.augment import Geometry, Layers, Photometry, Pipeline
+from lit_data.augment.matrices import (
+    BoxLimits,
+    Moves,
+    box_corners,
+    compose,
+    hull_boxes,
+    move_points,
+)
 from lit_data.errors import ConfigError
 
 BENT: dict[str, Any] = {"rotate_deg": 20, "scale": (0.8, 1.2), "shear_deg": 8, "perspective": 0.1}
@@ -213,3 +220,122 @@ def test_a_crop_must_fit() -> None:
         ConfigError, match=r"crop_px=\(9, 4\) is larger than the images of 8 x 8 px"
     ):
         _run(Geometry(crop_px=(9, 4)), Layers(_images(1, 1, 8, 8)))
+
+
+@pytest.mark.parametrize(
+    ("options", "patch", "margin"),
+    [
+        ({}, (64, 32), (0, 0)),
+        ({"flip_left_right": True, "flip_top_bottom": True}, (64, 32), (0, 0)),
+        ({"turn": True}, (64, 64), (0, 0)),
+        ({"shift_px": 4}, (64, 32), (4, 4)),
+        ({"shift_px": 2.5, "subpixel": True}, (64, 32), (3, 3)),
+        ({"scale": (0.5, 2.0)}, (65, 33), (32, 16)),
+        ({"scale": (1.0, 2.0)}, (65, 33), (0, 0)),
+        ({"rotate_deg": 45}, (101, 101), (21, 21)),  # 50 * (sqrt(2) - 1) = 20.7
+        ({"rotate_deg": 180}, (101, 101), (21, 21)),
+        ({"rotate_deg": 180}, (81, 61), (10, 20)),  # the diagonal: 50
+        (
+            {"turn": True, "shift_px": 4},
+            (64, 58),
+            (4, 7),
+        ),  # large enough to be turned: 4 more than half of 64
+        ({"turn": True, "shift_px": 1}, (64, 58), (1, 1)),  # not large enough
+    ],
+)
+def test_margins(options: dict[str, Any], patch: tuple[int, int], margin: tuple[int, int]) -> None:
+    geometry = Geometry(**options)
+    assert geometry.margin_px(patch) == margin
+    assert Pipeline([geometry, Photometry(gain=0.1)]).margin_px(patch) == margin
+
+
+@pytest.mark.parametrize("patch", [(16, 16), (12, 25), (20, 18)])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"rotate_deg": 10, "scale": (0.8, 1.2)},
+        {"turn": True, "rotate_deg": 30, "shift_px": 2},
+        {"shear_deg": 15, "rotate_deg": 5},
+        {"perspective": 0.2, "shift_px": 1.5, "subpixel": True},
+        {"perspective": 0.1, "rotate_deg": 20, "shear_deg": 10, "scale": (0.9, 1.1), "turn": True},
+    ],
+)
+def test_nothing_outside_is_seen_with_the_margin(
+    options: dict[str, Any], patch: tuple[int, int]
+) -> None:
+    geometry = Geometry(**options, crop_px=patch, padding="zeros")
+    down, across = geometry.margin_px(patch)
+    images = torch.ones(400, 1, patch[0] + 2 * down, patch[1] + 2 * across)
+    moved = geometry(Layers(images), geometry.draw(0, 0, np.arange(400), 1)).images
+    assert moved.min() > 1 - 1e-3
+    tight = torch.ones(400, 1, *patch)
+    assert geometry(Layers(tight), geometry.draw(0, 0, np.arange(400), 1)).images.min() < 0.9
+
+
+def test_a_perspective_that_reaches_the_horizon_is_refused() -> None:
+    with pytest.raises(
+        ConfigError,
+        match=r"perspective=0\.3 with shift_px=16 reaches the horizon of a patch of 8 x 8",
+    ):
+        Geometry(perspective=0.3, shift_px=16).margin_px((8, 8))
+
+
+ANY = BoxLimits(min_px=0, min_visible=0)
+
+
+def _to_boxes(
+    *edges: tuple[float, float, float, float], size: tuple[int, int] = (10, 20)
+) -> torch.Tensor:
+    """From (left, top, right, bottom) in px between pixels."""
+    height, width = size
+    rows = [
+        (n, 7, (x0 + x1) / 2 / width, (y0 + y1) / 2 / height, (x1 - x0) / width, (y1 - y0) / height)
+        for n, (x0, y0, x1, y1) in enumerate(edges)
+    ]
+    return torch.tensor(rows, dtype=torch.float32).reshape(-1, 6)
+
+
+def test_boxes_are_cut_to_the_crop() -> None:
+    boxes = _to_boxes((-4, 2, 6, 8), (18, 8, 26, 12))
+    cut = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), ANY)
+    torch.testing.assert_close(cut, _to_boxes((0, 2, 6, 8), (18, 8, 20, 10)))
+
+
+@pytest.mark.parametrize(
+    ("limits", "kept"),
+    [
+        (ANY, [0, 1, 2]),
+        (BoxLimits(min_px=2, min_visible=0), [0, 1]),
+        (BoxLimits(min_px=0, min_visible=0.5), [0, 2]),
+        (BoxLimits(min_px=0, min_visible=0.4), [0, 1, 2]),
+    ],
+)
+def test_small_and_hidden_boxes_are_left_out(limits: BoxLimits, kept: list[int]) -> None:
+    boxes = _to_boxes((5, 2, 8, 8), (-6, 2, 4, 8), (9, 2, 10, 8), (21, 2, 25, 8))
+    assert hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), limits)[:, 0].tolist() == kept
+
+
+def test_no_boxes_stay_none() -> None:
+    none = torch.zeros(0, 6)
+    assert hull_boxes(
+        none, move_points(box_corners(none, (4, 4)), torch.zeros(0, 3, 3)), (4, 4), ANY
+    ).shape == (0, 6)
+
+
+def test_points_move_in_perspective() -> None:
+    matrix = torch.tensor([[[1.0, 0.0, 2.0], [0.0, 1.0, 0.0], [0.5, 0.0, 1.0]]])
+    assert move_points(torch.tensor([[[2.0, 4.0]]]), matrix).tolist() == [[[2.0, 2.0]]]
+
+
+@pytest.mark.parametrize(("min_px", "min_visible"), [(-1, 0.1), (1, -0.1), (1, 1.1)])
+def test_bad_limits(min_px: float, min_visible: float) -> None:
+    with pytest.raises(ConfigError, match="need min_box_px >= 0 and a share"):
+        BoxLimits(min_px=min_px, min_visible=min_visible)
+
+
+def test_without_limits_all_are_kept() -> None:
+    boxes = torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.0, 0.5, 1.8, 0.2]])
+    moved = hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), None)
+    torch.testing.assert_close(
+        moved, torch.tensor([[0, 1, 0.5, 0.5, 0.001, 0.001], [1, 0, 0.45, 0.5, 0.9, 0.2]])
+    )

@@ -1,8 +1,10 @@
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from lit_data.datasets.patch_source import ProgressiveSize
 from lit_data.datasets.splits import split_images
 from lit_data.errors import ConfigError, DataError
 
@@ -29,14 +31,10 @@ def test_each_named_share_gets_an_image() -> None:
 
 def test_folders_are_found_by_themselves() -> None:
     names = ["train/a.png", "val/b.png", "test/deep/c.png", "train/d.png"]
-    assert {key: part.tolist() for key, part in split_images(names).items()} == {
-        "train": [0, 3],
-        "val": [1],
-        "test": [2],
-    }
-    with pytest.raises(
-        DataError, match="expects only train, val, test below the root, found: extra"
-    ):
+    found = {key: part.tolist() for key, part in split_images(names).items()}
+    assert found == {"train": [0, 3], "val": [1], "test": [2]}
+    message = "expects only train, val, test below the root, found: extra"
+    with pytest.raises(DataError, match=message):
         split_images([*names, "extra/e.png"], "folders")
     assert len(split_images([*names, "extra/e.png"], "auto")["train"]) == 3
 
@@ -44,11 +42,8 @@ def test_folders_are_found_by_themselves() -> None:
 def test_lists_of_names_and_files(tmp_path: Path) -> None:
     (tmp_path / "val.txt").write_text("\ufeff003.png\r\n\n001.png\n", encoding="utf-8")
     parts = split_images(NAMES, {"train": ["002.png"], "val": str(tmp_path / "val.txt")})
-    assert {key: part.tolist() for key, part in parts.items()} == {
-        "train": [2],
-        "val": [1, 3],
-        "test": [],
-    }
+    found = {key: part.tolist() for key, part in parts.items()}
+    assert found == {"train": [2], "val": [1, 3], "test": []}
 
 
 @pytest.mark.parametrize(
@@ -59,16 +54,8 @@ def test_lists_of_names_and_files(tmp_path: Path) -> None:
         ({"train": 1.0, "dev": 0.0}, ConfigError, "is unknown: choose folders, auto, a file"),
         ("random", ConfigError, "splits='random' is unknown"),
         ({"train": 0.5, "val": ["001.png"]}, ConfigError, "mixes shares and lists"),
-        (
-            {"train": ["999.png"]},
-            DataError,
-            r"1 listed images do not exist below the root: 999.png",
-        ),
-        (
-            {"train": ["001.png"], "val": ["001.png"]},
-            DataError,
-            r"1 images are listed more than once: 001.png",
-        ),
+        ({"train": ["999.png"]}, DataError, r"images do not exist below the root: 999.png"),
+        ({"train": ["001.png"], "val": ["001.png"]}, DataError, "listed more than once: 001.png"),
         ({"train": "nowhere.txt"}, DataError, "the list of a split is not a file: nowhere.txt"),
     ],
 )
@@ -85,8 +72,31 @@ def test_fewer_images_than_splits() -> None:
 @pytest.mark.parametrize("name", ["splits.csv", "train.txt"])
 def test_a_list_in_another_encoding_is_named(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes("image,split\ngröße.png,train\n".encode("latin-1"))
-    splits = str(tmp_path / name)
-    with pytest.raises(
-        DataError, match=rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"
-    ):
-        split_images(["größe.png"], splits if name.endswith(".csv") else {"train": splits})
+    path = str(tmp_path / name)
+    message = rf"{name}: no UTF-8 text \(byte 0xf6 at 14; .*\); save it as UTF-8$"
+    with pytest.raises(DataError, match=message):
+        split_images(["größe.png"], path if name.endswith(".csv") else {"train": path})
+
+
+def test_the_size_is_that_of_the_last_stage_begun() -> None:
+    sizes = ProgressiveSize(((0, 96), (10, 128), (20, 64)))
+    assert [sizes.size_at(epoch) for epoch in (0, 9, 10, 19, 20, 999)] == [96, 96, 128, 128, 64, 64]
+    assert sizes.largest_px == 128
+    listed: Any = [[0, 96], [10, 128], [20, 64]]
+    assert ProgressiveSize(listed) == sizes
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ([], "must be a list of"),
+        ([[0, 0]], "must be a list of"),
+        ([[0, 96, 1]], "must be a list of"),
+        ([96], "must be a list of"),
+        ([[1, 96]], "the first must be 0"),
+        ([[0, 96], [5, 128], [5, 192]], "the epochs must ascend"),
+    ],
+)
+def test_other_stages_are_refused(sizes: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ProgressiveSize(sizes)

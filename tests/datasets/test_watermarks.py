@@ -1,4 +1,3 @@
-import itertools
 import pickle
 from collections.abc import Sequence
 from typing import Any
@@ -18,35 +17,25 @@ from lit_data.datasets.patch_source import (
 from lit_data.datasets.writers import WatermarkWriter, check_colours
 from lit_data.errors import ConfigError, DataError
 from lit_data.grid import cut_patch
-from lit_data.io import ImageBank
 from lit_data.loading import LoaderOptions, MicroBatchLoader
 from lit_data.synthesis.watermarks import GlyphBank, WatermarkSpec
-from lit_data.types import Array, RowWriter
+from lit_data.testing import check_dataset
+from lit_data.types import Array
+from tests.datasets.banks import MemoryBank
 
-SIZES = np.array([(60, 90), (64, 64), (20, 100), (7, 1)])
+SIZES = [(60, 90), (64, 64), (20, 100), (7, 1)]
 GROWING = ProgressiveSize(((0, 16), (1, 32), (2, 24)))
 
 
-class Bank(ImageBank):
-    dtype, skipped = np.dtype(np.uint8), ()
+def _bank(channels: int = 3, numbers: Sequence[int] = range(4)) -> MemoryBank:
+    draws = [(np.random.default_rng(number), (channels, *SIZES[number])) for number in numbers]
+    return MemoryBank([rng.integers(0, 256, shape, dtype=np.uint8) for rng, shape in draws])
 
-    def __init__(self, channels: int = 3, numbers: Any = range(4)) -> None:
-        self.channels, self.numbers = channels, list(numbers)
-        self.heights_px, self.widths_px = SIZES[self.numbers].T
 
-    def __len__(self) -> int:
-        return len(self.numbers)
-
-    def __getitem__(self, index: int) -> Array:
-        shape = (self.channels, *SIZES[self.numbers[index]])
-        return np.random.default_rng(self.numbers[index]).integers(0, 256, shape, dtype=np.uint8)
-
-    def name(self, index: int) -> str:
-        return f"folder/{self.numbers[index]}.png"
+BANK = _bank()
 
 
 def _dataset(
-    bank: Any = None,
     *,
     images: Sequence[int] = range(4),
     samples_per_image: int | None = None,
@@ -54,14 +43,14 @@ def _dataset(
     progressive: ProgressiveSize | None = None,
     **options: Any,
 ) -> PatchDataset:
-    bank, numbers = bank or Bank(), np.array(images)
-    patches: PatchSource = GridPatches(make_padded_grid(bank, (32, 32), stride_px), numbers)
+    numbers = np.array(images)
+    patches: PatchSource = GridPatches(make_padded_grid(BANK, (32, 32), stride_px), numbers)
     if samples_per_image is not None:
-        patches = RandomPatches(bank, numbers, samples_per_image, progressive or (32, 32), 3)
+        patches = RandomPatches(BANK, numbers, samples_per_image, progressive or (32, 32), 3)
     if "masks" not in options:
         marks = GlyphBank(WatermarkSpec(texts=("DRAFT", "COPY"), size_px=(8, 24)))
         options["writer"] = WatermarkWriter(marks, 3)
-    return PatchDataset(bank, patches, **options)
+    return PatchDataset(BANK, patches, **options)
 
 
 def _train(**options: Any) -> PatchDataset:
@@ -69,45 +58,30 @@ def _train(**options: Any) -> PatchDataset:
 
 
 @pytest.mark.parametrize("dataset", [_train(), _dataset(), _train(progressive=GROWING)])
-def test_what_is_written_does_not_depend_on_the_other_rows(dataset: PatchDataset) -> None:
-    assert isinstance(dataset, RowWriter)
+def test_a_sample_depends_on_no_other_and_stays_in_its_corner(dataset: PatchDataset) -> None:
+    check_dataset(dataset, epochs=(0, 1, 2))
     for epoch in (0, 1, 2):
-        dataset.set_epoch(epoch)
-        size = dataset.patches.size_at(epoch)[0]
-        indices = np.array([3, 0, len(dataset) - 1, 3])
-        rows = {
-            name: np.full((4, *field.shape), 9, field.dtype)
-            for name, field in dataset.fields.items()
-        }
-        dataset.write_into(rows, indices, epoch)
-        for row, index in enumerate(indices.tolist()):
-            for name, value in dataset[index].items():
-                whole = rows[name][row]
-                part = whole[:, :size, :size] if name in ("image", "cover") else whole
-                np.testing.assert_array_equal(part, value)
-                if name in ("image", "cover"):
-                    assert (whole[:, size:] == 9).all(), "nothing is written beyond the corner"
+        size, fields = dataset.patches.size_at(epoch)[0], dataset.fields.items()
+        rows = {name: np.full((1, *field.shape), 9, field.dtype) for name, field in fields}
+        dataset.write_into(rows, np.array([3]), epoch)
+        for name in ("image", "cover"):
+            assert (rows[name][:, :, size:] == 9).all()
 
 
 def test_a_sample_is_a_patch_of_its_image_mirrored_where_that_ends() -> None:
-    bank = Bank()
     for dataset in (_train(), _dataset()):
         for index in range(len(dataset)):
             sample = dataset[index]
-            image, (y, x) = bank[int(sample["image_index"])], sample["position"].tolist()
+            image, (y, x) = BANK[int(sample["image_index"])], sample["position"].tolist()
             padded = np.pad(image, ((0, 0), (0, 64), (0, 64)), mode="reflect")
             np.testing.assert_array_equal(sample["image"], padded[:, y : y + 32, x : x + 32])
             height, width = image.shape[1:]
             assert 0 <= y <= max(0, height - 32)
             assert 0 <= x <= max(0, width - 32)
-
-
-@pytest.mark.parametrize("shape", [(3, 1, 1), (3, 2, 5), (1, 40, 3)])
-def test_tiny_images_are_mirrored_as_often_as_need_be(shape: tuple[int, int, int]) -> None:
-    image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
-    row = cut_patch(image, 0, 0, (30, 30))
-    expected = np.pad(image, ((0, 0), (0, 30), (0, 30)), mode="reflect")[:, :30, :30]
-    np.testing.assert_array_equal(row, expected)
+    for shape in ((3, 1, 1), (3, 2, 5), (1, 40, 3)):  # tiny images, as often as need be
+        image = np.random.default_rng(0).integers(0, 256, shape, dtype=np.uint8)
+        expected = np.pad(image, ((0, 0), (0, 30), (0, 30)), mode="reflect")[:, :30, :30]
+        np.testing.assert_array_equal(cut_patch(image, 0, 0, (30, 30)), expected)
 
 
 def test_training_patches_are_new_in_each_epoch_and_the_grid_covers_all() -> None:
@@ -143,7 +117,7 @@ def test_a_split_keeps_the_numbers_of_all_images() -> None:
 
 
 def test_masks_are_cut_with_their_images() -> None:
-    masks = Bank(1, [1, 2])
+    masks = _bank(1, [1, 2])
     dataset = _train(masks=masks, images=[1, 2])
     assert dataset.fields.keys() == {"image", "mask", "index", "image_index", "position", "epoch"}
     for index in range(len(dataset)):
@@ -153,33 +127,19 @@ def test_masks_are_cut_with_their_images() -> None:
         np.testing.assert_array_equal(sample["mask"], mask[:, y : y + 32, x : x + 32])
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (
-            {"masks": Bank(1), "writer": WatermarkWriter(GlyphBank(WatermarkSpec()), 0)},
-            ConfigError,
-            "not both",
-        ),
-        ({"masks": Bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
-        (
-            {"masks": Bank(1, [1, 0, 2, 3])},
-            DataError,
-            r"folder/1.png(.|\n)*2 masks differ in size from their image",
-        ),
-        ({"samples_per_image": 0}, ConfigError, "samples_per_image=0 must be a whole number"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        _dataset(**options)
-
-
-def test_grey_images_are_refused() -> None:
+def test_what_does_not_fit_is_refused() -> None:
+    writer = WatermarkWriter(GlyphBank(WatermarkSpec()), 0)
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
+        ({"masks": _bank(1), "writer": writer}, ConfigError, "not both"),
+        ({"masks": _bank(1, [0, 1])}, DataError, "2 masks for 4 images"),
+        ({"masks": _bank(1, [1, 0, 2, 3])}, DataError, r"1.png(.|\n)*2 masks differ in size from"),
+        ({"samples_per_image": 0}, ConfigError, "samples_per_image=0 is not usable:"),
+    ]
+    for options, error, message in cases:
+        with pytest.raises(error, match=message):
+            _dataset(**options)
     with pytest.raises(DataError, match=r"need three of uint8; set data\.read\.gray_to_rgb=true"):
-        check_colours(Bank(1))
+        check_colours(_bank(1))
 
 
 def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
@@ -205,9 +165,7 @@ def _read(loader: MicroBatchLoader, epochs: int) -> list[dict[str, Array]]:
         {"worker_kind": "process", "num_workers": 2, "batch_size": 4, "micro_batch_size": 3},
     ],
 )
-def test_workers_that_live_on_write_the_same_samples_at_the_size_of_each_epoch(
-    options: dict[str, Any],
-) -> None:
+def test_workers_write_samples_at_the_size_of_each_epoch(options: dict[str, Any]) -> None:
     dataset = _train(progressive=GROWING)
     inline = MicroBatchLoader(
         dataset, LoaderOptions(batch_size=20, seed=3, worker_kind="inline"), shuffle=True
@@ -232,8 +190,8 @@ def test_a_resumed_loader_goes_on_with_the_same_samples() -> None:
     )
     first.set_epoch(1)
     read = iter(first)
-    for _ in itertools.islice(read, 3):
-        pass
+    for _ in range(3):
+        next(read)
     second.load_state_dict(first.state_dict())
     second.set_epoch(1)
     for one, other in zip(read, second, strict=True):

@@ -51,17 +51,20 @@ def test_what_the_machine_cannot_do_now_is_no_fault_of_the_file(
 def test_no_store_is_made_without_an_image_that_could_not_be_read_for_now(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_bad: Any
 ) -> None:
-    for number in range(4):
-        write_png(tmp_path / f"{number}.png", np.full((4, 4), number, np.uint8))
-    sources = [ImageSource((str(tmp_path / f"{number}.png"),)) for number in range(4)]
+    paths = [tmp_path / f"{number}.png" for number in range(4)]
+    for path in paths:
+        write_png(path, np.zeros((4, 4), np.uint8))
+
+    def build() -> DecodedStore:
+        sources = [ImageSource((str(path),)) for path in paths]
+        decoder = ImageDecoder()
+        return DecodedStore.build(sources, tmp_path / "store", decoder=decoder, on_bad=on_bad)
+
     with monkeypatch.context() as patch:
         fail_at(patch, "2.png", errno.ESTALE)
         with pytest.raises(MachineError, match=r"2.png: cannot be read, ESTALE"):
-            DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad)
-    assert (
-        len(DecodedStore.build(sources, tmp_path / "store", decoder=ImageDecoder(), on_bad=on_bad))
-        == 4
-    )
+            build()
+    assert len(build()) == 4
 
 
 def test_a_bad_sector_is_a_fault_of_the_file(

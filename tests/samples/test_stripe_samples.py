@@ -1,5 +1,6 @@
 import json
 import multiprocessing
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -11,11 +12,10 @@ import pytest
 import tifffile
 
 from lit_data.io.temp import temp_folder
-from lit_data.samples import sample_set
 from lit_data.samples import stripes as stripe_samples
 from lit_data.samples.stripe_drawing import LEAST_CHANGE
-from lit_data.samples.stripes import StripeSampleSpec, render_sample
-from tests.samples.test_sample_sets import digests, stamps
+from lit_data.samples.stripes import ensure_stripe_samples, render_sample
+from tests.samples.test_sample_sets import digests
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112}
 SHAPE = (128, 112)
@@ -24,17 +24,10 @@ SHAPE = (128, 112)
 def test_layout_of_a_png_set(tmp_path: Path) -> None:
     root = StripeSampleSpec(**{**SMALL, "count": 12}).ensure(tmp_path)
     assert root == tmp_path / "stripe-12x128x112-uint8-seed0"
-    stems = {
-        folder.name: sorted(path.stem for path in folder.iterdir())
-        for folder in root.iterdir()
-        if folder.is_dir()
-    }
-    assert {split: len(names) for split, names in stems.items()} == {
-        "train": 8,
-        "val": 2,
-        "test": 2,
-        "test_masks": 2,
-    }
+    folders = [folder for folder in root.iterdir() if folder.is_dir()]
+    stems = {folder.name: sorted(path.stem for path in folder.iterdir()) for folder in folders}
+    counts = {split: len(names) for split, names in stems.items()}
+    assert counts == {"train": 8, "val": 2, "test": 2, "test_masks": 2}
     assert stems["test"] == stems["test_masks"] == ["stripe_0010", "stripe_0011"]
     for path in root.glob("t*/*.png"):
         pixels = cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
@@ -55,21 +48,24 @@ def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], c
     assert not any(spec.has_defects(number) for number in range(splits[0] + splits[1]))
 
 
-def test_stored_red_is_the_target_in_png_and_tiff(tmp_path: Path) -> None:
-    rendered = render_sample(0, 5, SHAPE, with_defects=True)
-    png = StripeSampleSpec(**SMALL).ensure(tmp_path) / "test" / "stripe_0005.png"
-    stored = cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1]
-    np.testing.assert_array_equal(
-        np.moveaxis(stored, -1, 0), np.rint(rendered.image * 255).astype(np.uint8)
-    )
-    tiff = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "test" / "stripe_0005.tif"
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return ensure_stripe_samples(tmp_path_factory.mktemp("samples"), **SMALL)
+
+
+def test_stored_red_is_the_target_in_png_and_tiff(small: Path, tmp_path: Path) -> None:
+    rendered, png = render_sample(0, 5, SHAPE, with_defects=True), small / "test/stripe_0005.png"
+    stored = np.moveaxis(cv2.imread(str(png), cv2.IMREAD_UNCHANGED)[..., ::-1], -1, 0)
+    np.testing.assert_array_equal(stored, np.rint(rendered.image * 255).astype(np.uint8))
+    mask = cv2.imread(str(small / "test_masks" / png.name), cv2.IMREAD_UNCHANGED)
+    np.testing.assert_array_equal(mask, rendered.mask * np.uint8(255))
+    rows = json.loads((small / "defects.json").read_text(encoding="utf-8"))
+    assert rows == [{"image": "test/stripe_0005.png", **row} for row in rendered.defects]
+    tiff = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "test" / "stripe_0005.tif"
     floats = tifffile.imread(tiff)
     assert floats.dtype == np.float32
-    assert floats.min() >= 0
-    assert floats.max() <= 1
+    assert 0 <= floats.min() <= floats.max() <= 1
     np.testing.assert_array_equal(np.moveaxis(floats, -1, 0), rendered.image)
-    mask = cv2.imread(str(png.parents[1] / "test_masks" / png.name), cv2.IMREAD_UNCHANGED)
-    np.testing.assert_array_equal(mask, rendered.mask * np.uint8(255))
 
 
 @pytest.mark.parametrize("number", range(4))
@@ -119,47 +115,24 @@ def test_full_size_images_hold_both_kinds_and_both_roles() -> None:
     }
 
 
-def test_defects_json_names_every_defect_of_the_test_images(tmp_path: Path) -> None:
-    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
-    rows = json.loads((root / "defects.json").read_text(encoding="utf-8"))
-    assert rows == [
-        {"image": "test/stripe_0005.png", **row}
-        for row in render_sample(0, 5, SHAPE, with_defects=True).defects
+def test_a_harmed_set_is_made_again(small: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(small, tmp_path / small.name))
+    whole, marker, image = digests(root), root / "samples.json", root / "train/stripe_0000.png"
+    text, pixels = marker.read_bytes(), image.read_bytes()
+    harms = [
+        (marker, None),
+        (marker, text[:50]),
+        (marker, text.replace(b'"format": ', b'"format": 9')),
+        (image, None),
+        (image, pixels[:100]),
     ]
-
-
-def test_second_call_changes_no_file_and_needs_no_lock(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
-    before = stamps(root)
-    monkeypatch.setattr(sample_set, "build_lock", None)
-    assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
-    assert stamps(root) == before
-
-
-@pytest.mark.parametrize(
-    "harm", ["no marker", "cut marker", "other format", "lost image", "cut image"]
-)
-def test_a_harmed_set_is_made_again(tmp_path: Path, harm: str) -> None:
-    root = StripeSampleSpec(**SMALL).ensure(tmp_path)
-    whole = digests(root)
-    marker, image = root / "samples.json", root / "train" / "stripe_0000.png"
-    text = marker.read_text(encoding="utf-8")
-    match harm:
-        case "no marker":
-            marker.unlink()
-        case "cut marker":
-            marker.write_text(text[:50], encoding="utf-8")
-        case "other format":
-            marker.write_text(text.replace('"format": ', '"format": 9'), encoding="utf-8")
-        case "lost image":
-            image.unlink()
-        case "cut image":
-            image.write_bytes(image.read_bytes()[:100])
-    assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
-    assert digests(root) == whole
-    assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
+    for path, content in harms:
+        path.unlink()
+        if content is not None:
+            path.write_bytes(content)
+        assert ensure_stripe_samples(tmp_path, **SMALL) == root
+        assert digests(root) == whole
+        assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
 
 
 def test_an_interrupted_run_leaves_nothing_and_the_next_one_succeeds(

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -28,32 +29,29 @@ pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 def _annotate_slowly(grey: np.ndarray, plan: DefectPlan) -> tuple[np.ndarray, np.ndarray]:
     """What each defect changes when it is drawn alone: labels [B, C, H, W] and mean change [N]."""
     labels, change = np.zeros(grey.shape, np.int32), np.zeros(len(plan), np.float32)
+    rows = np.arange(len(grey))[:, None, None, None]
     for n in range(len(plan)):
         alone = plan.select(np.arange(len(plan)) == n)
-        # As a true defect of the target alone it marks itself; spots mark pixels that do not
-        # change, too.
-        marking = replace(alone, is_true=np.ones(1, bool), channels=np.ones_like(alone.channels))
-        is_spot = plan.spec.members[plan.family[n]].marks_all
-        window = drawn(grey, marking)[1][:, None] & plan.channels[n][:, None, None]
         changes = np.abs(drawn(grey, alone)[0])
-        row = np.arange(len(grey))[:, None, None, None] == plan.row[n]
-        images = torch.from_numpy(grey.copy())
-        seen = (
-            window
-            if is_spot
-            else see_slowly(images, alone, (changes / 255).astype(np.float32), GREY)
-        )
-        shows = seen & row & plan.channels[n][:, None, None]
+        if plan.spec.members[plan.family[n]].marks_all:
+            # As a true defect of the target alone it marks itself; spots mark pixels that do not
+            # change, too.
+            true, all_channels = np.ones(1, bool), np.ones_like(alone.channels)
+            seen = drawn(grey, replace(alone, is_true=true, channels=all_channels))[1][:, None]
+        else:
+            images = torch.from_numpy(grey.copy())
+            seen = see_slowly(images, alone, (changes / 255).astype(np.float32), GREY)
+        shows = seen & (rows == plan.row[n]) & plan.channels[n][:, None, None]
         labels[shows] = n + 1
         change[n] = changes[shows].mean() / 255 if shows.any() else 0
     return labels, change
 
 
-@pytest.mark.parametrize("name", [*NAMES, "all"])
-@pytest.mark.parametrize(("batch", "shape"), BATCHES[:3])
-def test_annotations_are_what_each_defect_changes_alone(
-    name: str, batch: int, shape: tuple[int, int, int]
-) -> None:
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, 1) for name in NAMES), *(("all", number) for number in range(3))]
+)
+def test_annotations_are_what_each_defect_changes_alone(name: str, number: int) -> None:
+    batch, shape = BATCHES[number]
     spec = many(*(NAMES if name == "all" else (name,)), count=(4, 6), amplitude=(0.01, 0.3))
     plan, grey = plan_of(spec, batch, shape), scene(batch, shape)
     images = torch.from_numpy(grey.copy())
@@ -67,8 +65,7 @@ def test_annotations_are_what_each_defect_changes_alone(
     np.testing.assert_array_equal(images.numpy(), grey)
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("kind", RANGES)
+@pytest.mark.parametrize(("name", "kind"), list(zip(NAMES, cycle(RANGES), strict=False)))
 def test_labels_of_single_true_defects_are_the_mask(name: str, kind: str) -> None:
     shape, values = (3, 40, 40), RANGES[kind][1]
     images, plan = as_dtype(scene(20, shape), kind), plan_of(only(name), 20, shape)

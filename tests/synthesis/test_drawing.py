@@ -25,23 +25,20 @@ SPEC = DefectSpec(
 
 
 @pytest.mark.parametrize("subpixel", [True, False])
-@pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize(
-    ("dtype", "values"),
+    ("number", "dtype", "values"),
     [
-        (np.uint8, ValueRange(0, 255, whole=True)),
-        (np.uint16, ValueRange(10_000, 50_000, whole=True)),
-        (np.int16, ValueRange(-900.5, 1000, whole=True)),
-        (np.uint8, ValueRange(20.5, 200.25, whole=True)),
+        (0, np.uint8, ValueRange(0, 255, whole=True)),
+        (1, np.uint16, ValueRange(10_000, 50_000, whole=True)),
+        (2, np.int16, ValueRange(-900.5, 1000, whole=True)),
+        (3, np.uint8, ValueRange(20.5, 200.25, whole=True)),
     ],
 )
 def test_spots_are_drawn_as_the_renderer_draws_them(
-    batch: int, shape: tuple[int, int, int], dtype: type, values: ValueRange, subpixel: bool
+    number: int, dtype: type, values: ValueRange, subpixel: bool
 ) -> None:
-    limits = np.iinfo(dtype)
-    images = np.random.default_rng(0).integers(
-        limits.min, limits.max, (batch, *shape), dtype, endpoint=True
-    )
+    (batch, shape), limits, rng = BATCHES[number], np.iinfo(dtype), np.random.default_rng(0)
+    images = rng.integers(limits.min, limits.max, (batch, *shape), dtype, endpoint=True)
     plan = sample_plan(replace(SPEC, subpixel=subpixel), 5, 1, np.arange(batch), shape)
     pixels, masks = images.copy(), np.zeros((batch, 1, *shape[1:]), np.uint8)
     draw_spots(pixels, masks, plan, values)

@@ -64,27 +64,19 @@ def test_bad_options_of_families(family: str, option: str, value: Any, message: 
 
 
 def test_what_a_configuration_gives() -> None:
-    shape = SHAPE | {"height_px": 3}
-    spec = DefectSpec(
-        count=[1, 2],
-        families={"spot": {"shapes": [shape]}, "blur": Blur(sigma_px=(1, 2)), "line": None},
-    )  # type: ignore[arg-type]
-    assert spec.count == (1, 2)
-    assert [member.name for member in spec.members] == ["spot", "blur"]
-    assert spec.members[1] == Blur(sigma_px=(1.0, 2.0))
-    assert hash(spec) == hash(DefectSpec(count=(1, 2), families=spec.members))
-
-
-def test_every_family_of_a_configuration_file() -> None:
     """Hydra hands over lists and mappings of its own."""
-    text = "{count: [1, 2], families: {spot: {shapes: [{height_px: 3, width_px: 3, sigma_y_px: 1, sigma_x_px: 1}]}, "
-    given = OmegaConf.create(
-        text + "line: {along: rows, width_px: [1, 2]}, blur: {sigma_px: [1, 2]}, nick: null}}"
-    )
-    spec = DefectSpec(**given)
-    assert [member.name for member in spec.members] == ["spot", "line", "blur"]
-    assert spec.members[2] == Blur(sigma_px=(1, 2))
-    assert spec.count == (1, 2)
+    shape = SHAPE | {"height_px": 3}
+    blur = Blur(sigma_px=(1.0, 2.0))
+    given: dict[str, Any] = {"count": [1, 2]}
+    given["families"] = {"spot": {"shapes": [shape]}, "blur": {"sigma_px": [1, 2]}, "nick": None}
+    for options in (given, OmegaConf.create(given)):
+        spec = DefectSpec(**options)
+        assert spec.count == (1, 2)
+        assert [member.name for member in spec.members] == ["spot", "blur"]
+        assert spec.members[1] == blur
+        assert hash(spec) == hash(DefectSpec(count=(1, 2), families=spec.members))
+    given["families"]["blur"] = blur
+    assert DefectSpec(**given) == spec
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import torch
 from lit_data.datasets import DetectionDataset
 from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import ConfigError, DataError
-from lit_data.io import ImageBank
 from lit_data.mosaic import FILL, MosaicSpec
-from lit_data.types import Array, RowWriter, read_rows, row_shapes
+from lit_data.types import Array, RowWriter, read_rows
+from tests.datasets.banks import MemoryBank
 
 SIZES = np.array([(40, 60), (30, 30), (64, 16), (20, 64), (64, 64), (10, 12)])
 ORIGINALS = SIZES * 2
@@ -20,18 +20,11 @@ BOXES = [
 ]
 
 
-class Bank(ImageBank):
-    dtype, channels, skipped = np.dtype(np.uint8), 3, ()
-    heights_px, widths_px = SIZES.T
-
-    def __len__(self) -> int:
-        return len(SIZES)
-
-    def __getitem__(self, index: int) -> Array:
-        return np.random.default_rng(index).integers(0, 256, (3, *SIZES[index]), dtype=np.uint8)
-
-    def name(self, index: int) -> str:
-        return f"folder/{index}.png"
+IMAGES = [
+    np.random.default_rng(number).integers(0, 256, (3, *size), dtype=np.uint8)
+    for number, size in enumerate(SIZES)
+]
+BANK = MemoryBank(IMAGES)
 
 
 def _table() -> LabelTable:
@@ -42,16 +35,14 @@ def _table() -> LabelTable:
     return LabelTable(("a", "b", "c"), flat, np.cumsum(counts))
 
 
-def _dataset(bank: Any = None, **options: Any) -> DetectionDataset:
-    return DetectionDataset(
-        bank or Bank(), _table(), ORIGINALS, **({"size_px": (64, 64)} | options)
-    )
+def _dataset(bank: MemoryBank = BANK, **options: Any) -> DetectionDataset:
+    return DetectionDataset(bank, _table(), ORIGINALS, **({"size_px": (64, 64)} | options))
 
 
 def test_an_image_alone_lies_in_the_middle_of_grey_with_all_its_boxes() -> None:
     sample = _dataset()[2]
     assert sample.keys() == {"image", "boxes", "index", "image_index", "shape", "epoch"}
-    np.testing.assert_array_equal(sample["image"][:, :, 24:40], Bank()[2])
+    np.testing.assert_array_equal(sample["image"][:, :, 24:40], IMAGES[2])
     assert (sample["image"][:, :, :24] == FILL).all()
     assert (sample["image"][:, :, 40:] == FILL).all()
     assert sample["boxes"].shape == (0, 6)
@@ -75,11 +66,7 @@ def test_what_is_written_does_not_depend_on_the_other_rows(mosaic: MosaicSpec | 
     dataset.set_epoch(5)
     alone = [dataset[index] for index in range(len(dataset))]
     indices = np.array([3, 0, 5, 5, 1])
-    rows = {
-        name: np.full((5, *shape), 9, dtype)
-        for name, (shape, dtype) in row_shapes(dataset.fields).items()
-    }
-    dataset.write_into(rows, indices, 5)
+    rows = read_rows(dataset, indices, 5)
     for row, index in enumerate(indices.tolist()):
         count = rows["boxes_count"][row]
         np.testing.assert_array_equal(rows["boxes"][row, :count, 1:], alone[index]["boxes"][:, 1:])
@@ -123,29 +110,21 @@ def test_there_is_room_for_the_boxes_of_all_tiles() -> None:
 @pytest.mark.parametrize("tiles", [4, 9])
 def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: Any) -> None:
     spec, images = MosaicSpec(tiles=tiles, probability=0.8), np.arange(len(SIZES))
-    sizes = np.array(
-        [(64, 64), (64, 30), (64, 16), (20, 64), (32, 64), (1, 64)]
-    )  # each fills the sample
-
-    class Fitted(Bank):
-        heights_px, widths_px = sizes.T
-
-        def __getitem__(self, index: int) -> Array:
-            return np.zeros((3, *sizes[index]), np.uint8)
-
-    written = _dataset(Fitted(), mosaic=spec, seed=5)
+    # each fills the sample
+    sizes = np.array([(64, 64), (64, 30), (64, 16), (20, 64), (32, 64), (1, 64)])
+    bank = MemoryBank([np.zeros((3, *size), np.uint8) for size in sizes])
+    written = _dataset(bank, mosaic=spec, seed=5)
     rows = read_rows(written, images, 3)
-    alone = _dataset(Fitted(), mosaic=spec, seed=5, draws_mosaics=False)
+    alone = _dataset(bank, mosaic=spec, seed=5, draws_mosaics=False)
     made = alone.plan_batch(images, spec, 3)
     for name in ("row", "image", "scale", "origin", "window", "bounds"):
-        np.testing.assert_array_equal(
-            getattr(made.plan, name), getattr(written.plan(images, 3), name)
-        )
+        planned = getattr(written.plan(images, 3), name)
+        np.testing.assert_array_equal(getattr(made.plan, name), planned)
     np.testing.assert_array_equal(made.counts, rows["boxes_count"])
     expected = [rows["boxes"][row, :count, 1:] for row, count in enumerate(made.counts.tolist())]
     np.testing.assert_array_equal(made.boxes[:, 1:], np.concatenate(expected))
     np.testing.assert_array_equal(made.boxes[:, 0], np.repeat(images, made.counts))
-    plain = _dataset(Fitted())
+    plain = _dataset(bank)
     for index in range(6):
         assert torch.equal(alone[index]["boxes"], plain[index]["boxes"])
         top, left, bottom, right = made.places_px[index].tolist()
@@ -157,33 +136,26 @@ def test_a_whole_set_as_one_batch_has_the_mosaics_that_would_be_written(tiles: A
 def test_boxes_found_in_samples_go_back_to_the_image_on_the_disk(size_px: tuple[int, int]) -> None:
     dataset = _dataset(size_px=size_px)
     for image, expected in BOXES:
-        _, _, cx, cy, w, h = dataset[image]["boxes"].numpy().astype(np.float64).T
-        width, height = size_px[1], size_px[0]
-        corners = np.stack(
-            (
-                (cx - w / 2) * width,
-                (cy - h / 2) * height,
-                (cx + w / 2) * width,
-                (cy + h / 2) * height,
-            )
-        )
-        found = dataset.find_originals(corners.T, np.full(len(cx), image))
-        _, cx, cy, w, h = np.array(expected).T
-        true = np.stack((cx - w / 2, cy - h / 2, cx + w / 2, cy + h / 2), axis=1) * np.tile(
-            ORIGINALS[image][::-1], 2
-        )
+        boxes = dataset[image]["boxes"].numpy().astype(np.float64)
+        corners = _corners(boxes[:, 2:]) * np.tile(size_px[::-1], 2)
+        found = dataset.find_originals(corners, np.full(len(boxes), image))
+        true = _corners(np.array(expected)[:, 1:]) * np.tile(ORIGINALS[image][::-1], 2)
         np.testing.assert_allclose(found, true, atol=1e-3)
     beyond = dataset.find_originals(np.array([[-9.0, -9.0, 999.0, 999.0]]), np.array([2]))
     assert beyond.tolist() == [[0, 0, 32, 128]]
 
 
+def _corners(boxes: Array) -> Array:
+    """(x1, y1, x2, y2) of boxes (cx, cy, w, h)."""
+    sides = boxes[:, 2:] / 2
+    return np.hstack([boxes[:, :2] - sides, boxes[:, :2] + sides])
+
+
 def test_banks_and_tables_that_do_not_fit_are_refused() -> None:
     with pytest.raises(ConfigError, match="6 images, boxes of 6 and sizes of 2 of them"):
-        DetectionDataset(Bank(), _table(), ORIGINALS[:2], size_px=(64, 64))
-    for name, value in (("channels", 1), ("dtype", np.dtype(np.uint16))):
-        bank = Bank()
-        setattr(bank, name, value)
+        DetectionDataset(BANK, _table(), ORIGINALS[:2], size_px=(64, 64))
+    for images in ([image[:1] for image in IMAGES], [np.uint16(image) for image in IMAGES]):
         with pytest.raises(
-            DataError, match=r"detection needs three of uint8; set data\.read\.gray_to_rgb=true"
+            DataError, match=r"needs three of uint8; set data\.read\.gray_to_rgb=tr"
         ):
-            _dataset(bank)
+            _dataset(MemoryBank(images))

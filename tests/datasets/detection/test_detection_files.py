@@ -1,6 +1,6 @@
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +35,25 @@ def write(root: Path, **texts: str) -> None:
 
 
 def by_name(found: DetectionFiles) -> dict[str, list[str]]:
-    return {
-        split: [Path(found.images[n]).stem for n in numbers]
-        for split, numbers in found.splits.items()
-    }
+    stems = [Path(path).stem for path in found.images]
+    return {split: [stems[n] for n in numbers] for split, numbers in found.splits.items()}
+
+
+def coco(names: Sequence[str], *images: int) -> str:
+    """A file of images, with a box in each of these numbers from 1, or in the first."""
+    listed = [{"id": number, "file_name": name} for number, name in enumerate(names, 1)]
+    box = {"category_id": 7, "bbox": [0, 0, 15, 10]}
+    boxes = [{"image_id": image} | box for image in images or (1,)]
+    content = {"images": listed, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]}
+    return json.dumps(content)
 
 
 @pytest.fixture
 def flat(tmp_path: Path) -> Path:
     """Four images with YOLO text beside, and class names."""
     put(tmp_path, *(f"images/{name}.png" for name in "abcd"))
-    write(
-        tmp_path,
-        classes="cat\n",
-        labels__a=LINE,
-        labels__b=LINE * 1 + "0 .2 .2 .1 .1\n",
-        labels__c="",
-    )
+    two = LINE + "0 .2 .2 .1 .1\n"
+    write(tmp_path, classes="cat\n", labels__a=LINE, labels__b=two, labels__c="")
     return tmp_path
 
 
@@ -72,24 +74,17 @@ def test_folders_give_the_splits(tmp_path: Path) -> None:
 
 
 def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
-    put(
-        tmp_path,
-        "train/images/dent/1.png",
-        "train/images/hole/2.png",
-        "validation/images/dent/1.png",
-    )
-    for name, kinds in {
-        "train/1": ("dent",),
-        "train/2": (),
-        "validation/1": ("dent", "hole"),
-    }.items():
-        split, stem = name.split("/")
+    box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
+    for split, kind, stem, kinds in (
+        ("train", "dent", "1", ["dent"]),
+        ("train", "hole", "2", []),
+        ("validation", "dent", "1", ["dent", "hole"]),
+    ):
+        put(tmp_path, f"{split}/images/{kind}/{stem}.png")
         (tmp_path / split / "annotations").mkdir(exist_ok=True)
-        box = "<bndbox><xmin>1</xmin><ymin>1</ymin><xmax>9</xmax><ymax>9</ymax></bndbox>"
-        boxes = "".join(f"<object><name>{kind}</name>{box}</object>" for kind in kinds)
-        (tmp_path / split / "annotations" / f"{stem}.xml").write_text(
-            f"<annotation>{boxes}</annotation>"
-        )
+        boxes = "".join(f"<object><name>{name}</name>{box}</object>" for name in kinds)
+        path = tmp_path / split / "annotations" / f"{stem}.xml"
+        path.write_text(f"<annotation>{boxes}</annotation>")
     found = find_detection_files(tmp_path)
     assert found.splits == {"train": [0, 1], "val": [2], "test": []}
     assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 2]
@@ -98,12 +93,9 @@ def test_xml_lies_beside_folders_of_kinds_in_each_split(tmp_path: Path) -> None:
 
 def test_coco_files_in_a_folder_with_xml_are_coco(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png")
-    box = {"id": 1, "image_id": 1, "category_id": 3, "bbox": [1, 1, 9, 9]}
-    categories, images = [{"id": 3, "name": "of coco"}], [{"id": 1, "file_name": "a.png"}]
-    text = json.dumps({"images": images, "annotations": [box], "categories": categories})
-    write(tmp_path, annotations__instances_train=text)
+    write(tmp_path, annotations__instances_train=coco(["a.png"]))
     (tmp_path / "annotations" / "a.xml").write_text("<annotation/>")
-    assert find_detection_files(tmp_path).labels.classes == ("of coco",)
+    assert find_detection_files(tmp_path).labels.classes == ("cat",)
 
 
 @pytest.mark.parametrize("exclude", ["images/b.png", "**/b.*"])
@@ -112,15 +104,10 @@ def test_excluded_images_may_still_be_named(flat: Path, exclude: str) -> None:
     found = find_detection_files(flat, exclude=[exclude])
     assert by_name(found) == {"train": ["a"], "val": ["c", "d"], "test": []}
     assert [len(found.labels.of(image)) for image in range(3)] == [1, 0, 0]
-    images = [{"id": n, "file_name": f"{name}.png"} for n, name in enumerate("abcd")]
-    boxes = [{"id": n, "image_id": n, "category_id": 1, "bbox": [1, 1, 2, 2]} for n in range(4)]
-    text = json.dumps(
-        {"images": images, "annotations": boxes, "categories": [{"id": 1, "name": "cat"}]}
-    )
-    write(flat, annotations__instances_train=text)
-    coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
-    assert [Path(path).stem for path in coco.images] == ["a", "c", "d"]
-    assert len(coco.labels.boxes) == 3
+    write(flat, annotations__instances_train=coco([f"{name}.png" for name in "abcd"], 1, 2))
+    of_coco = find_detection_files(flat, label_format="coco", exclude=[exclude])
+    assert [Path(path).stem for path in of_coco.images] == ["a", "c", "d"]
+    assert len(of_coco.labels.boxes) == 1
 
 
 def test_an_excluded_image_gives_its_label_to_no_other(tmp_path: Path) -> None:
@@ -185,61 +172,36 @@ def test_data_yaml_of_a_set_that_was_moved(tmp_path: Path) -> None:
     )
 
 
-def coco(names: Sequence[str], image: int = 1) -> str:
-    images = [{"id": number, "file_name": name} for number, name in enumerate(names, 1)]
-    boxes = [{"image_id": image, "category_id": 7, "bbox": [0, 0, 15, 10]}]
-    return json.dumps(
-        {"images": images, "annotations": boxes, "categories": [{"id": 7, "name": "cat"}]}
-    )
-
-
 def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
-    put(tmp_path, "train2017/a.png", "val2017/a.png", "val2017/b.png", "unlabeled2017/z.png")
+    images = ["train2017/a.png", "val2017/a.png", "val2017/b.png"]
+    put(tmp_path, *images, "unlabeled2017/z.png")
     write(
         tmp_path,
         annotations__instances_train2017=coco(["a.png"]),
         annotations__instances_val2017=coco(["b.png", "a.png"]),
     )
     found = find_detection_files(tmp_path)
-    assert [str(Path(path).relative_to(tmp_path)) for path in found.images] == [
-        "train2017/a.png",
-        "val2017/a.png",
-        "val2017/b.png",
-    ]
+    assert found.images == tuple(str(tmp_path / name) for name in images)
     assert found.splits == {"train": [0], "val": [1, 2], "test": []}
     assert found.labels.ends.tolist() == [1, 1, 2]
     assert found.labels.of(0)[0].tolist() == [0, 0.25, 0.25, 0.5, 0.5]
 
 
 @pytest.mark.parametrize(
-    ("images", "files"),
+    ("folder", "file", "copies"),
     [
-        pytest.param(
-            ["train/a.png", "valid/b.png", "test/c.png"],
-            ["train/_annotations.coco", "valid/_annotations.coco", "test/_annotations.coco"],
-            id="roboflow",
-        ),
-        pytest.param(
-            ["train/images/a.png", "valid/images/b.png", "test/images/c.png"],
-            ["train/_annotations.coco", "valid/_annotations.coco", "test/_annotations.coco"],
-            id="roboflow in folders",
-        ),
-        pytest.param(
-            ["train/a.png", "val/b.png", "val/images/b.png", "test/c.png"],
-            ["train/_annotations.coco", "val/_annotations.coco", "test/_annotations.coco"],
-            id="a copy of an image",
-        ),
-        pytest.param(
-            ["train/a.png", "val/b.png", "test/c.png"],
-            ["annotations/train", "annotations/val", "annotations/test"],
-            id="a file of each split",
-        ),
+        ("{}", "{}/_annotations.coco", []),  # of Roboflow
+        ("{}/images", "{}/_annotations.coco", []),
+        ("{}", "{}/_annotations.coco", ["val/images/b.png"]),
+        ("{}", "annotations/{}", []),
     ],
 )
-def test_a_coco_file_of_each_split(tmp_path: Path, images: list[str], files: list[str]) -> None:
-    put(tmp_path, *images)
-    for file, name in zip(files, "abc", strict=True):
-        path = tmp_path / f"{file}.json"
+def test_a_coco_file_of_each_split(
+    tmp_path: Path, folder: str, file: str, copies: list[str]
+) -> None:
+    for split, name in (("train", "a"), ("val", "b"), ("test", "c")):
+        put(tmp_path, f"{folder.format(split)}/{name}.png", *copies)
+        path = tmp_path / f"{file.format(split)}.json"
         path.parent.mkdir(exist_ok=True)
         path.write_text(coco([f"{name}.png"]))
     found = find_detection_files(tmp_path)
@@ -266,14 +228,10 @@ def test_one_given_coco_file(tmp_path: Path) -> None:
 
 def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
     put(tmp_path, "images/a.png")
-    write(
-        tmp_path,
-        annotations__instances_train=coco(["a.png"]),
-        annotations__instances_val=coco(["a.png"]),
-    )
-    with pytest.raises(
-        DataError, match=r"instances_val.json: names an image that .*instances_train.json names too"
-    ):
+    for split in ("train", "val"):
+        write(tmp_path, **{f"annotations__instances_{split}": coco(["a.png"])})
+    message = r"instances_val.json: names an image that .*instances_train.json names too"
+    with pytest.raises(DataError, match=message):
         find_detection_files(tmp_path)
 
 
@@ -282,7 +240,7 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
     [
         (
             {"train": "a\nx\n", "val": "y"},
-            r"train.txt: line 2 of 3: no image is named 'x' among 4 images\n.*'y'(.|\n)*2 problems",
+            r"line 2 of 3: no image is named 'x' among 4(.|\n)*2 prob",
         ),
         (
             {"train": "a", "val": "b\na"},
@@ -291,11 +249,11 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
         ({"train": "a", "test": "\n"}, "test.txt: test is no list file with rows"),
         (
             {"data": "train: images/x\nnames: [cat]"},
-            "images/x: train is no list file with rows, and no folder with images",
+            "images/x: train is no list file with rows, an",
         ),
         (
             {"labels__e": LINE},
-            r"labels/e.txt: label file 4 of 4: no image is named 'e'(.|\n)*1 label files fit none of 4 images",
+            r"e.txt: label file 4 of 4: no image is named 'e'(.|\n)*1 label files",
         ),
         ({"more__labels__a": LINE}, "label file 4 of 4: labels the same image as .*labels/a.txt"),
         ({"classes": "cat\ncat"}, "each only once"),
@@ -312,8 +270,10 @@ def test_row_49_lists_and_files_without_an_image_are_named(
 def test_skip_leaves_stray_labels_and_bad_images_out(
     flat: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    write(flat, labels__e=LINE, train="a\nb\nc", val="d")
     (flat / "images" / "b.png").write_bytes(b"no image")
+    with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
+        find_detection_files(flat)
+    write(flat, labels__e=LINE, train="a\nb\nc", val="d")
     with pytest.raises(DataError, match="1 label files fit none"):
         find_detection_files(flat)
     found = find_detection_files(flat, on_bad="skip")
@@ -322,12 +282,6 @@ def test_skip_leaves_stray_labels_and_bad_images_out(
     assert found.labels.ends.tolist() == [1, 1, 1]
     assert "labels/e.txt" in caplog.text
     assert "1 of 4 images are bad; they are left out" in caplog.text
-
-
-def test_an_unreadable_image_is_an_error(flat: Path) -> None:
-    (flat / "images" / "b.png").write_bytes(b"no image")
-    with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
-        find_detection_files(flat)
 
 
 def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
@@ -362,7 +316,7 @@ def test_labels_behind_a_link_need_leave(
         (
             {"label_format": "json"},
             ConfigError,
-            "label_format='json' is unknown: choose one of auto, yolo, coco, voc",
+            "'json' is unknown: choose one of auto, yolo, coco",
         ),
         ({"on_bad": "ignore"}, ConfigError, "on_bad='ignore' is not allowed"),
         ({"splits": "random"}, ConfigError, "splits='random' is unknown"),
@@ -381,23 +335,20 @@ def test_wrong_arguments_are_refused(
 
 def test_yolo_text_needs_class_names(flat: Path) -> None:
     (flat / "classes.txt").unlink()
-    with pytest.raises(
-        DataError, match=r"no data.yaml or classes.txt names the classes; give classes="
-    ):
+    message = r"no data.yaml or classes.txt names the classes; give classes="
+    with pytest.raises(DataError, match=message):
         find_detection_files(flat)
     assert find_detection_files(flat, classes=["dog"]).labels.classes == ("dog",)
 
 
 def test_what_does_not_fit_together_is_refused() -> None:
     table = LabelTable(("a",), np.zeros((0, 5), np.float32), np.zeros(1, np.int64))
+    nothing: dict[str, Any] = {"train": [], "val": [], "test": []}
     with pytest.raises(ConfigError, match="2 images, labels of 1"):
-        DetectionFiles(
-            ("a", "b"), table, {"train": [], "val": [], "test": []}, np.ones((2, 2), np.int64)
-        )
+        DetectionFiles(("a", "b"), table, nothing, np.ones((2, 2), np.int64))
+    twice = {"train": [0], "val": [0], "test": []}
     with pytest.raises(ConfigError, match="no more than once"):
-        DetectionFiles(
-            ("a",), table, {"train": [0], "val": [0], "test": []}, np.ones((1, 2), np.int64)
-        )
+        DetectionFiles(("a",), table, twice, np.ones((1, 2), np.int64))
 
 
 def draw_set(seed: int) -> tuple[list[tuple[int, int]], Corners]:
@@ -454,14 +405,10 @@ def write_voc(root: Path, sizes: Sequence[tuple[int, int]], boxes: Corners) -> N
         )
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", range(4))
 def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: Path) -> None:
     sizes, boxes = draw_set(seed)
-    writers: dict[str, Callable[[Path, Sequence[tuple[int, int]], Corners], None]] = {
-        "yolo": write_yolo,
-        "coco": write_coco,
-        "voc": write_voc,
-    }
+    writers = {"yolo": write_yolo, "coco": write_coco, "voc": write_voc}
     for name, writer in writers.items():
         for image, size_px in enumerate(sizes):
             put(tmp_path, f"{name}/images/{image}.png", size_px=size_px)
@@ -542,16 +489,11 @@ def test_a_link_out_of_the_set_is_not_read(
 
 
 def test_images_without_labels_are_taken_where_classes_are_named(tmp_path: Path) -> None:
-    for name in ("a", "b"):
-        cv2.imwrite(str(tmp_path / f"{name}.png"), np.zeros((20, 30, 3), np.uint8))
+    put(tmp_path, "a.png", "b.png")
     with pytest.raises(DataError, match=r"no labels \(data.label_format=auto\)"):
         find_detection_files(tmp_path)
-    for label_format in ("auto", "none"):
-        found = find_detection_files(
-            tmp_path, label_format=label_format, classes=["dot"], splits={"train": 1.0}
-        )
-        assert ([Path(image).name for image in found.images], found.labels.classes) == (
-            ["a.png", "b.png"],
-            ("dot",),
-        )
-        assert found.labels.ends.tolist() == [0, 0]
+    for form in ("auto", "none"):
+        options: dict[str, Any] = {"classes": ["dot"], "splits": {"train": 1.0}}
+        found = find_detection_files(tmp_path, label_format=form, **options)
+        assert by_name(found)["train"] == ["a", "b"]
+        assert (found.labels.classes, found.labels.ends.tolist()) == (("dot",), [0, 0])

@@ -47,12 +47,12 @@ def test_each_image_has_a_view_of_its_boxes() -> None:
     assert np.array_equal(table.of(1), BOXES[:2])
     assert np.shares_memory(table.of(3), BOXES)
     assert table.of(0)[:, 1:].shape == (0, 4)
+    for image in (-1, 4):
+        with pytest.raises(IndexError, match=f"image {image} of 4"):
+            table.of(image)
 
 
-@pytest.mark.parametrize("image", [-1, 4])
-def test_an_image_that_is_not_there_is_refused(image: int) -> None:
-    with pytest.raises(IndexError, match=f"image {image} of 4"):
-        LabelTable(("a", "b"), BOXES, ends(0, 2, 2, 3)).of(image)
+AB = ("a", "b")
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,15 @@ def test_an_image_that_is_not_there_is_refused(image: int) -> None:
     [
         ((), BOXES, ends(3), r"classes=\(\) must be one or more names"),
         (("a", "a"), BOXES, ends(3), "each only once"),
-        (
-            ("a", "b"),
-            BOXES.astype(np.float64),
-            ends(3),
-            r"boxes must be float32 \[N, 5\], found float64",
-        ),
-        (("a", "b"), BOXES[:, 1:], ends(3), r"found float32 \(3, 4\)"),
-        (("a", "b"), BOXES, ends(3).astype(np.int32), r"ends must be int64 \[I\], found int32"),
-        (("a", "b"), BOXES, ends(2), "ascend from 0 to the 3 boxes, found 2 at the end"),
-        (("a", "b"), BOXES, ends(2, 1, 3), "ends must ascend"),
+        (AB, BOXES.astype(np.float64), ends(3), r"boxes must be float32 \[N, 5\], found float64"),
+        (AB, BOXES[:, 1:], ends(3), r"found float32 \(3, 4\)"),
+        (AB, BOXES, ends(3).astype(np.int32), r"ends must be int64 \[I\], found int32"),
+        (AB, BOXES, ends(2), "ascend from 0 to the 3 boxes, found 2 at the end"),
+        (AB, BOXES, ends(2, 1, 3), "ends must ascend"),
         (("a",), BOXES, ends(3), "a class that is no whole number from 0 to 0"),
-        (("a", "b"), BOXES + np.float32(0.5), ends(3), "a class that is no whole number"),
-        (("a", "b"), BOXES * np.float32([1, 2, 1, 1, 1]), ends(3), "must be shares from 0 to 1"),
-        (("a", "b"), BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
+        (AB, BOXES + np.float32(0.5), ends(3), "a class that is no whole number"),
+        (AB, BOXES * np.float32([1, 2, 1, 1, 1]), ends(3), "must be shares from 0 to 1"),
+        (AB, BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
     ],
 )
 def test_a_table_that_does_not_fit_together_is_refused(
@@ -84,9 +79,8 @@ def test_a_table_that_does_not_fit_together_is_refused(
 
 
 def test_corners_become_centres_and_sizes_in_shares() -> None:
-    assert collect((20, 10, 60, 50)).boxes.tolist() == pytest.approx(
-        np.float32([[0, 0.2, 0.3, 0.2, 0.4]])
-    )
+    shares = np.float32([[0, 0.2, 0.3, 0.2, 0.4]])
+    assert collect((20, 10, 60, 50)).boxes.tolist() == pytest.approx(shares)
 
 
 @pytest.mark.parametrize(
@@ -110,13 +104,16 @@ def test_a_bad_box_is_named(box: tuple[float, ...], message: str) -> None:
 
 def test_a_box_a_little_outside_is_cut_off_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    # By 2 % of its size, and by a millionth of the image: that is rounding to six decimals.
+    assert collect((-0.0002, 0, 0.01, 0.01)).boxes[0, 1] == pytest.approx(0.000025)
+    assert not caplog.records
     table = collect((-1, 0, 99, 50), (101, 0, 201, 50), (10, 10, 20, 20))
-    assert table.boxes[:2, 1:].tolist() == pytest.approx(
-        np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
+    cut = np.float32([[0.2475, 0.25, 0.495, 0.5], [0.7525, 0.25, 0.495, 0.5]])
+    assert table.boxes[:2, 1:].tolist() == pytest.approx(cut)
+    message = (
+        "reached up to 1 % of their size, or a pixel, beyond their image and were cut off there"
     )
-    assert [record.getMessage() for record in caplog.records] == [
-        "2 boxes reached up to 1 % of their size, or a pixel, beyond their image and were cut off there"
-    ]
+    assert caplog.messages == [f"2 boxes {message}"]
 
 
 def test_a_small_box_may_reach_a_pixel_out_of_its_image() -> None:
@@ -127,19 +124,13 @@ def test_a_small_box_may_reach_a_pixel_out_of_its_image() -> None:
         collect((199.6, 10, 200.6, 50))
 
 
-def test_rounding_to_six_decimals_is_not_counted(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.INFO)
-    table = collect((-0.0002, 0, 0.01, 0.01))  # by 2 % of its size, and by a millionth of the image
-    assert table.boxes[0, 1] == pytest.approx(0.000025)
-    assert not caplog.records
-
-
 def test_duplicates_are_kept_and_counted(caplog: pytest.LogCaptureFixture) -> None:
     table = collect((0, 0, 9, 9), (1, 1, 9, 9), (0, 0, 9, 9), (0, 0, 9, 9))
     assert len(table.boxes) == 4
-    assert caplog.messages == [
-        "2 boxes are duplicates of another one of their image and kept, the first: a.txt, box 3: box (0, 0, 9, 9)"
-    ]
+    message = (
+        "2 boxes are duplicates of another one of their image and kept, the first: a.txt, box 3"
+    )
+    assert caplog.messages == [f"{message}: box (0, 0, 9, 9)"]
 
 
 def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixture) -> None:
@@ -147,9 +138,6 @@ def test_skip_leaves_bad_boxes_out_and_lists_them(caplog: pytest.LogCaptureFixtu
     assert table.boxes.shape == (1, 5)
     assert "2 bad boxes are left out" in caplog.text
     assert "a.txt: box 3" in caplog.text
-
-
-def test_an_unknown_way_with_bad_boxes_is_refused() -> None:
     with pytest.raises(ConfigError, match="on_bad='ignore' is not allowed; give 'error' or 'skip'"):
         collect(on_bad="ignore")
 

@@ -63,48 +63,40 @@ def test_crowds_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptu
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (
-            box([0, 0, 9, 9], image=6),
-            r"annotations\[1\]: image_id 6 is none of the 2 images of the file",
-        ),
+        (box([0, 0, 9, 9], image=6), "image_id 6 is none of the 2 images of the file"),
         *[
-            (
-                box([0, 0, 9, 9], value),
-                r"annotations\[1\]: category_id .* is not allowed; allowed are 3, 90",
-            )
+            (box([0, 0, 9, 9], value), "category_id .* is not allowed; allowed are 3, 90")
             for value in (1.5, "cat", "", None, -1, 4, True)
         ],
-        (box([0, 0, 0, 9]), r"annotations\[1\]: box \(0, 0, 0, 9\) has no area"),
-        (box([9, 9, -3, 9]), "has no area"),
-        (box([195, 0, 10, 10]), "lies by 50 % outside its image of 100 x 200 pixels"),
-        (box([500, 0, 10, 10]), "lies outside its image"),
+        (box([0, 0, 0, 9]), r"box \(0, 0, 0, 9\) has no area"),
+        (box([9, 9, -3, 9]), ".*has no area"),
+        (box([195, 0, 10, 10]), ".*lies by 50 % outside its image of 100 x 200 pixels"),
+        (box([500, 0, 10, 10]), ".*lies outside its image"),
         (box([0, 0, 9]), r"bbox \[0, 0, 9\] must be 4 numbers"),
-        (box(["0", 0, 9, 9]), "must be 4 numbers"),
+        (box(["0", 0, 9, 9]), ".*must be 4 numbers"),
         (box(None), "bbox None must be 4 numbers"),
-        (box([0, 0, float("nan"), 9]), "no number of a sensible size"),
-        (box([0, 0, 10**400, 9]), "must be 4 numbers|no number of a sensible size"),
-        (7, r"annotations\[1\]: 7 is no annotation"),
+        (box([0, 0, float("nan"), 9]), ".*no number of a sensible size"),
+        (box([0, 0, 10**400, 9]), ".*(must be 4 numbers|no number of a sensible size)"),
+        (7, "7 is no annotation"),
     ],
 )
 def test_rows_49_50_51_52_54_a_bad_box_is_named(tmp_path: Path, bad: object, message: str) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"annotations\[1\]: {message}"):
         read(tmp_path, [box([0, 0, 9, 9]), bad])
     assert len(read(tmp_path, [box([0, 0, 9, 9]), bad], options={"on_bad": "skip"}).boxes) == 1
 
 
 def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
-    message = r"annotations\[1\]: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
-    with pytest.raises(DataError, match=message):
+    message = r"\(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*annotations\[0\].* is in pixels"
+    with pytest.raises(DataError, match=rf"annotations\[1\]: box {message}"):
         read(tmp_path, [box([0, 0, 9, 9]), box([0.1, 0.1, 0.5, 0.5])])
 
 
 def test_row_49_an_entry_without_its_image_is_named_once(tmp_path: Path) -> None:
     entries = [*ENTRIES, {"id": 8, "file_name": "gone.jpg"}]
     annotations = [box([0, 0, 9, 9]), *[box([0, 0, 9, 9], image=8)] * 5]
-    with pytest.raises(
-        DataError,
-        match=r"images\[2\] of 3: no image is named 'gone.jpg'(.|\n)*1 problems with labels",
-    ):
+    message = r"images\[2\] of 3: no image is named 'gone.jpg'(.|\n)*1 problems with labels"
+    with pytest.raises(DataError, match=message):
         read(tmp_path, annotations, images=entries)
     assert len(read(tmp_path, annotations, images=entries, options={"on_bad": "skip"}).boxes) == 1
 
@@ -118,62 +110,55 @@ def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("stated", "message"),
     [
-        (
-            (200, 100),
-            r"images\[0\] is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned",
-        ),
+        ((200, 100), "is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
         (
             (100, 201),
-            r"images\[0\] is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same size",
+            "is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same",
         ),
-        (
-            (100, "200"),
-            r"images\[0\]: height and width must be whole numbers, found \(100, '200'\)",
-        ),
-        pytest.param(
-            (100, 10**400),
-            r"images\[0\]: height and width must be .*, found \(100, 10{73}\n",
-            id="digits",
-        ),
+        ((100, "200"), r"height and width must be whole numbers, found \(100, '200'\)"),
+        ((100, 10**400), r"height and width must be .*, found \(100, 10{73}\n"),
     ],
+    ids=["turned", "wider", "text", "digits"],
 )
 def test_another_size_than_the_image_has_is_refused(
     tmp_path: Path, stated: tuple[Any, Any], message: str
 ) -> None:
     entry = {"id": 5, "file_name": "0.jpg", "height": stated[0], "width": stated[1]}
-    with pytest.raises(DataError, match=message):
+    with pytest.raises(DataError, match=rf"images\[0\]:? {message}"):
         read(tmp_path, [], images=[entry], options={"on_bad": "skip"})
 
 
+TWICE = f'{{"id": {"9" * 400}, "name": "a"}},' * 2
+
+
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("images", "annotations", "categories", "message"),
     [
-        ("{", "damaged JSON"),
-        pytest.param("[" * 200_000, "damaged JSON: maximum recursion", id="deep"),
-        pytest.param(
-            f'{{"images": {"9" * 5_000}}}', "damaged JSON: Exceeds the limit", id="digits"
-        ),
-        pytest.param(
-            f'{{"images": [], "annotations": [], "categories": [{f"""{{"id": {"9" * 400}, "name": "a"}},""" * 2}0]}}',
-            r"categories\[1\] repeats the id 9{80} or",
-            id="a long id",
-        ),
-        ("[]", "must hold images, annotations and categories"),
-        ('{"images": []}', "'annotations' must be a list, found NoneType"),
-        (
-            '{"images": [{}], "annotations": [], "categories": []}',
-            r"images\[0\] must have a whole number 'id'",
-        ),
-        (
-            '{"images": [], "annotations": [], "categories": [{"id": 1, "name": "a"}, {"id": 1, "name": "b"}]}',
-            r"categories\[1\] repeats the id 1",
-        ),
+        ("[]", "[]", f"[{TWICE}0]", r"categories\[1\] repeats the id 9{80} or"),
+        ("[]", "null", "[]", "'annotations' must be a list, found NoneType"),
+        ("[{}]", "[]", "[]", r"images\[0\] must have a whole number 'id'"),
+        ("9" * 5_000, "[]", "[]", "damaged JSON: Exceeds the limit"),
     ],
+    ids=["a long id", "null", "no id", "digits"],
 )
-def test_what_is_no_annotation_file_is_refused(tmp_path: Path, content: str, message: str) -> None:
-    (tmp_path / "a.json").write_text(content)
+def test_parts_of_another_kind_are_refused(
+    tmp_path: Path, images: str, annotations: str, categories: str, message: str
+) -> None:
+    text = f'{{"images": {images}, "annotations": {annotations}, "categories": {categories}}}'
+    (tmp_path / "a.json").write_text(text)
     with pytest.raises(DataError, match=f"a.json: {message}"):
         load_coco(tmp_path / "a.json")
+
+
+def test_what_is_no_annotation_file_is_refused(tmp_path: Path) -> None:
+    for content, message in (
+        ("{", "damaged JSON"),
+        ("[" * 200_000, "damaged JSON: maximum recursion"),
+        ("[]", "must hold images, annotations and categories"),
+    ):
+        (tmp_path / "a.json").write_text(content)
+        with pytest.raises(DataError, match=f"a.json: {message}"):
+            load_coco(tmp_path / "a.json")
 
 
 def test_files_must_agree_about_categories(tmp_path: Path) -> None:

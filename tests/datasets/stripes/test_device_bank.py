@@ -16,7 +16,7 @@ from lit_data.datasets.patch_source import GridPatches
 from lit_data.errors import ConfigError
 from lit_data.grid import Edges, PatchGrid
 from lit_data.io import DecodedFiles, DecodedStore, ImageDecoder, ImageSource
-from lit_data.types import Array, Batch
+from lit_data.types import Array, Batch, read_rows
 
 SIZES = [(20, 30), (16, 17), (33, 16), (25, 40)]
 CPU = torch.device("cpu")
@@ -49,11 +49,7 @@ def _images(channels: int, sizes: Sequence[tuple[int, int]], dtype: str = "uint8
 
 
 def _read(dataset: PatchDataset) -> Batch:
-    rows = {
-        name: np.empty((len(dataset), *field.shape), field.dtype)
-        for name, field in dataset.fields.items()
-    }
-    dataset.write_into(rows, np.random.default_rng(1).permutation(len(dataset)), epoch=2)
+    rows = read_rows(dataset, np.random.default_rng(1).permutation(len(dataset)), epoch=2)
     return {name: torch.from_numpy(array) for name, array in rows.items()}
 
 

@@ -10,8 +10,9 @@ GREY = ValueRange(0, 255, whole=True)
 
 
 @pytest.mark.usefixtures("small_runs_are_fast")
-@pytest.mark.parametrize("names", [("spot",), ("scratch", "blur"), tuple(FAMILIES)])
-@pytest.mark.parametrize("rows", [1, 2, 7])
+@pytest.mark.parametrize(
+    ("names", "rows"), [(("spot",), 1), (("scratch", "blur"), 2), (tuple(FAMILIES), 7)]
+)
 def test_workers_draw_what_the_device_draws(names: tuple[str, ...], rows: int) -> None:
     spec = DefectSpec(probability=1, families={name: {} for name in names})
     images = np.random.default_rng(0).integers(0, 256, (rows, 3, 40, 32)).astype(np.uint8)

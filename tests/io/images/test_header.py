@@ -23,23 +23,11 @@ def _chunk(name: bytes, body: bytes) -> bytes:
     return struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
 
 
-def _png(
-    width_px: int,
-    height_px: int,
-    *,
-    depth: int = 8,
-    color: int = 0,
-    extra: bytes = b"",
-    rows: bytes = b"",
-) -> bytes:
-    header = _chunk(b"IHDR", struct.pack(">IIBBBBB", width_px, height_px, depth, color, 0, 0, 0))
-    return (
-        b"\x89PNG\r\n\x1a\n"
-        + header
-        + extra
-        + _chunk(b"IDAT", zlib.compress(rows))
-        + _chunk(b"IEND", b"")
-    )
+def _png(width_px: int, height_px: int, *, depth: int = 8, extra: bytes = b"") -> bytes:
+    """A grey PNG without rows."""
+    header = struct.pack(">IIBBBBB", width_px, height_px, depth, 0, 0, 0, 0)
+    chunks = _chunk(b"IHDR", header) + extra + _chunk(b"IDAT", zlib.compress(b""))
+    return b"\x89PNG\r\n\x1a\n" + chunks + _chunk(b"IEND", b"")
 
 
 def _saved(pixels: np.ndarray, kind: str, **options: Any) -> bytes:
@@ -68,122 +56,62 @@ def _npy(text: str, data: bytes = b"", version: int = 1) -> bytes:
     return b"\x93NUMPY" + bytes((version, 0)) + length + text.encode("latin1") + data
 
 
+def _array(descr: str, shape: str, size: int = 0, version: int = 1) -> bytes:
+    text = f"{{'descr': '{descr}', 'fortran_order': False, 'shape': {shape}}}"
+    return _npy(text, bytes(size), version)
+
+
 GRAY = np.arange(48, dtype=np.uint8).reshape(6, 8)
 RGB = np.arange(144, dtype=np.uint8).reshape(6, 8, 3)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "kind", "shape", "dtype"),
-    [
-        ("a.png", _saved(GRAY, "PNG"), "png", (1, 6, 8), "uint8"),
-        ("a.png", _saved(RGB, "PNG"), "png", (3, 6, 8), "uint8"),
-        ("a.png", _png(8, 6, depth=1), "png", (1, 6, 8), "uint8"),
-        ("a.png", _png(8, 6, depth=16), "png", (1, 6, 8), "uint16"),  # row 16
-        ("a.jpg", _saved(GRAY, "JPEG"), "jpeg", (1, 6, 8), "uint8"),
-        ("a.jpg", _saved(RGB, "JPEG", progressive=True), "jpeg", (3, 6, 8), "uint8"),
-        ("a.bmp", _saved(GRAY, "BMP"), "bmp", (1, 6, 8), "uint8"),
-        ("a.bmp", _saved(RGB, "BMP"), "bmp", (3, 6, 8), "uint8"),
-        ("a.tif", _tiff(GRAY), "tiff", (1, 6, 8), "uint8"),
-        (
-            "a.tif",
-            _tiff(RGB.astype("f4"), photometric="rgb", byteorder=">"),
-            "tiff",
-            (3, 6, 8),
-            "float32",
-        ),
-        (
-            "a.tif",
-            _tiff(RGB.astype("f8"), photometric="rgb", bigtiff=True),
-            "tiff",
-            (3, 6, 8),
-            "float32",
-        ),
-        ("a.tif", _tiff(GRAY > 9), "tiff", (1, 6, 8), "bool"),
-        (
-            "a.npy",
-            _npy("{'descr': '>i2', 'fortran_order': True, 'shape': (6, 8, 3)}", bytes(288)),
-            "npy",
-            (3, 6, 8),
-            "int16",
-        ),
-        (
-            "a.npy",
-            _npy("{'descr': '<f2', 'fortran_order': False, 'shape': (6, 8)}", bytes(96), 2),
-            "npy",
-            (1, 6, 8),
-            "float32",
-        ),
-    ],
-)
-def test_the_header_says_what_reading_gives(
-    tmp_path: Path, name: str, data: bytes, kind: str, shape: tuple[int, ...], dtype: str
-) -> None:
-    (tmp_path / name).write_bytes(data)
-    header = read_header(tmp_path / name)
-    assert (header.kind, header.shape, header.dtype.name) == (kind, shape, dtype)
-    assert header.pages == 1
-
-
 # row 3
 def test_the_content_decides_and_a_wrong_name_is_a_note(tmp_path: Path) -> None:
-    path = tmp_path / "a.png"
+    path, strict = tmp_path / "a.png", ReadOptions(strict_extension=True)
     path.write_bytes(_saved(RGB, "JPEG"))
     header = read_header(path)
-    assert (header.kind, header.notes) == (
-        "jpeg",
-        ("the content is jpeg, the name ends in '.png'",),
-    )
-    with pytest.raises(
-        DataError, match=r"a.png: the content is jpeg, .* or set data.read.strict_extension=false"
-    ):
-        read_header(path, ReadOptions(strict_extension=True))
+    assert header.kind == "jpeg"
+    assert header.notes == ("the content is jpeg, the name ends in '.png'",)
+    with pytest.raises(DataError, match=r"the content is jpeg, .*data.read.strict_extension=false"):
+        read_header(path, strict)
     path.rename(tmp_path / "a.JPG")
-    assert read_header(tmp_path / "a.JPG", ReadOptions(strict_extension=True)).notes == ()
+    assert read_header(tmp_path / "a.JPG", strict).notes == ()
+    path.write_bytes(_array("<f2", "(6, 8)", 96, version=2))
+    header = read_header(path)
+    assert (header.kind, header.shape, header.dtype) == ("npy", (1, 6, 8), np.float32)
+
+
+_FRAME = b"\xff\xd8\xff\xc0\x00\x0b"
 
 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
         (b"", "0 bytes"),  # row 1
-        (
-            b"<!DOCTYPE html>\n<html>",
-            r"not a PNG, .*TIFF or .npy image, starts with b'<!DOCTYPE html>",
-        ),  # row 2
+        (b"<!DOCTYPE html>\n<html>", "not a PNG, .*TIFF or .npy image, starts with b'<!"),  # row 2
         (b"GIF89a" + bytes(20), "not a PNG, JPEG, BMP, TIFF or .npy image, starts with b'GIF89a"),
         (b"BMI is a text", "not a BMP, though it starts so"),
         (
             _png(40_000, 40_000),
-            "40000 x 40000 is 1600000000 pixels, more than data.read.max_pixels=178956970",
+            "is 1600000000 pixels, more than data.read.max_pixels=178956970",
         ),  # row 33
         (_png(0, 6), "no pixels: 6 x 0"),
         (_png(8, 6, depth=3), "damaged PNG header: colour type 0 with 3 bits"),
         (_png(8, 6)[:20], "truncated PNG: 33 bytes expected before the pixels, 20 found"),
         (_png(8, 6)[:33], "truncated PNG: 45 bytes expected before the pixels, 33 found"),
-        (
-            _png(8, 6).replace(b"\x00\x00\x00\x08\x00", b"\x00\x00\x00\x09\x00"),
-            "the checksum of its header is wrong",
-        ),
-        (
-            _png(8, 6)[:8] + _chunk(b"gAMA", bytes(4)),
-            "damaged PNG header: chunk b'gAMA' of 4 bytes at byte 8",
-        ),
+        (_png(8, 6).replace(b"\0\0\0\x08\0", b"\0\0\0\x09\0"), "checksum of its header is wrong"),
+        (_png(8, 6)[:8] + _chunk(b"gAMA", bytes(4)), "chunk b'gAMA' of 4 bytes at byte 8"),
         (_png(8, 6, extra=_chunk(b"acTL", struct.pack(">II", 7, 0))), "animated PNG with 7 frames"),
         (_png(8, 6, extra=_chunk(b"tEXt", b"") * 4096), "more than 4096 chunks before the pixels"),
         (b"\xff\xd8\xff", "truncated JPEG: no frame header in 3 bytes"),
         (b"\xff\xd8\xff\xda\x00\x04\x00\x00", "damaged JPEG header: no frame before byte 2"),
         (b"\xff\xd8" + b"\xff\xe0\x00\x02" * 1025, "more than 1024 segments before the frame"),
-        (
-            b"\xff\xd8\xff\xc0\x00\x0b\x0c\x00\x06\x00\x08\x01\x01\x11\x00",
-            "JPEG of 1 components with 12 bits",
-        ),
-        (b"\xff\xd8\xff\xc0\x00\x0b\x08\x00\x06", "truncated JPEG: the frame header is cut"),
+        (_FRAME + b"\x0c\x00\x06\x00\x08\x01\x01\x11\x00", "JPEG of 1 components with 12 bits"),
+        (_FRAME + b"\x08\x00\x06", "truncated JPEG: the frame header is cut"),
         (_saved(RGB, "BMP")[:-1], "truncated BMP: 198 bytes expected, 197 found"),
         (_saved(GRAY, "BMP")[:40], "truncated BMP: its header is cut"),
         (_saved(GRAY, "BMP")[:80], "truncated BMP: its palette is cut"),
-        (
-            _saved(RGB, "BMP").replace(b"\x18\0\0\0\0\0", b"\x18\0\x01\0\0\0"),
-            "BMP with 24 bits and compression 1",
-        ),
+        (_saved(RGB, "BMP").replace(b"\x18\0\0\0\0\0", b"\x18\0\x01\0\0\0"), "and compression 1"),
     ],
 )
 def test_what_is_no_good_image_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
@@ -193,7 +121,7 @@ def test_what_is_no_good_image_is_refused(tmp_path: Path, data: bytes, message: 
 
 
 _SIZE = ((256, 3, 1, 8), (257, 3, 1, 6), (258, 3, 1, 8))
-_STRIP = ((273, 4, 1, 0), (279, 4, 1, 48))
+_STRIP = _START, _BYTES = (273, 4, 1, 0), (279, 4, 1, 48)
 
 
 @pytest.mark.parametrize(
@@ -204,47 +132,20 @@ _STRIP = ((273, 4, 1, 0), (279, 4, 1, 48))
         (b"II*\x00" + struct.pack("<I", 900), "a directory lies outside the file"),
         (struct.pack("<2sHIHI", b"II", 42, 8, 0, 8), "its directories loop"),
         (struct.pack("<2sHIH", b"II", 42, 8, 513) + bytes(8192), "513 tags at byte 8; at most 512"),
-        (
-            struct.pack("<2sHIH", b"II", 42, 8, 9),
-            "truncated TIFF: a directory needs 122 bytes, 10 found",
-        ),
+        (struct.pack("<2sHIH", b"II", 42, 8, 9), "a directory needs 122 bytes, 10 found"),
         (_raw_tiff(*_SIZE, (700, 1, 4_000_000_000, 8)), "tag 700 needs 4000000008 bytes"),
         (_raw_tiff(*_SIZE, (700, 1, 2**62, 8), big=True), f"tag 700 needs {2**62 + 8} bytes"),
         # tags that all point to the same bytes
-        (
-            _raw_tiff(*((code, 1, 90, 8) for code in range(700, 720))),
-            "tag 702 needs 98 bytes, 254 found",
-        ),
+        (_raw_tiff(*((n, 1, 90, 8) for n in range(700, 720))), "tag 702 needs 98 bytes, 254 found"),
         (_raw_tiff(*_SIZE), "1 strips or tiles expected, 0 found"),
-        (_raw_tiff((256, 3, 1, 8), *_STRIP), "damaged TIFF: 0 x 8 pixels in segments of 0 x 8"),
-        (
-            _raw_tiff((256, 12, 0, 8), *_SIZE[1:], *_STRIP),
-            "tag 256 has type 12 where whole numbers belong",
-        ),
-        (
-            _raw_tiff(*_SIZE, (273, 4, 1, 99_999), (279, 4, 1, 48)),
-            "truncated TIFF: 100047 bytes expected",
-        ),
-        (
-            _raw_tiff(*_SIZE, (273, 4, 1, 60), (279, 4, 1, 48)),
-            "truncated TIFF: 108 bytes expected, 74 found",
-        ),
-        (
-            _raw_tiff(*_SIZE, (273, 4, 1, 0), (279, 4, 1, 47)),
-            "48 bytes of pixels expected, 47 found",
-        ),
-        (
-            _raw_tiff(*_SIZE, (259, 3, 1, 34712), *_STRIP),
-            "TIFF compression 34712 with predictor 1 is not read",
-        ),
-        (
-            _raw_tiff(*_SIZE, *_STRIP, (339, 3, 1, 6)),
-            r"bits \[8\] in sample formats \[6\] is not read",
-        ),
-        (
-            _raw_tiff(*_SIZE, *_STRIP, (32997, 4, 1, 3)),
-            "with 1 samples and depth 3 is not a flat image",
-        ),
+        (_raw_tiff((256, 3, 1, 8), *_STRIP), "0 x 8 pixels in segments of 0 x 8"),
+        (_raw_tiff((256, 12, 0, 8), *_SIZE[1:], *_STRIP), "type 12 where whole numbers belong"),
+        (_raw_tiff(*_SIZE, (273, 4, 1, 99_999), _BYTES), "truncated TIFF: 100047 bytes expected"),
+        (_raw_tiff(*_SIZE, (273, 4, 1, 60), _BYTES), "TIFF: 108 bytes expected, 74 found"),
+        (_raw_tiff(*_SIZE, _START, (279, 4, 1, 47)), "48 bytes of pixels expected, 47 found"),
+        (_raw_tiff(*_SIZE, (259, 3, 1, 34712), *_STRIP), "compression 34712 with predictor 1"),
+        (_raw_tiff(*_SIZE, *_STRIP, (339, 3, 1, 6)), r"bits \[8\] in sample formats \[6\]"),
+        (_raw_tiff(*_SIZE, *_STRIP, (32997, 4, 1, 3)), "1 samples and depth 3 is not a flat image"),
     ],
 )
 def test_a_hostile_or_damaged_tiff_is_refused(tmp_path: Path, data: bytes, message: str) -> None:
@@ -255,34 +156,22 @@ def test_a_hostile_or_damaged_tiff_is_refused(tmp_path: Path, data: bytes, messa
 
 # TIFF bombs, section 3: 210 bytes made OpenCV ask for 3.6 GB and tifffile for 37 GiB
 @pytest.mark.parametrize(
-    ("tags", "message"),
+    ("side_px", "tags", "message"),
     [
-        (
-            [(256, 4, 1, 100_000), (257, 4, 1, 100_000)],
-            "100000 x 100000 is 10000000000 pixels, more than data.read.max_pixels",
-        ),
-        (
-            [(256, 4, 1, 10_000), (257, 4, 1, 10_000)],
-            "bytes that unpack to 1162791 times as many; more than 10000",
-        ),
-        (
-            [(256, 4, 1, 10_000), (257, 4, 1, 10_000), (277, 3, 1, 50)],
-            "5000000000 bytes decoded, more than data.read.max_image",
-        ),
+        (100_000, [], "100000 x 100000 is 10000000000 pixels, more than data.read.max_pixels"),
+        (10_000, [], "bytes that unpack to 1162791 times as many; more than 10000"),
+        (10_000, [(277, 3, 1, 50)], "5000000000 bytes decoded, more than data.read.max_image"),
         # small image, large tile
-        (
-            [(256, 4, 1, 8), (257, 4, 1, 8), (322, 4, 1, 60_000), (323, 4, 1, 60_000)],
-            "is 3600000000 pixels, more than",
-        ),
+        (8, [(322, 4, 1, 60_000), (323, 4, 1, 60_000)], "is 3600000000 pixels, more than"),
     ],
 )
 def test_a_tiff_bomb_is_refused(
-    tmp_path: Path, tags: list[tuple[int, int, int, int]], message: str
+    tmp_path: Path, side_px: int, tags: list[tuple[int, int, int, int]], message: str
 ) -> None:
-    segments = (
-        [(324, 4, 1, 8), (325, 4, 1, 0)] if len(tags) == 4 else [(273, 4, 1, 8), (279, 4, 1, 8)]
-    )
-    data = _raw_tiff(*tags, (258, 3, 1, 8), (259, 3, 1, 8), *segments)
+    where = (324, 325) if side_px == 8 else (273, 279)
+    segments = [(where[0], 4, 1, 8), (where[1], 4, 1, 0 if side_px == 8 else 8)]
+    sides = [(256, 4, 1, side_px), (257, 4, 1, side_px)]
+    data = _raw_tiff(*sides, *tags, (258, 3, 1, 8), (259, 3, 1, 8), *segments)
     (tmp_path / "a.tif").write_bytes(data)
     with pytest.raises(DataError, match=message):
         read_header(tmp_path / "a.tif")
@@ -292,85 +181,43 @@ def test_a_jpeg_inside_a_tiff_has_the_size_of_its_strip(tmp_path: Path) -> None:
     data = _tiff(np.zeros((64, 64, 3), np.uint8), photometric="rgb", compression="jpeg")
     size = data.index(b"\xff\xc0") + 5
     assert data[size : size + 4] == struct.pack(">HH", 64, 64)
-    (tmp_path / "a.tif").write_bytes(
-        data[:size] + struct.pack(">HH", 65_000, 65_000) + data[size + 4 :]
-    )
-    with pytest.raises(
-        DataError, match="a JPEG segment of 65000 x 65000 pixels in place of 64 x 64"
-    ):
+    larger = struct.pack(">HH", 65_000, 65_000)
+    (tmp_path / "a.tif").write_bytes(data[:size] + larger + data[size + 4 :])
+    with pytest.raises(DataError, match="JPEG segment of 65000 x 65000 pixels in place of 64 x 64"):
         read_header(tmp_path / "a.tif")
 
 
 def test_limits_can_be_moved(tmp_path: Path) -> None:
-    (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
-    assert read_header(
-        tmp_path / "a.png", ReadOptions(max_pixels=48, max_image_bytes=144)
-    ).shape == (3, 6, 8)
-    with pytest.raises(
-        DataError, match=r"6 x 8 is 48 pixels, more than data.read.max_pixels=47; raise that"
+    path, most = tmp_path / "a.png", ReadOptions(max_pixels=48, max_image_bytes=144)
+    path.write_bytes(_saved(RGB, "PNG"))
+    assert read_header(path, most).shape == (3, 6, 8)
+    for options, message in (
+        ({"max_pixels": 47}, "6 x 8 is 48 pixels, more than data.read.max_pixels=47; raise that"),
+        ({"max_image_bytes": 143}, "144 bytes decoded, more than data.read.max_image_bytes=143"),
+        ({"max_image_bytes": 144, "as_float": True}, "576 bytes decoded, more than data.read.max"),
     ):
-        read_header(tmp_path / "a.png", ReadOptions(max_pixels=47))
-    with pytest.raises(
-        DataError, match=r"144 bytes decoded, more than data.read.max_image_bytes=143; raise that"
-    ):
-        read_header(tmp_path / "a.png", ReadOptions(max_image_bytes=143))
-    with pytest.raises(
-        DataError, match=r"576 bytes decoded, more than data.read.max_image_bytes=144"
-    ):
-        read_header(tmp_path / "a.png", ReadOptions(max_image_bytes=144, as_float=True))
+        with pytest.raises(DataError, match=message):
+            read_header(path, ReadOptions(**options))  # type: ignore[arg-type]
 
 
 # .npy header, section 3
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            _npy("{'descr': '|O', 'fortran_order': False, 'shape': (2, 2)}", bytes(32)),
-            "array of Python objects",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (9, 9)}", bytes(80)),
-            "81 bytes expected, 80 found",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (9, 9)}", bytes(82)),
-            "81 bytes expected, 82 found",
-        ),
-        (
-            _npy("{'descr': '<u2', 'fortran_order': False, 'shape': (2097152, 4194304)}"),
-            "17592186044416 bytes expected",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (-3, -3)}", bytes(9)),
-            "shape \\(-3, -3\\)",
-        ),
-        (
-            _npy("{'descr': '<c8', 'fortran_order': False, 'shape': (2, 2)}", bytes(32)),
-            "array of dtype complex64",
-        ),
-        (
-            _npy("{'descr': '<U2', 'fortran_order': False, 'shape': (2, 2)}", bytes(32)),
-            "array of dtype <U2",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (9,)}", bytes(9)),
-            r"shape \(9,\); give \[H, W\]",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (0, 9)}"),
-            r"array of shape \(0, 9\)",
-        ),
-        (
-            _npy("{'descr': '|u1', 'fortran_order': False, 'shape': (17, 9, 17)}", bytes(2601)),
-            "at most 16 channels",
-        ),
+        (_array("|O", "(2, 2)", 32), "array of Python objects"),
+        (_array("|u1", "(9, 9)", 80), "81 bytes expected, 80 found"),
+        (_array("|u1", "(9, 9)", 82), "81 bytes expected, 82 found"),
+        (_array("<u2", "(2097152, 4194304)"), "17592186044416 bytes expected"),
+        (_array("|u1", "(-3, -3)", 9), r"shape \(-3, -3\)"),
+        (_array("<c8", "(2, 2)", 32), "array of dtype complex64"),
+        (_array("<U2", "(2, 2)", 32), "array of dtype <U2"),
+        (_array("|u1", "(9,)", 9), r"shape \(9,\); give \[H, W\]"),
+        (_array("|u1", "(0, 9)"), r"array of shape \(0, 9\)"),
+        (_array("|u1", "(17, 9, 17)", 2601), "at most 16 channels"),
         (_npy("{'descr': '|u1', 'fortran_order'"), "damaged array header"),
         (_npy("(" * 60_000), "damaged array header"),
         (_npy(" " * 70_000, version=2), "array header of 70000 bytes; at most 65536 are allowed"),
-        (
-            b"\x93NUMPY\x02\x00\xff\xff\xff\xff",
-            "array header of 4294967295 bytes; at most 12 are allowed",
-        ),
+        (b"\x93NUMPY\x02\x00\xff\xff\xff\xff", "array header of 4294967295 bytes; at most 12"),
         (b"\x93NUMPY\x09\x00\x00\x00", "not a NumPy array of version 1, 2 or 3"),
         (b"\x93NUMPY", "not a NumPy array"),
     ],
@@ -387,10 +234,12 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "folder.png").mkdir()
     (tmp_path / "broken.png").symlink_to("gone.png")
     (tmp_path / "loop.png").symlink_to("loop.png")
+    (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
     messages = {
         "missing/sub/x.png": f"no such file; the nearest folder that exists is {tmp_path}$",
         "fifo.png": r"not a regular file \(a FIFO\)",
         "folder.png": r"not a regular file \(a folder\)",
+        "/dev/zero": r"not a regular file \(a device\)",
         "broken.png": "a broken link to gone.png",
         "loop.png": "a link that loops, to loop.png",
         "n" * 300 + ".png": r"cannot be read, ENAMETOOLONG",
@@ -399,18 +248,8 @@ def test_what_is_no_readable_file_is_named(tmp_path: Path, monkeypatch: pytest.M
     for name, message in messages.items():
         with pytest.raises(DataError, match=message):
             read_header(tmp_path / name)
-    with pytest.raises(DataError, match=r"not a regular file \(a device\)"):
-        read_header("/dev/zero")
 
-
-def test_a_refusal_of_the_system_is_not_called_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "a.png").write_bytes(_saved(RGB, "PNG"))
-
-    def refuse(
-        *_: object, **__: object
-    ) -> None:  # root may read everything, so the refusal is made up
+    def refuse(*_: object, **__: object) -> None:  # root may read everything
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
 
     monkeypatch.setattr(Path, "open", refuse)
@@ -444,9 +283,7 @@ def test_a_file_of_several_pages_wants_one_named(tmp_path: Path) -> None:
 )
 def test_images_hidden_behind_one_page_are_found(tmp_path: Path, text: str) -> None:
     tifffile.imwrite(tmp_path / "a.tif", GRAY, description=text, metadata=None)
-    with pytest.raises(
-        DataError, match="4 images behind one page; save each as a page or a file of its own"
-    ):
+    with pytest.raises(DataError, match="4 images behind one page; save each as a page"):
         read_header(tmp_path / "a.tif")
     tifffile.imwrite(tmp_path / "b.tif", GRAY, description='{"shape": [four]}', metadata=None)
     assert read_header(tmp_path / "b.tif").shape == (1, 6, 8)
@@ -455,20 +292,19 @@ def test_images_hidden_behind_one_page_are_found(tmp_path: Path, text: str) -> N
 def test_an_orientation_is_noted(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[274] = 6
-    for name, kind in (("a.jpg", "JPEG"), ("a.png", "PNG")):
-        (tmp_path / name).write_bytes(_saved(RGB, kind, exif=exif))
-        header = read_header(tmp_path / name)
-        assert (header.shape, header.notes) == (
-            (3, 6, 8),
-            ('orientation 6 not applied (exif="ignore")',),
-        )
-        turned = read_header(tmp_path / name, ReadOptions(exif="apply"))
+    for kind in ("JPEG", "PNG"):
+        path = tmp_path / f"a.{kind}"
+        path.write_bytes(_saved(RGB, kind, exif=exif))
+        header, turned = read_header(path), read_header(path, ReadOptions(exif="apply"))
+        assert header.shape == (3, 6, 8)
+        assert header.notes == ('orientation 6 not applied (exif="ignore")',)
         assert (turned.shape, turned.notes) == ((3, 8, 6), ("orientation 6 applied",))
-
-
-@pytest.mark.parametrize(
-    "exif", [b"", b"II*\0", b"MM\0*\xff\xff\xff\xff", b"II*\0\x08\0\0\0\xff\xff", b"nothing"]
-)
-def test_a_damaged_exif_block_is_no_orientation(tmp_path: Path, exif: bytes) -> None:
-    (tmp_path / "a.png").write_bytes(_png(8, 6, extra=_chunk(b"eXIf", exif)))
-    assert read_header(tmp_path / "a.png").notes == ()
+    for damaged in (
+        b"",
+        b"II*\0",
+        b"MM\0*\xff\xff\xff\xff",
+        b"II*\0\x08\0\0\0\xff\xff",
+        b"nothing",
+    ):
+        path.write_bytes(_png(8, 6, extra=_chunk(b"eXIf", damaged)))
+        assert read_header(path).notes == ()

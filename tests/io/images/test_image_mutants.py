@@ -16,7 +16,7 @@ from lit_data.errors import DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.io.images.readers import read_image
 
-MUTANTS = 2000
+MUTANTS = 1000
 MAX_GROWTH_BYTES = 256 * 2**20
 RULES = ReadOptions(alpha="drop", nan_fill=0)
 

@@ -1,7 +1,6 @@
 """Masks hold class numbers: anything else is shown with its values and a hint that fits."""
 
 import os
-import re
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +29,7 @@ def _png(path: Path, pixels: np.ndarray, **options: Any) -> Path:
         ({"classes": 257}, "classes=257 is not usable"),
         ({"classes": "2"}, "classes='2' is not usable"),
         ({"scale": "0-255"}, "scale='0-255' is unknown: choose one of auto, 0_1, 0_255"),
-        (
-            {"classes": 3, "scale": "0_255"},
-            "scale='0_255' is for 2 classes; leave it at \"auto\" with classes=3",
-        ),
+        ({"classes": 3, "scale": "0_255"}, "scale='0_255' is for 2 classes; leave it at \"auto\""),
         ({"page": -1}, "page=-1 is not usable: choose a whole number of at least 0"),
         ({"palette": "error"}, "palette='error' is unknown: choose one of index, expand"),
         ({"alpha": "keep"}, "alpha='keep' is unknown: choose one of"),
@@ -47,43 +43,36 @@ def test_a_wrong_option_is_named(wrong: dict[str, Any], message: str) -> None:
 @pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
 @pytest.mark.parametrize("factor", [1, 255])
 def test_two_classes_in_both_scales(tmp_path: Path, scale: Any, factor: int) -> None:
-    path = _png(tmp_path / "a.png", BINARY * np.uint8(factor))
+    path, options = _png(tmp_path / "a.png", BINARY * np.uint8(factor)), MaskOptions(scale=scale)
     if scale in ("auto", f"0_{factor}"):
-        mask = read_mask(path, MaskOptions(scale=scale))
+        mask = read_mask(path, options)
         np.testing.assert_array_equal(mask, BINARY[None])
         assert mask.dtype == np.uint8
     else:  # row 46
-        message = f"mask with the values 0, {factor}; allowed are 0 and {256 - factor}; set data.mask_read.scale=0_{factor}"
+        message = f"values 0, {factor}; allowed are 0 and {256 - factor}; .*scale=0_{factor}"
         with pytest.raises(DataError, match=message):
-            read_mask(path, MaskOptions(scale=scale))
-
-
-def test_an_empty_mask_is_all_background(tmp_path: Path) -> None:
-    for scale in ("auto", "0_1", "0_255"):
-        mask = read_mask(
-            _png(tmp_path / "a.png", np.zeros((3, 4), np.uint8)), MaskOptions(scale=scale)
-        )
-        assert (mask.shape, mask.any()) == ((1, 3, 4), False)
+            read_mask(path, options)
 
 
 # row 17
 def test_a_one_bit_png_reads_as_0_and_255(tmp_path: Path) -> None:
-    Image.fromarray(BINARY > 0).save(tmp_path / "a.png", bits=1)
-    np.testing.assert_array_equal(read_mask(tmp_path / "a.png"), BINARY[None])
-    with pytest.raises(
-        DataError, match=r"values 0, 255; allowed are 0 and 1; set data.mask_read.scale=0_255"
-    ):
-        read_mask(tmp_path / "a.png", MaskOptions(scale="0_1"))
+    path = tmp_path / "a.png"
+    Image.fromarray(BINARY > 0).save(path, bits=1)
+    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+    with pytest.raises(DataError, match=r"allowed are 0 and 1; set data.mask_read.scale=0_255"):
+        read_mask(path, MaskOptions(scale="0_1"))
 
 
 @pytest.mark.parametrize("scale", ["auto", "0_1", "0_255"])
-def test_booleans_have_one_meaning(tmp_path: Path, scale: Any) -> None:
+def test_booleans_and_blank_masks_have_one_meaning(tmp_path: Path, scale: Any) -> None:
     np.save(tmp_path / "a.npy", BINARY > 0)
     tifffile.imwrite(tmp_path / "a.tif", BINARY > 0)
     for name in ("a.npy", "a.tif"):
-        np.testing.assert_array_equal(
-            read_mask(tmp_path / name, MaskOptions(scale=scale)), BINARY[None]
-        )
+        mask = read_mask(tmp_path / name, MaskOptions(scale=scale))
+        np.testing.assert_array_equal(mask, BINARY[None])
+    path = _png(tmp_path / "a.png", np.zeros((3, 4), np.uint8))
+    blank = read_mask(path, MaskOptions(scale=scale))
+    assert (blank.shape, blank.any()) == ((1, 3, 4), False)
 
 
 # row 18
@@ -96,83 +85,59 @@ def test_a_palette_gives_its_indices(tmp_path: Path, name: str) -> None:
 
 
 def test_black_and_white_in_a_palette_are_read_by_color_on_request(tmp_path: Path) -> None:
+    path, expand = tmp_path / "a.png", MaskOptions(palette="expand")
     image = Image.fromarray(BINARY * np.uint8(215))
     image.putpalette(bytes(645) + b"\xff" * 3)
-    image.save(tmp_path / "a.png")
-    hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand if they stand for black and white"
+    image.save(path)
+    hint = "threshold=1 if all but 0 is the defect, or data.mask_read.palette=expand"
     with pytest.raises(DataError, match=f"values 0, 215; .*; set data.mask_read.{hint}"):
-        read_mask(tmp_path / "a.png")
-    np.testing.assert_array_equal(
-        read_mask(tmp_path / "a.png", MaskOptions(palette="expand")), BINARY[None]
-    )
+        read_mask(path)
+    np.testing.assert_array_equal(read_mask(path, expand), BINARY[None])
     image.putpalette(bytes(645) + b"\xff\0\0")
-    image.save(tmp_path / "a.png")
+    image.save(path)
     with pytest.raises(DataError, match="3 channels that differ"):
-        read_mask(tmp_path / "a.png", MaskOptions(palette="expand"))
+        read_mask(path, expand)
 
 
 # row 44
-def test_equal_channels_count_as_one(tmp_path: Path) -> None:
-    path = _png(tmp_path / "a.png", np.stack([BINARY] * 3, -1))
-    np.testing.assert_array_equal(read_mask(path), BINARY[None])
+def test_equal_channels_count_as_one_and_alpha_is_no_class(tmp_path: Path) -> None:
+    path = tmp_path / "a.png"
+    np.testing.assert_array_equal(read_mask(_png(path, np.stack([BINARY] * 3, -1))), BINARY[None])
     colors = np.stack([BINARY, BINARY, 1 - BINARY], -1)
     with pytest.raises(DataError, match=r"a.png: 3 channels that differ, first at row 0, column 0"):
-        read_mask(_png(tmp_path / "a.png", colors))
-
-
-def test_alpha_is_no_class(tmp_path: Path) -> None:
-    path = _png(tmp_path / "a.png", np.stack([BINARY] * 4, -1))
-    with pytest.raises(
-        DataError,
-        match=r"alpha, not opaque everywhere; set data.mask_read.alpha=drop to read it without, or =only",
-    ):
+        read_mask(_png(path, colors))
+    _png(path, np.stack([BINARY] * 4, -1))
+    message = "not opaque everywhere; set data.mask_read.alpha=drop to read it without, or =only"
+    with pytest.raises(DataError, match=message):
         read_mask(path)
     np.testing.assert_array_equal(read_mask(path, MaskOptions(alpha="drop")), BINARY[None])
 
 
 # rows 45 and 46
 @pytest.mark.parametrize(
-    ("values", "options", "message"),
+    ("values", "classes", "message"),
     [
-        (
-            [0, 1, 2],
-            {},
-            "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; set data.mask_read.classes=3 if these are class numbers",
-        ),
-        (
-            [0, 1, 255],
-            {},
-            "values 0, 1, 255; .*values in between come from JPEG or from smooth scaling",
-        ),
-        (
-            [0, 4, 7],
-            {"classes": 4},
-            r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); set data.mask_read.classes=8",
-        ),
-        (
-            [0, 255],
-            {"classes": 4},
-            "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2",
-        ),
-        (list(range(12)), {}, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
-        ([0, 300], {"classes": 256}, "values 0, 300; allowed are 0 to 255"),
-        ([-1, 1], {"classes": 5}, "values -1, 1; allowed are 0 to 4"),
-        ([0, -1], {}, "values -1, 0; allowed are 0 and 1"),
+        ([0, 1, 2], 2, "values 0, 1, 2; allowed are 0 and 1 or 0 and 255; .*mask_read.classes=3"),
+        ([0, 1, 255], 2, "values 0, 1, 255; .*in between come from JPEG or from smooth scaling"),
+        ([0, 4, 7], 4, r"values 0, 4, 7; allowed are 0 to 3 \(classes=4\); .*mask_read.classes=8"),
+        ([0, 255], 4, "values 0, 255; allowed are 0 to 3 .*; set data.mask_read.classes=2"),
+        (list(range(12)), 2, "values 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, ... 2 more up to 11;"),
+        ([0, 300], 256, "values 0, 300; allowed are 0 to 255"),
+        ([-1, 1], 5, "values -1, 1; allowed are 0 to 4"),
+        ([0, -1], 2, "values -1, 0; allowed are 0 and 1"),
     ],
 )
-def test_a_value_that_is_no_class_is_shown(
-    tmp_path: Path, values: list[int], options: dict[str, Any], message: str
+def test_wrong_values_are_shown(
+    tmp_path: Path, values: list[int], classes: int, message: str
 ) -> None:
     np.save(tmp_path / "a.npy", np.array([values] * 20, np.int16))
     with pytest.raises(DataError, match=f"a.npy: mask with the {message}"):
-        read_mask(tmp_path / "a.npy", MaskOptions(**options))
+        read_mask(tmp_path / "a.npy", MaskOptions(classes=classes))
 
 
 @pytest.mark.parametrize("values", [[0, 38, 63], [0, 38, 75], [0, 100, 246], [0, 38, 50, 255]])
 @pytest.mark.parametrize("classes", [2, 4])
-def test_no_number_of_classes_is_proposed_for_scattered_values(
-    tmp_path: Path, values: list[int], classes: int
-) -> None:
+def test_scattered_values_are_no_classes(tmp_path: Path, values: list[int], classes: int) -> None:
     path = _png(tmp_path / "a.png", np.array([values] * 20, np.uint8))
     hint = "without gaps" if classes > 2 else "mask_read.threshold="
     with pytest.raises(DataError, match=hint) as caught:
@@ -193,17 +158,14 @@ def test_a_float_mask_is_refused(tmp_path: Path, value: float, shown: str) -> No
 
 # row 48
 def test_a_jpeg_mask_with_values_in_between_is_refused(tmp_path: Path) -> None:
-    mask = np.zeros((32, 32), np.uint8)
+    mask, path = np.zeros((32, 32), np.uint8), tmp_path / "a.jpg"
     mask[5:20, 7:23] = 255
-    _png(tmp_path / "a.jpg", mask)
-    with pytest.raises(
-        DataError,
-        match=r"a.jpg: mask with the values 0, 1, 2, .* more up to 255; .* set data.mask_read.threshold=128",
-    ):
-        read_mask(tmp_path / "a.jpg")
+    message = "mask with the values 0, 1, 2, .* more up to 255; .*data.mask_read.threshold=128"
+    with pytest.raises(DataError, match=f"a.jpg: {message}"):
+        read_mask(_png(path, mask))
     mask[:] = 0
     mask[8:16, 8:24] = 255  # whole blocks survive
-    np.testing.assert_array_equal(read_mask(_png(tmp_path / "a.jpg", mask)), mask[None] // 255)
+    np.testing.assert_array_equal(read_mask(_png(path, mask)), mask[None] // 255)
 
 
 def test_sixteen_bit_classes_become_bytes(tmp_path: Path) -> None:
@@ -219,13 +181,11 @@ def test_a_mask_is_turned_as_its_image(tmp_path: Path) -> None:
     exif[274] = 6
     path = _png(tmp_path / "a.png", BINARY, exif=exif)
     np.testing.assert_array_equal(read_mask(path), BINARY[None])
-    np.testing.assert_array_equal(
-        read_mask(path, MaskOptions(exif="apply")), np.rot90(BINARY, -1)[None]
-    )
+    turned = read_mask(path, MaskOptions(exif="apply"))
+    np.testing.assert_array_equal(turned, np.rot90(BINARY, -1)[None])
 
 
 def test_reading_errors_name_the_file_once(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"text")
-    with pytest.raises(DataError) as caught:
+    with pytest.raises(DataError, match=r"/a.png: ((?!a\.png).)*$"):
         read_mask(tmp_path / "a.png")
-    assert len(re.findall("a.png", str(caught.value))) == 1

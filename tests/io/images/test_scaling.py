@@ -1,8 +1,10 @@
 """Images and masks scaled together: pixels, classes that survive, positions, and the way back."""
 
+import json
 from pathlib import Path
 from typing import Any
 
+import cv2
 import numpy as np
 import pytest
 import tifffile
@@ -11,7 +13,17 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.decoders import ImageDecoder, ImageSource, MaskDecoder
 from lit_data.io.images.masks import MaskOptions
 from lit_data.io.images.options import ReadOptions
-from lit_data.io.images.scaling import ScaledDecoder, Scaling, scale_classes
+from lit_data.io.images.scaling import (
+    Fit,
+    FittedDecoder,
+    ScaledDecoder,
+    Scaling,
+    place_centred,
+    scale_classes,
+    scale_size,
+)
+from lit_data.io.store.store import DecodedStore
+from lit_data.types import Array
 
 SIZES = [(1, 7), (7, 1), (1, 40_000), (3, 5), (64, 48), (131, 65)]
 SCALINGS = [
@@ -22,28 +34,31 @@ SCALINGS = [
 ]
 
 
+def _write(path: Path, height: int, width: int) -> tuple[ImageSource, Array]:
+    pixels = np.random.default_rng(0).integers(0, 256, (height, width), dtype=np.uint8)
+    cv2.imwrite(str(path), pixels)
+    return ImageSource((str(path),)), pixels[None]
+
+
 @pytest.mark.parametrize("scaling", SCALINGS)
-@pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize(
     ("dtype", "channels"), [("uint8", 1), ("uint16", 3), ("int16", 4), ("float32", 1)]
 )
 def test_header_and_pixels_agree_for_all_sizes_dtypes_and_channels(
-    tmp_path: Path, scaling: Scaling, size: tuple[int, int], dtype: str, channels: int
+    tmp_path: Path, scaling: Scaling, dtype: str, channels: int
 ) -> None:
     path = tmp_path / "a.tif"
-    tifffile.imwrite(path, np.full(size, 90, dtype))
     source, decoder = ImageSource((str(path),) * channels), ScaledDecoder(scaling, ImageDecoder())
-    header, array = decoder.header(source), decoder(source).array
-    assert (
-        array.shape
-        == (channels, header.height_px, header.width_px)
-        == (channels, *scaling.stored_px(size))
-    )
-    assert array.dtype == header.dtype == np.dtype(dtype)
-    np.testing.assert_allclose(array, 90, rtol=1e-4)  # floats are rounded
-    restored = scaling.restore(array, size)
-    assert restored.shape == (channels, *size)
-    assert restored.max() <= array.max()
+    for size in SIZES:
+        tifffile.imwrite(path, np.full(size, 90, dtype))
+        header, array = decoder.header(source), decoder(source).array
+        stored = (channels, *scaling.stored_px(size))
+        assert array.shape == (channels, header.height_px, header.width_px) == stored
+        assert array.dtype == header.dtype == np.dtype(dtype)
+        np.testing.assert_allclose(array, 90, rtol=1e-4)  # floats are rounded
+        restored = scaling.restore(array, size)
+        assert restored.shape == (channels, *size)
+        assert restored.max() <= array.max()
 
 
 def test_no_defect_is_lost_and_the_most_frequent_class_stays() -> None:
@@ -87,9 +102,7 @@ def test_positions_come_back_to_the_pixel(scaling: Scaling, size: tuple[int, int
     mask[0, top : top + 12, left : left + 20] = 1
     there_and_back = scaling.restore(scaling.scale_mask(mask).astype(np.float32), size)[0]
     found, expected = (np.argwhere(each >= 0.5) for each in (there_and_back, mask[0]))
-    one_px = max(
-        length / scaled for length, scaled in zip(size, scaling.scaled_px(size), strict=True)
-    )
+    one_px = np.divide(size, scaling.scaled_px(size)).max()
     assert np.abs(found.mean(0) - expected.mean(0)).max() <= one_px / 2
     assert np.abs(found.min(0) - expected.min(0)).max() <= one_px
     restored = scaling.restore_mask(scaling.scale_mask(mask), size)
@@ -107,41 +120,138 @@ def test_padding_mirrors_the_mask_as_the_image() -> None:
 
 
 def test_fingerprints_tell_scalings_apart_and_masks_keep_what_is_ignored(tmp_path: Path) -> None:
-    decoders = [
-        ScaledDecoder(scaling, MaskDecoder(MaskOptions(ignore=200))) for scaling in SCALINGS
-    ]
+    masks = MaskDecoder(MaskOptions(ignore=200))
+    decoders = [ScaledDecoder(scaling, masks) for scaling in SCALINGS]
     assert len({decoder.fingerprint for decoder in decoders}) == len(SCALINGS)
     pixels = np.zeros((40, 30), np.uint8)
     pixels[:20], pixels[30, 20] = 200, 255
     tifffile.imwrite(tmp_path / "m.tif", pixels)
-    mask = ScaledDecoder(Scaling(factor=0.1), decoders[0].decoder)(
-        ImageSource((str(tmp_path / "m.tif"),))
-    ).array
+    source = ImageSource((str(tmp_path / "m.tif"),))
+    mask = ScaledDecoder(Scaling(factor=0.1), masks)(source).array
     np.testing.assert_array_equal(mask, [[[255] * 3, [255] * 3, [0] * 3, [0, 0, 1]]])
 
 
 def test_an_image_that_becomes_too_large_is_refused_before_it_is_decoded(tmp_path: Path) -> None:
-    tifffile.imwrite(tmp_path / "a.tif", np.zeros((30, 40), np.uint8))
+    source, _ = _write(tmp_path / "a.tif", 30, 40)
     decoder = ScaledDecoder(Scaling(factor=16), ImageDecoder(ReadOptions(max_pixels=10_000)))
-    with pytest.raises(
-        DataError,
-        match=r"a\.tif: scaled to 480 x 640 px .* read\.max_pixels=10000: choose a smaller",
-    ):
-        decoder.header(ImageSource((str(tmp_path / "a.tif"),)))
+    message = r"a\.tif: scaled to 480 x 640 px .* read\.max_pixels=10000: choose a smaller"
+    with pytest.raises(DataError, match=message):
+        decoder.header(source)
 
 
-@pytest.mark.parametrize("scale", [0, -1, float("nan"), float("inf"), 17, True, "half"])
-def test_a_factor_out_of_its_range_is_refused(scale: Any) -> None:
-    with pytest.raises(
-        ConfigError, match=r"scale=.* is not usable: give a number above 0 and up to 16"
-    ):
-        Scaling.of(None, scale)
-
-
-def test_sizes_are_checked_and_exclude_a_factor() -> None:
+def test_sizes_and_factors_are_checked_and_exclude_each_other() -> None:
     assert Scaling.of(None, None) is None
     assert Scaling.of(32, None) == Scaling(size_px=(32, 32))
     with pytest.raises(ConfigError, match="exclude each other"):
         Scaling.of(32, 0.5)
     with pytest.raises(ConfigError, match=r"size_px=0 is not usable"):
         Scaling.of(0, None)
+    wrong: list[Any] = [0, -1, float("nan"), float("inf"), 17, True, "half"]
+    for scale in wrong:
+        with pytest.raises(ConfigError, match=r"scale=.* give a number above 0 and up to 16"):
+            Scaling.of(None, scale)
+
+
+@pytest.mark.parametrize(
+    ("size", "fit_px", "fit", "expected"),
+    [
+        ((40, 24), (64, 64), "cover", (107, 64)),
+        ((40, 24), (64, 64), "contain", (64, 38)),
+        ((40, 24), (64, 64), "stretch", (64, 64)),
+        ((40, 24), (64, 64), "keep", (40, 24)),
+        ((240, 320), (320, 320), "contain", (240, 320)),
+        ((333, 500), (320, 320), "contain", (213, 320)),
+        ((1, 1), (64, 32), "contain", (32, 32)),
+        ((1, 4000), (320, 320), "contain", (1, 320)),
+        ((4000, 3), (320, 320), "contain", (320, 1)),
+        ((479, 641), (120, 160), "contain", (120, 160)),
+    ],
+)
+def test_an_image_is_scaled_as_its_fit_says(
+    size: tuple[int, int], fit_px: tuple[int, int], fit: Fit, expected: tuple[int, int]
+) -> None:
+    assert scale_size(size, fit_px, fit) == expected
+
+
+@pytest.mark.parametrize("fit", ["cover", "contain", "stretch", "keep"])
+def test_header_and_pixels_agree_whatever_the_fit(tmp_path: Path, fit: Fit) -> None:
+    for size in [(40, 24), (1, 7), (64, 64), (131, 65)]:
+        source, pixels = _write(tmp_path / "a.png", *size)
+        decoder = FittedDecoder((64, 48), fit)
+        header, decoded = decoder.header(source), decoder(source)
+        assert (header.channels, header.height_px, header.width_px) == (1, 64, 48)
+        assert (decoded.array.shape, decoded.array.dtype) == ((1, 64, 48), np.uint8)
+        assert decoded.source_crc32 == ImageDecoder()(source).source_crc32
+        np.testing.assert_array_equal(FittedDecoder(size, fit)(source).array, pixels)
+
+
+def test_what_stands_over_is_cut_and_what_is_missing_is_padded_evenly() -> None:
+    image = np.arange(1, 31, dtype=np.uint8).reshape(1, 5, 6)
+    np.testing.assert_array_equal(place_centred(image, (2, 3), "zeros"), image[:, 1:3, 1:4])
+    padded = place_centred(image, (6, 10), "zeros")
+    np.testing.assert_array_equal(padded[:, :5, 2:8], image)
+    assert padded.sum() == image.sum()
+    for padding, columns in (("reflect", [1, 4]), ("border", [0, 5])):
+        wider = place_centred(image, (5, 8), padding)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(wider[..., [0, 7]], image[..., columns])
+    repeated = place_centred(image[:, :, :2], (5, 6), "reflect")[0, 0]
+    np.testing.assert_array_equal(repeated, [1, 2, 1, 2, 1, 2])
+
+
+def test_shrinking_takes_means_and_enlarging_keeps_the_range(tmp_path: Path) -> None:
+    source, pixels = _write(tmp_path / "a.png", 40, 60)
+    means = pixels.reshape(1, 20, 2, 30, 2).mean((2, 4))
+    assert np.abs(FittedDecoder((20, 30))(source).array - means).max() <= 0.5
+    source, pixels = _write(tmp_path / "b.png", 4, 6)
+    enlarged = FittedDecoder((40, 60))(source).array
+    assert pixels.min() <= enlarged.min() <= enlarged.max() <= pixels.max()
+    assert np.abs(enlarged.mean() - pixels.mean()) < 12
+
+
+def test_a_store_holds_small_images_without_padding_where_none_is_asked_for(tmp_path: Path) -> None:
+    sources = [_write(tmp_path / f"{n}.png", 40 + n, 60)[0] for n in range(3)]
+    stores = []
+    for size_px in ((20, 20), (30, 30)):
+        decoder = ScaledDecoder(Scaling(size_px=size_px, is_padded=False), ImageDecoder())
+        stores.append(DecodedStore.build(sources, tmp_path / "stores", decoder=decoder))
+    assert stores[0].path != stores[1].path
+    assert [store[1].shape for store in stores] == [(1, 14, 20), (1, 20, 30)]
+
+
+def test_each_tile_of_a_sheet_is_fitted_by_itself(tmp_path: Path) -> None:
+    sheet = np.kron(np.arange(1, 5, dtype=np.uint8).reshape(2, 2), np.ones((20, 10), np.uint8))
+    cv2.imwrite(str(tmp_path / "sheet.png"), sheet)
+    source = ImageSource((str(tmp_path / "sheet.png"),))
+    decoder = FittedDecoder((8, 8), "contain", "zeros", tiles=2)
+    fitted, header = decoder(source).array[0], decoder.header(source)
+    assert fitted.shape == (header.height_px, header.width_px) == (16, 16)
+    for row, column in np.ndindex(2, 2):
+        tile = fitted[8 * row : 8 * row + 8, 8 * column : 8 * column + 8]
+        assert set(np.unique(tile)) == {0, 1 + 2 * row + column}
+        assert not tile[:, :2].any()
+        assert not tile[:, 6:].any()
+    undivided, _ = _write(tmp_path / "a.png", 40, 30)
+    for call in (FittedDecoder((8, 8), tiles=4), FittedDecoder((8, 8), tiles=4).header):
+        with pytest.raises(DataError, match=r"a\.png: a sheet of 4 x 4 views cannot be 40 x 30 px"):
+            call(undivided)
+
+
+def test_the_fingerprint_tells_all_options_apart() -> None:
+    options: list[dict[str, Any]] = [{}, {"fit": "keep"}, {"padding": "zeros"}, {"tiles": 2}]
+    decoders = [FittedDecoder((20, 30), **each) for each in options] + [FittedDecoder((30, 20))]
+    assert len({decoder.fingerprint for decoder in decoders}) == 5
+    assert json.loads(decoders[0].fingerprint)["of"] == json.loads(ImageDecoder().fingerprint)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size_px": (0, 5)}, "must be at least 1"),
+        ({"tiles": 0}, "tiles=0 must be at least 1"),
+        ({"fit": "crop"}, "fit='crop' is unknown: choose one of cover, contain, stretch, keep"),
+        ({"padding": "mirror"}, "padding='mirror' is unknown: choose one of reflect, border, zero"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        FittedDecoder(**({"size_px": (8, 8)} | options))

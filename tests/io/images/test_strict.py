@@ -27,12 +27,16 @@ def _saved(kind: str, **options: Any) -> bytes:
     return buffer.getvalue()
 
 
+# row 8: a flipped bit of a JPEG cannot be seen at first; the stored CRC finds it later
 def test_the_file_is_fingerprinted(tmp_path: Path) -> None:
-    data = _saved("PNG")
+    data, jpeg = _saved("PNG"), bytearray(_saved("JPEG"))
     (tmp_path / "a.png").write_bytes(data)
     decoded = decode_strict(tmp_path / "a.png")
     np.testing.assert_array_equal(decoded.array, SMOOTH.transpose(2, 0, 1))
     assert (decoded.source_crc32, decoded.notes) == (zlib.crc32(data), ())
+    jpeg[-40] ^= 1
+    (tmp_path / "a.jpg").write_bytes(jpeg)
+    assert decode_strict(tmp_path / "a.jpg").source_crc32 == zlib.crc32(jpeg)
 
 
 # row 7: OpenCV gives a full-size array for most of these when it reads the file itself
@@ -117,41 +121,21 @@ def test_a_whole_jpeg_may_have_a_thumbnail_and_a_tail(tmp_path: Path) -> None:
         decode_strict(tmp_path / "a.jpg")
 
 
-# row 8: cannot be seen at first; the stored CRC finds it later
-def test_a_flipped_bit_in_a_jpeg_changes_the_fingerprint(tmp_path: Path) -> None:
-    data = bytearray(_saved("JPEG"))
-    (tmp_path / "a.jpg").write_bytes(data)
-    before = decode_strict(tmp_path / "a.jpg").source_crc32
-    data[-40] ^= 1
-    (tmp_path / "a.jpg").write_bytes(data)
-    assert decode_strict(tmp_path / "a.jpg").source_crc32 != before
-
-
-# rows 4 and 5
+# rows 4, 5 and 6
 @pytest.mark.parametrize("strict", [False, True])
-def test_a_png_cut_anywhere_is_an_error(tmp_path: Path, strict: bool) -> None:
-    data = _saved("PNG")
+def test_a_png_cut_or_flipped_anywhere_is_an_error(tmp_path: Path, strict: bool) -> None:
+    data, path = _saved("PNG"), tmp_path / "a.png"
     for size in [*np.linspace(1, len(data) - 13, 30).astype(int), len(data) - 12, len(data) - 1]:
-        (tmp_path / "a.png").write_bytes(data[:size])
-        with pytest.raises(
-            DataError,
-            match=r"a.png: (truncated PNG: (chunk|no end chunk|\d+ bytes expected)|not a PNG)",
-        ):
-            read_image(tmp_path / "a.png", strict=strict)
-
-
-# row 6
-@pytest.mark.parametrize("strict", [False, True])
-def test_a_png_with_one_flipped_byte_is_an_error(tmp_path: Path, strict: bool) -> None:
-    data = _saved("PNG")
+        path.write_bytes(data[:size])
+        cut = r"truncated PNG: (chunk|no end chunk|\d+ bytes expected)"
+        with pytest.raises(DataError, match=rf"a.png: ({cut}|not a PNG)"):
+            read_image(path, strict=strict)
     for place in np.random.default_rng(0).choice(len(data), 60, replace=False):
         flipped = bytearray(data)
         flipped[place] ^= 0xFF
-        (tmp_path / "a.png").write_bytes(flipped)
-        with pytest.raises(
-            DataError, match=r"a.png: .*(checksum|truncated PNG|damaged PNG|not a PNG)"
-        ):
-            read_image(tmp_path / "a.png", strict=strict)
+        path.write_bytes(flipped)
+        with pytest.raises(DataError, match=r"a.png: .*(checksum|truncated|damaged|not a) ?(PNG)?"):
+            read_image(path, strict=strict)
 
 
 def test_a_chunk_that_claims_gigabytes_is_refused_before_opencv_makes_room(tmp_path: Path) -> None:
@@ -163,24 +147,23 @@ def test_a_chunk_that_claims_gigabytes_is_refused_before_opencv_makes_room(tmp_p
 
 
 # row 29
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("name", ["a.npy", "a.tif"])
+@pytest.mark.parametrize(
+    ("name", "value"), [("a.npy", np.nan), ("a.tif", np.nan), ("a.npy", np.inf), ("a.tif", -np.inf)]
+)
 def test_bad_floats_are_counted_and_located(tmp_path: Path, name: str, value: float) -> None:
-    pixels = np.zeros((5, 7), np.float32)
+    path, pixels, filling = tmp_path / name, np.zeros((5, 7), np.float32), ReadOptions(nan_fill=9)
     pixels[3, 4] = pixels[4, 1] = value
-    np.save(tmp_path / name, pixels) if name == "a.npy" else tifffile.imwrite(
-        tmp_path / name, pixels
+    np.save(path, pixels) if name == "a.npy" else tifffile.imwrite(path, pixels)
+    message = (
+        "2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; data.read.nan_fill=0"
     )
-    message = r"2 NaN or infinite pixels, the first in channel 0 at row 3, column 4; data.read.nan_fill=0 replaces them"
     with pytest.raises(DataError, match=f"{name}: {message}"):
-        decode_strict(tmp_path / name)
-    filled = decode_strict(tmp_path / name, ReadOptions(nan_fill=9)).array
+        decode_strict(path)
+    filled = decode_strict(path, filling).array
     assert np.flatnonzero(filled).tolist() == [25, 29]
     assert filled[0, 3, 4] == 9
-    np.testing.assert_array_equal(read_image(tmp_path / name, ReadOptions(nan_fill=9)), filled)
-    np.testing.assert_array_equal(
-        read_image(tmp_path / name), pixels[None]
-    )  # without checks, as stored
+    np.testing.assert_array_equal(read_image(path, filling), filled)
+    np.testing.assert_array_equal(read_image(path), pixels[None])  # without checks, as stored
 
 
 def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
@@ -198,13 +181,8 @@ def test_floats_that_look_like_gray_levels_are_noted(
     tmp_path: Path, low: float, high: float, noted: bool
 ) -> None:
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
-    notes = decode_strict(tmp_path / "a.npy").notes
-    assert notes == (
-        (
-            "float pixels between 0 and 255 instead of 0 and 1; say so with data.read.value_range=[0,255]",
-        )
-        * noted
-    )
+    notes = " ".join(decode_strict(tmp_path / "a.npy").notes)
+    assert ("say so with data.read.value_range=[0,255]" in notes) is bool(notes) is noted
 
 
 def test_notes_of_the_header_are_handed_on(tmp_path: Path) -> None:

@@ -86,59 +86,45 @@ def remote() -> Iterator[MemoryFileSystem]:
     fs.store.clear()
 
 
-def _stripes(**options: Any) -> BaseDataModule:
-    return StripeDataModule(
-        masks="marks", synthesis=DefectSpec(), patch_px=32, stride_px=32, loader=LOADER, **options
-    )
+OPTIONS: dict[Any, dict[str, Any]] = {
+    StripeDataModule: {
+        "masks": "marks",
+        "synthesis": DefectSpec(),
+        "patch_px": 32,
+        "stride_px": 32,
+    },
+    WatermarkDataModule: {"masks": "marks", "patch_px": 32, "samples_per_image": 1},
+    InspectionDataModule: {"patch_px": 32, "near_duplicates": "apart"},
+    LabelledImageDataModule: {
+        "classes": ["kind0", "kind1"],
+        "size_px": 32,
+        "near_duplicates": "apart",
+    },
+    DetectionDataModule: {"size_px": 32},
+    GANDataModule: {"image_px": 32},
+    CTDataModule: {"processes": 1},
+}
 
 
-def _watermarks(**options: Any) -> BaseDataModule:
-    return WatermarkDataModule(
-        masks="marks", patch_px=32, samples_per_image=1, loader=LOADER, **options
-    )
-
-
-def _inspection(**options: Any) -> BaseDataModule:
-    return InspectionDataModule(patch_px=32, near_duplicates="apart", loader=LOADER, **options)
-
-
-def _labelled(**options: Any) -> BaseDataModule:
-    classes = ["kind0", "kind1"]
-    return LabelledImageDataModule(
-        size_px=32, classes=classes, near_duplicates="apart", loader=LOADER, **options
-    )
-
-
-def _detection(**options: Any) -> BaseDataModule:
-    return DetectionDataModule(size_px=32, loader=LOADER, **options)
-
-
-def _gan(**options: Any) -> BaseDataModule:
-    return GANDataModule(image_px=32, loader=LOADER, **options)
-
-
-def _ct(**options: Any) -> BaseDataModule:
-    return CTDataModule(processes=1, loader=LOADER, **options)
+def _make(kind: str, **options: Any) -> BaseDataModule[Any]:
+    datamodule = KINDS[kind][0]
+    made: BaseDataModule[Any] = datamodule(loader=LOADER, **OPTIONS[datamodule], **options)
+    return made
 
 
 MORE_MASKED = {"part/6.png": _image(6), "marks/6.png": _mask()}
 MORE_BOXES = {"images/6.png": _image(6), "labels/6.txt": b"0 0.5 0.5 0.4 0.4\n"}
-KINDS = {
-    "stripe": (_stripes, MASKED, MORE_MASKED),
-    "watermark": (_watermarks, MASKED, MORE_MASKED),
-    "polygons": (
-        _inspection,
-        POLYGONS,
-        {"images/6.png": _image(6), "labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"},
-    ),
-    "labels": (
-        _labelled,
-        LABELS,
-        {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"},
-    ),
-    "boxes": (_detection, BOXES, MORE_BOXES),
-    "gan": (_gan, IMAGES | {"views.json": b'{"views": "none"}'}, {"part/6.png": _image(6)}),
-    "ct": (_ct, VOLUMES, {"6.npy": _volume(6)}),
+MORE_POLYGONS = MORE_BOXES | {"labels/6.txt": b"1 0.1 0.1 0.5 0.1 0.5 0.5\n"}
+MORE_LABELS = {"part/7.png": _image(7), "labels.csv": LABELS["labels.csv"] + b"7.png,kind1\n"}
+VIEWS = {"views.json": b'{"views": "none"}'}
+KINDS: dict[str, tuple[Any, dict[str, bytes], dict[str, bytes]]] = {
+    "stripe": (StripeDataModule, MASKED, MORE_MASKED),
+    "watermark": (WatermarkDataModule, MASKED, MORE_MASKED),
+    "polygons": (InspectionDataModule, POLYGONS, MORE_POLYGONS),
+    "labels": (LabelledImageDataModule, LABELS, MORE_LABELS),
+    "boxes": (DetectionDataModule, BOXES, MORE_BOXES),
+    "gan": (GANDataModule, IMAGES | VIEWS, {"part/6.png": _image(6)}),
+    "ct": (CTDataModule, VOLUMES, {"6.npy": _volume(6)}),
 }
 
 
@@ -146,12 +132,12 @@ KINDS = {
 def test_every_datamodule_reads_a_root_on_a_server(
     kind: str, remote: MemoryFileSystem, tmp_path: Path
 ) -> None:
-    make, files, more = KINDS[kind]
+    _, files, more = KINDS[kind]
     remote.pipe({f"/{kind}/{name}": content for name, content in files.items()})
     options = {"root": f"memory://{kind}", "cache_dir": str(tmp_path)}
 
     def count(**changed: Any) -> int:
-        datamodule = make(**options, **changed)
+        datamodule = _make(kind, **options, **changed)
         datamodule.prepare_data()
         datamodule.setup("fit")
         assert len(list(datamodule.train_dataloader()))
@@ -159,9 +145,9 @@ def test_every_datamodule_reads_a_root_on_a_server(
 
     first = count()
     assert not list(tmp_path.rglob("*.zip"))
-    assert make(**options).check_sources()
+    assert _make(kind, **options).check_sources()
     remote.pipe({f"/{kind}/{name}": content for name, content in more.items()})
-    other_rank = make(**options)
+    other_rank = _make(kind, **options)
     other_rank.setup("fit")  # takes the mirror as it is
     assert sum(len(other_rank.dataset(split)) for split in ("train", "val", "test")) == first
     assert count() > first
@@ -172,7 +158,7 @@ def test_every_datamodule_reads_a_root_on_a_server(
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_datamodule_refuses_credentials_at_once(kind: str) -> None:
     with pytest.raises(ConfigError, match=r"data\.root: the address holds a user name"):
-        KINDS[kind][0](root="s3://key:hunter2SECRET@bucket/folder")
+        _make(kind, root="s3://key:hunter2SECRET@bucket/folder")
 
 
 @pytest.fixture
@@ -187,19 +173,12 @@ def run(
         monkeypatch.delenv(name)
 
     def call(*words: str) -> dict[str, Any]:
-        code = main(
-            [
-                *words,
-                f"paths.runs={tmp_path}/runs",
-                f"paths.cache={tmp_path}/cache",
-                "hydra.verbose=true",
-            ]
-        )
+        places = [f"paths.runs={tmp_path}/runs", f"paths.cache={tmp_path}/cache"]
+        code = main([*words, *places, "hydra.verbose=true"])
         logging.getLogger().setLevel(logging.WARNING)
         assert code == 0
-        newest = max(
-            (tmp_path / "runs").rglob("summary.json"), key=lambda path: path.stat().st_mtime_ns
-        )
+        summaries = (tmp_path / "runs").rglob("summary.json")
+        newest = max(summaries, key=lambda path: path.stat().st_mtime_ns)
         said = "".join(capfd.readouterr()).encode()
         written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
         for secret in [*SECRETS.values(), "hunter2"]:
@@ -219,34 +198,19 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
         yield server
 
 
-QUICK = ["trainer=cpu", "data.loader.batch_size=2", "data.loader.num_workers=0", "data.patch_px=32"]
-
-
 @pytest.mark.slow
-def test_prepare_reads_s3_and_writes_no_credential(
+def test_prepare_and_fit_read_s3_and_write_no_credential(
     s3: SimpleNamespace, run: Callable[..., Any]
 ) -> None:
     words = [
-        "+experiment=stripe",
-        *QUICK,
-        "data.root=s3://stripes/line 1",
+        *("+experiment=stripe", "trainer=cpu", "trainer.max_epochs=1", "data.patch_px=32"),
+        *("data.loader.batch_size=2", "data.loader.num_workers=0", "data.stride_px=32"),
+        *("data.root=s3://stripes/line 1", "data.masks=marks", "data.on_bad=error"),
         f"data.remote.endpoint_url={s3.url}",
     ]
-    prepared = run("prepare", *words, "data.masks=marks", "data.on_bad=error")
+    prepared = run("prepare", *words)
     assert (prepared["prepare/images"], prepared["prepare/skipped"]) == (6, 0)
-
-
-@pytest.mark.slow
-def test_a_model_is_trained_from_s3(s3: SimpleNamespace, run: Callable[..., Any]) -> None:
-    words = [
-        "+experiment=stripe",
-        *QUICK,
-        "data.stride_px=32",
-        "data.root=s3://stripes/line 1",
-        "data.masks=marks",
-    ]
-    fitted = run("fit", *words, f"data.remote.endpoint_url={s3.url}", "trainer.max_epochs=1")
-    assert fitted["samples_sha256"]
+    assert run("fit", *words)["samples_sha256"]
 
 
 @pytest.mark.slow
@@ -264,13 +228,9 @@ def test_other_sets_are_read_from_a_web_server(
     with WebServer().running() as web:
         web.files |= {f"set/{name}": content for name, content in files.items()}
         web.faults["set/"] = [503]
-        words = [
-            f"+experiment={experiment}",
-            f"data.root={web.url}/set",
-            "data.loader.num_workers=0",
-        ]
-        prepared = run("prepare", *words, "data.remote.backoff_s=0.01")
-    assert prepared["prepare/images"] == 6
+        words = [f"+experiment={experiment}", f"data.root={web.url}/set"]
+        words += ["data.loader.num_workers=0", "data.remote.backoff_s=0.01"]
+        assert run("prepare", *words)["prepare/images"] == 6
     assert web.last_authorization
 
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,22 +53,27 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+ALL = {"train": 1.0, "val": 0, "test": 0}
+
+
+def open_module(kind: Any, root: Path | str, cache: Path, **options: Any) -> Any:
+    """A datamodule that is prepared and set up."""
+    loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
+    data = kind(str(root), cache_dir=str(cache), **({"loader": loader} | options))
+    data.prepare_data()
+    data.setup("fit")
+    return data
+
+
 @pytest.fixture
 def open_data(sets: Path, tmp_path: Path) -> Open:
     def open_(name: str = "photos.shards", **options: Any) -> InspectionDataModule:
-        loader = LoaderOptions(
-            **{"batch_size": 4, "num_workers": 2, "worker_kind": "thread"}
-            | options.pop("loader", {})
+        given = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"}
+        loader = LoaderOptions(**given | options.pop("loader", {}))
+        options = {"patch_px": 32, "splits": ALL, "loader": loader} | options
+        data: InspectionDataModule = open_module(
+            InspectionDataModule, sets / name, tmp_path, **options
         )
-        given = {
-            "patch_px": 32,
-            "cache_dir": str(tmp_path),
-            "loader": loader,
-            "splits": {"train": 1.0, "val": 0, "test": 0},
-        }
-        data = InspectionDataModule(str(sets / name), **(given | options))
-        data.prepare_data()
-        data.setup("fit")
         return data
 
     return open_
@@ -97,10 +102,8 @@ def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
     open_data: Open, monkeypatch: pytest.MonkeyPatch, positives: float | None
 ) -> None:
     sampling = SamplingOptions(positives=positives)
-    everything = [
-        Counter(read_indices(open_data(sampling=sampling).make_loader("train"), epoch))
-        for epoch in (0, 1)
-    ]
+    everything = open_data(sampling=sampling).make_loader("train")
+    expected = [Counter(read_indices(everything, epoch)) for epoch in (0, 1)]
     data = open_data(cache_bytes=SMALL, sampling=sampling)
     bank = data.bank
     assert isinstance(bank, ShardedStore)
@@ -113,12 +116,10 @@ def test_an_epoch_takes_each_sample_and_fetches_each_shard_once(
     loader = data.make_loader("train")
     for epoch in (0, 1):
         asked.clear()
-        assert Counter(read_indices(loader, epoch)) == everything[epoch]
+        assert Counter(read_indices(loader, epoch)) == expected[epoch]
         assert max(Counter(asked).values()) == 1
-        assert (
-            sum(path.stat().st_size for path in bank.cache.folder.rglob("*") if path.is_file())
-            <= SMALL
-        )
+        files = [path for path in bank.cache.folder.rglob("*") if path.is_file()]
+        assert sum(path.stat().st_size for path in files) <= SMALL
 
 
 def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None:
@@ -143,72 +144,44 @@ def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None
 
 
 def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) -> None:
-    data = open_data(cache_bytes=SMALL, loader={"locality": "none"})
-    with pytest.raises(
-        ConfigError, match=r"locality=none, but the set of shards does not fit data.cache_bytes"
+    pasted = {"sampling": SamplingOptions(positives=0.5, paste=0.5)}
+    for options, message in (
+        (
+            {"loader": {"locality": "none"}},
+            "locality=none, but the set of shards does not fit data",
+        ),
+        (pasted, r"from anywhere \(mosaics, pasted defects\): raise it"),
     ):
-        data.make_loader("train")
-    data = open_data(cache_bytes=SMALL, sampling=SamplingOptions(positives=0.5, paste=0.5))
-    with pytest.raises(ConfigError, match=r"from anywhere \(mosaics, pasted defects\): raise it"):
-        data.make_loader("train")
+        data = open_data(cache_bytes=SMALL, **options)
+        with pytest.raises(ConfigError, match=message):
+            data.make_loader("train")
 
 
-def test_whole_images_with_labels(sets: Path, tmp_path: Path) -> None:
-    def open_(name: str) -> LabelledImageDataModule:
-        loader = LoaderOptions(batch_size=4, num_workers=0)
-        data = LabelledImageDataModule(
-            str(sets / name),
-            classes=["good", "defect"],
-            size_px=48,
-            cache_dir=str(tmp_path),
-            loader=loader,
-        )
-        data.prepare_data()
-        data.setup("fit")
-        return data
-
+def test_whole_images_with_labels(tmp_path: Path) -> None:
     for number in range(8):
         image = np.random.default_rng(number).integers(0, 200, (64, 96), np.uint8)
-        write_png(sets / "labelled" / ("good", "defect")[number % 2] / f"{number}.png", image)
-    here = open_("labelled")
-    here.source.publish(str(sets / "labelled.shards"), 20_000)
-    for batch, wanted in zip(
-        open_("labelled.shards").train_dataloader(), here.train_dataloader(), strict=True
-    ):
+        write_png(tmp_path / "set" / ("good", "defect")[number % 2] / f"{number}.png", image)
+    options: dict[str, Any] = {"classes": ["good", "defect"], "size_px": 48}
+    here = open_module(LabelledImageDataModule, tmp_path / "set", tmp_path, **options)
+    here.source.publish(str(tmp_path / "set.shards"), 20_000)
+    there = open_module(LabelledImageDataModule, tmp_path / "set.shards", tmp_path, **options)
+    for batch, wanted in zip(there.train_dataloader(), here.train_dataloader(), strict=True):
         torch.testing.assert_close(batch, wanted, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("fit", ["cover", "patches"])
-@pytest.mark.parametrize("cache_bytes", [2**30, SMALL // 3])
-def test_images_for_generative_models(
-    tmp_path: Path, fit: Literal["cover", "patches"], cache_bytes: int
-) -> None:
+@pytest.mark.parametrize(
+    ("fit", "cache_bytes"), [("cover", 2**30), ("cover", SMALL // 3), ("patches", SMALL // 3)]
+)
+def test_images_for_generative_models(tmp_path: Path, fit: str, cache_bytes: int) -> None:
     for number in range(40):
         image = np.random.default_rng(number).integers(0, 200, (40, 48, 3), np.uint8)
         write_png(tmp_path / "set" / "ab"[number % 2] / f"{number}.png", image)
-
-    def open_(name: str) -> GANDataModule:
-        options: dict[str, Any] = {
-            "fit": fit,
-            "image_px": 32,
-            "labels": "folders",
-            "samples_per_image": 3,
-        }
-        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
-        data = GANDataModule(
-            str(tmp_path / name),
-            cache_dir=str(tmp_path),
-            cache_bytes=cache_bytes,
-            loader=loader,
-            **options,
-        )
-        data.prepare_data()
-        data.setup("fit")
-        return data
-
-    here = open_("set")
+    options: dict[str, Any] = {"fit": fit, "image_px": 32, "labels": "folders"}
+    options |= {"samples_per_image": 3, "cache_bytes": cache_bytes}
+    here = open_module(GANDataModule, tmp_path / "set", tmp_path, **options)
     assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 40 * 48)["shards"] > 8
-    _compare(open_("set.shards"), here, fits=cache_bytes == 2**30)
+    there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, **options)
+    _compare(there, here, fits=cache_bytes == 2**30)
 
 
 @pytest.mark.parametrize("tiles", [None, 2])
@@ -216,51 +189,28 @@ def test_sheets_of_views(tmp_path: Path, tiles: int | None) -> None:
     for number in range(6):
         image = np.random.default_rng(number).integers(0, 200, (32, 32, 3), np.uint8)
         write_png(tmp_path / "set" / f"{number}.png", image)
-    options: dict[str, Any] = {
-        "image_px": 16,
-        "cache_dir": str(tmp_path),
-        "loader": LoaderOptions(num_workers=0),
-    }
-    here = GANDataModule(
-        str(tmp_path / "set"), views="sheet", tiles=tiles, elevation_deg=(10, 20), **options
-    )
+    views: dict[str, Any] = {"views": "sheet", "tiles": tiles, "elevation_deg": (10, 20)}
+    here = open_module(GANDataModule, tmp_path / "set", tmp_path, image_px=16, **views)
     here.source.publish(str(tmp_path / "set.shards"), 2**20)
-    there = GANDataModule(str(tmp_path / "set.shards"), **options)
-    for data in (here, there):
-        data.prepare_data()
-        data.setup("fit")
+    there = open_module(GANDataModule, tmp_path / "set.shards", tmp_path, image_px=16)
     assert there.poses is not None
     torch.testing.assert_close(there.poses, here.poses)
     _compare(there, here, fits=True)
 
 
-@pytest.mark.parametrize("masks", [None, "masks"])
-@pytest.mark.parametrize("cache_bytes", [2**30, SMALL])
+@pytest.mark.parametrize(("masks", "cache_bytes"), [(None, SMALL), ("masks", 2**30)])
 def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes: int) -> None:
     for number in range(IMAGES):
         pixels = np.random.default_rng(number).integers(0, 200, (64, 64, 4), np.uint8)
         write_png(tmp_path / "set/pages" / f"{number}.png", pixels[..., :3])
         write_png(tmp_path / "set/masks" / f"{number}.png", (pixels[..., 3] > 100).astype(np.uint8))
-
-    def open_(name: str) -> WatermarkDataModule:
-        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
-        options: dict[str, Any] = {"masks": masks, "patterns": ("pages/*",), "loader": loader}
-        data = WatermarkDataModule(
-            str(tmp_path / name),
-            patch_px=32,
-            samples_per_image=4,
-            synthesis=None if masks else WatermarkSpec(),
-            cache_dir=str(tmp_path),
-            cache_bytes=cache_bytes,
-            **options,
-        )
-        data.prepare_data()
-        data.setup("fit")
-        return data
-
-    here = open_("set")
+    options: dict[str, Any] = {"masks": masks, "patterns": ("pages/*",), "patch_px": 32}
+    options |= {"samples_per_image": 4, "synthesis": None if masks else WatermarkSpec()}
+    options["cache_bytes"] = cache_bytes
+    here = open_module(WatermarkDataModule, tmp_path / "set", tmp_path, **options)
     here.source.publish(str(tmp_path / "set.shards"), 3 * 3 * 64 * 64)
-    _compare(open_("set.shards"), here, fits=cache_bytes == 2**30)
+    there = open_module(WatermarkDataModule, tmp_path / "set.shards", tmp_path, **options)
+    _compare(there, here, fits=cache_bytes == 2**30)
 
 
 @pytest.mark.parametrize(
@@ -268,56 +218,34 @@ def test_images_under_watermarks(tmp_path: Path, masks: str | None, cache_bytes:
     [("worker", 2**30), ("device", 2**30), ("device", 200_000), (None, 200_000)],
 )
 def test_images_with_boxes(tmp_path: Path, mosaic_on: MosaicPlace | None, cache_bytes: int) -> None:
+    (tmp_path / "set/labels").mkdir(parents=True)
     for number in range(IMAGES):
         image = np.random.default_rng(number).integers(0, 200, (50, 64, 3), np.uint8)
         write_png(tmp_path / "set/images" / f"{number}.png", image)
-        (tmp_path / "set/labels").mkdir(exist_ok=True)
         lines = [f"{number % 2} 0.5 0.5 0.{box + 1} 0.25\n" for box in range(number % 4)]
         (tmp_path / "set/labels" / f"{number}.txt").write_text("".join(lines))
-
-    def open_(name: str, **options: Any) -> DetectionDataModule:
-        loader = LoaderOptions(batch_size=4, num_workers=1, worker_kind="thread")
-        data = DetectionDataModule(
-            str(tmp_path / name),
-            size_px=64,
-            classes=["scratch", "dent"],
-            mosaic=MosaicSpec() if mosaic_on else None,
-            mosaic_on=mosaic_on or "worker",
-            splits=options.pop("splits", {"train": 0.9, "val": 0.1, "test": 0}),
-            cache_dir=str(tmp_path),
-            cache_bytes=cache_bytes,
-            loader=loader,
-        )
-        data.prepare_data()
-        data.setup("fit")
-        return data
-
-    here = open_("set")
+    options: dict[str, Any] = {"size_px": 64, "classes": ["scratch", "dent"]}
+    options |= {"mosaic": MosaicSpec() if mosaic_on else None, "mosaic_on": mosaic_on or "worker"}
+    options |= {"splits": {"train": 0.9, "val": 0.1, "test": 0}, "cache_bytes": cache_bytes}
+    here = open_module(DetectionDataModule, tmp_path / "set", tmp_path, **options)
     assert here.source.publish(str(tmp_path / "set.shards"), 2 * 3 * 64 * 64)["shards"] > 8
-    there = open_("set.shards")
+    there = open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, **options)
     assert there.describe() == here.describe() | {"pixel_bytes": there.describe()["pixel_bytes"]}
     _compare(there, here, fits=cache_bytes == 2**30)
+    options["splits"] = {"train": 0.8, "val": 0.1, "test": 0}
     with pytest.raises(ConfigError, match=r"read with other options: splits.train 0.9 -> 0.8"):
-        open_("set.shards", splits={"train": 0.8, "val": 0.1, "test": 0})
+        open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, **options)
 
 
 def test_mosaics_of_any_images_need_all_of_them(tmp_path: Path) -> None:
-    options: dict[str, Any] = {
-        "samples": {"count": 40, "size_px": [64, 64]},
-        "size_px": 64,
-        "mosaic": MosaicSpec(),
-    }
+    options: dict[str, Any] = {"size_px": 64, "mosaic": MosaicSpec()}
+    options["samples"] = {"count": 40, "size_px": [64, 64]}
     here = DetectionDataModule(cache_dir=str(tmp_path), **options)
     here.source.publish(str(tmp_path / "set.shards"), 3 * 64 * 64)
-    there = DetectionDataModule(
-        str(tmp_path / "set.shards"), cache_dir=str(tmp_path), cache_bytes=SMALL, **options
-    )
-    there.prepare_data()
-    there.setup("fit")
-    with pytest.raises(
-        ConfigError,
-        match=r"does not fit data.cache_bytes, and DetectionDataset .* set data.mosaic_on=device",
-    ):
+    options["cache_bytes"] = SMALL
+    there = open_module(DetectionDataModule, tmp_path / "set.shards", tmp_path, **options)
+    message = r"not fit data.cache_bytes, and DetectionDataset .* set data.mosaic_on=device"
+    with pytest.raises(ConfigError, match=message):
         there.make_loader("train")
 
 
@@ -346,10 +274,8 @@ def _split(batch: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
             return value[value[:, 0] == row, 1:]
         return int(value[row]) if key == "index" else value[row].clone()
 
-    return [
-        {key: take(key, value, row) for key, value in batch.items()}
-        for row in range(len(batch["index"]))
-    ]
+    rows = range(len(batch["index"]))
+    return [{key: take(key, value, row) for key, value in batch.items()} for row in rows]
 
 
 @pytest.fixture(scope="module")
@@ -361,70 +287,44 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace
 @pytest.mark.timeout(120)
 @pytest.mark.slow
 def test_a_bucket(
-    sets: Path,
-    open_data: Open,
-    tmp_path: Path,
-    server: SimpleNamespace,
-    monkeypatch: pytest.MonkeyPatch,
+    sets: Path, tmp_path: Path, server: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "reader")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "hunter2SECRET/abc")
     server.client.create_bucket(Bucket="line")
+    address = "s3://line/some/photos.shards"
     remote = RemoteOptions(endpoint_url=server.url, region="us-east-1")
     here = InspectionDataModule(str(sets / "photos"), cache_dir=str(tmp_path), remote=remote)
-    address = "s3://line/some/photos.shards"
     assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 0
     assert here.source.publish(address, 3 * 3 * 64 * 96)["shards_kept"] == 10
     loader = LoaderOptions(batch_size=4, num_workers=2, worker_kind="process", start_method="spawn")
-    options = {"patch_px": 32, "splits": {"train": 1.0, "val": 0, "test": 0}, "loader": loader}
-    there = InspectionDataModule(
-        address, cache_dir=str(tmp_path), cache_bytes=SMALL, remote=remote, **options
-    )  # type: ignore[arg-type]
-    there.prepare_data()
-    there.setup("fit")
-    local = open_data("photos")
-    assert Counter(read_indices(there.make_loader("train"))) == Counter(
-        read_indices(local.make_loader("train"))
+    options: dict[str, Any] = {"patch_px": 32, "splits": ALL, "loader": loader}
+    there = open_module(
+        InspectionDataModule, address, tmp_path, cache_bytes=SMALL, remote=remote, **options
     )
+    local = open_module(InspectionDataModule, sets / "photos", tmp_path, **options)
+    found, wanted = (Counter(read_indices(data.make_loader("train"))) for data in (there, local))
+    assert found == wanted
 
 
 @pytest.mark.slow
 def test_from_the_command_line(
     sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    places = [f"paths.cache={tmp_path}/cache", f"paths.runs={tmp_path}/runs", "data.patch_px=32"]
-    address = tmp_path / "line.shards"
-    words = [
-        "prepare",
-        "+experiment=segmentation",
-        f"data.root={sets}/photos",
-        f"prepare.shards={address}",
-    ]
-    assert main([*words, "prepare.shard_bytes=60000", *places]) == 0
-    assert f"read it with data.root={address}" in capsys.readouterr().out
-    words = [
-        "fit",
-        "+experiment=segmentation",
-        f"data.root={address}",
-        "data.cache_bytes=400000",
-        "+debug=fast",
-    ]
-    assert main([*words, "prepare.shards=x", *places]) == 2
-    assert main([*words, *places]) == 0
-    assert (
-        main(
-            [
-                "prepare",
-                "+experiment=segmentation",
-                f"data.root={address}",
-                "prepare.verify=true",
-                *places,
-            ]
-        )
-        == 0
-    )
+    places = [f"paths.cache={tmp_path}/cache", f"paths.runs={tmp_path}/runs"]
+    address = f"data.root={tmp_path}/line.shards"
+
+    def run(command: str, *words: str) -> int:
+        return main([command, "+experiment=segmentation", "data.patch_px=32", *words, *places])
+
+    shards = [f"prepare.shards={tmp_path}/line.shards", "prepare.shard_bytes=60000"]
+    assert run("prepare", f"data.root={sets}/photos", *shards) == 0
+    assert f"read it with {address}" in capsys.readouterr().out
+    fit = [address, "data.cache_bytes=400000", "+debug=fast"]
+    assert run("fit", *fit, "prepare.shards=x") == 2
+    assert run("fit", *fit) == 0
+    assert run("prepare", address, "prepare.verify=true") == 0
     capsys.readouterr()
-    assert main(["prepare", "+experiment=ct", f"data.root={address}", *places[:2]]) == 4
-    assert (
-        "no volume shards of version 2 (it holds 'shards' of version 2)" in capsys.readouterr().err
-    )
+    assert main(["prepare", "+experiment=ct", address, *places]) == 4
+    message = "no volume shards of version 2 (it holds 'shards' of version 2)"
+    assert message in capsys.readouterr().err

@@ -27,6 +27,8 @@ WINDOWS: dict[str, Any] = {
     "sample": "windows",
     "windows": WindowSpec(size=8, per_volume=3, label_bias=0.5),
 }
+EXACT: dict[str, Any] = {"rtol": 0, "atol": 0}
+ALL = {"train": 1.0, "val": 0, "test": 0}
 Open = Callable[..., CTDataModule]
 
 
@@ -54,17 +56,11 @@ def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def make(root: Path, cache: Path, **options: Any) -> CTDataModule:
-    loader = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"} | options.pop(
-        "loader", {}
-    )
-    given: dict[str, Any] = {
-        "occupied_hu": (0, None),
-        "processes": 1,
-        "splits": {"train": 0.8, "val": 0.2, "test": 0},
-    }
-    return CTDataModule(
-        str(root), cache_dir=str(cache), loader=LoaderOptions(**loader), **given | options
-    )
+    given = {"batch_size": 4, "num_workers": 2, "worker_kind": "thread"}
+    loader = LoaderOptions(**given | options.pop("loader", {}))
+    options = {"occupied_hu": (0, None), "processes": 1} | options
+    options = {"splits": {"train": 0.8, "val": 0.2, "test": 0}} | options
+    return CTDataModule(str(root), cache_dir=str(cache), loader=loader, **options)
 
 
 @pytest.fixture
@@ -90,16 +86,13 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
     loader.set_epoch(epoch)
     found: dict[int, list[Any]] = {}
     for batch in loader:
+        flat = [batch[key] for key in ("coords", "feats", "label") if key in batch]
+        boxes = [batch[key] for key in ("image", "occupied", "mask", "sdf") if key in batch]
         for row, index in enumerate(batch["index"].tolist()):
-            flat = [batch[key] for key in ("coords", "feats", "label") if key in batch]
             own = [part[batch["coords"][:, 0] == row].clone() for part in flat]
-            boxes = [
-                batch[key][row].clone()
-                for key in ("image", "occupied", "mask", "sdf")
-                if key in batch
-            ]
             assert index not in found
-            found[index] = [*(part[:, 1:] if part.shape[-1] == 4 else part for part in own), *boxes]
+            found[index] = [part[:, 1:] if part.shape[-1] == 4 else part for part in own]
+            found[index] += [box[row].clone() for box in boxes]
     return found
 
 
@@ -118,9 +111,8 @@ def test_samples_are_those_of_the_files(
     assert there.describe() == here.describe()
     assert open_bank(there).counts.tolist() == here.volumes.bank.counts.tolist()  # type: ignore[union-attr]
     for stage in ("train", "val", "predict"):
-        torch.testing.assert_close(
-            read_rows(there, stage, 1), read_rows(here, stage, 1), rtol=0, atol=0
-        )
+        rows, wanted = read_rows(there, stage, 1), read_rows(here, stage, 1)
+        torch.testing.assert_close(rows, wanted, **EXACT)
 
 
 def measure(folder: Path) -> int:
@@ -137,10 +129,8 @@ def measure(folder: Path) -> int:
 def test_an_epoch_fetches_each_shard_once(
     open_data: Open, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    files, small = (
-        open_data("set", **options),
-        open_data(cache_bytes=SMALL, loader={"batch_size": 2}, **options),
-    )
+    files = open_data("set", **options)
+    small = open_data(cache_bytes=SMALL, loader={"batch_size": 2}, **options)
     assert small.dataset("train").needs_windows is (options is WINDOWS)
     cache = open_bank(small).cache
     for path in cache.folder.glob("*.tar"):
@@ -156,33 +146,26 @@ def test_an_epoch_fetches_each_shard_once(
         assert measure(cache.folder) <= SMALL
         wanted = read_rows(files, epoch=epoch)
         torch.testing.assert_close(
-            found, {number: wanted[number] for number in found}, rtol=0, atol=0
+            dict(sorted(found.items())), dict(sorted(wanted.items())), **EXACT
         )
-        assert found.keys() == wanted.keys()
 
 
 def test_a_run_goes_on_exactly(open_data: Open) -> None:
-    def read(loader: Any, most: int | None = None) -> list[int]:
-        batches = iter(loader)
-        found = (
-            [next(batches)["index"] for _ in range(most)]
-            if most
-            else [batch["index"] for batch in batches]
-        )
-        numbers: list[int] = torch.cat(found).tolist()
-        batches.close()
-        return numbers
+    def make_loader() -> Any:
+        return open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
 
-    whole = read(open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train"))
-    first = open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
-    taken = read(first, 3)
-    resumed = open_data(cache_bytes=SMALL, **WINDOWS).make_loader("train")
-    resumed.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    assert taken + read(resumed) == whole
+    whole = [batch["index"].tolist() for batch in make_loader()]
+    first, resumed = make_loader(), make_loader()
+    batches = iter(first)
+    taken = [next(batches)["index"].tolist() for _ in range(3)]
+    state = json.loads(json.dumps(first.state_dict()))
+    batches.close()
+    resumed.load_state_dict(state)
+    assert taken + [batch["index"].tolist() for batch in resumed] == whole
 
 
 def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
-    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, address = tmp_path / "set", tmp_path / "set.shards"
     root.mkdir()
@@ -195,9 +178,15 @@ def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
             raise KeyboardInterrupt
         put(self, path, name)
 
+    def fail(self: FolderTransport, path: Path, name: str) -> None:
+        raise UnreachableError("no answer")
+
     monkeypatch.setattr(FolderTransport, "put", stop)
     with pytest.raises(KeyboardInterrupt):
         make(root, tmp_path).source.publish(str(address), 1)
+    monkeypatch.setattr(FolderTransport, "put", fail)  # this is no bad volume
+    with pytest.raises(UnreachableError, match="no answer"):
+        make(root, tmp_path, on_bad="skip").source.publish(str(address), 1)
     monkeypatch.setattr(FolderTransport, "put", put)
     (root / "9.npy").write_bytes(b"nothing")
     with pytest.raises(DataError, match=r"9.npy(?s:.)*1 of 5 volumes are bad"):
@@ -205,52 +194,38 @@ def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
     for cache in ("cache", "another machine"):
         report = make(root, tmp_path / cache, on_bad="skip").source.publish(str(address), 1)
         assert (report["volumes"], report["skipped"], report["shards_kept"]) == (4, 1, 4)
-    there = make(address, tmp_path, splits={"train": 1.0, "val": 0, "test": 0})
+    there = make(address, tmp_path, splits=ALL)
     there.setup("fit")
     assert [Path(path).name for path, _ in open_bank(there).skipped] == ["9.npy"]
     assert sorted(read_rows(there)) == [0, 1, 2, 3]
     assert there.verify_sources() == []
 
 
-def test_what_cannot_be_read_is_refused(sets: Path, tmp_path: Path, open_data: Open) -> None:
-    with pytest.raises(
-        ConfigError, match=r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"
-    ):
+def test_what_cannot_be_read_is_refused(tmp_path: Path, open_data: Open) -> None:
+    message = r"volumes were indexed with other options: decoder.low_hu 0.* -> 100"
+    with pytest.raises(ConfigError, match=message):
         open_data(occupied_hu=(100, None))
     with pytest.raises(ConfigError, match=r"prepare.check reads files"):
         open_data().check_sources()
     bank = open_bank(open_data())
     path = bank.cache.fetch(3)
-    index = VolumeIndex.open(bank.index)
-    (tmp_path / "folder").mkdir()
-    index._replace(facts=index.facts | {"names": ["../../outside"] * VOLUMES}).write(
-        tmp_path / "folder"
-    )
-    write_tar({file.name: file for file in (tmp_path / "folder").iterdir()}, tmp_path / "evil.tar")
-    with pytest.raises(
-        StoreCorruptError, match=r"names a file that leads out of the folder: '../../outside'"
-    ):
+    index, folder = VolumeIndex.open(bank.index), tmp_path / "folder"
+    folder.mkdir()
+    evil = index.facts | {"names": ["../../outside"] * VOLUMES}
+    index._replace(facts=evil).write(folder)
+    write_tar({file.name: file for file in folder.iterdir()}, tmp_path / "evil.tar")
+    message = r"names a file that leads out of the folder: '../../outside'"
+    with pytest.raises(StoreCorruptError, match=message):
         ShardedVolumes(tmp_path / "evil.tar", tmp_path, bank.cache).list_sources()
     path.write_bytes(bank.cache.fetch(4).read_bytes())
     with pytest.raises(StoreCorruptError, match="it does not hold what the index of the set says"):
         bank[3]
 
 
-def test_a_server_that_does_not_answer_is_no_bad_volume(
-    sets: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(self: FolderTransport, path: Path, name: str) -> None:
-        raise UnreachableError("no answer")
-
-    monkeypatch.setattr(FolderTransport, "put", fail)
-    with pytest.raises(UnreachableError, match="no answer"):
-        make(sets / "set", tmp_path, on_bad="skip").source.publish(str(tmp_path / "set.shards"), 1)
-
-
 def test_one_file_may_be_the_root(sets: Path, tmp_path: Path) -> None:
     file = sets / "set/scans/02.npy"
     make(file, tmp_path).source.publish(str(tmp_path / "set.shards"), 1)
-    there = make(tmp_path / "set.shards", tmp_path, splits={"train": 1.0, "val": 0, "test": 0})
+    there = make(tmp_path / "set.shards", tmp_path, splits=ALL)
     there.setup("fit")
     assert Path(open_bank(there).name(0)).name == "02.npy"
     assert len(open_bank(there)[0]) == open_bank(there).counts[0] > 0

@@ -147,14 +147,8 @@ class Killer:
     """Ends this process at the n-th call that changes the disk."""
 
     CALLS = (
-        "posix_fallocate",
-        "write",
-        "pwrite",
-        "ftruncate",
-        "fsync",
-        "rename",
-        "unlink",
-        "rmdir",
+        *("posix_fallocate", "write", "pwrite", "ftruncate", "fsync"),
+        *("rename", "unlink", "rmdir"),
     )
 
     def __init__(self, last: int) -> None:
@@ -184,22 +178,8 @@ def check_after_kill(place: Place, old: DecodedStore, more: int = 0) -> None:
     assert len([name for name in place.names() if not name.startswith(".build-")]) == 2 + more
 
 
-HANDFUL = (
-    1,
-    2,
-    25,
-    43,
-    44,
-    45,
-    46,
-    47,
-    48,
-    57,
-    62,
-    63,
-    64,
-    65,
-)  # reservation, pixels, index, meta, rename
+# reservation, pixels, index, meta, rename
+HANDFUL = (1, 2, 25, 43, 44, 45, 46, 47, 48, 57, 62, 63, 64, 65)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ import pytest
 from numpy.typing import NDArray
 
 from lit_data.errors import StoreCorruptError, StoreError
-from lit_data.io.images.decoders import ImageDecoder, ImageSource
+from lit_data.grid import cut_patch
 from lit_data.io.store.arrays import META_NAME
 from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.io.store.store import DecodedStore
@@ -26,27 +26,15 @@ MakeStore = Callable[[Sequence[Image]], DecodedStore]
 FILES = [META_NAME, "images.npy", "files.npy", "names.npy", "pixels.npy"]
 
 
-@pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
-    def make(images: Sequence[Image]) -> DecodedStore:
-        (tmp_path / "images").mkdir()
-        paths = [str(tmp_path / "images" / f"{number}.npy") for number in range(len(images))]
-        for path, image in zip(paths, images, strict=True):
-            np.save(path, image)
-        return DecodedStore.build(
-            [ImageSource((path,)) for path in paths], tmp_path / "cache", decoder=ImageDecoder()
-        )
-
-    return make
-
-
 def make_images(shapes: Sequence[tuple[int, ...]], dtype: str = "uint8") -> list[Image]:
     rng = np.random.default_rng(0)
     return [rng.integers(0, 256, size=shape).astype(dtype) for shape in shapes]
 
 
-@pytest.mark.parametrize("shapes", [EQUAL, MIXED, EQUAL[:1]], ids=["equal", "mixed", "one"])
-@pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
+@pytest.mark.parametrize(
+    ("shapes", "dtype"),
+    [(EQUAL, "uint8"), (MIXED, "uint16"), (EQUAL[:1], "int16"), (MIXED, "float32")],
+)
 def test_round_trip(make_store: MakeStore, shapes: Sequence[tuple[int, ...]], dtype: str) -> None:
     images = make_images(shapes, dtype)
     store = make_store(images)
@@ -93,27 +81,50 @@ def test_views_outlive_the_store(make_store: MakeStore) -> None:
         np.testing.assert_array_equal(view, image)
 
 
-def test_pickles_as_its_path(make_store: MakeStore) -> None:
-    images = make_images(MIXED)
-    pickled = pickle.dumps(make_store(images))
-    assert len(pickled) < 1024
-    store = pickle.loads(pickled)
-    for number, image in enumerate(images):
-        np.testing.assert_array_equal(store[number], image)
-
-
-def test_many_threads_read_the_same(make_store: MakeStore) -> None:
+def test_copies_and_threads_read_the_same(make_store: MakeStore) -> None:
     images = make_images(MIXED)
     store = make_store(images)
+    pickled = pickle.dumps(store)
+    assert len(pickled) < 1024
+    copy = pickle.loads(pickled)
     order = [number % len(images) for number in range(400)]
     with ThreadPoolExecutor(8) as pool:
-        for number, view in zip(order, pool.map(store.__getitem__, order), strict=True):
+        for number, view in zip(order, pool.map(copy.__getitem__, order), strict=True):
             np.testing.assert_array_equal(view, images[number])
+    size = sum(image.nbytes for image in images)
+    assert repr(store) == f"DecodedStore(4 images, 3 channels, uint8, {size} bytes, {store.path})"
 
 
-def test_repr_names_size_and_place(make_store: MakeStore) -> None:
-    store = make_store(make_images(EQUAL))
-    assert repr(store) == f"DecodedStore(4 images, 3 channels, uint8, 420 bytes, {store.path})"
+@pytest.mark.parametrize(
+    ("dtype", "channels"), [("uint8", 1), ("uint8", 3), ("uint16", 2), ("int16", 1), ("float32", 3)]
+)
+@pytest.mark.parametrize(
+    "sizes", [[(30, 40)] * 4, [(30, 40), (1, 50), (25, 4), (64, 21)], [(1, 3)]]
+)
+def test_many_patches_cut_in_one_call_are_those_cut_one_by_one(
+    make_store: MakeStore, dtype: str, channels: int, sizes: list[tuple[int, int]]
+) -> None:
+    rng = np.random.default_rng(0)
+    images = [rng.integers(0, 1000, (channels, *size)).astype(dtype) for size in sizes]
+    store, numbers = make_store(images), rng.integers(0, len(sizes), 60)
+    tops, lefts = rng.integers(-50, 80, 60), rng.integers(-70, 70, 60)
+    places = list(zip(numbers.tolist(), tops.tolist(), lefts.tolist(), strict=True))
+    for height, width in [(1, 1), (16, 20), (9, 60)]:
+        patches = [cut_patch(images[n], top, left, (height, width)) for n, top, left in places]
+        rows = np.zeros((60, channels, height, width), dtype)
+        store.cut_into(numbers, tops, lefts, rows)
+        np.testing.assert_array_equal(rows, np.stack(patches))
+        larger = np.zeros((60, channels, height + 2, width + 3), dtype)
+        store.cut_into(numbers, tops, lefts, larger[..., :height, :width])
+        np.testing.assert_array_equal(larger[..., :height, :width], rows)
+        assert not larger[..., height:, :].any()
+        assert not larger[..., width:].any()
+
+
+def test_no_patches_are_asked_for(make_store: MakeStore) -> None:
+    nothing = np.zeros(0, np.int64)
+    rows = np.zeros((0, 3, 2, 2), np.uint8)
+    make_store(make_images(EQUAL)).cut_into(nothing, nothing, nothing, rows)
 
 
 @pytest.mark.parametrize("change_bytes", [-1, 1])
@@ -122,8 +133,8 @@ def test_wrong_length_is_refused(make_store: MakeStore, name: str, change_bytes:
     path = make_store(make_images(MIXED)).path / name
     size_bytes = path.stat().st_size
     os.truncate(path, size_bytes + change_bytes)
-    message = f"{name}: expected {size_bytes} bytes, found {size_bytes + change_bytes}; delete the folder .* prepare"
-    with pytest.raises(StoreCorruptError, match=message):
+    message = f"expected {size_bytes} bytes, found {size_bytes + change_bytes}; delete the folder"
+    with pytest.raises(StoreCorruptError, match=f"{name}: {message} .* prepare"):
         DecodedStore.open(path.parent)
 
 
@@ -131,12 +142,9 @@ def test_check_size_finds_a_file_cut_while_it_is_open(make_store: MakeStore) -> 
     store = make_store(make_images(EQUAL))
     store.check_size()
     os.truncate(store.path / "pixels.npy", 100)
-    with pytest.raises(
-        StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100; delete the folder"
-    ):
-        store.check_size()
-    with pytest.raises(StoreCorruptError, match="found 100"):
-        store.verify()
+    for check in (store.check_size, store.verify):
+        with pytest.raises(StoreCorruptError, match=r"pixels.npy: expected 548 bytes, found 100"):
+            check()
 
 
 def test_check_size_passes_after_the_store_was_removed(make_store: MakeStore) -> None:
@@ -160,7 +168,7 @@ def test_no_store_and_no_permission(
     make_store: MakeStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(
-        StoreError, match=r"no store of images at .*nowhere; run `python -m lit_data prepare`"
+        StoreError, match=r"no store of images at .*nowhere; run .*lit_data prepare"
     ):
         DecodedStore.open(tmp_path / "nowhere")
     path = make_store(make_images(EQUAL)).path
@@ -169,9 +177,8 @@ def test_no_store_and_no_permission(
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "open", refuse)
-    with pytest.raises(
-        StoreError, match=r"meta.json cannot be read: Permission denied; check its permissions"
-    ):
+    message = r"meta.json cannot be read: Permission denied; check its permissions"
+    with pytest.raises(StoreError, match=message):
         DecodedStore.open(path)
 
 

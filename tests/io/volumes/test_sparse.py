@@ -34,10 +34,10 @@ def _draw(dtype: Any = np.int16, seed: int = 0) -> Array:
 
 @pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int16, np.float32])
 @pytest.mark.parametrize(
-    ("low", "high"),
-    [(0.5, None), (-700.25, 100.5), (0, 50), (-1e6, 1e6), (1e5, None), (-1e6, -1e5)],
-)
-@pytest.mark.parametrize("slab_bytes", [1, 700, 2**20])
+    ("low", "high", "slab_bytes"),
+    [(0.5, None, 1), (-700.25, 100.5, 700), (0, 50, 2**20), (-1e6, 1e6, 1), (1e5, None, 700),
+     (-1e6, -1e5, 2**20)],
+)  # fmt: skip
 def test_the_index_is_what_argwhere_gives(
     dtype: Any, low: float, high: float | None, slab_bytes: int
 ) -> None:
@@ -59,12 +59,13 @@ def test_whole_floats_are_kept_in_two_bytes() -> None:
     assert index_volume(wrap_array(np.rint(volume)), 0).values.dtype == np.int16
 
 
-@pytest.mark.parametrize("density", [0, 0.001, 0.02, 0.3, 0.9, 1])
 @pytest.mark.parametrize("length", [0, 5, 64, 100_003])
-def test_true_places_are_what_flatnonzero_gives(density: float, length: int) -> None:
-    mask = np.random.default_rng(1).random(length + 3) < density
-    for part in (mask[:length], mask[3:]):
-        np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
+def test_true_places_are_what_flatnonzero_gives(length: int) -> None:
+    draws = np.random.default_rng(1).random(length + 3)
+    for density in (0, 0.001, 0.02, 0.3, 0.9, 1):
+        mask = draws < density
+        for part in (mask[:length], mask[3:]):
+            np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
 
 
 def test_coordinates_of_some_voxels() -> None:

@@ -18,10 +18,10 @@ import psutil
 import pytest
 
 from lit_data.errors import WorkerDiedError
-from lit_data.io.volumes import IndexOptions, SparseStore, find_volumes, sparse_store
+from lit_data.io.volumes import SparseStore, sparse_store
 from lit_data.io.volumes import volume as volume_module
 from lit_data.io.volumes.sparse_file import StoredVolume
-from lit_data.types import Array
+from tests.io.volumes.scans import build_store, check_store, write_scans
 
 # Children are forked, so that they begin in a millisecond; they run no thread that was there
 # before.
@@ -30,53 +30,16 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:This process .* is multi-threaded"),
 ]
 
-SHAPE = (6, 20, 30)
 LIMIT_S = 60
 CALLS = (
-    "open",
-    "mkdir",
-    "write",
-    "fsync",
-    "pread",
-    "pwrite",
-    "rename",
-    "rmdir",
-    "unlink",
+    *("open", "mkdir", "write", "fsync", "pread", "pwrite", "rename", "rmdir", "unlink"),
     "posix_fallocate",
 )
-
-
-def _write(folder: Path, count: int) -> list[Array]:
-    folder.mkdir()
-    rng = np.random.default_rng(0)
-    volumes = [rng.integers(-1000, 1000, SHAPE, dtype=np.int16) for _ in range(count)]
-    for number, volume in enumerate(volumes):
-        np.save(folder / f"v{number:02}.npy", volume)
-        np.save(folder / f"v{number:02}_labels.npy", (volume > 900).astype(np.uint8))
-    return volumes
 
 
 @pytest.fixture(autouse=True)
 def many_slabs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(volume_module, "SLAB_BYTES", 4000)
-
-
-def _build(folder: Path, processes: int = 1) -> SparseStore:
-    options = IndexOptions(low_hu=500)
-    return SparseStore.build(
-        find_volumes(folder / "ct"),
-        folder / "cache",
-        options=options,
-        processes=processes,
-        progress=False,
-    )
-
-
-def _check(store: SparseStore, volumes: list[Array]) -> None:
-    assert len(store) == len(volumes)
-    for sparse, volume in zip(store, volumes, strict=True):
-        np.testing.assert_array_equal(sparse.coords(), np.argwhere(volume > 500))
-        np.testing.assert_array_equal(sparse.values, volume[volume > 500])
 
 
 def _run_in_child(task: Callable[[], object]) -> str:
@@ -118,18 +81,18 @@ def _kill_at(call: int, task: Callable[[], object]) -> None:
 
 
 def test_a_build_that_is_killed_anywhere_is_resumed_and_never_half_read(tmp_path: Path) -> None:
-    volumes = _write(tmp_path / "ct", 3)
+    volumes = write_scans(tmp_path, 3)
     draws = random.Random(0)
     killed = 0
     for call in (*range(1, 8), *draws.sample(range(8, 250), 20)):
-        killed += _run_in_child(lambda n=call: _kill_at(n, lambda: _build(tmp_path))) == ""  # type: ignore[misc]
+        killed += _run_in_child(lambda n=call: _kill_at(n, lambda: build_store(tmp_path))) == ""  # type: ignore[misc]
         for path in (tmp_path / "cache").rglob("*.voxels"):
             volume = volumes[int(Path(SparseStore([path]).name(0)).stem[1:])]
             np.testing.assert_array_equal(StoredVolume(path).map().values, volume[volume > 500])
             if draws.random() < 0.7:
                 shutil.rmtree(path)
     assert killed >= 10
-    _check(_build(tmp_path), volumes)
+    check_store(build_store(tmp_path), volumes)
     (folder,) = (path for path in (tmp_path / "cache").iterdir() if path.is_dir())
     assert (
         sorted(path.suffix for path in folder.iterdir() if path.name != ".lock") == [".voxels"] * 3
@@ -137,7 +100,7 @@ def test_a_build_that_is_killed_anywhere_is_resumed_and_never_half_read(tmp_path
 
 
 def test_workers_go_when_their_parent_is_killed_and_the_rest_is_built_later(tmp_path: Path) -> None:
-    volumes = _write(tmp_path / "ct", 12)
+    volumes = write_scans(tmp_path, 12)
     code = f"""
 from pathlib import Path
 from lit_data.io.volumes import *
@@ -161,19 +124,19 @@ SparseStore.build(find_volumes({str(tmp_path / "ct")!r}), {str(tmp_path / "cache
     assert len(workers) == 2
     assert psutil.wait_procs(workers, timeout=LIMIT_S)[1] == []
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "cache").rglob("*.voxels")}
-    _check(_build(tmp_path), volumes)
+    check_store(build_store(tmp_path), volumes)
     assert {path: path.stat().st_mtime_ns for path in made} == made
 
 
 def test_processes_that_build_at_the_same_time_make_each_file_once(tmp_path: Path) -> None:
-    volumes = _write(tmp_path / "ct", 4)
+    volumes = write_scans(tmp_path, 4)
     pids = []
     for _ in range(3):
         pid = os.fork()
         if pid == 0:
             code = 1
             try:
-                _check(_build(tmp_path), volumes)
+                check_store(build_store(tmp_path), volumes)
                 code = 0
             finally:
                 os._exit(code)
@@ -184,35 +147,32 @@ def test_processes_that_build_at_the_same_time_make_each_file_once(tmp_path: Pat
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, processes: int) -> None:
-    _write(tmp_path / "ct", 2)
+    write_scans(tmp_path, 2)
 
     def build() -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
-        _build(tmp_path, processes)
+        build_store(tmp_path, processes=processes)
 
     assert _run_in_child(build).startswith("StoreSpaceError: ")
-    assert not [
-        path for path in (tmp_path / "cache").rglob("*") if path.is_file() and path.name != ".lock"
-    ]
+    left = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert [path.name for path in left if path.name != ".lock"] == []
 
 
 def test_a_worker_that_dies_is_reported_with_its_volume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _write(tmp_path / "ct", 8)
+    write_scans(tmp_path, 8)
     # The processes are forked, so they die of the replacement.
     monkeypatch.setattr(sparse_store, "write_volume", lambda *_: os._exit(9))
-    with pytest.raises(
-        WorkerDiedError,
-        match=r"v0\d\.npy: a process died while it indexed this volume or one beside",
-    ):
-        _build(tmp_path, 2)
+    message = r"v0\d\.npy: a process died while it indexed this volume or one beside"
+    with pytest.raises(WorkerDiedError, match=message):
+        build_store(tmp_path, processes=2)
 
 
 def test_a_folder_that_cannot_be_written_says_so(tmp_path: Path) -> None:
-    _write(tmp_path / "ct", 1)
+    write_scans(tmp_path, 1)
     (tmp_path / "cache").write_bytes(b"a file")
-    assert "StoreError: " in _run_in_child(lambda: _build(tmp_path))
+    assert "StoreError: " in _run_in_child(lambda: build_store(tmp_path))
 
 
 BIG = 512

@@ -25,24 +25,6 @@ def test_stripe_augment_can_be_the_simple_one() -> None:
     assert torch.equal(found.images, simple(layers, simple.draw(0, 0, np.arange(6), 3)).images)
 
 
-@pytest.mark.parametrize("crop", [None, 16])
-def test_each_changes_images_and_keeps_masks(crop: int | None) -> None:
-    generator = torch.Generator().manual_seed(0)
-    images = torch.rand(6, 3, 24, 24, generator=generator)
-    masks = torch.randint(0, 5, (6, 1, 24, 24), generator=generator)
-    boxes = torch.tensor([[row, 0, 0.5, 0.5, 0.3, 0.3] for row in range(6)])
-    for build in (stripe_augment, detection_augment, segmentation_augment):
-        augment = build(crop_px=crop)
-        result = augment(Layers(images, masks, boxes), augment.draw(0, 0, np.arange(6), 3))
-        assert result.masks is not None
-        assert result.images.shape == (6, 3, *[crop or 24] * 2)
-        assert result.masks.shape == (6, 1, *[crop or 24] * 2)
-        assert set(result.masks.unique().tolist()) <= set(range(5))
-        assert not torch.equal(
-            result.images, Layers(images).images[..., : crop or 24, : crop or 24]
-        )
-
-
 def test_channels_of_segmentation_share_their_exposure() -> None:
     image = torch.rand(4, 1, 16, 16).expand(4, 3, 16, 16)
     augment = segmentation_augment(noise=0)

@@ -8,7 +8,6 @@ import torch
 from kornia.filters import gaussian_blur2d
 
 from lit_data.augment import ColourJitter, Layers, Photometry
-from lit_data.augment.photometry import blur, plane_means
 from lit_data.errors import ConfigError
 
 
@@ -103,20 +102,6 @@ def test_the_first_numbers_do_not_depend_on_what_else_is_on() -> None:
 def test_bad_options(options: dict[str, float], match: str) -> None:
     with pytest.raises(ConfigError, match=match):
         Photometry(**options)
-
-
-@pytest.mark.parametrize("taps", [3, 7, 13])
-@pytest.mark.parametrize("shape", [(7, 1, 33, 17), (7, 3, 64, 65), (7, 5, 3, 4)])
-def test_results_do_not_depend_on_the_batch(shape: tuple[int, int, int, int], taps: int) -> None:
-    generator = torch.Generator().manual_seed(0)
-    images, weights = (
-        torch.rand(shape, generator=generator),
-        torch.rand(*shape[:2], taps, generator=generator),
-    )
-    whole = blur(images, weights), plane_means(images)
-    for part in (slice(0, 1), slice(3, 4), slice(2, 7)):
-        found = blur(images[part], weights[part]), plane_means(images[part])
-        assert all(torch.equal(a, b[part]) for a, b in zip(found, whole, strict=True))
 
 
 @pytest.mark.parametrize("gamma", [0.0, 0.5])

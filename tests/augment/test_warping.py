@@ -2,7 +2,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from kornia.geometry.transform import warp_perspective
 
 from lit_data.augment.matrices import Moves, compose, invert
 from lit_data.augment.warping import Padding, WholeMoves, sample, sampling_grid
@@ -43,27 +42,6 @@ def test_indexing_equals_the_warp(
     allowed = set(planes.unique().tolist()) | ({0.0} if padding == "zeros" else set())
     assert taken.shape == (60, 3, *crop)
     assert set(taken.unique().tolist()) <= allowed
-
-
-@pytest.mark.parametrize(("size", "crop"), [((20, 20), (20, 20)), ((16, 24), (11, 9))])
-@pytest.mark.parametrize("nearest", [False, True])
-def test_the_warp_is_that_of_kornia(
-    size: tuple[int, int], crop: tuple[int, int], nearest: bool
-) -> None:
-    planes = torch.rand(8, 2, *size, generator=torch.Generator().manual_seed(0))
-    matrix = compose(_moves(8, bent=0.2), size, crop)
-    ours = sample(
-        planes, sampling_grid(invert(matrix), size, crop, tilted=True), "zeros", nearest=nearest
-    )
-    theirs = warp_perspective(
-        planes,
-        matrix,
-        crop,
-        mode="nearest" if nearest else "bilinear",
-        padding_mode="zeros",
-        align_corners=True,
-    )
-    assert ((ours - theirs).abs() > 1e-3).float().mean() < 0.01
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import torch
 
 from lit_data.synthesis.canvas import Canvas
 from lit_data.synthesis.windows import LEAST_NOISE, Surroundings
-from tests.synthesis.placing import GREY, many, plan_of, scene
+from tests.synthesis.placing import GREY
 
 pytestmark = pytest.mark.usefixtures("small_runs_are_fast")
 ROWS, COLUMNS = np.mgrid[:96, :96]
@@ -61,13 +61,3 @@ def test_brightness_of_each_channel() -> None:
     torch.testing.assert_close(
         _look(images.numpy()).brightness, torch.tensor([[0.2, 0.8]]).expand(300, 2)
     )
-
-
-def test_surroundings_do_not_depend_on_who_else_is_asked() -> None:
-    plan = plan_of(many(), 7, (3, 24, 24)).to("cpu")
-    canvas = Canvas(torch.from_numpy(scene(7, (3, 24, 24))), GREY)
-    together = Surroundings(canvas, plan.row, plan.y, plan.x)
-    for n in range(len(plan)):
-        alone = Surroundings(canvas, plan.row[n : n + 1], plan.y[n : n + 1], plan.x[n : n + 1])
-        for name in ("noise", "brightness", "runs_down"):
-            assert torch.equal(getattr(alone, name)[0], getattr(together, name)[n])

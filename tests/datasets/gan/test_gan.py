@@ -1,15 +1,13 @@
-import pickle
 from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lit_data.datasets import GANDataset
 from lit_data.datasets.gan import SampleTable, ViewLayout, tabulate
 from lit_data.errors import ConfigError, DataError
-from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import Array, RowWriter, read_rows
+from lit_data.testing import check_dataset
+from lit_data.types import Array, read_rows
 from tests.datasets.banks import MemoryBank
 
 SHEETS = ViewLayout(views="sheet", tiles=2)
@@ -39,7 +37,6 @@ def _rows(dataset: GANDataset, indices: list[int], epoch: int = 0) -> dict[str, 
 
 def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
     dataset = _sheets(samples=np.arange(4, 12))
-    assert isinstance(dataset, RowWriter)
     assert len(dataset) == 8
     rows = _rows(dataset, [0, 3, 6], epoch=5)
     np.testing.assert_array_equal(rows["image"][1], dataset.bank[1][:, 4:, 6:])
@@ -53,6 +50,7 @@ def test_a_view_is_its_tile_of_the_sheet_with_pose_object_and_label() -> None:
 
 def test_one_sample_is_a_row_and_all_views_come_in_order() -> None:
     dataset = _sheets()
+    check_dataset(dataset)
     dataset.set_epoch(2)
     sample, row = dataset[6], _rows(dataset, [6], epoch=2)
     assert sample.keys() == dataset.fields.keys()
@@ -77,9 +75,9 @@ def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored(
     bank, table = _bank([(20, 30), (9, 40), (5, 5)]), _table(3)
     given: dict[str, Any] = {"samples": np.array([0, 2]), "image_px": 8}
     random = GANDataset(bank, table, cut="random", samples_per_image=5, seed=1, **given)
+    check_dataset(random)
     assert len(random) == 10
-    first, again, later = (_rows(random, [*range(10)], epoch) for epoch in (0, 0, 1))
-    np.testing.assert_array_equal(first["image"], again["image"])
+    first, later = (_rows(random, [*range(10)], epoch) for epoch in (0, 1))
     assert (first["image"] != later["image"]).any()
     assert first["image_index"].tolist() == [0] * 5 + [2] * 5
     for patch in first["image"][:5]:
@@ -91,27 +89,6 @@ def test_patches_are_cut_at_random_or_from_a_grid_and_small_images_are_mirrored(
     assert len(grid) == 3 * 4 + 1
     np.testing.assert_array_equal(_rows(grid, [5])["image"][0], bank[0][:, 8:16, 8:16])
     assert grid.describe_sample(5) == "folder/0.png, patch at (y 8, x 8) px"
-
-
-@pytest.mark.timeout(120)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
-        {"worker_kind": "process", "num_workers": 2, "batch_size": 5},
-    ],
-)
-def test_samples_do_not_depend_on_workers(options: dict[str, Any]) -> None:
-    dataset = _sheets()
-    inline = LoaderOptions(**({"worker_kind": "inline", "batch_size": 4, "seed": 3}))
-    expected = [batch["image"].clone() for batch in MicroBatchLoader(dataset, inline, shuffle=True)]
-    given: dict[str, Any] = {"batch_size": 4, "seed": 3} | options
-    loader = MicroBatchLoader(
-        pickle.loads(pickle.dumps(dataset)), LoaderOptions(**given), shuffle=True
-    )
-    found = [batch["image"].clone() for batch in loader]
-    loader.close()
-    assert torch.equal(torch.cat(found), torch.cat(expected))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 from lit_data.datasets import PatchDataset
 from lit_data.datasets.patch_source import GridPatches
@@ -21,7 +20,8 @@ from lit_data.io.images.header_scan import Survey
 from lit_data.io.store import shared_arrays
 from lit_data.io.store.sources import SourceTable, join_paths
 from lit_data.loading import LoaderOptions, MicroBatchLoader
-from lit_data.types import RowWriter, read_rows
+from lit_data.testing import check_dataset
+from lit_data.types import read_rows
 from tests.datasets.banks import MemoryBank
 
 SIZES = [(20, 30), (16, 16), (33, 17), (25, 40)]
@@ -40,52 +40,34 @@ def _dataset(
     return PatchDataset(bank, GridPatches(grid, images), masks=masks)
 
 
-def test_each_sample_is_its_patch() -> None:
-    dataset = _dataset()
-    assert isinstance(dataset, RowWriter)
-    for number in range(len(dataset)):
-        sample = dataset[number]
-        image, (y, x) = int(sample["image_index"]), sample["position"].tolist()
-        assert (image, y, x) == dataset.patches.grid[number]
-        assert int(sample["index"]) == number
-        expected = torch.from_numpy(dataset.bank[image][:, y : y + 16, x : x + 16])
-        assert torch.equal(sample["image"], expected)
-    with pytest.raises(IndexError):
-        dataset[len(dataset)]
-
-
-def test_a_split_keeps_the_numbers_of_the_whole_set() -> None:
-    whole, part = _dataset(), _dataset(images=[1, 3])
-    numbers = [int(part[n]["index"]) for n in range(len(part))]
-    assert numbers == [*whole.patches.grid.patches_of(1), *whole.patches.grid.patches_of(3)]
-    for n, number in enumerate(numbers):
-        assert torch.equal(part[n]["image"], whole[number]["image"])
+@pytest.mark.parametrize("edges", ["cover", "pad"])
+def test_each_sample_is_its_patch_with_its_mask(edges: Edges) -> None:
+    sizes = SIZES[1:3]
+    masks = MemoryBank([np.arange(h * w, dtype=np.uint8).reshape(1, h, w) % 2 for h, w in sizes])
+    for dataset in (_dataset(edges), _dataset(edges, [1, 2], masks)):
+        check_dataset(dataset)
+        for number in range(len(dataset)):
+            sample = dataset[number]
+            image, (y, x) = int(sample["image_index"]), sample["position"].tolist()
+            assert (image, y, x) == dataset.patches.grid[int(sample["index"])]
+            planes = {"image": dataset.bank[image]}
+            if dataset.masks is not None:
+                planes["mask"] = masks[image - 1]
+            for name, plane in planes.items():
+                reflected = np.pad(plane, ((0, 0), (0, 16), (0, 16)), mode="reflect")
+                assert np.array_equal(sample[name], reflected[:, y : y + 16, x : x + 16])
+        with pytest.raises(IndexError):
+            dataset[len(dataset)]
 
 
 def test_rows_are_written_in_place_for_any_order() -> None:
-    dataset = _dataset()
-    indices = np.array([5, 0, len(dataset) - 1, 5])
-    rows = {
-        name: np.zeros((6, *field.shape), field.dtype) for name, field in dataset.fields.items()
-    }
+    dataset, indices = _dataset(), np.array([5, 0, 9, 5])
+    fields = dataset.fields.items()
+    rows = {name: np.zeros((6, *field.shape), field.dtype) for name, field in fields}
     dataset.write_into({name: array[1:5] for name, array in rows.items()}, indices, epoch=3)
     assert rows["index"].tolist() == [0, *indices.tolist(), 0]
     assert rows["epoch"].tolist() == [0, 3, 3, 3, 3, 0]
-    for row, number in zip(range(1, 5), indices.tolist(), strict=True):
-        assert np.array_equal(rows["image"][row], dataset[number]["image"].numpy())
-    assert not rows["image"][0].any()
-    assert not rows["image"][5].any()
-
-
-def test_masks_are_cut_with_their_images() -> None:
-    sizes = SIZES[1:3]
-    masks = MemoryBank([np.arange(h * w, dtype=np.uint8).reshape(1, h, w) % 2 for h, w in sizes])
-    dataset = _dataset(images=[1, 2], masks=masks)
-    for number in range(len(dataset)):
-        sample = dataset[number]
-        y, x = sample["position"].tolist()
-        mask = masks[int(sample["image_index"]) - 1][:, y : y + 16, x : x + 16]
-        assert torch.equal(sample["mask"], torch.from_numpy(mask))
+    assert not rows["image"][[0, 5]].any()
 
 
 def test_masks_must_fit_their_images() -> None:
@@ -95,14 +77,6 @@ def test_masks_must_fit_their_images() -> None:
         _dataset(images=[1, 2], masks=wrong)
     with pytest.raises(DataError, match="2 masks for 1 images"):
         _dataset(images=[1], masks=wrong)
-
-
-def test_patches_past_the_edge_are_mirrored() -> None:
-    dataset = _dataset(edges="pad")
-    for number in range(len(dataset)):
-        image, y, x = dataset.patches.grid[number]
-        pixels = np.pad(dataset.bank[image], ((0, 0), (0, 16), (0, 16)), mode="reflect")
-        assert np.array_equal(dataset[number]["image"].numpy(), pixels[:, y : y + 16, x : x + 16])
 
 
 def test_the_store_stays_as_it_is() -> None:

@@ -68,13 +68,6 @@ def test_true_places_are_what_flatnonzero_gives(length: int) -> None:
             np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
 
 
-def test_coordinates_of_some_voxels() -> None:
-    volume = _draw()
-    sparse = index_volume(wrap_array(volume), -400)
-    rows = np.array([5, 0, len(sparse) - 1])
-    np.testing.assert_array_equal(sparse.coords(rows), sparse.coords()[rows])
-
-
 @pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])
 def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int) -> None:
     volume, labels = (

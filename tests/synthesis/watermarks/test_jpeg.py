@@ -41,10 +41,3 @@ def test_lower_quality_loses_more_and_a_grey_image_keeps_its_level() -> None:
     assert lost == sorted(lost)
     grey = np.full((1, 3, 16, 24), 128, np.uint8)
     assert (_compress(grey, [30.0]) == 128).all()
-
-
-def test_a_sample_does_not_depend_on_those_beside_it() -> None:
-    images = np.stack([_photo(), _photo()[:, ::-1], _photo()[:, :, ::-1]])
-    together = _compress(images, [30, 60, 90])
-    for row, quality in enumerate((30, 60, 90)):
-        np.testing.assert_array_equal(_compress(images[row : row + 1], [quality])[0], together[row])

@@ -1,7 +1,9 @@
 import hashlib
 import random
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import cycle
 
 import numpy as np
 import pytest
@@ -9,7 +11,16 @@ import torch
 from torch import Tensor
 
 from lit_data.synthesis import DefectPlan, DefectSpec, SpotShape, render, sample_plan
-from lit_data.synthesis.renderer import draw
+from lit_data.synthesis.canvas import Canvas, ValueRange
+from lit_data.synthesis.renderer import (
+    annotate,
+    draw,
+    draw_spots,
+    find_touches,
+    merge_windows,
+    split_windows,
+)
+from lit_data.synthesis.windows import Surroundings
 from tests.synthesis.placing import (
     BATCHES,
     GREY,
@@ -21,6 +32,7 @@ from tests.synthesis.placing import (
     move,
     only,
     plan_of,
+    regroup,
     scene,
     see_slowly,
     turn_around,
@@ -297,3 +309,171 @@ def test_the_device_draws_what_the_cpu_draws(name: str, kind: str) -> None:
     assert (
         marks != masks
     ).float().mean() < 1e-3  # where a change is as large as what a mask wants, to a rounding
+
+
+SPEC = DefectSpec(
+    probability=0.8,
+    count=(2, 5),
+    amplitude=(0.05, 0.9),
+    families={
+        "spot": {
+            "shapes": (
+                SpotShape(height_px=3, width_px=5, sigma_y_px=1.0, sigma_x_px=1.5),
+                SpotShape(height_px=14, width_px=9, sigma_y_px=4.0, sigma_x_px=2.5),
+            )
+        }
+    },
+)
+
+
+@pytest.mark.parametrize("subpixel", [True, False])
+@pytest.mark.parametrize(
+    ("number", "dtype", "values"),
+    [
+        (0, np.uint8, ValueRange(0, 255, whole=True)),
+        (1, np.uint16, ValueRange(10_000, 50_000, whole=True)),
+        (2, np.int16, ValueRange(-900.5, 1000, whole=True)),
+        (3, np.uint8, ValueRange(20.5, 200.25, whole=True)),
+    ],
+)
+def test_spots_are_drawn_as_the_renderer_draws_them(
+    number: int, dtype: type, values: ValueRange, subpixel: bool
+) -> None:
+    (batch, shape), limits, rng = BATCHES[number], np.iinfo(dtype), np.random.default_rng(0)
+    images = rng.integers(limits.min, limits.max, (batch, *shape), dtype, endpoint=True)
+    plan = sample_plan(replace(SPEC, subpixel=subpixel), 5, 1, np.arange(batch), shape)
+    pixels, masks = images.copy(), np.zeros((batch, 1, *shape[1:]), np.uint8)
+    draw_spots(pixels, masks, plan, values)
+    expected, marks = torch.from_numpy(images.copy()), torch.zeros(masks.shape, dtype=torch.uint8)
+    draw(expected, marks, plan, values)
+    np.testing.assert_array_equal(pixels, expected.numpy())
+    np.testing.assert_array_equal(masks, marks.numpy())
+
+
+def _annotate_slowly(grey: np.ndarray, plan: DefectPlan) -> tuple[np.ndarray, np.ndarray]:
+    """What each defect changes when it is drawn alone: labels [B, C, H, W] and mean change [N]."""
+    labels, change = np.zeros(grey.shape, np.int32), np.zeros(len(plan), np.float32)
+    rows = np.arange(len(grey))[:, None, None, None]
+    for n in range(len(plan)):
+        alone = plan.select(np.arange(len(plan)) == n)
+        changes = np.abs(drawn(grey, alone)[0])
+        if plan.spec.members[plan.family[n]].marks_all:
+            # As a true defect of the target alone it marks itself; spots mark pixels that do not
+            # change, too.
+            true, all_channels = np.ones(1, bool), np.ones_like(alone.channels)
+            seen = drawn(grey, replace(alone, is_true=true, channels=all_channels))[1][:, None]
+        else:
+            images = torch.from_numpy(grey.copy())
+            seen = see_slowly(images, alone, (changes / 255).astype(np.float32), GREY)
+        shows = seen & (rows == plan.row[n]) & plan.channels[n][:, None, None]
+        labels[shows] = n + 1
+        change[n] = changes[shows].mean() / 255 if shows.any() else 0
+    return labels, change
+
+
+@pytest.mark.parametrize(
+    ("name", "number"), [*((name, 1) for name in NAMES), *(("all", number) for number in range(3))]
+)
+def test_annotations_are_what_each_defect_changes_alone(name: str, number: int) -> None:
+    batch, shape = BATCHES[number]
+    spec = many(*(NAMES if name == "all" else (name,)), count=(4, 6), amplitude=(0.01, 0.3))
+    plan, grey = plan_of(spec, batch, shape), scene(batch, shape)
+    images = torch.from_numpy(grey.copy())
+    found = annotate(images, plan, GREY)
+    labels, change = _annotate_slowly(grey, plan)
+    np.testing.assert_array_equal(found.labels.numpy(), labels)
+    np.testing.assert_allclose(found.change.numpy(), change, atol=1e-6)
+    tensors = plan.to("cpu")
+    noise = Surroundings(Canvas(images, GREY), tensors.row, tensors.y, tensors.x).noise
+    torch.testing.assert_close(found.severity, found.change / noise)
+    np.testing.assert_array_equal(images.numpy(), grey)
+
+
+@pytest.mark.parametrize(("name", "kind"), list(zip(NAMES, cycle(RANGES), strict=False)))
+def test_labels_of_single_true_defects_are_the_mask(name: str, kind: str) -> None:
+    shape, values = (3, 40, 40), RANGES[kind][1]
+    images, plan = as_dtype(scene(20, shape), kind), plan_of(only(name), 20, shape)
+    labels = annotate(images, plan, values).labels
+    masks = torch.zeros(20, 1, 40, 40, dtype=torch.uint8)
+    draw(images, masks, plan, values)
+    assert torch.equal(labels[:, :1] > 0, masks.bool())
+    assert not labels[:, 1:].any()
+
+
+def test_nothing_to_annotate() -> None:
+    plan = sample_plan(DefectSpec(probability=0), 0, 0, [0], (3, 8, 8))
+    found = annotate(torch.zeros(1, 3, 8, 8), plan, RANGES["float32"][1])
+    assert not found.labels.any()
+    assert len(found.change) == len(found.severity) == 0
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "spot"])
+def test_windows_hold_all_of_a_defect(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In larger windows nothing more is drawn."""
+    monkeypatch.setattr("lit_data.synthesis.renderer.WORTH_PX", -1)
+    shape = (1, 200, 200)
+    # Sizes that just fit a power of two if some of the reach is forgotten.
+    tight = {
+        "relief": {"sigma_px": (3.8, 4.4)},
+        "scratch": {"length_px": (22, 28), "bend_rad": (2, 3)},
+    }
+    spec = only(name, **tight.get(name, {}))
+    plan, grey = plan_of(spec, 250, shape), scene(1, shape)
+    plan = (
+        replace(plan, row=np.zeros_like(plan.row)) if name == "line" else move(plan, 100.375, 99.5)
+    )
+    plan = replace(plan, row=np.zeros_like(plan.row))
+    canvas = Canvas(torch.from_numpy(grey), GREY)
+    steps = [find_touches(canvas, some.to("cpu")) for some in (plan, regroup(plan, 30))]
+    sizes = [torch.bincount(touches.defect, minlength=len(plan)) for touches in steps]
+    assert sizes[0].tolist() == sizes[1].tolist()
+
+
+def test_square_windows_of_a_family_are_merged() -> None:
+    plan = plan_of(many(), 100, (3, 64, 48))
+    assert merge_windows(plan.groups, most_px=0) == list(plan.groups)
+    merged = merge_windows(plan.groups, most_px=sys.maxsize)
+    assert len(merged) < len(merge_windows(plan.groups, most_px=2**15)) <= len(plan.groups)
+    assert [group.start for group in merged] == [0, *(group.stop for group in merged)][:-1]
+    for group in merged:
+        inside = [g for g in plan.groups if group.start <= g.start < group.stop]
+        assert {g.family for g in inside} == {group.family}
+        assert max(g.height_px for g in inside) == group.height_px
+        assert max(g.width_px for g in inside) == group.width_px
+    grey = scene(100, (3, 64, 48))
+    for one, other in zip(
+        drawn(grey, plan), drawn(grey, replace(plan, groups=tuple(merged))), strict=True
+    ):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("most_px", [1, 5000, 10**9])
+def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, most_px: int) -> None:
+    plan, grey = plan_of(many(), 20, (3, 64, 48)), scene(20, (3, 64, 48))
+    expected = drawn(grey, plan)
+    monkeypatch.setattr("lit_data.synthesis.renderer.CACHED_PX", most_px)
+    parts = list(split_windows(plan.groups))
+    assert [part.start for part in parts] == [0, *(part.stop for part in parts)][:-1]
+    assert all(
+        (p.stop - p.start) * p.height_px * p.width_px <= most_px
+        for p in parts
+        if p.stop - p.start > 1
+    )
+    for one, other in zip(drawn(grey, plan), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def _peaks(plan: DefectPlan, sigma: float) -> np.ndarray:
+    noise = np.random.default_rng(0).normal(0, sigma, (len(plan), 1, 64, 64))
+    changes, _ = drawn(np.clip(np.rint(110 + noise), 0, 255).astype(np.uint8), plan)
+    return np.asarray(np.abs(changes).max((1, 2, 3)))
+
+
+@pytest.mark.parametrize("name", ["spot", "scratch", "stain", "extra_stripe", "relief"])
+def test_contrast_is_counted_in_standard_deviations_of_the_noise(name: str) -> None:
+    spec = replace(only(name), contrast=(5.0, 5.0), subpixel=False)
+    plan = plan_of(spec, 60, (1, 64, 64))
+    plan = move(plan, 32, 32)
+    for sigma in (2.0, 6.0, 12.0):
+        assert 0.8 < np.median(_peaks(plan, sigma)) / (5 * sigma) < 1.15
+    assert np.median(_peaks(plan, 0)) in (2, 3)  # 2.55: 5 times the least noise

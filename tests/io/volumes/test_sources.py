@@ -1,12 +1,21 @@
 """Which volumes a folder holds."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from lit_data.errors import DataError
-from lit_data.io.volumes import VolumeSource, find_volumes, open_volume
+from lit_data.errors import ConfigError, DataError
+from lit_data.io.volumes import (
+    WINDOWS,
+    VolumeSource,
+    Window,
+    find_volumes,
+    open_volume,
+    read_window,
+)
+from lit_data.io.volumes.hounsfield import StoredScale
 
 
 def _touch(folder: Path, *names: str) -> None:
@@ -86,3 +95,63 @@ def test_a_path_opens_without_a_search(tmp_path: Path) -> None:
     np.save(tmp_path / "b.npy", np.zeros((2, 3, 4), np.int16))
     with pytest.raises(DataError, match="2 volumes; use find_volumes"):
         open_volume(tmp_path)
+
+
+def test_a_window_scales_its_edges_to_0_and_1_and_clips() -> None:
+    window = WINDOWS["lung"]
+    assert window.low_hu == -1350
+    scaled = window.scale(np.array([-2000, -1350, -600, 150, 3000], np.int16))
+    assert scaled.dtype == np.float32
+    assert scaled.tolist() == [0, 0, 0.5, 1, 1]
+
+
+@pytest.mark.parametrize("value", ["brain", (40, 80), [40, 80.0], Window(40, 80)])
+def test_windows_are_read_by_name_or_numbers(value: object) -> None:
+    assert read_window(value) == Window(40, 80)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("liver", "give one of lung, bone"),
+        ((1, 2, 3), "centre, width"),
+        (7, "centre, width"),
+        ((40, 0), "above 0"),
+    ],
+)
+def test_wrong_windows_are_refused(value: object, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_window(value)
+
+
+@pytest.mark.parametrize(
+    ("scale", "stored", "expected", "dtype"),
+    [
+        (StoredScale(np.dtype(bool)), [0, 1], [0, 1], "bool"),
+        (StoredScale(np.dtype("u1")), [0, 255], [0, 255], "uint8"),
+        (StoredScale(np.dtype("i1")), [-3], [-3], "int16"),
+        (StoredScale(np.dtype(">i2")), [-1024, 3071], [-1024, 3071], "int16"),
+        (StoredScale(np.dtype("u2"), 1, -1024, bits=12), [0, 4095], [-1024, 3071], "int16"),
+        (StoredScale(np.dtype("u2"), 1, -1024), [0, 65535], [-1024, 64511], "float32"),
+        (StoredScale(np.dtype("i2"), 0.5, 0), [3], [1.5], "float32"),
+        (StoredScale(np.dtype("i4")), [-1000, 70000], [-1000, 70000], "float32"),
+        (StoredScale(np.dtype("f8")), [0.25], [0.25], "float32"),
+    ],
+)
+def test_hounsfield_units_take_two_bytes_where_that_is_exact(
+    scale: StoredScale, stored: list[Any], expected: list[Any], dtype: str
+) -> None:
+    values = scale.apply(np.array(stored, scale.stored))
+    assert (values.dtype, scale.dtype) == (np.dtype(dtype), np.dtype(dtype))
+    assert values.tolist() == expected
+
+
+def test_numbers_that_are_no_hounsfield_units_are_refused() -> None:
+    with pytest.raises(DataError, match="dtype complex64"):
+        StoredScale(np.dtype("c8"))
+    with pytest.raises(DataError, match="slope 0"):
+        StoredScale(np.dtype("i2"), 0.0)
+    with pytest.raises(DataError, match="no Hounsfield units"):
+        StoredScale(np.dtype("i4")).apply(np.array([2**25], np.int32))
+    with pytest.raises(DataError, match="more than its header allows"):
+        StoredScale(np.dtype("u2"), 1, 0, bits=12).apply(np.array([40000], np.uint16))

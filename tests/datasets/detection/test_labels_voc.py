@@ -57,40 +57,33 @@ def test_difficult_objects_are_kept_unless_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("bad", "message"),
     [
-        (item((1, 1, 9, 9), "cow"), "0.xml: object 2: class 'cow' is not allowed; allowed are cat"),
-        (item((1, 1, 9, 9), ""), "object 2: class '' is not allowed"),
-        (item((9, 1, 5, 9)), r"object 2: box \(9, 1, 5, 9\) has no area"),
-        (item((1, 1, 250, 50)), "object 2: .* lies by 20 % outside its image of 100 x 200 pixels"),
-        (
-            item((1, 1, "x", 9)),
-            "object 2: <bndbox> holds xmax='x'; each must be a number of pixels",
-        ),
-        (item((1, 1, "nan", "3,5")), "xmax='nan', ymax='3,5'"),
-        ("<object><name>cat</name></object>", "object 2: <bndbox> holds xmin=''"),
+        (item((1, 1, 9, 9), "cow"), "class 'cow' is not allowed; allowed are cat"),
+        (item((1, 1, 9, 9), ""), "class '' is not allowed"),
+        (item((9, 1, 5, 9)), r"box \(9, 1, 5, 9\) has no area"),
+        (item((1, 1, 250, 50)), ".* lies by 20 % outside its image of 100 x 200 pixels"),
+        (item((1, 1, "x", 9)), "<bndbox> holds xmax='x'; each must be a number of pixels"),
+        (item((1, 1, "nan", "3,5")), ".*xmax='nan', ymax='3,5'"),
+        ("<object><name>cat</name></object>", "<bndbox> holds xmin=''"),
     ],
 )
 def test_rows_50_51_52_54_a_bad_object_is_named(tmp_path: Path, bad: str, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        read(tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"])
-    assert read(
-        tmp_path, item((1, 1, 9, 9)) + bad, classes=["cat"], on_bad="skip"
-    ).ends.tolist() == [1, 1]
+    body, options = item((1, 1, 9, 9)) + bad, {"classes": ["cat"]}
+    with pytest.raises(DataError, match=f"0.xml: object 2: {message}"):
+        read(tmp_path, body, **options)
+    assert read(tmp_path, body, **options, on_bad="skip").ends.tolist() == [1, 1]
 
 
 def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> None:
-    message = r"object 2: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image, .*object 1: box \(1, 1, 9, 9\) is in pixels"
-    with pytest.raises(DataError, match=message):
+    first = r"object 2: box \(0.1, 0.1, 0.5, 0.5\) is in shares of the image"
+    with pytest.raises(DataError, match=rf"{first}, .*object 1: box \(1, 1, 9, 9\) is in pixels"):
         read(tmp_path, item((1, 1, 9, 9)) + item((0.1, 0.1, 0.5, 0.5)))
 
 
 @pytest.mark.parametrize(
     ("size", "message"),
     [
-        ((200, 100), r"0.xml is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
-        (
-            (90, 200),
-            r"0.xml is 90 x 200 pixels, /set/images/0.jpg is 100 x 200; they must have the same size",
-        ),
+        ((200, 100), "0.xml is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
+        ((90, 200), "0.xml is 90 x 200 pixels, /set/images/0.jpg is 100 x 200; they must have the"),
         (("x", 200), "0.xml: <size> states height 'x' and width '200'; whole numbers are allowed"),
     ],
 )
@@ -122,23 +115,16 @@ def test_what_is_no_annotation_is_refused(tmp_path: Path, content: bytes, messag
         read_voc_labels(IMAGES[:1], np.array([[100, 200]]), [tmp_path / "0.xml"], classes=["cat"])
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["b", "b.jpg", "train/b", "./train/b.jpg", "/set/images/train/b.jpg", "images\\train\\b.jpg"],
-)
-def test_an_image_is_found_by_any_end_of_its_path(name: str) -> None:
-    assert NameIndex(["/set/images/train/a.jpg", "/set/images/train/b.jpg"]).find(name) == 1
-
-
-def test_accents_and_dots_in_names() -> None:
+def test_an_image_is_found_by_any_end_of_its_path() -> None:
+    index = NameIndex(["/set/images/train/a.jpg", "/set/images/train/b.jpg"])
+    names = ["b", "b.jpg", "train/b", "./train/b.jpg", "/set/images/train/b.jpg"]
+    for name in [*names, "images\\train\\b.jpg"]:
+        assert index.find(name) == 1
+    for name in ("c", "b.png", "other/b.jpg", "../b.jpg", "/b.jpg.jpg", ""):
+        with pytest.raises(DataError, match="no image is named"):
+            index.find(name)
     index = NameIndex(["/set/caf\u00e9.jpg", "/set/a.b.jpg"])
     assert (index.find("cafe\u0301"), index.find("a.b")) == (0, 1)
-
-
-@pytest.mark.parametrize("name", ["c", "b.png", "other/b.jpg", "../b.jpg", "/b.jpg.jpg", ""])
-def test_a_name_of_no_image_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match="no image is named"):
-        NameIndex(["/set/b.jpg"]).find(name)
 
 
 def test_a_name_of_two_images_needs_its_folder_or_split() -> None:
@@ -155,11 +141,9 @@ def test_many_images_of_one_name_are_told_apart_by_their_folders_in_time(count: 
     for number in range(count):
         assert index.find(f"{number:04}/image.png") == number
     assert index.find("/set/0003/image") == 3
-    with pytest.raises(
-        DataError, match=f"{count} images are named 'image.png'; name them with their folder"
-    ):
+    message = f"{count} images are named 'image.png'; name them with their folder"
+    with pytest.raises(DataError, match=message):
         index.find("image.png")
-    with pytest.raises(DataError, match="no image is named"):
-        index.find("9999/image.png")
-    with pytest.raises(DataError, match="no image is named"):
-        index.find("3/image.png")  # the end of a folder's name is not its name
+    for name in ("9999/image.png", "3/image.png"):  # the end of a folder's name is not its name
+        with pytest.raises(DataError, match="no image is named"):
+            index.find(name)

@@ -37,25 +37,21 @@ def test_credentials_are_refused_and_never_repeated(root: str) -> None:
         lambda: check_words([root]),
         lambda: RemoteOptions(endpoint_url=root),
     ):
-        with pytest.raises(
-            ConfigError, match="holds a user name, password, token or signature"
-        ) as caught:
+        message = "holds a user name, password, token or signature"
+        with pytest.raises(ConfigError, match=message) as caught:
             refuse()
         assert SECRET not in str(caught.value)
         assert "AWS_PROFILE" in str(caught.value)
-
-
-@pytest.mark.parametrize("root", WITH_SECRETS)
-def test_credentials_are_cut_out_of_messages(root: str) -> None:
     assert SECRET not in redact(f"GET {root}: 500, message='Oh', url='{root}'")
 
 
 def test_known_secrets_are_cut_out_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
-    shown = redact(
-        f"signed with {SECRET} of AKIAIOSFODNN7EXAMPLE\nAuthorization: Bearer abc.def, next"
-    )
-    assert shown == "signed with *** of *** Authorization: ***, next"
+    text = f"signed with {SECRET} of AKIAIOSFODNN7EXAMPLE\nAuthorization: Bearer abc.def, next"
+    assert redact(text) == "signed with *** of *** Authorization: ***, next"
+
+
+BOX = "abfs://box@account.dfs.core.windows.net/data"
 
 
 @pytest.mark.parametrize(
@@ -65,11 +61,7 @@ def test_known_secrets_are_cut_out_wherever_they_stand(monkeypatch: pytest.Monke
         ("S3://bucket", "s3://bucket", "bucket"),
         ("https://host:8080/a@b/..c/", "https://host:8080/a@b/..c", "c"),
         ("http://[::1]:80/x@y", "http://[::1]:80/x@y", "x_y"),
-        (
-            "abfs://box@account.dfs.core.windows.net/data",
-            "abfs://box@account.dfs.core.windows.net/data",
-            "data",
-        ),
+        (BOX, BOX, "data"),
         ("sftp://user@host/data", "sftp://user@host/data", "data"),
         ("memory://...", "memory://...", "root"),
     ],
@@ -104,22 +96,13 @@ def test_other_addresses_are_refused(root: str, match: str) -> None:
 
 
 def test_words_are_named_by_their_keys() -> None:
-    check_words(
-        [
-            "data.root=s3://bucket/a@b:c",
-            "trainer=cpu",
-            "data.remote.endpoint_url=http://host:9000/x@y",
-        ]
-    )
+    check_words(["data.root=s3://bucket/a@b:c", "trainer=cpu"])
+    check_words(["data.remote.endpoint_url=http://host:9000/x@y"])
     with pytest.raises(ConfigError, match=r"^'data\.root': the address holds"):
         check_words(["data.root=a,https://me:secret@host"])
-
-
-def test_a_credential_among_the_options_is_refused_by_name() -> None:
     node = {"_target_": "lit_data.io.remote.RemoteOptions", "secret": SECRET}
-    with pytest.raises(
-        ConfigError, match=r"unknown key 'data\.remote\.secret'.*AWS_PROFILE"
-    ) as caught:
+    message = r"unknown key 'data\.remote\.secret'.*AWS_PROFILE"
+    with pytest.raises(ConfigError, match=message) as caught:
         check_plain({"data": {"remote": node}})
     assert SECRET not in str(caught.value)
 
@@ -145,35 +128,23 @@ def test_options_are_checked(wrong: dict[str, object]) -> None:
         RemoteOptions(**wrong)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def nobody_else_is_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Connections of other tests may be open still."""
+def test_clients_log_no_requests_until_the_last_connection_is_closed(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Connections of other tests may be open still.
     monkeypatch.setattr(connection, "keepers", set())
     for name in connection.TALKATIVE:
         monkeypatch.setattr(logging.getLogger(name), "level", logging.NOTSET)
-    logging.getLogger("botocore.auth").manager._clear_cache()
-
-
-@pytest.mark.usefixtures("nobody_else_is_quiet")
-def test_clients_log_no_requests_even_where_all_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.DEBUG)
-    with quiet_clients():
-        logging.getLogger("botocore.auth").debug("x-amz-security-token: %s", SECRET)
-        logging.getLogger("botocore.auth").warning("clock skew")
-    logging.getLogger("botocore.auth").debug("as before")
-    assert caplog.messages == ["clock skew", "as before"]
-
-
-@pytest.mark.usefixtures("nobody_else_is_quiet")
-def test_clients_are_quiet_until_the_last_connection_is_closed(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+    client = logging.getLogger("botocore.auth")
+    client.manager._clear_cache()
     caplog.set_level(logging.DEBUG)
     first, second = ExitStack(), ExitStack()
     first.enter_context(quiet_clients())
     second.enter_context(quiet_clients())
+    client.debug("x-amz-security-token: %s", SECRET)
+    client.warning("clock skew")
     first.close()
-    logging.getLogger("botocore.auth").debug("x-amz-security-token: %s", SECRET)
+    client.debug("x-amz-security-token: %s", SECRET)
     second.close()
-    logging.getLogger("botocore.auth").debug("as before")
-    assert caplog.messages == ["as before"]
+    client.debug("as before")
+    assert caplog.messages == ["clock skew", "as before"]

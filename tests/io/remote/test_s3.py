@@ -67,68 +67,56 @@ def fetch(
 
 
 def test_a_folder_of_a_bucket(
-    server: SimpleNamespace,
-    bucket: str,
-    fetch: Fetch,
-    caplog: pytest.LogCaptureFixture,
-    tmp_path: Path,
+    server: SimpleNamespace, bucket: str, fetch: Fetch, caplog: Any, tmp_path: Path
 ) -> None:
+    def times() -> dict[str, int]:
+        (folder,) = (tmp_path / "remote").glob("*/my_set")
+        return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.png")}
+
     caplog.set_level("DEBUG")
     assert fetch() == FILES
+    before = times()
+    (tmp_path / "remote").rename(tmp_path / "old")
+    fetch()
+    assert times() == before  # as another machine sees them
     server.client.put_object(Bucket=bucket, Key="my set/1/1.png", Body=b"another")
     server.client.delete_object(Bucket=bucket, Key="my set/0/0.png")
     caplog.clear()
-    assert fetch() == {key: FILES[key] for key in FILES if key != "0/0.png"} | {
-        "1/1.png": b"another"
-    }
+    left = {key: FILES[key] for key in FILES if key != "0/0.png"}
+    assert fetch() == left | {"1/1.png": b"another"}
     assert "1 to read (7 bytes), 1 gone" in caplog.text
     written = b"".join(path.read_bytes() for path in tmp_path.rglob("*") if path.is_file())
     assert SECRET not in caplog.text
     assert SECRET.encode() not in written
 
 
-def test_another_machine_sees_the_same_times(fetch: Fetch, tmp_path: Path) -> None:
-    def times() -> dict[str, int]:
-        (folder,) = (tmp_path / "remote").glob("*/my_set")
-        return {path.name: path.stat().st_mtime_ns for path in folder.rglob("*.png")}
-
-    fetch()
-    before = times()
-    (tmp_path / "remote").rename(tmp_path / "old")
-    fetch()
-    assert times() == before
-
-
-def test_the_tag_of_an_object_is_its_sum(fetch: Fetch, monkeypatch: pytest.MonkeyPatch) -> None:
-    tag = hashlib.md5(b"as it was").hexdigest()
-    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: tag)
-    with pytest.raises(
-        DataError, match=rf"its MD5 sum is \w+, the server states {tag}(.|\n)*6 of 6 files"
-    ):
-        fetch()
-    assert fetch(checksums=False) == FILES
-
-
-def test_the_tag_of_an_encrypted_object_is_none(
+def test_the_tag_of_an_object_is_its_sum(
     server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for key, content in FILES.items():
-        server.client.put_object(
-            Bucket=bucket, Key=f"my set/{key}", Body=content, ServerSideEncryption="aws:kms"
-        )
-    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: "0" * 32)
-    assert fetch() == FILES
-
-
-def test_objects_made_of_parts_have_no_sum(
-    server: SimpleNamespace, bucket: str, fetch: Fetch
-) -> None:
+    tag = hashlib.md5(b"as it was").hexdigest()
+    with monkeypatch.context() as patch:
+        patch.setattr(S3Connection, "find_md5", lambda self, _: tag)
+        message = rf"its MD5 sum is \w+, the server states {tag}(.|\n)*6 of 6 files"
+        with pytest.raises(DataError, match=message):
+            fetch()
+        assert fetch(checksums=False) == FILES
+    # Objects made of parts have no sum.
     place = {"Bucket": bucket, "Key": "my set/large.png"}
     upload = server.client.create_multipart_upload(**place)["UploadId"]
     part = server.client.upload_part(**place, UploadId=upload, PartNumber=1, Body=b"x" * 10)
     parts = {"Parts": [{"ETag": part["ETag"], "PartNumber": 1}]}
     server.client.complete_multipart_upload(**place, UploadId=upload, MultipartUpload=parts)
     assert fetch() == FILES | {"large.png": b"x" * 10}
+
+
+def test_the_tag_of_an_encrypted_object_is_none(
+    server: SimpleNamespace, bucket: str, fetch: Fetch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, content in FILES.items():
+        place = {"Bucket": bucket, "Key": f"my set/{key}"}
+        server.client.put_object(**place, Body=content, ServerSideEncryption="aws:kms")
+    monkeypatch.setattr(S3Connection, "find_md5", lambda self, _: "0" * 32)
+    assert fetch() == FILES
 
 
 def test_keys_are_not_trusted(

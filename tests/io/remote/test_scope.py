@@ -26,25 +26,14 @@ ADDRESS = parse_address("s3://bucket/set")
     ],
 )
 def test_scope_of_images(name: str, wanted: bool) -> None:
-    assert (
-        Scope.of_images(("**/*.[pP][nN][gG]",), masks="./masks", also=("views.json",)).wants(name)
-        is wanted
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [
-        ("images/a.png", True),
-        ("a.png", False),
-        ("deep/boxes.JSON", True),
-        (".boxes.json", False),
-        ("a.zip", False),
-    ],
-)
-def test_scope_of_images_and_what_says_what_they_show(name: str, wanted: bool) -> None:
-    scope = Scope.of_images(("images/*",), beside=(".json", ".txt"))
+    scope = Scope.of_images(("**/*.[pP][nN][gG]",), masks="./masks", also=("views.json",))
     assert scope.wants(name) is wanted
+
+
+def test_scope_of_images_and_what_says_what_they_show() -> None:
+    scope = Scope.of_images(("images/*",), beside=(".json", ".txt"))
+    names = ["images/a.png", "a.png", "deep/boxes.JSON", ".boxes.json", "a.zip"]
+    assert [name for name in names if scope.wants(name)] == ["images/a.png", "deep/boxes.JSON"]
     assert scope.key != Scope.of_images(("images/*",)).key
 
 
@@ -52,9 +41,6 @@ def test_scopes_that_want_the_same_have_one_key() -> None:
     assert Scope(("b", "a"), (".png", ".tif")).key == Scope(("a", "b", "a"), (".tif", ".png")).key
     assert Scope().key != Scope(("**/*",), (".png",)).key
     assert Scope.of_images(("**/*",), masks="/else/where").patterns == ("**/*",)
-
-
-def test_patterns_that_leave_the_folder_are_refused() -> None:
     with pytest.raises(ConfigError, match="leaves the folder"):
         Scope(("../*",))
 
@@ -94,10 +80,8 @@ def test_names_that_cannot_stand_beside_one_another(names: list[str], match: str
 
 def test_lists_of_files() -> None:
     one, two = "a" * 64, "B" * 64
-    text = (
-        f"\ufeff# made today\n{one}  x/1.png\r\n{two} *./2.png\n\nwith space.png\n{one}  x/1.png\n"
-    )
-    found = parse_list(text.encode(), "list")
+    text = f"\ufeff# made today\n{one}  x/1.png\r\n{two} *./2.png\n\nwith space.png\n"
+    found = parse_list(f"{text}{one}  x/1.png\n".encode(), "list")
     assert found == {"x/1.png": one, "2.png": two.lower(), "with space.png": None}
 
 
@@ -117,31 +101,13 @@ def test_bad_lists(content: bytes, match: str) -> None:
 
 def test_index_pages() -> None:
     links = [
-        *(
-            "a.png",
-            "b%20c.png",
-            "/data/set/d.png",
-            "http://host/data/set/e.png",
-            "sub/",
-            "%E9.png",
-            "..%2Fx.png",
-        ),
-        *(
-            "../",
-            "/",
-            "/data/",
-            "?C=N;O=D",
-            "f.png?download=1",
-            "http://other/data/set/g.png",
-            "https://host/data/set/h",
-        ),
+        *("a.png", "b%20c.png", "/data/set/d.png", "http://host/data/set/e.png", "sub/"),
+        *("%E9.png", "..%2Fx.png", "../", "/", "/data/", "?C=N;O=D", "f.png?download=1"),
+        *("http://other/data/set/g.png", "https://host/data/set/h"),
         *("", "#top", "mailto:me@host", "http://[bad/"),
     ]
-    page = (
-        "<html>"
-        + "".join(f"<A class=x HREF='{link}'>{link}</A>" for link in links)
-        + "<img src='no.png'>"
-    )
+    shown = "".join(f"<A class=x HREF='{link}'>{link}</A>" for link in links)
+    page = f"<html>{shown}<img src='no.png'>"
     files, folders = read_index(page, "http://host/data/set/")
     assert files == ["a.png", "b c.png", "d.png", "e.png", "\udce9.png", "../x.png"]
     assert folders == ["sub"]

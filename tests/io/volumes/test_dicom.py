@@ -22,19 +22,13 @@ def _write(path: Path, pixels: Array, z_mm: float, series: str = "1.2.3", **tags
     meta.MediaStorageSOPInstanceUID = generate_uid()
     meta.TransferSyntaxUID = ExplicitVRLittleEndian
     slice_ = FileDataset(str(path), {}, file_meta=meta, preamble=bytes(128))
-    slice_.SOPClassUID, slice_.SOPInstanceUID = (
-        meta.MediaStorageSOPClassUID,
-        meta.MediaStorageSOPInstanceUID,
-    )
+    slice_.SOPClassUID = meta.MediaStorageSOPClassUID
+    slice_.SOPInstanceUID = meta.MediaStorageSOPInstanceUID
     slice_.SeriesInstanceUID = series
     slice_.Rows, slice_.Columns = pixels.shape
     slice_.SamplesPerPixel, slice_.PhotometricInterpretation = 1, "MONOCHROME2"
-    slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit, slice_.PixelRepresentation = (
-        16,
-        12,
-        11,
-        0,
-    )
+    slice_.BitsAllocated, slice_.BitsStored, slice_.HighBit = 16, 12, 11
+    slice_.PixelRepresentation = 0
     slice_.PixelSpacing = [0.8, 0.5]
     slice_.ImageOrientationPatient = [1, 0, 0, 0, 1, 0]
     slice_.ImagePositionPatient = [-10, -20, z_mm]
@@ -59,35 +53,24 @@ def test_slices_are_sorted_along_their_normal_and_given_in_hounsfield_units(tmp_
     (source,) = find_volumes(tmp_path)
     assert (source.name, source.kind, len(source.files)) == ("scan", "dicom", 4)
     with open_volume(source) as volume:
-        assert (volume.shape, volume.dtype, volume.spacing_mm) == (
-            (4, 4, 6),
-            np.int16,
-            (2.5, 0.8, 0.5),
-        )
+        assert (volume.shape, volume.dtype) == ((4, 4, 6), np.int16)
+        assert volume.spacing_mm == (2.5, 0.8, 0.5)
         np.testing.assert_array_equal(volume.read(0, 2), expected[:2])
         np.testing.assert_array_equal(volume.read(1, 4), expected[1:])
         # DICOM counts to the left and to the back, NIfTI to the right and to the front.
         assert volume.affine is not None
-        np.testing.assert_allclose(
-            volume.affine @ [2, 1, 3, 1], [10 - 2 * 0.5, 20 - 0.8, -2.5 + 3 * 2.5, 1]
-        )
-
-
-def test_a_series_on_its_head_keeps_the_direction_of_its_normal(tmp_path: Path) -> None:
-    expected = _write_series(
-        tmp_path / "scan", [0.0, 1.0, 2.0], ImageOrientationPatient=[1, 0, 0, 0, -1, 0]
+        place = [10 - 2 * 0.5, 20 - 0.8, -2.5 + 3 * 2.5, 1]
+        np.testing.assert_allclose(volume.affine @ [2, 1, 3, 1], place)
+    turned = _write_series(
+        tmp_path / "turned", [0.0, 1.0, 2.0], ImageOrientationPatient=[1, 0, 0, 0, -1, 0]
     )
-    with open_volume(tmp_path / "scan") as volume:
-        np.testing.assert_array_equal(volume.read(0, 3), expected[::-1])
-
-
-def test_a_slope_that_is_not_whole_gives_floats(tmp_path: Path) -> None:
-    expected = _write_series(tmp_path, [0.0, 1.0], RescaleSlope=0.5)
-    with open_volume(tmp_path / "i0.dcm") as volume:
+    with open_volume(tmp_path / "turned") as volume:  # a series on its head
+        np.testing.assert_array_equal(volume.read(0, 3), turned[::-1])
+    halved = _write_series(tmp_path / "halved", [0.0, 1.0], RescaleSlope=0.5)
+    with open_volume(tmp_path / "halved" / "i0.dcm") as volume:  # not whole any more
         assert volume.dtype == np.float32
-        np.testing.assert_allclose(
-            volume.read(0, 1), (expected[:1] + 1024) * np.float32(0.5) - 1024
-        )
+        scaled = (halved[:1] + 1024) * np.float32(0.5) - 1024
+        np.testing.assert_allclose(volume.read(0, 1), scaled)
 
 
 def test_each_series_of_a_folder_is_a_volume(tmp_path: Path) -> None:
@@ -103,7 +86,7 @@ def test_each_series_of_a_folder_is_a_volume(tmp_path: Path) -> None:
     [
         (
             [0, 1, 2, 4, 5],
-            r"missing: .*i2.dcm and .*i3.dcm lie 2.000 mm apart, others 1.000 mm \(1 such",
+            r"missing: .*i2.dcm and .*i3.dcm lie 2.000 mm apart, others 1.000 mm \(1 ",
         ),
         ([0, 1, 1, 2, 3, 4], r"doubled: .*i1.dcm and .*i2.dcm lie 0.000 mm"),
         ([0, 1, 2, 3.3, 4.3, 5.3], r"unevenly spaced: .*i2.dcm and .*i3.dcm lie 1.300 mm"),
@@ -118,46 +101,32 @@ def test_missing_doubled_and_uneven_slices_are_named(
         open_volume(tmp_path / "scan")
 
 
-@pytest.mark.parametrize(
-    ("tags", "message"),
-    [
-        (
-            {"PixelSpacing": [0.9, 0.5]},
-            r"b.dcm: spacing_mm \(0.9, 0.5\), but .*i0.dcm has \(0.8, 0.5\)",
-        ),
-        ({"ImagePositionPatient": None}, "b.dcm: no ImagePositionPatient"),
-        ({"NumberOfFrames": 3}, "b.dcm: several frames"),
-        ({"PixelSpacing": None}, "b.dcm: without PixelSpacing"),
-    ],
-)
-def test_slices_that_do_not_fit_are_named(
-    tmp_path: Path, tags: dict[str, Any], message: str
-) -> None:
+def test_slices_that_do_not_fit_are_named(tmp_path: Path) -> None:
     _write_series(tmp_path / "scan", [0.0, 1.0])
-    _write(tmp_path / "scan" / "b.dcm", np.zeros((4, 6)), 2.0, **tags)
-    with pytest.raises(DataError, match=message):
-        open_volume(tmp_path / "scan")
+    for name, value, message in (
+        ("PixelSpacing", [0.9, 0.5], r"spacing_mm \(0.9, 0.5\), but .*i0.dcm has \(0.8, 0.5\)"),
+        ("ImagePositionPatient", None, "no ImagePositionPatient"),
+        ("NumberOfFrames", 3, "several frames"),
+        ("PixelSpacing", None, "without PixelSpacing"),
+    ):
+        _write(tmp_path / "scan" / "b.dcm", np.zeros((4, 6)), 2.0, **{name: value})
+        with pytest.raises(DataError, match=f"b.dcm: {message}"):
+            open_volume(tmp_path / "scan")
 
 
-def test_a_compressed_slice_says_what_to_install(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compressed_slice_says_what_to_install(tmp_path: Path) -> None:
     from pydicom.uid import JPEGLSLossless
 
-    _write(tmp_path / "a.dcm", np.zeros((4, 6)), 0.0)
-    dataset = pydicom.dcmread(tmp_path / "a.dcm")
+    path = tmp_path / "a.dcm"
+    _write(path, np.zeros((4, 6)), 0.0)
+    dataset = pydicom.dcmread(path)
     dataset.file_meta.TransferSyntaxUID = JPEGLSLossless
     dataset.PixelData = pydicom.encaps.encapsulate([b"\xff\xd8\xff\xd9"])
     dataset["PixelData"].is_undefined_length = True
-    dataset.save_as(tmp_path / "a.dcm")
-    with (
-        open_volume(tmp_path / "a.dcm") as volume,
-        pytest.raises(DataError, match=r"a.dcm: compressed as JPEG-LS .*pip"),
-    ):
+    dataset.save_as(path)
+    message = r"a.dcm: compressed as JPEG-LS .*pip"
+    with open_volume(path) as volume, pytest.raises(DataError, match=message):
         volume.read(0, 1)
-
-
-def test_files_that_are_no_dicom_are_named(tmp_path: Path) -> None:
-    (tmp_path / "a.dcm").write_bytes(b"no dicom" * 100)
+    path.write_bytes(b"no dicom" * 100)
     with pytest.raises(DataError, match=r"a\.dcm"):
         find_volumes(tmp_path)

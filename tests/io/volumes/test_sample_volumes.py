@@ -63,8 +63,7 @@ def test_resampling_keeps_the_share_of_bone(shared_data: Path, tmp_path: Path) -
     (source,) = find_volumes(shared_data / "ct" / "chest_1p5mm_122x102x112.nii.gz")
     shares = []
     for resolution in (Resolution(), Resolution(spacing_mm=2.0)):
-        store = SparseStore.build(
-            [source], tmp_path, options=IndexOptions(low_hu=100, resolution=resolution)
-        )
+        options = IndexOptions(low_hu=100, resolution=resolution)
+        store = SparseStore.build([source], tmp_path, options=options)
         shares.append(len(store[0]) / np.prod(store[0].shape))
     assert shares[1] == pytest.approx(shares[0], rel=0.1)

@@ -173,10 +173,9 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
         assert {path for path in tmp_path.iterdir() if path.name != ".lock"} == {alive, root}
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("fork")
     start, made = context.Barrier(2, timeout=30), context.Queue()
     both = [
         context.Process(target=make_at_once, args=(tmp_path / "both", start, made))

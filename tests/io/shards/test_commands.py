@@ -23,6 +23,7 @@ QUICK = (
     "trainer.enable_progress_bar=false",
     "trainer.accelerator=cpu",
     "+trainer.enable_model_summary=false",
+    "data.loader.num_workers=0",
 )
 MEASURED = (
     *("benchmark.repeats=1", "benchmark.seconds_per_row=0.01", "benchmark.samples_per_row=4"),
@@ -34,31 +35,25 @@ MEASURED = (
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("kind", KINDS)
 def test_commands_give_what_they_give_from_files(
-    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    def run(command: str, name: str, *words: str) -> Path:
-        places = [
-            f"paths.run={tmp_path}/{name}",
-            f"hydra.run.dir={tmp_path}/{name}",
-            f"paths.cache={tmp_path}/cache",
-        ]
-        assert main([command, f"+experiment={kind}", *KINDS[kind], *QUICK, *places, *words]) == 0
-        return tmp_path / name
+    def run(command: str, name: str, *words: str, code: int = 0) -> Path:
+        folder = tmp_path / name
+        places = [f"paths.run={folder}", f"hydra.run.dir={folder}", f"paths.cache={tmp_path}/cache"]
+        options = [f"+experiment={kind}", *KINDS[kind], *QUICK, *places, *words]
+        assert main([command, *options]) == code
+        return folder
 
     run("prepare", "drawn")
     (drawn,) = (path for path in (tmp_path / "cache/samples").iterdir() if path.is_dir())
     files, shards = f"data.root={drawn}", "data.root=set.shards"
     run("prepare", "prepared", files, "prepare.shards=set.shards", "prepare.shard_bytes=40000")
-    scores = [
-        {
-            key: value
-            for key, value in json.loads((folder / "summary.json").read_text()).items()
-            if "test/" in key
-        }
-        for folder in (run("fit", "files", files), run("fit", "shards", shards))
-    ]
+    assert f"read it with {shards}" in capsys.readouterr().out
+    folders = run("fit", "files", files), run("fit", "shards", shards)
+    summaries = [json.loads((folder / "summary.json").read_text()) for folder in folders]
+    scores = [{key: value for key, value in each.items() if "test/" in key} for each in summaries]
     assert scores[0] == scores[1]
     ckpt = f"ckpt={tmp_path}/files/checkpoints/last.ckpt"
     found = [run("predict", "from_files", ckpt, files), run("predict", "from_shards", ckpt, shards)]
@@ -67,26 +62,25 @@ def test_commands_give_what_they_give_from_files(
         for folder in found
     )
     assert names == others
-    same = [
-        name
-        for name in names
-        if name.suffix in (".csv", ".png", ".txt", ".npy") or name.name == "detections.json"
-    ]
+    suffixes = (".csv", ".png", ".txt", ".npy")
+    same = [name for name in names if name.suffix in suffixes or name.name == "detections.json"]
     assert len(same) > 1
     for name in same:
         assert _without_seconds(found[0] / name) == _without_seconds(found[1] / name), name
     if kind != "gan":
-        resumed = run(
-            "predict",
-            "from_shards",
-            ckpt,
-            shards,
-            "predict.resume=true",
-            f"predict.folder={found[1]}",
-        )
+        go_on = ["predict.resume=true", f"predict.folder={found[1]}"]
+        resumed = run("predict", "from_shards", ckpt, shards, *go_on)
         kept = json.loads((resumed / "summary.json").read_text())["predict/images_kept"]
         assert kept == len((resumed / "images.jsonl").read_text().splitlines()) > 4
-    run("prepare", "verified", shards, "prepare.verify=true")
+    if kind in ("segmentation", "ct"):
+        run("prepare", "verified", shards, "prepare.verify=true")
+        run("fit", "refused", shards, "prepare.shards=x", code=2)
+    if kind == "segmentation":
+        capsys.readouterr()
+        places = [f"paths.runs={tmp_path}", f"paths.cache={tmp_path}/cache"]
+        assert main(["prepare", "+experiment=ct", shards, *places]) == 4
+        message = "no volume shards of version 2 (it holds 'shards' of version 2)"
+        assert message in capsys.readouterr().err
     if kind in ("stripe", "ct"):  # the others' loaders read the same banks
         run("show", "shown", shards)
         run("benchmark", "measured", shards, *MEASURED)

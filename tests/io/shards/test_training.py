@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from lit_data.cli import main
 from lit_data.datamodules import (
     BaseDataModule,
     DetectionDataModule,
@@ -305,26 +304,3 @@ def test_a_bucket(
     local = open_module(InspectionDataModule, sets / "photos", tmp_path, **options)
     found, wanted = (Counter(read_indices(data.make_loader("train"))) for data in (there, local))
     assert found == wanted
-
-
-@pytest.mark.slow
-def test_from_the_command_line(
-    sets: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    places = [f"paths.cache={tmp_path}/cache", f"paths.runs={tmp_path}/runs"]
-    address = f"data.root={tmp_path}/line.shards"
-
-    def run(command: str, *words: str) -> int:
-        return main([command, "+experiment=segmentation", "data.patch_px=32", *words, *places])
-
-    shards = [f"prepare.shards={tmp_path}/line.shards", "prepare.shard_bytes=60000"]
-    assert run("prepare", f"data.root={sets}/photos", *shards) == 0
-    assert f"read it with {address}" in capsys.readouterr().out
-    fit = [address, "data.cache_bytes=400000", "+debug=fast"]
-    assert run("fit", *fit, "prepare.shards=x") == 2
-    assert run("fit", *fit) == 0
-    assert run("prepare", address, "prepare.verify=true") == 0
-    capsys.readouterr()
-    assert main(["prepare", "+experiment=ct", address, *places]) == 4
-    message = "no volume shards of version 2 (it holds 'shards' of version 2)"
-    assert message in capsys.readouterr().err

@@ -141,7 +141,7 @@ def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
     originals = {path: path.read_bytes() for path in folder.iterdir()}
     pixels = read_all(folder)
     refused = 0
-    for _ in range(10_000):
+    for _ in range(4_000):
         mutate(rng, folder)
         try:
             assert read_all(folder) == pixels
@@ -150,9 +150,8 @@ def test_mutants_give_an_error_or_the_same_pixels(folder: Path) -> None:
         for path, content in originals.items():
             if path.stat().st_size != len(content) or path.read_bytes() != content:
                 write(path, content)
-    assert (
-        5_000 < refused < 10_000
-    )  # some are harmless, such as another size or remark behind a right checksum
+    # Some are harmless, such as another size or remark behind a right checksum.
+    assert 2_000 < refused < 4_000
 
 
 SHARED = "the images do not share out the source files"

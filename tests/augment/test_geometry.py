@@ -12,7 +12,6 @@ from lit_data.augment.matrices import (
     box_corners,
     compose,
     hull_boxes,
-    move_points,
 )
 from lit_data.errors import ConfigError
 
@@ -313,18 +312,6 @@ def test_boxes_are_cut_to_the_crop() -> None:
 def test_small_and_hidden_boxes_are_left_out(limits: BoxLimits, kept: list[int]) -> None:
     boxes = _to_boxes((5, 2, 8, 8), (-6, 2, 4, 8), (9, 2, 10, 8), (21, 2, 25, 8))
     assert hull_boxes(boxes, box_corners(boxes, (10, 20)), (10, 20), limits)[:, 0].tolist() == kept
-
-
-def test_no_boxes_stay_none() -> None:
-    none = torch.zeros(0, 6)
-    assert hull_boxes(
-        none, move_points(box_corners(none, (4, 4)), torch.zeros(0, 3, 3)), (4, 4), ANY
-    ).shape == (0, 6)
-
-
-def test_points_move_in_perspective() -> None:
-    matrix = torch.tensor([[[1.0, 0.0, 2.0], [0.0, 1.0, 0.0], [0.5, 0.0, 1.0]]])
-    assert move_points(torch.tensor([[[2.0, 4.0]]]), matrix).tolist() == [[[2.0, 2.0]]]
 
 
 @pytest.mark.parametrize(("min_px", "min_visible"), [(-1, 0.1), (1, -0.1), (1, 1.1)])

@@ -7,7 +7,6 @@ import pytest
 from lit_data.errors import DataError
 from lit_data.synthesis.families.region import (
     BORDER,
-    FIELD_PX,
     TEXTURE_PX,
     TILE_PX,
     load_shapes,
@@ -105,18 +104,6 @@ PLACES = [
     [-0.1072, 0.1252, -0.1071, -0.0311],
     [-0.2119, 0.0219, -0.0593, 0.0521],
 ]
-
-
-def test_the_field_is_smooth_and_repeats() -> None:
-    field = smooth_field()
-    assert field.shape == (FIELD_PX, FIELD_PX)
-    assert abs(float(field.mean())) < 1e-4
-    assert abs(float(field.std()) - 1) < 1e-4
-    steps = [np.abs(field - np.roll(field, 1, axis)) for axis in (0, 1)]
-    assert max(step.max() for step in steps) < 0.5
-    # No seam: the step from the last row to the first is like any other.
-    assert steps[0][0].mean() < 1.5 * steps[0].mean()
-    assert steps[1][:, 0].mean() < 1.5 * steps[1].mean()
 
 
 def test_the_field_stays_as_it_is() -> None:

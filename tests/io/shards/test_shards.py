@@ -228,7 +228,7 @@ def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path:
     index = ShardIndex.open(address / f"index-{json.loads(pointer)['index']}.tar")
     arrays = {"images": index.places, "files": index.sources.files}
     refused: list[str] = []
-    for number in range(60):
+    for number in range(40):
         (address / "set.json").write_bytes(pointer)
         facts, changed = {}, {}
         if number % 2:
@@ -252,7 +252,7 @@ def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path:
             store[0], store[len(store) - 1]
         except (DataError, StoreError, ConfigError) as error:
             refused.append(str(error))
-    assert len(refused) > 30
+    assert len(refused) > 20
     assert not any("\n" in text for text in refused)
 
 

@@ -86,11 +86,9 @@ def read_indices(loader: MicroBatchLoader, epoch: int = 0) -> list[int]:
 
 @pytest.mark.parametrize("kind", ["thread", "process"])
 def test_batches_are_those_of_the_files(open_data: Open, kind: str) -> None:
-    options = {
-        "loader": {"worker_kind": kind},
-        "sampling": SamplingOptions(positives=0.5, paste=0.5),
-    }
-    local, there = open_data("photos", **options), open_data(**options)
+    sampling = SamplingOptions(positives=0.5, paste=0.5)
+    local = open_data("photos", sampling=sampling)
+    there = open_data(sampling=sampling, loader={"worker_kind": kind})
     assert isinstance(there.bank, ShardedStore)
     for batch, wanted in zip(there.make_loader("train"), local.make_loader("train"), strict=True):
         torch.testing.assert_close(batch, wanted, rtol=0, atol=0)

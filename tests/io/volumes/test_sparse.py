@@ -9,7 +9,6 @@ import pytest
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.volumes import IndexOptions, SparseVolume, index_volume, wrap_array
 from lit_data.io.volumes import volume as volume_module
-from lit_data.io.volumes.indexing import find_true
 from lit_data.types import Array
 
 SHAPE = (7, 9, 13)
@@ -57,15 +56,6 @@ def test_whole_floats_are_kept_in_two_bytes() -> None:
     volume = _draw(np.float32)
     assert index_volume(wrap_array(volume), 0).values.dtype == np.float32
     assert index_volume(wrap_array(np.rint(volume)), 0).values.dtype == np.int16
-
-
-@pytest.mark.parametrize("length", [0, 5, 64, 100_003])
-def test_true_places_are_what_flatnonzero_gives(length: int) -> None:
-    draws = np.random.default_rng(1).random(length + 3)
-    for density in (0, 0.001, 0.02, 0.3, 0.9, 1):
-        mask = draws < density
-        for part in (mask[:length], mask[3:]):
-            np.testing.assert_array_equal(find_true(part), np.flatnonzero(part))
 
 
 @pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])

@@ -43,7 +43,7 @@ def _images(count: int, side: int = 40) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_pixels_are_those_of_the_device_path(
+def test_pixels_equal_the_device_path(
     augmentation: Augmentation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layers = Layers(_images(24), (_images(24)[:, :1] > 0.5).to(torch.uint8))
@@ -102,9 +102,7 @@ def test_warps_are_those_of_the_device_path(
     assert (found.masks == wanted.masks).float().mean() > 0.9995  # places midway between two pixels
 
 
-def test_this_opencv_is_exact_and_one_of_32_steps_is_found_out(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_this_opencv_is_exact_and_others_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert warping.opencv_is_exact.__wrapped__()  # else warps take three times as long
     warp = warping.warp_plane
 

@@ -66,7 +66,7 @@ def _run(
         [ka.RandomHorizontalFlip(), ka.RandomGaussianNoise(p=1.0)],
     ],
 )
-def test_results_depend_on_seed_epoch_and_sample_alone(
+def test_results_depend_on_the_sample_alone(
     module: Any, seed_per: Literal["batch", "sample"]
 ) -> None:
     layers, foreign = _layers(), ExternalTransform(module, seed_per=seed_per)
@@ -117,9 +117,7 @@ def test_kornia_moves_masks_with_images(module: Any, seed_per: Literal["batch", 
 @pytest.mark.parametrize(
     "module", [ka.RandomHorizontalFlip(p=0.5), ka.RandomCrop((20, 24)), ka.RandomRotation90((1, 3))]
 )
-def test_kornia_moves_boxes_with_images(
-    module: nn.Module, seed_per: Literal["batch", "sample"]
-) -> None:
+def test_kornia_moves_boxes(module: nn.Module, seed_per: Literal["batch", "sample"]) -> None:
     images, boxes = torch.zeros(6, 1, 24, 24), []
     for row in (0, 1, 1, 3, 4, 5):
         left, top = 3 + 2 * row, 5 + row
@@ -173,9 +171,7 @@ def test_a_module_of_two_arguments_gets_the_masks() -> None:
     assert _run(ExternalTransform(Mirror()), Layers(layers.images)).masks is None
 
 
-def test_a_module_of_one_argument_leaves_the_masks_and_says_so_once(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_a_module_of_images_alone_leaves_the_masks(caplog: pytest.LogCaptureFixture) -> None:
     layers, foreign = _layers(), ExternalTransform(Tracked(), seed_per="sample")
     with caplog.at_level(logging.WARNING):
         for _ in range(2):

@@ -39,9 +39,7 @@ def _cut(image: torch.Tensor, crop: tuple[int, int]) -> torch.Tensor:
     [((9, 9), None, 4), ((8, 12), None, 2), ((12, 7), None, 2), ((8, 12), (8, 8), 4), ((13, 8), (5, 8), 4),
      ((13, 8), (6, 7), 4), ((8, 12), (4, 10), 2)],
 )  # fmt: skip
-def test_turns_are_those_of_torch(
-    size: tuple[int, int], crop: tuple[int, int] | None, turns: int
-) -> None:
+def test_turns_equal_torch(size: tuple[int, int], crop: tuple[int, int] | None, turns: int) -> None:
     images = _images(48, 2, *size)
     moved = _run(Geometry(turn=True, crop_px=crop), Layers(images)).images
     seen = set()
@@ -85,9 +83,7 @@ def test_a_geometry_that_is_off_is_a_centre_crop_of_the_same_memory() -> None:
 
 @pytest.mark.parametrize("values", [[0.0, 1.0], [0, 255], list(range(8))])
 @pytest.mark.parametrize("options", [{"flip_left_right": True, "turn": True, "shift_px": 3}, BENT])
-def test_masks_keep_their_values_and_follow_the_images(
-    options: dict[str, Any], values: list[float]
-) -> None:
+def test_masks_keep_values_and_follow_images(options: dict[str, Any], values: list[float]) -> None:
     generator = torch.Generator().manual_seed(0)
     chosen = torch.randint(0, len(values), (20, 1, 4, 4), generator=generator).repeat_interleave(
         8, 2
@@ -259,9 +255,7 @@ def test_margins(options: dict[str, Any], patch: tuple[int, int], margin: tuple[
         {"perspective": 0.1, "rotate_deg": 20, "shear_deg": 10, "scale": (0.9, 1.1), "turn": True},
     ],
 )
-def test_nothing_outside_is_seen_with_the_margin(
-    options: dict[str, Any], patch: tuple[int, int]
-) -> None:
+def test_a_margin_hides_what_is_outside(options: dict[str, Any], patch: tuple[int, int]) -> None:
     geometry = Geometry(**options, crop_px=patch, padding="zeros")
     down, across = geometry.margin_px(patch)
     images = torch.ones(400, 1, patch[0] + 2 * down, patch[1] + 2 * across)

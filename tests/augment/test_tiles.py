@@ -85,9 +85,7 @@ def _draw_slowly(plan: MosaicPlan, images: list[Array], shape: tuple[int, ...]) 
 
 @pytest.mark.parametrize("output_px", OUTPUTS)
 @pytest.mark.parametrize("spec", SPECS)
-def test_pixels_are_those_of_a_slow_definition(
-    spec: MosaicSpec, output_px: tuple[int, int]
-) -> None:
+def test_pixels_follow_a_slow_definition(spec: MosaicSpec, output_px: tuple[int, int]) -> None:
     images, rows = _make(output_px)
     drawn = draw_tiles(torch.from_numpy(rows), _pack(spec, images, output_px))
     expected = _draw_slowly(_plan(spec, images, output_px), images, rows.shape)
@@ -111,9 +109,7 @@ def test_pixels_are_those_of_the_workers(spec: MosaicSpec, output_px: tuple[int,
     np.testing.assert_array_equal(np.abs(drawn - FILL) < 1e-4, expected == FILL)
 
 
-def test_samples_do_not_depend_on_how_many_are_drawn_together(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_samples_do_not_depend_on_those_beside_them(monkeypatch: pytest.MonkeyPatch) -> None:
     images, rows = _make((48, 48))
     packed = _pack(SPECS[1], images, (48, 48))
     whole = draw_tiles(torch.from_numpy(rows), packed)

@@ -28,7 +28,7 @@ def _moves(batch: int, *, bent: float = 0.0) -> Moves:
 
 @pytest.mark.parametrize("padding", ["reflect", "zeros", "border"])
 @pytest.mark.parametrize(("size", "crop"), SIZES)
-def test_indexing_equals_the_warp(
+def test_indexing_is_the_warp(
     size: tuple[int, int], crop: tuple[int, int], padding: Padding
 ) -> None:
     planes = torch.rand(60, 3, *size, generator=torch.Generator().manual_seed(0))

@@ -82,7 +82,7 @@ def test_second_one_waits_and_says_for_whom(
 
 
 @pytest.mark.parametrize("wait_s", [0, 7])
-def test_too_long_a_wait_names_the_holder(
+def test_long_waits_name_the_holder(
     tmp_path: Path, clock: Clock, held: ExitStack, wait_s: int
 ) -> None:
     clock.now_s = 1.0
@@ -131,9 +131,7 @@ def test_place_that_cannot_be_locked(
     assert caplog.messages == [f"{tmp_path / LOCK_NAME}: {message}"]
 
 
-def test_lock_is_never_emptied_and_no_link_followed(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_lock_is_not_emptied_nor_followed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / LOCK_NAME).write_text("content")
     with build_lock(tmp_path, wait_s=0, is_done=lambda: False):
         pass
@@ -211,7 +209,7 @@ def test_process_of_another_user_is_alive(tmp_path: Path, monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     ("age_s", "swept"), [(temp.ABANDONED_S - 600, 0), (temp.ABANDONED_S + 600, 1)]
 )
-def test_folder_of_another_machine_is_judged_by_its_age(
+def test_folders_of_other_machines_are_judged_by_age(
     tmp_path: Path, age_s: float, swept: int
 ) -> None:
     path = tmp_path / name_of(1, "5", machine="00000000")

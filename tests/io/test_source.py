@@ -67,9 +67,7 @@ def test_no_store_is_made_without_an_image_that_could_not_be_read_for_now(
     assert len(build()) == 4
 
 
-def test_a_bad_sector_is_a_fault_of_the_file(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_bad_sector_is_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_png(tmp_path / "a.png", np.zeros((4, 4), np.uint8))
     fail_at(monkeypatch, "a.png", errno.EIO)
     with pytest.raises(DataError, match=r"a.png: cannot be read, EIO"):

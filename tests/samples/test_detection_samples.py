@@ -72,9 +72,7 @@ def test_boxes_are_the_extents_of_objects_of_all_classes_and_many_sizes() -> Non
 
 
 @pytest.mark.parametrize("number", range(8))
-def test_boxes_are_the_pixels_that_objects_change(
-    number: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_boxes_are_what_objects_change(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     drawn: list[tuple[int, NDArray[np.bool_]]] = []
     with monkeypatch.context() as patch:
         patch.setattr(

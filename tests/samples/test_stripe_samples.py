@@ -135,9 +135,7 @@ def test_a_harmed_set_is_made_again(small: Path, tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
 
 
-def test_an_interrupted_run_leaves_nothing_and_the_next_one_succeeds(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_run_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(tifffile, "imwrite", interrupt)
         with pytest.raises(KeyboardInterrupt):
@@ -200,7 +198,7 @@ def make_at_once(folder: Path, start: Any, made: Any) -> None:
     made.put(StripeSampleSpec(**SMALL).ensure(folder))
 
 
-def test_a_set_published_by_another_without_a_lock_is_used(
+def test_a_set_published_by_another_is_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = stripe_samples.StripeSampleSpec.write

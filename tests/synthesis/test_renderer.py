@@ -125,9 +125,7 @@ def test_spots_are_those_of_earlier_releases() -> None:
 @pytest.mark.parametrize(
     ("batch", "shape"), [(1, (3, 16, 16)), (2, (3, 40, 8)), (7, (1, 8, 40)), (20, (5, 12, 12))]
 )
-def test_batches_of_spots_agree_with_the_definition(
-    batch: int, shape: tuple[int, int, int]
-) -> None:
+def test_batches_of_spots_follow_the_definition(batch: int, shape: tuple[int, int, int]) -> None:
     spec = replace(ONE, probability=1.0, amplitude=(0.1, 0.6))
     plan = sample_plan(spec, 3, 1, np.arange(batch), shape)
     images = torch.rand(batch, *shape, generator=torch.Generator().manual_seed(0))
@@ -180,7 +178,7 @@ def test_stored_pixels_are_drawn_as_floats_are(name: str, number: int, kind: str
 
 @pytest.mark.parametrize(("batch", "shape"), BATCHES)
 @pytest.mark.parametrize("name", NAMES)
-def test_nothing_changes_outside_of_windows_and_channels(
+def test_nothing_changes_outside_of_windows(
     name: str, batch: int, shape: tuple[int, int, int]
 ) -> None:
     plan = plan_of(many(name, count=(1, 3)), batch, shape)

@@ -135,7 +135,7 @@ def test_a_set_as_roboflow_writes_it(tmp_path: Path) -> None:
         "{root}/images/a.png\n{root}/images/b.png",
     ],
 )
-def test_lists_name_images_in_many_ways(
+def test_ways_of_lists_to_name_images(
     flat: Path, rows: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -196,9 +196,7 @@ def test_coco_files_give_images_and_splits(tmp_path: Path) -> None:
         ("{}", "annotations/{}", []),
     ],
 )
-def test_a_coco_file_of_each_split(
-    tmp_path: Path, folder: str, file: str, copies: list[str]
-) -> None:
+def test_coco_files_of_splits(tmp_path: Path, folder: str, file: str, copies: list[str]) -> None:
     for split, name in (("train", "a"), ("val", "b"), ("test", "c")):
         put(tmp_path, f"{folder.format(split)}/{name}.png", *copies)
         path = tmp_path / f"{file.format(split)}.json"
@@ -259,17 +257,13 @@ def test_an_image_in_two_coco_files_is_refused(tmp_path: Path) -> None:
         ({"classes": "cat\ncat"}, "each only once"),
     ],
 )
-def test_row_49_lists_and_files_without_an_image_are_named(
-    flat: Path, texts: dict[str, str], message: str
-) -> None:
+def test_row_49_names_without_an_image(flat: Path, texts: dict[str, str], message: str) -> None:
     write(flat, **texts)
     with pytest.raises(DataError, match=message):
         find_detection_files(flat)
 
 
-def test_skip_leaves_stray_labels_and_bad_images_out(
-    flat: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skip_leaves_out_bad_files(flat: Path, caplog: pytest.LogCaptureFixture) -> None:
     (flat / "images" / "b.png").write_bytes(b"no image")
     with pytest.raises(DataError, match=r"b.png: not a PNG(.|\n)*1 of 4 images are bad"):
         find_detection_files(flat)
@@ -299,9 +293,7 @@ def test_the_size_is_that_of_the_image_as_it_is_read(tmp_path: Path) -> None:
     assert found.labels.boxes[0, 3:] == pytest.approx(np.array([15 / 20, 10 / 30]))
 
 
-def test_labels_behind_a_link_need_leave(
-    flat: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_linked_labels_need_leave(flat: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     other = tmp_path_factory.mktemp("elsewhere")
     (flat / "labels").rename(other / "labels")
     (flat / "labels").symlink_to(other / "labels")
@@ -423,9 +415,7 @@ def test_the_same_boxes_in_three_formats_give_equal_tables(seed: int, tmp_path: 
 
 
 @pytest.mark.data
-def test_the_blood_cells_read_alike_from_text_and_xml(
-    shared_data: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_blood_cells_of_text_and_xml(shared_data: Path, caplog: pytest.LogCaptureFixture) -> None:
     root = shared_data / "detection" / "bccd"
     with pytest.raises(
         DataError, match=r"BloodImage_00338.txt: line 13: box .* has no area(.|\n)*1 problems"
@@ -472,7 +462,7 @@ def corners_px(boxes: NDArray[np.float32]) -> NDArray[np.float32]:
         "rows",  # that data.yaml names
     ],
 )
-def test_a_link_out_of_the_set_is_not_read(
+def test_links_out_of_a_set(
     flat: Path, tmp_path_factory: pytest.TempPathFactory, name: str
 ) -> None:
     secret = tmp_path_factory.mktemp("home") / "secret"

@@ -71,7 +71,7 @@ AB = ("a", "b")
         (AB, BOXES * np.float32([1, 1, 1, 0, 1]), ends(3), "a width and a height above 0"),
     ],
 )
-def test_a_table_that_does_not_fit_together_is_refused(
+def test_contradicting_tables_are_refused(
     classes: Any, boxes: Any, counts: Any, message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):

@@ -120,9 +120,7 @@ def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
     ],
     ids=["turned", "wider", "text", "digits"],
 )
-def test_another_size_than_the_image_has_is_refused(
-    tmp_path: Path, stated: tuple[Any, Any], message: str
-) -> None:
+def test_other_sizes_are_refused(tmp_path: Path, stated: tuple[Any, Any], message: str) -> None:
     entry = {"id": 5, "file_name": "0.jpg", "height": stated[0], "width": stated[1]}
     with pytest.raises(DataError, match=rf"images\[0\]:? {message}"):
         read(tmp_path, [], images=[entry], options={"on_bad": "skip"})

@@ -87,9 +87,7 @@ def test_row_53_shares_among_pixels_name_the_first_of_each(tmp_path: Path) -> No
         (("x", 200), "0.xml: <size> states height 'x' and width '200'; whole numbers are allowed"),
     ],
 )
-def test_another_size_than_the_image_has_is_refused(
-    tmp_path: Path, size: tuple[Any, Any], message: str
-) -> None:
+def test_other_sizes_are_refused(tmp_path: Path, size: tuple[Any, Any], message: str) -> None:
     with pytest.raises(DataError, match=message):
         read(tmp_path, item((1, 1, 9, 9)), size=size, on_bad="skip")
 

@@ -164,9 +164,7 @@ def test_a_sheet_is_an_object_with_a_sample_for_each_tile() -> None:
         ("objects", [0] * 4 + [1] * 4, 2, ()),
     ],
 )
-def test_a_label_is_what_was_asked_for(
-    labels: Labels, expected: list[int], count: int, classes: Any
-) -> None:
+def test_each_kind_of_label(labels: Labels, expected: list[int], count: int, classes: Any) -> None:
     names = [
         f"train/{folder}/{view}.png" for folder in ("red/a", "red/dark/b") for view in range(4)
     ]
@@ -202,9 +200,7 @@ def test_images_without_views_are_samples_by_themselves() -> None:
         ),
     ],
 )
-def test_other_numbers_of_views_are_listed_with_the_nearest_squares(
-    counts: dict[str, int], message: str
-) -> None:
+def test_other_numbers_of_views_are_listed(counts: dict[str, int], message: str) -> None:
     with pytest.raises(DataError) as caught:
         tabulate(_objects(**counts), FOLDERS, "none")
     assert str(caught.value) == message

@@ -89,9 +89,7 @@ def test_frames_of_one_part_that_does_not_move_stay_together(tmp_path: Path) -> 
     assert len(np.unique(group_similar(_bank(tmp_path, flat), None))) == 3
 
 
-def test_many_images_are_compared_in_buckets(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_many_images_compare_in_buckets(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("lit_data.datasets.inspection.splitting.BUCKET", 8)
     plain = [_texture(seed) for seed in range(24)]
     again = [np.clip(image.astype(np.float32) * 0.9, 0, 255).astype(np.uint8) for image in plain]
@@ -129,9 +127,7 @@ def test_expressions_that_take_for_ever_are_refused(pattern: str) -> None:
         group_by_name(["a" * 40 + "!"], pattern)
 
 
-def test_an_expression_of_many_parts_is_refused_where_names_are_long_or_many(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_long_expressions_and_names_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="can divide names of 200 characters in more than"):
         group_by_name(["a" * 200], ".*" * 10 + "x")
     assert group_by_name(["lot1_a_b_c_d_e.png"], "lot(.*)_(.*)_(.*)_(.*)_(.*)").tolist() == [0]

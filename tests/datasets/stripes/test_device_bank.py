@@ -83,9 +83,7 @@ def test_patches_are_those_of_the_dataset(make_store: MakeStore, edges: Edges, d
 @pytest.mark.gpu
 @pytest.mark.parametrize("edges", get_args(Edges))
 @pytest.mark.parametrize("dtype", ["uint8", "uint16", "int16", "float32"])
-def test_patches_on_a_gpu_are_those_of_the_dataset(
-    make_store: MakeStore, edges: Edges, dtype: str
-) -> None:
+def test_patches_on_a_gpu(make_store: MakeStore, edges: Edges, dtype: str) -> None:
     _compare(make_store, torch.device("cuda", 0), edges, dtype, (5, 16))
 
 
@@ -113,7 +111,7 @@ def test_an_upload_goes_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
         assert copy.data_ptr() != pixels.data_ptr()
 
 
-def test_pixels_that_do_not_fit_are_refused(
+def test_too_many_pixels_are_refused(
     make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = make_store([np.zeros((3, 1000, 1000), np.uint8)])
@@ -150,9 +148,7 @@ def test_the_host_maps_the_store_and_asks_for_no_room(
     assert np.array_equal(patch[0].numpy(), store[2][:, 5:13, :9])
 
 
-def test_a_store_goes_to_a_device_once(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_store_is_uploaded_once(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
 
     def record(store: DecodedStore, device: torch.device) -> DeviceBank:

@@ -51,9 +51,7 @@ def _tiny_tiff(width_px: int, bits: int, tag: tuple[int, int, int], pixels: byte
         (GRAY.astype(np.uint32) * 2**24, 2**32 - 1),
     ],
 )
-def test_whole_numbers_are_subtracted_from_the_largest_of_their_depth(
-    tmp_path: Path, pixels: np.ndarray, white: int
-) -> None:
+def test_whole_numbers_are_inverted(tmp_path: Path, pixels: np.ndarray, white: int) -> None:
     order = ">" if pixels.dtype.byteorder == ">" else "<"
     path = _write(tmp_path / "a.tif", pixels, byteorder=order)
     np.testing.assert_array_equal(_read(path), pixels[None])
@@ -97,7 +95,7 @@ def test_photometric_leaves_alone_what_does_not_say_so(tmp_path: Path, name: str
 
 
 @pytest.mark.parametrize(("compression", "inverted"), [(3, True), (1, False)])
-def test_a_page_without_the_tag_is_white_is_zero_only_as_a_fax(
+def test_only_faxes_are_white_is_zero_by_default(
     tmp_path: Path, compression: int, inverted: bool
 ) -> None:
     (tmp_path / "a.tif").write_bytes(_tiny_tiff(8, 1, (259, 3, compression), b"\0"))

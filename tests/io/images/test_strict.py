@@ -51,9 +51,7 @@ def test_a_jpeg_cut_anywhere_is_an_error(tmp_path: Path, options: dict[str, Any]
                 read_image(path, strict=strict)
 
 
-def test_the_second_decoder_finds_a_cut_on_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_second_decoder_finds_a_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lit_data.io.images.readers.check_jpeg_end", lambda _: None)
     monkeypatch.setattr(
         cv2, "imdecode", lambda *_: SMOOTH
@@ -70,9 +68,7 @@ def test_the_second_decoder_finds_a_cut_on_its_own(
 @pytest.mark.parametrize(
     "options", [{}, {"progressive": True}, {"restart_marker_blocks": 3}, {"mode": "CMYK"}]
 )
-def test_a_jpeg_cut_in_its_scan_is_found_though_its_end_marker_stands(
-    tmp_path: Path, options: dict[str, Any]
-) -> None:
+def test_a_jpeg_cut_in_its_scan_is_found(tmp_path: Path, options: dict[str, Any]) -> None:
     stream, mode = io.BytesIO(), options.pop("mode", "RGB")
     Image.fromarray(SMOOTH).convert(mode).save(stream, "JPEG", **options)
     data, path = stream.getvalue(), tmp_path / "a.jpg"
@@ -177,9 +173,7 @@ def test_a_double_beyond_float32_is_found(tmp_path: Path) -> None:
     ("low", "high", "noted"),
     [(0, 255, True), (3, 1.5, True), (0, 1, False), (-1, 9, False), (0, 4095, False)],
 )
-def test_floats_that_look_like_gray_levels_are_noted(
-    tmp_path: Path, low: float, high: float, noted: bool
-) -> None:
+def test_floats_beyond_one_are_noted(tmp_path: Path, low: float, high: float, noted: bool) -> None:
     np.save(tmp_path / "a.npy", np.array([[low, high]], np.float32))
     notes = " ".join(decode_strict(tmp_path / "a.npy").notes)
     assert ("say so with data.read.value_range=[0,255]" in notes) is bool(notes) is noted

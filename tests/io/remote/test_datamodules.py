@@ -199,7 +199,7 @@ def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimpleNamespace]:
 
 
 @pytest.mark.slow
-def test_prepare_and_fit_read_s3_and_write_no_credential(
+def test_commands_read_s3_and_write_no_credential(
     s3: SimpleNamespace, run: Callable[..., Any]
 ) -> None:
     words = [

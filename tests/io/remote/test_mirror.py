@@ -107,9 +107,7 @@ def test_a_mirror_holds_what_the_server_has_and_nothing_else(
     assert line in caplog.text
 
 
-def test_only_changes_are_read_again(
-    remote: MemoryFileSystem, reads: list[str], fetch: Open
-) -> None:
+def test_only_changes_are_reread(remote: MemoryFileSystem, reads: list[str], fetch: Open) -> None:
     before = (fetch() / "a" / "2.png").stat().st_mtime_ns
     remote.pipe({"/set/a/2.png": b"TWO", "/set/new.png": b"new"})
     remote.rm("/set/notes.txt")
@@ -136,7 +134,7 @@ def test_without_a_refresh_the_server_is_not_asked_and_a_root_refreshes_once(
     assert fetch(offline="always") == folder
 
 
-def test_patterns_restrict_what_is_read(
+def test_patterns_choose_what_is_read(
     remote: MemoryFileSystem, reads: list[str], fetch: Open
 ) -> None:
     images = Scope.of_images(("a/*",))
@@ -152,7 +150,7 @@ def test_patterns_restrict_what_is_read(
     assert _files(fetch())["notes.txt"] == b"new text"
 
 
-def test_what_somebody_changed_in_the_mirror_is_mended(
+def test_changes_in_the_mirror_are_mended(
     remote: MemoryFileSystem, fetch: Open, tmp_path: Path
 ) -> None:
     folder, outside = fetch(), tmp_path / "outside"
@@ -173,9 +171,7 @@ def test_a_running_loop_is_not_in_the_way(remote: MemoryFileSystem, fetch: Open)
     assert len(_files(asyncio.run(notebook()))) == 3
 
 
-def test_what_is_gone_from_the_server_goes_and_nothing_else(
-    remote: MemoryFileSystem, fetch: Open
-) -> None:
+def test_only_what_the_server_removed_goes(remote: MemoryFileSystem, fetch: Open) -> None:
     images = Scope.of_images(("a/*",))
     (fetch(scope=images) / "mine.txt").write_bytes(b"not of the server")
     remote.rm("/set/a/1.png")
@@ -189,7 +185,7 @@ def test_what_is_gone_from_the_server_goes_and_nothing_else(
     }
 
 
-def test_a_record_cannot_name_files_elsewhere(
+def test_a_record_names_no_files_elsewhere(
     remote: MemoryFileSystem, fetch: Open, tmp_path: Path
 ) -> None:
     folder, thesis = fetch(), tmp_path / "thesis.png"
@@ -282,7 +278,7 @@ def test_a_killed_read_goes_on_where_it_stopped(
     assert done
 
 
-def test_a_record_that_was_cut_short_costs_its_last_file(
+def test_a_cut_record_costs_its_last_file(
     remote: MemoryFileSystem, reads: list[str], fetch: Open
 ) -> None:
     path = fetch().parent / NAME
@@ -359,7 +355,7 @@ def test_a_mirror_that_cannot_be_written_is_named(remote: MemoryFileSystem, tmp_
         Root("memory://set", tmp_path / "file", QUICK).refresh()
 
 
-def test_two_at_once_read_each_file_once(
+def test_two_readers_share_each_file(
     remote: MemoryFileSystem, reads: list[str], fetch: Open
 ) -> None:
     with ThreadPoolExecutor(2) as pool:
@@ -447,7 +443,7 @@ RECORDS = [
 
 
 @pytest.mark.parametrize("record", RECORDS, ids=range(len(RECORDS)))
-def test_a_damaged_record_costs_time_and_no_more(
+def test_damaged_records_cost_time_only(
     remote: MemoryFileSystem, fetch: Open, record: bytes
 ) -> None:
     path = fetch().parent / NAME

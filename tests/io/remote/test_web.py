@@ -69,7 +69,7 @@ def test_connections_are_bounded(web: WebServer, fetch: Fetch) -> None:
 
 
 @pytest.mark.parametrize("tags", [True, False])
-def test_only_changes_are_read_again(web: WebServer, fetch: Fetch, tags: bool) -> None:
+def test_only_changes_are_reread(web: WebServer, fetch: Fetch, tags: bool) -> None:
     web.tags, web.headers = tags, {} if tags else {"Last-Modified": "Wed, 21 Oct 2015 07:28:00 GMT"}
     fetch()
     web.asked.clear()
@@ -108,9 +108,7 @@ def test_faults_that_pass_are_passed(web: WebServer, fetch: Fetch, faults: list[
         ("hang", r"no answer in time, 4 times"),
     ],
 )
-def test_faults_that_stay_end_it(
-    web: WebServer, fetch: Fetch, fault: int | str, match: str
-) -> None:
+def test_faults_that_stay_end(web: WebServer, fetch: Fetch, fault: int | str, match: str) -> None:
     web.faults["set/0/0.png"] = [fault] * 9
     with pytest.raises(DataError, match=rf"0/0\.png: {match}"):
         fetch(timeout_s=0.2 if fault == "hang" else 5)

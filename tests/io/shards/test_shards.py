@@ -124,9 +124,7 @@ def test_images_masks_and_names_come_back(make: Make, root: Path, address: Path)
     assert len(pickle.dumps(store)) < 3000
 
 
-def test_open_shards_leave_file_descriptors_for_others(
-    make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_open_shards_are_few(make: Make, address: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (12, 12))
     store, before = open_store(make(address, "other")), len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     for number in range(IMAGES):
@@ -135,9 +133,7 @@ def test_open_shards_leave_file_descriptors_for_others(
     assert len(os.listdir("/proc/self/fd")) - before <= 6  # noqa: PTH208
 
 
-def test_names_that_lead_out_of_the_folder_are_refused(
-    make: Make, address: Path, tmp_path: Path
-) -> None:
+def test_names_must_stay_in_the_folder(make: Make, address: Path, tmp_path: Path) -> None:
     store, folder = open_store(make(address, "other")), tmp_path / "folder"
     folder.mkdir()
     evil = join_paths([["../../outside.png"]] * IMAGES)
@@ -149,9 +145,7 @@ def test_names_that_lead_out_of_the_folder_are_refused(
         ShardedStore(tmp_path / "evil.tar", tmp_path, store.cache).name(0)
 
 
-def test_shards_are_held_to_the_size_that_the_index_states(
-    make: Make, address: Path, tmp_path: Path
-) -> None:
+def test_shards_may_not_exceed_their_stated_size(make: Make, address: Path, tmp_path: Path) -> None:
     store = open_store(make(address))
     cache = store.cache
     small = [shard._replace(nbytes=1000) for shard in cache.shards]
@@ -161,7 +155,7 @@ def test_shards_are_held_to_the_size_that_the_index_states(
     assert not list((tmp_path / "small").glob("*.tar"))
 
 
-def test_a_server_that_sends_more_is_stopped(
+def test_servers_may_not_send_more(
     make: Make, address: Path, web: WebServer, tmp_path: Path
 ) -> None:
     serve(address, web)
@@ -175,9 +169,7 @@ def test_a_server_that_sends_more_is_stopped(
 
 @pytest.mark.parametrize("place", ["set.json", "shards"])
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_regular_file_is_refused(
-    make: Make, address: Path, place: str, kind: str
-) -> None:
+def test_only_regular_files_are_read(make: Make, address: Path, place: str, kind: str) -> None:
     store = open_store(make(address, "other"))
     path = address / (place if place == "set.json" else store.cache.shards[0].name)
     path.unlink()
@@ -256,9 +248,7 @@ def test_a_mutated_index_is_read_or_refused(make: Make, address: Path, tmp_path:
     assert not any("\n" in text for text in refused)
 
 
-def test_a_file_that_has_the_name_of_a_folder_is_refused(
-    make: Make, address: Path, tmp_path: Path
-) -> None:
+def test_files_named_like_folders_are_refused(make: Make, address: Path, tmp_path: Path) -> None:
     (tmp_path / "text").write_text("x")
     write_tar({"a": tmp_path / "text", "a/b": tmp_path / "text"}, tmp_path / "files.tar")
     sum_ = find_sha256(tmp_path / "files.tar")
@@ -269,9 +259,7 @@ def test_a_file_that_has_the_name_of_a_folder_is_refused(
         open_store(make(address, "new"))
 
 
-def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(
-    make: Make, root: Path, address: Path
-) -> None:
+def test_leftovers_of_a_killed_writer_are_removed(make: Make, root: Path, address: Path) -> None:
     left = [
         folder / ".build-999999999-1-00000000-gone-0123456789abcdef"
         for folder in (address, address / "shards")
@@ -286,9 +274,7 @@ def test_a_writer_that_was_killed_leaves_nothing_at_the_address_for_long(
     assert not any(folder.exists() for folder in left)
 
 
-def test_what_shows_the_same_is_known_without_reading(
-    make: Make, root: Path, address: Path
-) -> None:
+def test_near_duplicates_are_known_without_reading(make: Make, root: Path, address: Path) -> None:
     store = open_store(make(address, "other"))
     groups = group_similar(store, None)
     assert groups.tolist() == group_similar(make(root).open_images(), None).tolist()
@@ -333,9 +319,7 @@ def test_a_server_that_does_not_answer_is_no_bad_image(
         make(root, on_bad="skip").publish(str(tmp_path / "set.shards"), SHARD_BYTES)
 
 
-def test_only_the_shard_of_a_changed_image_is_written_anew(
-    make: Make, root: Path, address: Path
-) -> None:
+def test_only_shards_of_changes_are_written_anew(make: Make, root: Path, address: Path) -> None:
     reader, before = make(address, "other"), list_shards(address)
     assert not (reader.open_images()[7] == 9).all()
     write_png(root / "images/07.png", np.full((60, 100), 9, np.uint8))
@@ -376,7 +360,7 @@ def test_bad_images_are_listed_or_left_out(make: Make, root: Path, tmp_path: Pat
     assert "images/04.png" not in files.names(store)
 
 
-def test_copies_take_no_more_than_they_may(
+def test_copies_stay_in_their_bound(
     make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     most, taken, asked = 170_000, [], count_gets(monkeypatch)
@@ -488,7 +472,7 @@ def fetch_all(store: ShardedStore, barrier: Any) -> None:
 
 
 @pytest.mark.slow
-def test_processes_and_threads_share_what_one_of_them_fetches(
+def test_processes_and_threads_share_fetched_shards(
     make: Make, address: Path, web: WebServer
 ) -> None:
     serve(address, web)
@@ -525,9 +509,7 @@ def serve(address: Path, web: WebServer) -> None:
             web.files[f"set.shards/{path.relative_to(address).as_posix()}"] = path.read_bytes()
 
 
-def test_lost_connections_cost_a_try_and_not_the_run(
-    make: Make, address: Path, web: WebServer
-) -> None:
+def test_lost_connections_are_tried_again(make: Make, address: Path, web: WebServer) -> None:
     serve(address, web)
     shards = [path for path in web.files if "/shards/" in path]
     web.faults |= {path: ["cut", 503] for path in shards}
@@ -558,7 +540,7 @@ def test_a_server_that_is_gone(make: Make, address: Path, web: WebServer) -> Non
         never.open_images()[IMAGES - 1]
 
 
-def test_what_an_epoch_needs_comes_ahead_of_it(
+def test_shards_come_ahead_of_an_epoch(
     make: Make, address: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = count_gets(monkeypatch)

@@ -104,9 +104,7 @@ def read_rows(data: CTDataModule, stage: Any = "train", epoch: int = 0) -> dict[
         ("process", WINDOWS | {"sdf": 3.0}),
     ],
 )
-def test_samples_are_those_of_the_files(
-    open_data: Open, kind: str, options: dict[str, Any]
-) -> None:
+def test_samples_equal_those_of_files(open_data: Open, kind: str, options: dict[str, Any]) -> None:
     here, there = open_data("set", **options), open_data(**options, loader={"worker_kind": kind})
     assert there.describe() == here.describe()
     assert open_bank(there).counts.tolist() == here.volumes.bank.counts.tolist()  # type: ignore[union-attr]
@@ -165,7 +163,7 @@ def test_a_run_goes_on_exactly(open_data: Open) -> None:
     assert taken + [batch["index"].tolist() for batch in resumed] == whole
 
 
-def test_a_run_that_was_ended_goes_on_and_bad_volumes_are_named(
+def test_an_ended_run_goes_on_and_names_bad_volumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root, address = tmp_path / "set", tmp_path / "set.shards"

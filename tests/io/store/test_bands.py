@@ -68,9 +68,7 @@ def test_patches_of_bands_are_those_of_the_image(make_store: MakeStore) -> None:
         np.testing.assert_array_equal(rows, np.stack(patches))
 
 
-def test_threads_read_more_images_than_are_kept_open(
-    make_store: MakeStore, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_threads_read_many_images(make_store: MakeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pixels, "MOST_OPENED", 1)
     images, numbers = draw(), np.array([0, 1, 2, 4] * 10)
     store, places = make_store(images), np.zeros(40, np.int64)
@@ -163,7 +161,7 @@ def test_tiles_of_a_prediction_are_those_of_the_image(make_store: MakeStore) -> 
         (WatermarkDataModule, {"synthesis": WatermarkSpec()}),
     ],
 )
-def test_bands_change_no_batch(
+def test_bands_change_nothing(
     make: Callable[..., Any], options: dict[str, object], tmp_path: Path
 ) -> None:
     rng, taken, loader = np.random.default_rng(0), [], LoaderOptions(batch_size=8, num_workers=0)

@@ -119,9 +119,7 @@ def test_every_image_is_decoded_once_and_in_order(images: Path) -> None:
     assert re.fullmatch("[0-9a-f]{64}", store.key)
 
 
-def test_second_build_opens_and_writes_nothing(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_second_build_writes_nothing(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = build(images)
     before = snapshot(images.parent)
     opened = os.open
@@ -148,9 +146,7 @@ def refuse_with(number: int) -> Callable[..., object]:
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EROFS])
-def test_folder_that_cannot_be_written(
-    images: Path, monkeypatch: pytest.MonkeyPatch, number: int
-) -> None:
+def test_unwritable_folder(images: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     monkeypatch.setattr(os, "mkdir", refuse_with(number))
     message = rf"cannot be written there \({os.strerror(number)}\); make it writable.*paths.cache="
     with pytest.raises(StoreError, match=f"cache: a decoded store {message}"):
@@ -202,9 +198,7 @@ def test_file_that_goes_missing_between_header_and_decoding(images: Path) -> Non
         build(images, decoder=Remover())
 
 
-def test_skip_leaves_bad_images_out_and_lists_them(
-    images: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_skip_lists_bad_images(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     (images / "1.npy").write_text("no image")
     save(images / "4.npy", 66)
     store = build(images, on_bad="skip")
@@ -221,9 +215,7 @@ def test_skip_leaves_bad_images_out_and_lists_them(
 
 
 @pytest.mark.parametrize(("first", "second"), [("error", "skip"), ("skip", "error")])
-def test_a_store_without_bad_images_serves_both_rules(
-    images: Path, first: str, second: str
-) -> None:
+def test_a_store_of_good_images_serves_both_rules(images: Path, first: str, second: str) -> None:
     key = build(images, on_bad=first).key
     assert build(images, on_bad=second, rebuild=False).key == key
     (images / "1.npy").write_text("no image")
@@ -261,9 +253,7 @@ def test_skip_with_nothing_left_is_an_error(images: Path, monkeypatch: pytest.Mo
         ((3, 0, 5), "uint8", r"shape \(3, 0, 5\) has no pixels"),
     ],
 )
-def test_images_that_do_not_fit_together(
-    images: Path, shape: tuple[int, ...], dtype: str, message: str
-) -> None:
+def test_images_that_differ(images: Path, shape: tuple[int, ...], dtype: str, message: str) -> None:
     save(images / "2.npy", 1, shape, dtype)
     with pytest.raises(DataError, match=f"2.npy: {message}"):
         build(images)
@@ -320,9 +310,7 @@ def test_names_that_are_not_utf8_are_kept_and_shown_escaped(images: Path) -> Non
         DecodedStore.open(store.path)
 
 
-def test_space_is_stated_and_remarks_are_counted(
-    images: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_space_and_remarks_are_logged(images: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     for name in ("2.npy", "3.npy"):
         save(images / name, 55)
@@ -400,9 +388,7 @@ def test_damaged_store_is_reported_and_not_rebuilt(images: Path) -> None:
         build(images)
 
 
-def test_other_layout_version_is_another_store(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_version_is_another_store(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     old = build(images)
     for module in ("build", "index"):
         monkeypatch.setattr(f"lit_data.io.store.{module}.VERSION", VERSION + 1)
@@ -474,9 +460,7 @@ def test_too_little_free_space(images: Path, monkeypatch: pytest.MonkeyPatch) ->
     ("call", "number"),
     [("posix_fallocate", errno.ENOSPC), ("write", errno.EDQUOT), ("fsync", errno.EFBIG)],
 )
-def test_disk_that_fills_up(
-    images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int
-) -> None:
+def test_full_disk(images: Path, monkeypatch: pytest.MonkeyPatch, call: str, number: int) -> None:
     monkeypatch.setattr(os, call, refuse_with(number))
     message = rf"no room for the decoded store \({os.strerror(number)}\): it needs"
     with pytest.raises(StoreSpaceError, match=message):
@@ -484,9 +468,7 @@ def test_disk_that_fills_up(
     assert list_cache(images) == set()
 
 
-def test_mount_or_system_that_cannot_reserve_or_writes_little_at_a_time(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_reservation_and_small_writes(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:7]))
     monkeypatch.setattr(os, "posix_fallocate", refuse_with(errno.EOPNOTSUPP))
@@ -496,9 +478,7 @@ def test_mount_or_system_that_cannot_reserve_or_writes_little_at_a_time(
     assert values(build(images, decoder=NpyDecoder("other"))) == list(range(6))
 
 
-def test_files_are_created_new_follow_no_link_and_get_the_usual_mode(
-    images: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_files_are_created_with_safe_flags(images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = os.open
     created: list[tuple[str, int]] = []
 
@@ -557,9 +537,7 @@ def test_store_that_another_process_publishes_first_is_used(
 
 
 @pytest.mark.parametrize(("mode", "expected"), [(0o644, 0o755), (0o640, 0o750), (0o600, 0o700)])
-def test_nobody_reads_a_store_who_may_not_read_its_sources(
-    images: Path, mode: int, expected: int
-) -> None:
+def test_a_store_is_as_private_as_its_sources(images: Path, mode: int, expected: int) -> None:
     before = os.umask(0o022)
     try:
         for path in images.iterdir():

@@ -125,9 +125,7 @@ def test_what_is_large_beside_arrays_is_shared_too() -> None:
     assert pickle.loads(pickled).lines == lines
 
 
-def test_memory_is_filled_once_and_the_rest_is_as_it_is_now(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_memory_is_filled_once_and_the_rest_is_current(monkeypatch: pytest.MonkeyPatch) -> None:
     made = []
     monkeypatch.setattr(
         shared_arrays, "SharedMemory", lambda n: made.append(SharedMemory(n)) or made[-1]

@@ -59,9 +59,7 @@ def test_round_trip(make_store: MakeStore, shapes: Sequence[tuple[int, ...]], dt
 
 
 @pytest.mark.parametrize("shapes", [EQUAL, MIXED], ids=["equal", "mixed"])
-def test_writing_into_a_view_raises(
-    make_store: MakeStore, shapes: Sequence[tuple[int, ...]]
-) -> None:
+def test_views_are_read_only(make_store: MakeStore, shapes: Sequence[tuple[int, ...]]) -> None:
     store = make_store(make_images(shapes))
     with pytest.raises(ValueError, match="read-only"):
         store[0][...] += 1

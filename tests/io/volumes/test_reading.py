@@ -110,9 +110,7 @@ def test_scale_fields_of_nifti_that_mean_nothing_change_nothing(
             np.testing.assert_array_equal(opened.read(0, 5), scaled)
 
 
-def test_nan_and_infinite_voxels_are_counted_and_the_first_is_named(
-    tmp_path: Path, volume: Array
-) -> None:
+def test_bad_voxels_are_counted_and_the_first_is_named(tmp_path: Path, volume: Array) -> None:
     values = volume.astype(np.float32)
     values[1, 2, 0], values[1, 3, 1], values[4, 0, 0] = np.nan, np.inf, -np.inf
     message = r"v.npz: 3 NaN or infinite voxels, the first at z 1, y 2, x 0; data.nan_fil"
@@ -154,9 +152,7 @@ def test_files_that_are_cut_short_are_refused_when_they_are_opened(
         open_volume(path)
 
 
-def test_a_packed_file_that_is_cut_or_flipped_is_refused_when_it_is_read(
-    tmp_path: Path, volume: Array
-) -> None:
+def test_packed_files_are_checked_when_they_are_read(tmp_path: Path, volume: Array) -> None:
     path = _write_nifti(tmp_path, volume)
     whole = path.read_bytes()
     path.write_bytes(gzip.compress(gzip.decompress(whole)[:-7]))
@@ -260,9 +256,7 @@ LONG_HEADER = b"\x93NUMPY\x02\x00\xff\xff\xff\x7f" + bytes(99)
         ([("a.npy", LONG_HEADER)], "array header of 2147483647 bytes; at most 111"),
     ],
 )
-def test_a_hostile_member_is_refused(
-    tmp_path: Path, members: list[tuple[str, bytes]], message: str
-) -> None:
+def test_hostile_members(tmp_path: Path, members: list[tuple[str, bytes]], message: str) -> None:
     _write(tmp_path / "a.npz", *members)
     with pytest.raises(DataError, match=message):
         open_volume(tmp_path / "a.npz")

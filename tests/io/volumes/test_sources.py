@@ -65,9 +65,7 @@ def test_a_file_is_a_volume_of_its_own(tmp_path: Path) -> None:
         (["notes.txt"], "no volume; .npy"),
     ],
 )
-def test_names_that_contradict_each_other_are_listed(
-    tmp_path: Path, names: list[str], message: str
-) -> None:
+def test_contradicting_names_are_listed(tmp_path: Path, names: list[str], message: str) -> None:
     _touch(tmp_path, *names)
     with pytest.raises(DataError, match=message):
         find_volumes(tmp_path)

@@ -158,7 +158,7 @@ def test_a_full_disk_says_so_and_leaves_nothing(tmp_path: Path, processes: int) 
     assert [path.name for path in left if path.name != ".lock"] == []
 
 
-def test_a_worker_that_dies_is_reported_with_its_volume(
+def test_a_dead_worker_is_reported_with_its_volume(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_scans(tmp_path, 8)

@@ -96,9 +96,7 @@ def test_bad_volumes_are_listed_or_left_out(tmp_path: Path) -> None:
     assert str(store).endswith("; 2 refused")
 
 
-def test_a_set_of_bad_volumes_alone_is_refused_even_if_they_are_to_be_skipped(
-    tmp_path: Path,
-) -> None:
+def test_bad_volumes_alone_are_refused(tmp_path: Path) -> None:
     (tmp_path / "ct").mkdir()
     (tmp_path / "ct" / "z.npy").write_bytes(b"no array")
     with pytest.raises(DataError, match="1 of 1 volumes are bad"):
@@ -116,7 +114,7 @@ def test_labels_of_another_shape_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "damage", [lambda raw: raw[:-64], lambda raw: raw + bytes(64), lambda raw: b""]
 )
-def test_a_damaged_file_is_never_read(
+def test_damaged_files_are_refused(
     tmp_path: Path, name: str, damage: Callable[[bytes], bytes]
 ) -> None:
     write_scans(tmp_path, 1, labels=False)

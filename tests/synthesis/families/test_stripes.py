@@ -13,7 +13,7 @@ DOWN = np.broadcast_to(60 + 120 * (np.arange(64) % 12 < 5), SHAPE[1:]).astype(np
 
 @pytest.mark.parametrize("across", [False, True])
 @pytest.mark.parametrize(("bright", "column", "kind"), [(False, 26, 180), (True, 32, 60)])
-def test_a_break_takes_a_stretch_of_a_stripe_away(
+def test_a_break_removes_part_of_a_stripe(
     across: bool, bright: bool, column: int, kind: int
 ) -> None:
     grey = DOWN.T if across else DOWN

@@ -44,9 +44,7 @@ def _alone(**options: Any) -> WatermarkSpec:
 @pytest.mark.parametrize(
     ("angle_deg", "size_px"), [(0, 32), (0, 24), (90, 32), (30, 40), (-45, 20)]
 )
-def test_a_text_lies_where_it_was_planned_turned_and_as_large(
-    angle_deg: float, size_px: float
-) -> None:
+def test_a_text_lies_as_planned(angle_deg: float, size_px: float) -> None:
     spec = _alone(straight=0, angle_deg=(angle_deg, angle_deg), size_px=(size_px, size_px))
     plan = replace(_plan(spec), centre=np.array([[70, 90]], np.float32))
     cover = _draw(plan)[0]
@@ -117,9 +115,7 @@ def test_edges_are_softened() -> None:
         (["{}/bad.ttf", "{}/none.ttf"], "none.ttf does not exist"),
     ],
 )
-def test_fonts_that_are_missing_are_named(
-    given: str | list[str], message: str, tmp_path: Path
-) -> None:
+def test_missing_fonts_are_named(given: str | list[str], message: str, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "bad.ttf").write_bytes(b"no font")
     named = (
@@ -136,7 +132,7 @@ def test_a_character_without_a_glyph_is_named() -> None:
         GlyphBank(WatermarkSpec(texts=("水文 draft",)))
 
 
-def test_installed_fonts_without_a_character_are_left_out(
+def test_fonts_without_a_character_are_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "a.ttf").write_bytes(b"no font")

@@ -279,9 +279,7 @@ def test_what_has_no_partner_is_listed_on_both_sides() -> None:
 
 
 def test_two_masks_of_one_name_clash() -> None:
-    with pytest.raises(
-        DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names clash"
-    ):
+    with pytest.raises(DataError, match=r"m/2/a.png: the same name as m/1/a.png(.|\n)*1 names"):
         match_by_stem(["i/a.png"], ["m/1/a.png", "m/2/a.png"])
 
 

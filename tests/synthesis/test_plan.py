@@ -167,12 +167,7 @@ def test_some_defects_of_a_plan() -> None:
         ({"contrast": (3, 9)}, {}, (3, 9), True),
         ({"contrast": (3, 9)}, {"amplitude": (0.5, 0.6)}, (0.5, 0.6), False),
         ({"contrast": (3, 9)}, {"contrast": (10, 12)}, (10, 12), True),
-        (
-            {"amplitude": (0.1, 0.2)},
-            {"amplitude": (0.5, 0.6), "contrast": (10, 12)},
-            (10, 12),
-            True,
-        ),
+        ({"amplitude": (0.1, 0.2)}, {"amplitude": (0.5, 1), "contrast": (3, 9)}, (3, 9), True),
     ],
 )
 def test_whose_strength_counts(

@@ -111,10 +111,7 @@ def test_other_images_of_the_file_may_be_left_out(tmp_path: Path) -> None:
     ("stated", "message"),
     [
         ((200, 100), "is 200 x 100 pixels, /set/images/0.jpg is 100 x 200: only turned"),
-        (
-            (100, 201),
-            "is 100 x 201 pixels, /set/images/0.jpg is 100 x 200; they must have the same",
-        ),
+        ((100, 201), "is 100 x 201 pixels, .*0.jpg is 100 x 200; they must have the same"),
         ((100, "200"), r"height and width must be whole numbers, found \(100, '200'\)"),
         ((100, 10**400), r"height and width must be .*, found \(100, 10{73}\n"),
     ],

@@ -70,10 +70,7 @@ def test_row_56_an_image_without_boxes_is_valid(tmp_path: Path, text: str | None
         (" .5 .5 .2 .2", ".* has 4 columns; a box has 5: class cx cy w h; is the class missing"),
         ("0 .5 .5 0 .2", r"box \(0.5, 0.5, 0, 0.2\) has no area"),
         ("0 .5 .5 .2 -.2", r"box \(0.5, 0.5, 0.2, -0.2\) has no area"),
-        (
-            "0 .05 .5 .2 .2",
-            r"box \(0.05, 0.5, 0.2, 0.2\) lies by 25 % outside its image of 100 x 2",
-        ),
+        ("0 .05 .5 .2 .2", ".* lies by 25 % outside its image of 100 x 200 pixels"),
         ("0 1e-50 .5 1e-50 .2", ".* has no area"),
         ("0 1.5 .5 .2 .2", ".* lies outside its image"),
         ("0 .5 .5 .2 .2 .9", ".* has 6 columns; .* confidences"),

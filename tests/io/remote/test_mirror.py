@@ -332,11 +332,7 @@ def test_all_files_that_cannot_be_read_are_listed(
 @pytest.mark.parametrize(
     ("fault", "error", "message"),
     [
-        (
-            PermissionError(13, "Permission denied", "/cache/0"),
-            StoreError,
-            "there .Permission denied",
-        ),
+        (PermissionError(13, "Permission denied", "/cache/0"), StoreError, "there .Permission"),
         (OSError(28, "No space left on device"), StoreSpaceError, "the local disk is full"),
     ],
 )

@@ -143,10 +143,7 @@ def test_a_run_goes_on_exactly_and_ranks_share_an_epoch(open_data: Open) -> None
 def test_what_would_fetch_a_shard_for_each_sample_is_refused(open_data: Open) -> None:
     pasted = {"sampling": SamplingOptions(positives=0.5, paste=0.5)}
     for options, message in (
-        (
-            {"loader": {"locality": "none"}},
-            "locality=none, but the set of shards does not fit data",
-        ),
+        ({"loader": {"locality": "none"}}, "locality=none, but the set of shards does not fit"),
         (pasted, r"from anywhere \(mosaics, pasted defects\): raise it"),
     ):
         data = open_data(cache_bytes=SMALL, **options)

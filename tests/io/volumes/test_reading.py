@@ -176,10 +176,7 @@ NAN_SPACING = struct.pack("<4f", 1, 0.5, 0.6, np.nan)
         (lambda raw: raw[:344] + b"ni1\0" + raw[348:], "without its voxels"),
         (lambda raw: raw[:76] + NAN_SPACING + raw[92:], "voxel spacing"),
         (lambda raw: raw[:70] + struct.pack("<hh", 32, 64) + raw[74:], "dtype complex64"),
-        (
-            lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:],
-            "take one volume out",
-        ),
+        (lambda raw: raw[:40] + struct.pack("<5h", 4, 3, 4, 5, 2) + raw[50:], "take one volume"),
         (lambda raw: raw[:40] + struct.pack("<4h", 3, 32000, 32000, 5) + raw[48:], "a slice takes"),
     ],
 )

@@ -91,12 +91,8 @@ def test_samples_are_blended_and_compressed_as_if_they_were_alone() -> None:
         (0.0, 0.7, "overlay", (1.0, "normal")),  # overlay leaves black and white as they are
         (1.0, 0.3, "normal", (0.3, "normal")),  # is seen
         (0.6, 0.1, "overlay", (0.1, "overlay")),
-        (
-            (0.0, 1.0),
-            0.0,
-            "normal",
-            (0.5, "normal"),
-        ),  # half of it black, half white: only grey is seen on both
+        # half of it black, half white: only grey is seen on both
+        ((0.0, 1.0), 0.0, "normal", (0.5, "normal")),
     ],
 )
 def test_marks_that_could_not_be_seen_are_painted_otherwise(

@@ -106,10 +106,7 @@ def test_edges_are_softened() -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        (
-            "{}/none.ttf",
-            "none.ttf does not exist: name a font file, a folder of them, system, or null",
-        ),
+        ("{}/none.ttf", "none.ttf does not exist: name a font file, a folder of them, system"),
         ("{}/empty", "holds no .ttf or .otf file"),
         ("{}/bad.ttf", "bad.ttf cannot be read as a font"),
         (["{}/bad.ttf", "{}/none.ttf"], "none.ttf does not exist"),
@@ -137,9 +134,7 @@ def test_fonts_without_a_character_are_left_out(
 ) -> None:
     (tmp_path / "a.ttf").write_bytes(b"no font")
     monkeypatch.setattr(font_files, "system_folders", lambda: (tmp_path, tmp_path / "none"))
-    with pytest.raises(
-        ConfigError, match="fonts=system: none of the 1 installed fonts holds all characters"
-    ):
+    with pytest.raises(ConfigError, match="fonts=system: none of the 1 installed fonts holds all"):
         find_fonts("system", ["a"])
 
 

@@ -154,11 +154,8 @@ def test_numbers_of_kornia_are_drawn_on_the_host() -> None:
         if isinstance(child, ka.AugmentationBase2D):
             child.set_rng_device_and_dtype(torch.device("cpu"), torch.float64)
     _run(foreign, _layers())
-    found = {
-        (c.device.type, c.dtype)
-        for c in foreign.module.modules()
-        if isinstance(c, ka.AugmentationBase2D)
-    }
+    steps = [c for c in foreign.module.modules() if isinstance(c, ka.AugmentationBase2D)]
+    found = {(step.device.type, step.dtype) for step in steps}
     assert found == {("cpu", torch.float32)}
 
 

@@ -156,16 +156,8 @@ def test_boxes_surround_what_they_surrounded(options: dict[str, Any], crop: int 
         height, width = generator.integers(8, 24, 2)
         top, left = generator.integers(0, 64 - height), generator.integers(0, 72 - width)
         images[row, 0, top : top + height, left : left + width] = 1
-        boxes.append(
-            [
-                row,
-                row % 3,
-                (left + width / 2) / 72,
-                (top + height / 2) / 64,
-                width / 72,
-                height / 64,
-            ]
-        )
+        centre = [(left + width / 2) / 72, (top + height / 2) / 64]
+        boxes.append([row, row % 3, *centre, width / 72, height / 64])
     geometry = Geometry(**options, crop_px=crop, padding="zeros", min_box_px=1, min_box_visible=0)
     moved = _run(geometry, Layers(images, images, torch.tensor(boxes, dtype=torch.float32)))
     assert moved.boxes is not None

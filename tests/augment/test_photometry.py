@@ -19,10 +19,8 @@ def _expose(images: torch.Tensor, **options: Any) -> torch.Tensor:
 
 
 def _images(batch: int = 8, channels: int = 3, size: int = 16) -> torch.Tensor:
-    return (
-        torch.rand(batch, channels, size, size, generator=torch.Generator().manual_seed(0)) * 0.6
-        + 0.2
-    )
+    generator = torch.Generator().manual_seed(0)
+    return torch.rand(batch, channels, size, size, generator=generator) * 0.6 + 0.2
 
 
 def _numbers(**options: Any) -> torch.Tensor:
@@ -77,10 +75,8 @@ def test_channels_differ_unless_they_are_registered() -> None:
     image = _images(8, 1).expand(8, 3, 16, 16)
     options = {"gain": 0.2, "offset": 0.1, "contrast": 0.3, "gamma": 0.4, "blur_px": 1.0}
     for name, size in options.items():
-        own, shared = (
-            _expose(image, **{name: size}),
-            _expose(image, **{name: size}, registered=True),
-        )
+        own = _expose(image, **{name: size})
+        shared = _expose(image, **{name: size}, registered=True)
         assert not torch.equal(own[:, 0], own[:, 1])
         assert torch.equal(own[:, 0], shared[:, 0])
         assert torch.equal(shared[:, 0], shared[:, 1])

@@ -175,10 +175,8 @@ def test_what_a_killed_run_left_is_swept_by_the_next(tmp_path: Path) -> None:
 def test_two_processes_at_once_end_with_one_whole_set(tmp_path: Path) -> None:
     context = multiprocessing.get_context("fork")
     start, made = context.Barrier(2, timeout=30), context.Queue()
-    both = [
-        context.Process(target=make_at_once, args=(tmp_path / "both", start, made))
-        for _ in range(2)
-    ]
+    given = (tmp_path / "both", start, made)
+    both = [context.Process(target=make_at_once, args=given) for _ in range(2)]
     try:
         for process in both:
             process.start()

@@ -140,8 +140,5 @@ def see_slowly(
     noise = np.zeros(len(images))
     noise[plan.row] = Surroundings(canvas, tensors.row, tensors.y, tensors.x).noise.numpy()
     spread = np.sqrt(total / np.maximum(count, 1))
-    return (
-        covered
-        & (change >= np.float32(plan.spec.least_change))
-        & (spread >= 3 * noise[:, None, None, None])
-    )
+    is_seen = covered & (change >= np.float32(plan.spec.least_change))
+    return is_seen & (spread >= 3 * noise[:, None, None, None])

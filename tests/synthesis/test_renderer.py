@@ -100,9 +100,8 @@ def _windows(plan: DefectPlan, batch: int, shape: tuple[int, int, int]) -> np.nd
             top = int(np.floor(plan.y[n] + 0.5)) - (group.height_px - 1) // 2
             left = int(np.floor(plan.x[n] + 0.5)) - (group.width_px - 1) // 2
             bottom, right = max(top + group.height_px, 0), max(left + group.width_px, 0)
-            covered[plan.row[n], plan.channels[n], max(top, 0) : bottom, max(left, 0) : right] = (
-                True
-            )
+            box = slice(max(top, 0), bottom), slice(max(left, 0), right)
+            covered[plan.row[n], plan.channels[n], *box] = True
     return covered
 
 
@@ -452,11 +451,8 @@ def test_many_pixels_are_drawn_part_by_part(monkeypatch: pytest.MonkeyPatch, mos
     monkeypatch.setattr("lit_data.synthesis.renderer.CACHED_PX", most_px)
     parts = list(split_windows(plan.groups))
     assert [part.start for part in parts] == [0, *(part.stop for part in parts)][:-1]
-    assert all(
-        (p.stop - p.start) * p.height_px * p.width_px <= most_px
-        for p in parts
-        if p.stop - p.start > 1
-    )
+    several = [p for p in parts if p.stop - p.start > 1]
+    assert all((p.stop - p.start) * p.height_px * p.width_px <= most_px for p in several)
     for one, other in zip(drawn(grey, plan), expected, strict=True):
         np.testing.assert_array_equal(one, other)
 

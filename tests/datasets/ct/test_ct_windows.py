@@ -93,10 +93,8 @@ def test_random_windows_lie_inside_and_depend_on_the_sample_alone() -> None:
 def test_so_many_windows_have_a_labelled_voxel_in_their_middle(share: float) -> None:
     shape, spec = (100, 100, 100), WindowSpec(size=10, label_bias=share)
     labelled = np.ravel_multi_index(([40, 41], [50, 50], [60, 2]), shape)
-    starts = [
-        draw_start(shape, spec, labelled, seed=0, epoch=0, index=index).tolist()
-        for index in range(400)
-    ]
+    draws = [draw_start(shape, spec, labelled, seed=0, epoch=0, index=n) for n in range(400)]
+    starts = [start.tolist() for start in draws]
     hits = [starts.count(place) for place in ([35, 45, 55], [36, 45, 0])]
     assert sum(hits) == pytest.approx(400 * share, abs=40 if 0 < share < 1 else 0)
     assert min(hits) >= 140 * share

@@ -408,11 +408,8 @@ def test_blood_cells_of_text_and_xml(shared_data: Path, caplog: pytest.LogCaptur
     yolo = find_detection_files(root, on_bad="skip")
     assert "BloodImage_00338.txt: line 13" in caplog.text
     voc = find_detection_files(root, label_format="voc")
-    assert {split: len(numbers) for split, numbers in yolo.splits.items()} == {
-        "train": 40,
-        "val": 10,
-        "test": 10,
-    }
+    counts = {split: len(numbers) for split, numbers in yolo.splits.items()}
+    assert counts == {"train": 40, "val": 10, "test": 10}
     assert yolo.labels.classes == voc.labels.classes == ("RBC", "WBC", "Platelets")
     assert (yolo.images, yolo.splits) == (voc.images, voc.splits)
     # The box from 504 to 504 px is one pixel wide in VOC, whose last pixel belongs to the box, and

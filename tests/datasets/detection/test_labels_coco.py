@@ -11,10 +11,8 @@ from lit_data.datasets.detection.labels import LabelTable
 from lit_data.errors import DataError
 
 IMAGES = ["/set/images/0.jpg", "/set/images/1.jpg"]
-ENTRIES = [
-    {"id": 70, "file_name": "1.jpg", "height": 100, "width": 200},
-    {"id": 5, "file_name": "0.jpg"},
-]
+FIRST = {"id": 70, "file_name": "1.jpg", "height": 100, "width": 200}
+ENTRIES = [FIRST, {"id": 5, "file_name": "0.jpg"}]
 CATEGORIES = [{"id": 90, "name": "dog"}, {"id": 3, "name": "cat"}]
 
 
@@ -158,10 +156,8 @@ def test_what_is_no_annotation_file_is_refused(tmp_path: Path) -> None:
 
 def test_files_must_agree_about_categories(tmp_path: Path) -> None:
     other = [{"id": 3, "name": "cow"}]
-    files = [
-        load_coco(write(tmp_path, [])),
-        load_coco(write(tmp_path, [], "b.json", categories=other)),
-    ]
+    one, two = write(tmp_path, []), write(tmp_path, [], "b.json", categories=other)
+    files = [load_coco(one), load_coco(two)]
     with pytest.raises(DataError, match=r"b.json: category 3 is 'cow', in another file 'cat'"):
         read_coco_labels(IMAGES, np.array([[100, 200]] * 2), files)
 

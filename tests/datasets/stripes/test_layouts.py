@@ -25,10 +25,8 @@ def folder(tmp_path: Path) -> Callable[..., Path]:
 def test_one_file_for_each_image(folder: Callable[..., Path], layout: str | None) -> None:
     root = folder("b.png", "a/c.png", "masks/c.png")
     sources = find_sources(root, layout, masks=root / "masks")
-    assert [source.paths for source in sources] == [
-        (str(root / "a/c.png"),),
-        (str(root / "b.png"),),
-    ]
+    paths = [(str(root / "a/c.png"),), (str(root / "b.png"),)]
+    assert [source.paths for source in sources] == paths
 
 
 def test_files_of_the_same_key_belong_together(folder: Callable[..., Path]) -> None:

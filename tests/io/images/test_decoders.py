@@ -125,10 +125,8 @@ def test_notes_of_all_files_are_listed_once(tmp_path: Path) -> None:
     for path in paths:
         tifffile.imwrite(path, np.zeros((6, 8)), photometric="miniswhite")
     notes = ImageDecoder()(ImageSource(paths)).notes
-    assert notes == (
-        "white is stored as 0; values are kept as stored (invert=False)",
-        "float64 cast to float32",
-    )
+    kept = "white is stored as 0; values are kept as stored (invert=False)"
+    assert notes == (kept, "float64 cast to float32")
 
 
 def test_fingerprints_differ_exactly_when_pixels_may() -> None:

@@ -149,17 +149,8 @@ def s3_server(folder: Path) -> Iterator[SimpleNamespace]:
         folder: For what it writes.
     """
     boto3, config = __import__("boto3"), __import__("botocore.config").config
-    words = [
-        "timeout",
-        str(LONGEST_S),
-        sys.executable,
-        "-m",
-        "moto.server",
-        "-H",
-        "127.0.0.1",
-        "-p",
-        "0",
-    ]
+    words = ["timeout", str(LONGEST_S), sys.executable, "-m", "moto.server"]
+    words += ["-H", "127.0.0.1", "-p", "0"]
     with (folder / "server.log").open("wb") as log:
         process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         assert process.stderr is not None
@@ -169,11 +160,8 @@ def s3_server(folder: Path) -> Iterator[SimpleNamespace]:
             drain.start()
             url = line.decode().split("Running on ")[1].strip()
             settings = config.Config(retries={"total_max_attempts": 1}, read_timeout=30)
-            keys = {
-                "aws_access_key_id": "writer",
-                "aws_secret_access_key": "writer",
-                "region_name": "us-east-1",
-            }
+            keys = {"aws_access_key_id": "writer", "aws_secret_access_key": "writer"}
+            keys |= {"region_name": "us-east-1"}
             client = boto3.client("s3", endpoint_url=url, config=settings, **keys)
             yield SimpleNamespace(url=url, client=client)
             client.close()

@@ -19,10 +19,8 @@ from lit_data.io.remote.faults import UnreachableError, describe_fault, insist
 
 
 def _s3(code: str, status: int) -> BaseException:
-    answer = {
-        "Error": {"Code": code, "Message": "m"},
-        "ResponseMetadata": {"HTTPStatusCode": status},
-    }
+    metadata = {"HTTPStatusCode": status}
+    answer = {"Error": {"Code": code, "Message": "m"}, "ResponseMetadata": metadata}
     return translate_boto_error(boto.ClientError(answer, "GetObject"))
 
 

@@ -129,10 +129,8 @@ def test_what_is_forbidden_or_missing_is_not_asked_for_again(
 
 
 def _sums(files: dict[str, bytes]) -> bytes:
-    lines = (
-        f"{hashlib.sha256(content).hexdigest()}  {name}"
-        for name, content in _below("set", files).items()
-    )
+    named = _below("set", files).items()
+    lines = (f"{hashlib.sha256(content).hexdigest()}  {name}" for name, content in named)
     return "\n".join(lines).encode()
 
 

@@ -488,11 +488,8 @@ def test_processes_and_threads_share_fetched_shards(
     for process in processes:
         process.join(60)
         assert process.exitcode == 0
-    asked = {
-        path: times
-        for (method, path), times in web.asked.items()
-        if method == "GET" and "/shards/" in path
-    }
+    shards = {key: times for key, times in web.asked.items() if "/shards/" in key[1]}
+    asked = {path: times for (method, path), times in shards.items() if method == "GET"}
     assert len(asked) == 5
     assert set(asked.values()) == {1}
 

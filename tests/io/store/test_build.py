@@ -168,10 +168,8 @@ def test_bad_images_are_all_listed_and_nothing_is_left(images: Path) -> None:
     save(images / "1.npy", 66)
     save(images / "4.npy", 77)
     decoder = NpyDecoder()
-    first, second = (
-        "1.npy: pixels are damaged",
-        r"4.npy: decoded to uint8 \(3, 1, 5\) but its header",
-    )
+    first = "1.npy: pixels are damaged"
+    second = r"4.npy: decoded to uint8 \(3, 1, 5\) but its header"
     with pytest.raises(DataError, match=rf"{first}\n.*{second}(.|\n)*2 of 6 images are bad"):
         build(images, decoder=decoder)
     assert len(decoder.decoded) == 6

@@ -146,10 +146,8 @@ def check_whole(store: DecodedStore) -> None:
 class Killer:
     """Ends this process at the n-th call that changes the disk."""
 
-    CALLS = (
-        *("posix_fallocate", "write", "pwrite", "ftruncate", "fsync"),
-        *("rename", "unlink", "rmdir"),
-    )
+    WRITES = ("posix_fallocate", "write", "pwrite", "ftruncate", "fsync")
+    CALLS = (*WRITES, "rename", "unlink", "rmdir")
 
     def __init__(self, last: int) -> None:
         self.left = last

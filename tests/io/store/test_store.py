@@ -226,9 +226,6 @@ def test_many_images_are_flat_arrays(
     objects = len(gc.get_objects())
     store = DecodedStore.open(tmp_path)
     assert len(gc.get_objects()) - objects < 150
-    assert (store.name(count - 1), len(store), store[count - 1].shape) == (
-        "folder/199999.png",
-        count,
-        (1, 1, 1),
-    )
+    assert store.name(count - 1) == "folder/199999.png"
+    assert (len(store), store[count - 1].shape) == (count, (1, 1, 1))
     assert len(pickle.dumps(store)) < 1024

@@ -125,11 +125,8 @@ def read_all(folder: Path) -> bytes:
     """All pixels, by every way a store gives facts about an image."""
     store = DecodedStore.open(folder)
     for number in range(len(store)):
-        assert store[number].shape == (
-            store.channels,
-            store.heights_px[number],
-            store.widths_px[number],
-        )
+        size = store.heights_px[number], store.widths_px[number]
+        assert store[number].shape == (store.channels, *size)
         store.name(number)
     store.verify(progress=False)
     return b"".join(store[number].tobytes() for number in range(len(store)))

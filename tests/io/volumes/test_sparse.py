@@ -60,10 +60,8 @@ def test_whole_floats_are_kept_in_two_bytes() -> None:
 
 @pytest.mark.parametrize("slab_bytes", [1, 500, 2**20])
 def test_labels_are_kept_where_voxels_are_occupied_and_where_not(slab_bytes: int) -> None:
-    volume, labels = (
-        _draw(),
-        np.random.default_rng(2).choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32),
-    )
+    volume, rng = _draw(), np.random.default_rng(2)
+    labels = rng.choice([0, 0, 0, 1, 7, 300], SHAPE).astype(np.int32)
     with patch.object(volume_module, "SLAB_BYTES", slab_bytes):
         sparse = index_volume(wrap_array(volume), -400, labels=wrap_array(labels))
     assert sparse.labels is not None
@@ -125,10 +123,7 @@ def test_arrays_that_do_not_fit_together_are_refused() -> None:
         {"slices": good.slices[:-1]},
         {"positions": good.positions.astype("i8")},
     ):
-        arrays = {
-            "positions": good.positions,
-            "values": good.values,
-            "slices": good.slices,
-        } | changed
+        arrays = {name: getattr(good, name) for name in ("positions", "values", "slices")}
+        arrays |= changed
         with pytest.raises(DataError, match=r"positions|slices"):
             SparseVolume(shape=SHAPE, spacing_mm=(1.0, 1.0, 1.0), **arrays)

@@ -31,10 +31,8 @@ pytestmark = [
 ]
 
 LIMIT_S = 60
-CALLS = (
-    *("open", "mkdir", "write", "fsync", "pread", "pwrite", "rename", "rmdir", "unlink"),
-    "posix_fallocate",
-)
+WRITES = ("open", "mkdir", "write", "fsync", "pread", "pwrite", "rename")
+CALLS = (*WRITES, "rmdir", "unlink", "posix_fallocate")
 
 
 @pytest.fixture(autouse=True)

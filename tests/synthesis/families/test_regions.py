@@ -38,10 +38,8 @@ def test_distractors_show_another_place_in_each_channel() -> None:
         move(plan_of(only("cut_paste"), shape=SHAPE), 48, 48), half_px=14, half_across_px=14
     )
     plan.channels[:], plan.is_true[:] = (False, True, True), False
-    shift = [
-        int(plan.values[0, plan.spec.members[0].parameters.index(name)])
-        for name in ("shift_y", "shift_x")
-    ]
+    parameters = plan.spec.members[0].parameters
+    shift = [int(plan.values[0, parameters.index(f"shift_{axis}")]) for axis in "yx"]
     changes, mask = drawn(grey, plan)
     other = np.roll(grey, (-shift[0], -shift[1]), (2, 3)).astype(np.float32)
     np.testing.assert_array_equal((grey + changes)[:, 1:][MIDDLE], other[:, 1:][MIDDLE])
@@ -88,10 +86,8 @@ def test_a_texture_keeps_the_mean_brightness_and_has_its_strength() -> None:
     assert 15 < after[full].std() < 32
     assert np.abs(after[:, 1:].mean() - 40) < 3
     # Islands of noise: holes inside the outline.
-    filled = [
-        cv2.dilate(cv2.erode(m.astype(np.uint8), np.ones((3, 3))), np.ones((3, 3))).sum()
-        for m in mask
-    ]
+    kernel = np.ones((3, 3))
+    filled = [cv2.dilate(cv2.erode(np.uint8(m), kernel), kernel).sum() for m in mask]
     assert 0.2 < np.mean(filled) / (np.pi * 12 * 8) < 1.1
 
 

@@ -36,15 +36,8 @@ def test_a_straight_scratch_has_its_length_and_width(angle: float) -> None:
 
 def test_a_scratch_tapers_bends_and_comes_and_goes() -> None:
     plan = move(plan_of(only("scratch"), shape=SHAPE), 48, 48)
-    plain = {
-        "length_px": 41,
-        "width_px": 3,
-        "angle": 0,
-        "bend": 0,
-        "swing": 0,
-        "taper": 0,
-        "beat_px": 0,
-    }
+    plain = {"length_px": 41, "width_px": 3, "angle": 0, "bend": 0}
+    plain |= {"swing": 0, "taper": 0, "beat_px": 0}
     grey = np.full((1, *SHAPE), 100, np.uint8)
 
     def columns(**values: float) -> np.ndarray:

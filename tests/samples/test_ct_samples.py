@@ -4,13 +4,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lit_data.samples.ct import TUMOUR, CTSampleSpec, ensure_ct_samples, render_volume
+from lit_data.samples.ct import TUMOUR, CTSampleSpec, render_volume
 
 SMALL: dict[str, Any] = {"count": 4, "shape": [24, 32, 40]}
 
 
 def test_the_set_is_what_was_drawn(tmp_path: Path) -> None:
-    root = ensure_ct_samples(tmp_path, **SMALL)
+    root = CTSampleSpec(**SMALL).ensure(tmp_path)
     assert root == tmp_path / "ct-4x24x32x40-seed0"
     stored = np.load(root / "train" / "ct_0001.npy")
     scene = render_volume(0, 1, (24, 32, 40))

@@ -24,7 +24,7 @@ def test_the_set_reads_back_as_it_was_drawn(tmp_path: Path) -> None:
     assert files.labels.classes == CLASSES
     counts = {split: len(part) for split, part in files.splits.items()}
     assert counts == {"train": 10, "val": 2, "test": 2}
-    spec = DetectionSampleSpec(14, (64, 80), 0)
+    spec = DetectionSampleSpec(count=14, size_px=(64, 80))
     assert set(map(tuple, files.sizes_px.tolist())) == {(64, 80), (64, 32), (32, 64)}
     for image, path in enumerate(files.images):
         number = int(Path(path).stem[-4:])

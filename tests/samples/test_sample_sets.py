@@ -11,12 +11,13 @@ import pytest
 
 from lit_data.errors import ConfigError, StoreError
 from lit_data.samples import sample_set
-from lit_data.samples.ct import ensure_ct_samples
-from lit_data.samples.detection import ensure_detection_samples
-from lit_data.samples.gan import ensure_gan_samples
-from lit_data.samples.inspection import ensure_inspection_samples
-from lit_data.samples.stripes import ensure_stripe_samples
-from lit_data.samples.watermarks import ensure_watermark_samples
+from lit_data.samples.ct import CTSampleSpec
+from lit_data.samples.detection import DetectionSampleSpec
+from lit_data.samples.gan import GANSampleSpec
+from lit_data.samples.inspection import InspectionSampleSpec
+from lit_data.samples.sample_set import SampleSpec
+from lit_data.samples.stripes import StripeSampleSpec
+from lit_data.samples.watermarks import WatermarkSampleSpec
 
 Make = Callable[..., Path]
 
@@ -29,12 +30,12 @@ def _maker(spec: type[SampleSpec], **small: Any) -> Make:
 
 
 MAKERS: dict[str, Make] = {
-    "stripe": partial(ensure_stripe_samples, height_px=128, width_px=112),
-    "detection": partial(ensure_detection_samples, size_px=(64, 80)),
-    "gan": partial(ensure_gan_samples, size_px=(8, 8), tiles=2),
-    "inspection": partial(ensure_inspection_samples, size_px=(64, 64)),
-    "watermark": partial(ensure_watermark_samples, size_px=(96, 96)),
-    "ct": partial(ensure_ct_samples, shape=[24, 32, 40]),
+    "stripe": _maker(StripeSampleSpec, height_px=128, width_px=112),
+    "detection": _maker(DetectionSampleSpec, size_px=(64, 80)),
+    "gan": _maker(GANSampleSpec, size_px=(8, 8), tiles=2),
+    "inspection": _maker(InspectionSampleSpec, size_px=(64, 64)),
+    "watermark": _maker(WatermarkSampleSpec, size_px=(96, 96)),
+    "ct": _maker(CTSampleSpec, shape=[24, 32, 40]),
 }
 
 
@@ -130,7 +131,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_a_set_has_pages_and_photographs_in_each_size(tmp_path: Path) -> None:
-    root = ensure_watermark_samples(tmp_path, count=10, size_px=(128, 96))
+    root = WatermarkSampleSpec(count=10, size_px=(128, 96)).ensure(tmp_path)
     files = {path.name: path for path in root.rglob("*.*g")}
     assert len(files) == 10
     assert sorted(name.split("_")[0] for name in files) == ["page"] * 5 + ["photo"] * 4 + [

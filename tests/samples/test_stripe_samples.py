@@ -14,7 +14,7 @@ import tifffile
 from lit_data.io.temp import temp_folder
 from lit_data.samples import stripes as stripe_samples
 from lit_data.samples.stripe_drawing import LEAST_CHANGE
-from lit_data.samples.stripes import ensure_stripe_samples, render_sample
+from lit_data.samples.stripes import StripeSampleSpec, render_sample
 from tests.samples.test_sample_sets import digests
 
 SMALL: dict[str, Any] = {"count": 6, "height_px": 128, "width_px": 112}
@@ -50,7 +50,7 @@ def test_split_and_clean_test_images(count: int, splits: tuple[int, int, int], c
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return ensure_stripe_samples(tmp_path_factory.mktemp("samples"), **SMALL)
+    return StripeSampleSpec(**SMALL).ensure(tmp_path_factory.mktemp("samples"))
 
 
 def test_stored_red_is_the_target_in_png_and_tiff(small: Path, tmp_path: Path) -> None:
@@ -61,7 +61,7 @@ def test_stored_red_is_the_target_in_png_and_tiff(small: Path, tmp_path: Path) -
     np.testing.assert_array_equal(mask, rendered.mask * np.uint8(255))
     rows = json.loads((small / "defects.json").read_text(encoding="utf-8"))
     assert rows == [{"image": "test/stripe_0005.png", **row} for row in rendered.defects]
-    tiff = ensure_stripe_samples(tmp_path, **SMALL, dtype="float32") / "test" / "stripe_0005.tif"
+    tiff = StripeSampleSpec(**SMALL, dtype="float32").ensure(tmp_path) / "test" / "stripe_0005.tif"
     floats = tifffile.imread(tiff)
     assert floats.dtype == np.float32
     assert 0 <= floats.min() <= floats.max() <= 1
@@ -130,7 +130,7 @@ def test_a_harmed_set_is_made_again(small: Path, tmp_path: Path) -> None:
         path.unlink()
         if content is not None:
             path.write_bytes(content)
-        assert ensure_stripe_samples(tmp_path, **SMALL) == root
+        assert StripeSampleSpec(**SMALL).ensure(tmp_path) == root
         assert digests(root) == whole
         assert [path.name for path in tmp_path.iterdir() if path.name != ".lock"] == [root.name]
 

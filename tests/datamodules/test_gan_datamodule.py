@@ -2,20 +2,17 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lit_data.augment import Geometry
 from lit_data.datamodules import GANDataModule
 from lit_data.errors import ConfigError, DataError
 from lit_data.io.images.options import ReadOptions
 from lit_data.loading import LoaderOptions
-from lit_data.testing import QUIET
 from lit_data.types import HasPoses
-from tests.reading import first, opened, read_all
+from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
 SAMPLES: dict[str, Any] = {"count": 6, "size_px": [16, 16], "tiles": 2}
 
@@ -23,11 +20,6 @@ pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
 
 
 def _data(cache_dir: str | Path, *, setup: bool = True, **options: Any) -> GANDataModule:
@@ -94,26 +86,19 @@ def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
         {"batch_size": 5},
         {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
     ):
-        found = read_all(_data(cache, augment=augment, loader=loader))
-        assert all(torch.equal(found[key], value) for key, value in expected.items())
+        assert_equal(read_all(_data(cache, augment=augment, loader=loader)), expected)
 
 
 def test_augmentation_changes_training_images_alone(cache: str) -> None:
     data, plain = _data(cache, augment=Geometry(flip_left_right=True)), _data(cache)
     batch, before = first(data, count=16), first(plain, count=16)
-    flipped = [
-        torch.equal(one, other.flip(-1))
-        for one, other in zip(batch["image"], before["image"], strict=True)
-    ]
-    kept = [
-        torch.equal(one, other) for one, other in zip(batch["image"], before["image"], strict=True)
-    ]
-    assert any(flipped)
-    assert any(kept)
-    assert all(one or other for one, other in zip(flipped, kept, strict=True))
+    flipped = (batch["image"] == before["image"].flip(-1)).flatten(1).all(1)
+    kept = (batch["image"] == before["image"]).flatten(1).all(1)
+    assert flipped.any()
+    assert kept.any()
+    assert (flipped | kept).all()
     assert torch.equal(batch["pose"], before["pose"])
-    planned = data.plan_batch(data.make_loader("train").read(np.arange(16), 0), "train")
-    drawn = data.inspect("train").draw(planned)
+    drawn = data.inspect("train").draw(plan(data, 16))
     assert drawn is not None
     assert torch.equal(drawn["image"], before["image"])
     assert data.inspect("train").whole_values() is None
@@ -126,21 +111,14 @@ def test_augmentation_changes_training_images_alone(cache: str) -> None:
 def test_a_folder_of_views_is_an_object(cache: str, tmp_path: Path) -> None:
     for number in range(8):
         _write(tmp_path / "AB"[number // 4] / f"{number % 4 * 5}.png", (20, 16), seed=number)
-    options: dict[str, Any] = {
-        "root": str(tmp_path),
-        "splits": {"train": ["A"], "val": ["B"]},
-        "labels": "views",
-    }
+    splits = {"train": ["A"], "val": ["B"]}
+    options: dict[str, Any] = {"root": str(tmp_path), "splits": splits, "labels": "views"}
     data = _data(cache, views="folders", azimuth_deg=(-90, 90), elevation_deg=(10, 20), **options)
     batch = first(data, "val")
     assert batch["image"].shape == (4, 1, 16, 16)
     assert batch["label"].tolist() == batch["view"].tolist() == [0, 1, 2, 3]
-    assert [Path(data.bank.name(int(image))).stem for image in batch["image_index"]] == [
-        "0",
-        "5",
-        "10",
-        "15",
-    ]
+    shown = [Path(data.bank.name(int(image))).stem for image in batch["image_index"]]
+    assert shown == ["0", "5", "10", "15"]
     assert torch.rad2deg(batch["pose"]).round().tolist() == [[-90, 10], [0, 10], [-90, 20], [0, 20]]
     assert torch.equal(data.inspect("val").views_of(1), batch["image"])
     assert _data(cache, **(options | {"labels": "none", "splits": "auto"})).poses is None, (
@@ -179,14 +157,13 @@ def test_a_sheet_has_tiles_of_the_size_of_a_sample_or_as_many_as_it_is_told(
 def test_small_and_oblong_images_come_to_the_size_of_a_sample(cache: str, tmp_path: Path) -> None:
     for number in range(3):
         _write(tmp_path / f"{number}.png", (10, 6), seed=number)
-    native = first(_data(cache, root=str(tmp_path), image_px=(10, 6)), "predict", 1)["image"][0]
-    kept = first(_data(cache, root=str(tmp_path), fit="keep", padding="zeros"), "predict", 1)[
-        "image"
-    ][0]
+    root = str(tmp_path)
+    native = first(_data(cache, root=root, image_px=(10, 6)), "predict", 1)["image"][0]
+    kept = first(_data(cache, root=root, fit="keep", padding="zeros"), "predict", 1)["image"][0]
     assert native.shape == (1, 10, 6)
     assert torch.equal(kept[:, 3:13, 5:11], native)
     assert kept.sum() == pytest.approx(float(native.sum()))
-    three = _data(cache, root=str(tmp_path), fit="contain", read=ReadOptions(gray_to_rgb=True))
+    three = _data(cache, root=root, fit="contain", read=ReadOptions(gray_to_rgb=True))
     batch = first(three, "predict", 1)
     assert (batch["image"].shape, three.channels) == ((1, 3, 16, 16), 3)
     assert torch.equal(batch["image"][:, 0], batch["image"][:, 2])
@@ -240,38 +217,14 @@ def test_bad_files_are_listed_or_left_out_with_their_object(cache: str, tmp_path
         lru.verify_sources()
 
 
-class Model(L.LightningModule):
-    """Notes the batches it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Conv2d(3, 1, 1)
-        self.seen: list[Any] = []
-
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
-        self.seen.append(batch)
-        loss: Tensor = self.layer(batch[0]).mean()
-        return loss
-
-    def validation_step(self, batch: Any, batch_idx: int) -> None:
-        assert len(batch) == 3
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 def test_a_module_of_ones_own_gets_the_tuple_it_wants(cache: str, tmp_path: Path) -> None:
-    data, model = (
-        _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"]),
-        Model(),
-    )
-    L.Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path).fit(model, datamodule=data)
-    assert [[tuple(part.shape) for part in batch] for batch in model.seen] == [
-        [(4, 3, 16, 16), (4,), (4, 2)]
-    ] * 4
-    assert sorted(torch.cat([batch[1] for batch in model.seen]).tolist()) == sorted(
-        [1, 2, 3, 4] * 4
-    )
+    seen: list[Any] = []
+    data = _data(cache, setup=False, labels="objects", batch_format=["image", "label", "pose"])
+    fit(Watcher(seen.append), data, tmp_path)
+    shapes = [(4, 3, 16, 16), (4,), (4, 2)]
+    assert [[tuple(part.shape) for part in batch] for batch in seen] == [shapes] * 4
+    labels = torch.cat([batch[1] for batch in seen])
+    assert labels.bincount().tolist() == [0, 4, 4, 4, 4]
 
 
 @pytest.mark.parametrize(

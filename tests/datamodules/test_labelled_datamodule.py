@@ -81,9 +81,8 @@ def test_a_table_behind_a_link_out_of_the_folder_is_refused(tmp_path: Path) -> N
     _write(tmp_path / "set", {"a": 6, "b": 6})
     (tmp_path / "other.csv").write_text("image,label\na0.png,token\n")
     (tmp_path / "set" / "labels.csv").symlink_to(tmp_path / "other.csv")
-    with pytest.raises(
-        DataError, match=r"labels\.csv: leads out of the data folder, to .*/other\.csv"
-    ) as caught:
+    leads_out = r"labels\.csv: leads out of the data folder, to .*/other\.csv"
+    with pytest.raises(DataError, match=leads_out) as caught:
         _data(tmp_path)
     assert "token" not in str(caught.value)
 
@@ -106,13 +105,9 @@ def test_classes_are_those_of_the_folders_unless_they_are_named(
     assert data.classes == data.find_classes() == ("good", "dent", "hole")
     assert "classes: 0 good, 1 dent, 2 hole" in caplog.text
     assert data.count_classes().sum(0).tolist() == [4, 4, 4]
-    with pytest.raises(
-        ConfigError, match=r"data.classes names \['spot'\], but the labels are dent, good, hole"
-    ):
+    with pytest.raises(ConfigError, match=r"names \['spot'\], but the labels are dent, good, hole"):
         _data(tmp_path, classes=["good", "spot"]).dataset("train")
     assert len(_data(tmp_path, classes=["good", "dent"]).dataset("train")) < 8  # holes are left out
     _write(tmp_path / "other" / "set", {"all": 5})
-    with pytest.raises(
-        ConfigError, match=r"nothing says what its images show: a folder for each class does"
-    ):
+    with pytest.raises(ConfigError, match=r"nothing says what its images show"):
         _data(tmp_path / "other", classes=["good"]).dataset("train")

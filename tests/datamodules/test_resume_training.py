@@ -18,7 +18,7 @@ from lit_data.rng import uniform
 from lit_data.testing import QUIET
 from lit_data.types import Batch, FieldSpec, Stage
 
-LENGTH, EPOCHS = 22, 3
+LENGTH, EPOCHS = 22, 2
 
 
 class Stop(Exception):
@@ -101,8 +101,10 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("resizable", [False, True])
-@pytest.mark.parametrize("when", ["batch", "epoch", "validation"])
+@pytest.mark.parametrize(
+    ("when", "resizable"),
+    [("batch", False), ("batch", True), ("epoch", False), ("validation", True)],
+)
 def test_every_checkpoint_of_a_run_can_be_gone_on_from(
     tmp_path: Path, when: str, resizable: bool
 ) -> None:
@@ -118,12 +120,10 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
     )
     assert Counter(whole.seen) == EVERYTHING
     assert len(whole.validated) == EPOCHS * LENGTH
-    paths = sorted((tmp_path / "all").glob("*.ckpt"), key=lambda path: int(path.stem.split("=")[1]))
-    assert len(paths) == (18 if when == "batch" else 3)
-    for path in paths:
-        steps = int(path.stem.split("=")[1])
-        done = [4, 8, 12, 16, 20, 22]
-        seen_before = LENGTH * (steps // 6) + ([0, *done][steps % 6])
+    paths = {int(path.stem.split("=")[1]): path for path in (tmp_path / "all").glob("*.ckpt")}
+    assert len(paths) == (EPOCHS * 6 if when == "batch" else EPOCHS)
+    for steps, path in sorted(paths.items()):
+        seen_before = LENGTH * (steps // 6) + [0, 4, 8, 12, 16, 20, 22][steps % 6]
         again = Model()
         _trainer(tmp_path).fit(
             again, datamodule=_data(resizable=resizable), ckpt_path=path, weights_only=True
@@ -136,7 +136,7 @@ def test_every_checkpoint_of_a_run_can_be_gone_on_from(
 @pytest.mark.parametrize("resizable", [False, True])
 @pytest.mark.parametrize("batch_size", [3, 11])
 def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch_size: int) -> None:
-    for stop in (1, 5, 6, 7, 11, 12):
+    for stop in (1, 5, 6, 7):
         model = Model(stop_before=stop)
         trainer = _trainer(tmp_path, callbacks=[_SaveAtStop(tmp_path)])
         with pytest.raises(Stop):
@@ -147,8 +147,7 @@ def test_going_on_with_another_batch_size(tmp_path: Path, resizable: bool, batch
             again, datamodule=data, ckpt_path=tmp_path / "stop.ckpt", weights_only=True
         )
         assert Counter(model.seen + again.seen) == EVERYTHING, f"stopped before step {stop}"
-        epochs_begun = stop // 6
-        assert len(again.validated) == (EPOCHS - epochs_begun) * LENGTH
+        assert len(again.validated) == (EPOCHS - stop // 6) * LENGTH
 
 
 class _SaveAtStop(L.Callback):
@@ -162,13 +161,9 @@ class _SaveAtStop(L.Callback):
 
 
 def test_sizes_that_change_inside_epochs_train_everything_and_validate(tmp_path: Path) -> None:
-    for kind in ("inline", "thread", "process"):
-        model = Model(sizes={0: 2, 3: 9, 4: 1, 9: 5, 12: 22})
-        _trainer(tmp_path).fit(
-            model,
-            datamodule=_data(
-                resizable=True, worker_kind=kind, num_workers=2 if kind != "inline" else 0
-            ),
-        )
+    for kind, num_workers in (("inline", 0), ("thread", 2), ("process", 2)):
+        model = Model(sizes={0: 2, 3: 9, 4: 1, 7: 5, 9: 22})
+        data = _data(resizable=True, worker_kind=kind, num_workers=num_workers)
+        _trainer(tmp_path).fit(model, datamodule=data)
         assert Counter(model.seen) == EVERYTHING
         assert len(model.validated) == EPOCHS * LENGTH

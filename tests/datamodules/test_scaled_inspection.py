@@ -82,24 +82,18 @@ def test_a_mask_of_another_size_is_refused_though_both_are_scaled(
 ) -> None:
     folder = _write_set(tmp_path / "set")
     cv2.imwrite(str(folder / "01_mask.png"), np.zeros((120, 40), np.uint8))
-    cv2.imwrite(
-        str(folder / "03_mask.png"), np.zeros((65, 64), np.uint8)
-    )  # as large as its image once it is halved
-    with pytest.raises(
-        DataError, match=r"01_mask\.png: 120 x 40, .*40 x 120 \(turned(.|\n)*2 masks differ in size"
-    ) as e:
+    halved = np.zeros((65, 64), np.uint8)  # as large as its image once it is halved
+    cv2.imwrite(str(folder / "03_mask.png"), halved)
+    turned = r"01_mask\.png: 120 x 40, .*40 x 120 \(turned(.|\n)*03_mask\.png: 65 x 64"
+    with pytest.raises(DataError, match=turned + r"(.|\n)*2 masks differ in size"):
         _data(tmp_path, **options)
-    assert "03_mask.png: 65 x 64" in str(e.value)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"size_px": 32, "scale": 0.5}, "exclude each other"),
-        (
-            {"size_px": 32, "patch_px": 64},
-            r"size_px=\[32, 32\] makes a sample of each whole image, and data.patch_px=64 is",
-        ),
+        ({"size_px": 32, "patch_px": 64}, r"size_px=\[32, 32\] .* and data.patch_px=64 is"),
         ({"size_px": 32, "stride_px": 32}, "and data.stride_px=32 is for patches"),
         ({"size_px": [32]}, r"size_px=\[32\] is not usable"),
         ({"scale": 0}, "scale=0 is not usable"),
@@ -111,9 +105,7 @@ def test_options_that_do_not_fit_are_refused(options: dict[str, Any], message: s
 
 
 def test_shards_are_refused_in_one_line(tmp_path: Path) -> None:
-    with pytest.raises(
-        ConfigError, match=r"^data\.size_px and data\.scale need the files of the images"
-    ):
+    with pytest.raises(ConfigError, match=r"size_px and data\.scale need the files of the images"):
         InspectionDataModule("s3://bucket/set.shards", scale=0.5)
     _write_set(tmp_path / "set")
     with pytest.raises(ConfigError, match="leave them out to write or read a set of shards"):

@@ -3,11 +3,9 @@ from pathlib import Path
 from typing import Any
 
 import cv2
-import lightning as L
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from lit_data.augment import segmentation_augment
 from lit_data.datamodules import WatermarkDataModule
@@ -16,9 +14,7 @@ from lit_data.errors import ConfigError, DataError
 from lit_data.loading import LoaderOptions
 from lit_data.synthesis import DefectSpec
 from lit_data.synthesis.watermarks import WatermarkSpec
-from lit_data.testing import QUIET
-from lit_data.types import Batch
-from tests.reading import first, opened, read_all
+from tests.reading import Watcher, assert_equal, first, fit, opened, plan, read_all
 
 SAMPLES = {"count": 6, "size_px": [128, 96]}
 SPEC: dict[str, Any] = {"text_count": 20, "size_px": (10, 30)}
@@ -27,11 +23,6 @@ pytestmark = [
     pytest.mark.usefixtures("small_runs_are_fast"),
     pytest.mark.filterwarnings("ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(tmp_path_factory.mktemp("cache"))
 
 
 def _data(
@@ -64,9 +55,7 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
         assert batch[key].max() <= 1
     assert set(batch["mask"].unique().tolist()) == {0, 1}
     assert batch["position"].shape == (8, 2)
-    assert {batch[key].dtype for key in ("index", "image_index", "position", "epoch")} == {
-        torch.int64
-    }
+    assert {batch[key].dtype for key in ("index", "image_index", "epoch")} == {torch.int64}
     assert "clean" not in _first(_data(cache))
     assert data.describe() | {"pixel_bytes": 0} == {
         "images": 6, "skipped": 0, "pixel_bytes": 0, "train_images": 4, "val_images": 1, "test_images": 1,
@@ -75,14 +64,8 @@ def test_a_batch_is_what_the_table_says(cache: str) -> None:
 
 
 def test_the_alpha_is_where_and_how_much_the_image_changes(cache: str) -> None:
-    spec: dict[str, Any] = {
-        "mask": "alpha",
-        "jpeg": 0,
-        "modes": ("normal",),
-        "coloured": 0,
-        "lightness": (0, 0),
-    }
-    spec |= {"least_change": 0, "least_contrast": 0}
+    spec: dict[str, Any] = {"mask": "alpha", "jpeg": 0, "modes": ("normal",), "coloured": 0}
+    spec |= {"lightness": (0, 0), "least_change": 0, "least_contrast": 0}
     batch = _first(_data(cache, clean=True, spec=spec), count=12)
     alpha, changed = batch["mask"], batch["clean"] - batch["image"]
     assert alpha.max() > 0.2
@@ -99,10 +82,7 @@ def test_samples_do_not_depend_on_workers_or_batches(cache: str) -> None:
         {"batch_size": 5},
         {"worker_kind": "thread", "num_workers": 2, "micro_batch_size": 1},
     ):
-        found = read_all(_data(cache, loader=loader))
-        assert found.keys() == expected.keys()
-        for key, value in expected.items():
-            assert torch.equal(found[key], value), key
+        assert_equal(read_all(_data(cache, loader=loader)), expected)
 
 
 def test_training_changes_with_the_epoch_and_evaluation_never(cache: str) -> None:
@@ -129,90 +109,51 @@ def test_prediction_shows_every_image_as_it_is(cache: str) -> None:
         )
 
 
-class Model(L.LightningModule):
-    """Notes the sizes of what it is given."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = torch.nn.Conv2d(3, 1, 1)
-        self.seen: dict[str, list[int]] = {"train": [], "val": []}
-
-    def training_step(self, batch: Batch, batch_idx: int) -> Tensor:
-        self.seen["train"].append(batch["image"].shape[-1])
-        return ((self.layer(batch["image"]) - batch["mask"]) ** 2).mean()
-
-    def validation_step(self, batch: Batch, batch_idx: int) -> None:
-        self.seen["val"].append(batch["image"].shape[-1])
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-
 @pytest.mark.timeout(120)
 def test_training_sizes_grow_with_the_epoch_while_workers_live_on(
     cache: str, tmp_path: Path
 ) -> None:
-    data = _data(
-        cache,
-        setup=False,
-        progressive=[[0, 32], [1, 48], [2, 96]],
-        loader={"worker_kind": "thread", "num_workers": 2, "batch_size": 6},
+    workers = {"worker_kind": "thread", "num_workers": 2, "batch_size": 6}
+    data = _data(cache, setup=False, progressive=[[0, 32], [1, 48], [2, 96]], loader=workers)
+    trained: list[int] = []
+    validated: set[int] = set()
+    model = Watcher(
+        lambda batch: trained.append(batch["image"].shape[-1]),
+        lambda batch: validated.add(batch["image"].shape[-1]),
     )
-    model = Model()
-    trainer = L.Trainer(**QUIET, max_epochs=3, default_root_dir=tmp_path)
-    trainer.fit(model, datamodule=data)
-    assert model.seen["train"] == [32, 32, 48, 48, 96, 96]
-    assert set(model.seen["val"]) == {64}
+    trainer = fit(model, data, tmp_path, max_epochs=3)
+    assert trained == [32, 32, 48, 48, 96, 96]
+    assert validated == {64}
     assert getattr(trainer.train_dataloader, "batch_size", 0) == 6
 
 
 def test_augmentation_moves_the_mask_and_the_clean_image_along(cache: str) -> None:
-    still = {
-        "gain": 0,
-        "contrast": 0,
-        "gamma": 0,
-        "blur_px": 0,
-        "noise": 0,
-        "rotate_deg": 0,
-        "scale": (1, 1),
-    }
-    data = _data(cache, clean=True, augment=segmentation_augment(**still), spec={"jpeg": 0})  # type: ignore[arg-type]
+    still: dict[str, Any] = dict.fromkeys(("gain", "contrast", "gamma", "blur_px", "noise"), 0)
+    augment = segmentation_augment(**still, rotate_deg=0, scale=(1, 1))
+    data = _data(cache, clean=True, augment=augment, spec={"jpeg": 0})
     batch, plain = _first(data), _first(_data(cache, clean=True, spec={"jpeg": 0}))
     assert not torch.equal(batch["image"], plain["image"])
-    for row in range(8):
-        turned = [
-            torch.rot90(flip, turns, (1, 2))
-            for turns in range(4)
-            for flip in _flips(_stack(plain, row))
-        ]
-        assert any(torch.equal(_stack(batch, row), each) for each in turned)
-    planned = data.plan_batch(data.make_loader("train").read(np.arange(8), 0), "train")
-    before = data.inspect("train").draw(planned)
+    moved, still_there = (
+        torch.cat([found[key] for key in ("image", "mask", "clean")], 1) for found in (batch, plain)
+    )
+    for row, image in enumerate(still_there):
+        flips = (image, image.flip(1), image.flip(2), image.flip(1, 2))
+        turned = [torch.rot90(flip, turns, (1, 2)) for turns in range(4) for flip in flips]
+        assert any(torch.equal(moved[row], each) for each in turned)
+    before = data.inspect("train").draw(plan(data, 8))
     assert before is not None
     assert torch.equal(before["image"], plain["image"])
 
 
-def _stack(batch: Batch, row: int) -> Tensor:
-    return torch.cat([batch[key][row] for key in ("image", "mask", "clean")])
-
-
-def _flips(image: Tensor) -> list[Tensor]:
-    return [image, image.flip(1), image.flip(2), image.flip(1, 2)]
-
-
 def test_what_was_planned_is_told(cache: str) -> None:
     data = _data(cache)
-    planned = data.plan_batch(data.make_loader("train").read(np.arange(8), 0), "train")
+    planned = plan(data, 8)
     rows = data.inspect("train").describe_plan(planned, [0, 1, 2])
     assert {row["index"] for row in rows} <= set(planned["index"][:3].tolist())
-    assert all(
-        row["text"] in WatermarkSpec(**SPEC).words and row["font"] == "built in" for row in rows
-    )
-    assert data.inspect("predict").describe_plan(_plain(planned), [0]) == []
-
-
-def _plain(batch: Batch) -> Batch:
-    return {key: value for key, value in batch.items() if key not in ("cover", "under")}
+    assert {row["text"] for row in rows} <= set(WatermarkSpec(**SPEC).words)
+    assert {row["font"] for row in rows} == {"built in"}
+    undrawn = {key: value for key, value in planned.items() if key not in ("cover", "under")}
+    assert data.inspect("predict").describe_plan(undrawn, [0]) == []
 
 
 @pytest.fixture
@@ -237,13 +178,8 @@ def test_masks_of_a_folder_take_the_place_of_drawn_watermarks(cache: str, folder
     assert torch.equal(
         batch["mask"][0, 0], torch.from_numpy(_mirrored(data.bank[3][0] * 0, (5, 20, 10, 25)))
     )
-    assert data.check_sources() == {
-        "images": 4,
-        "masks": 4,
-        "train_samples": 6,
-        "val_samples": 1,
-        "test_samples": 2,
-    }
+    samples = {"train_samples": 6, "val_samples": 1, "test_samples": 2}
+    assert data.check_sources() == {"images": 4, "masks": 4, **samples}
     assert data.verify_sources() == []
     mixed = _data(cache, mask_splits=["test"], **options)
     assert "cover" in mixed.dataset("train").fields
@@ -260,26 +196,15 @@ def _mirrored(mask: Any, box: tuple[int, int, int, int]) -> Any:
 
 def test_bad_files_are_listed_or_left_out(cache: str, folder: Path) -> None:
     (folder / "cut.png").write_bytes((folder / "0.png").read_bytes()[:900])
+    options: dict[str, Any] = {"root": str(folder), "splits": {"train": 1.0}}
     with pytest.raises(DataError, match=r"cut\.png"):
-        _data(cache, root=str(folder), splits={"train": 1.0}, patterns=["*.png"])
-    data = _data(cache, root=str(folder), splits={"train": 1.0}, patterns=["*.png"], on_bad="skip")
+        _data(cache, patterns=["*.png"], **options)
+    data = _data(cache, patterns=["*.png"], on_bad="skip", **options)
     assert data.describe()["skipped"] == 1
     with pytest.raises(DataError, match="1 of 5 images and masks are bad"):
         data.check_sources()
-    assert (
-        len(
-            _data(
-                cache, root=str(folder), splits={"train": 1.0}, patterns=["?.png"], cache="lru"
-            ).bank
-        )
-        == 4
-    )
-    assert (
-        len(
-            _data(cache, root=str(folder), splits={"train": 1.0}, exclude=["cut.png", "masks"]).bank
-        )
-        == 4
-    )
+    assert len(_data(cache, patterns=["?.png"], cache="lru", **options).bank) == 4
+    assert len(_data(cache, exclude=["cut.png", "masks"], **options).bank) == 4
 
 
 @pytest.mark.parametrize(
